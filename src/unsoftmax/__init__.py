@@ -1,0 +1,45 @@
+"""Recover the parameters of attention models from black-box queries, and prove how well.
+
+>>> import numpy as np, unsoftmax as us
+>>> target = us.SingleHead(W=[[1.0, 2.0], [0.0, 1.0]], v=[1.0, -1.0])
+>>> recovery = us.learn(target, us.learners.ExactHead(dim=2))
+>>> bool(us.equivalent(recovery.model, target))
+True
+"""
+
+from unsoftmax import learners
+from unsoftmax.campaign import Budget, Progress, Recovery, learn
+from unsoftmax.errors import (
+    BudgetExceeded,
+    DimensionRefused,
+    LedgerError,
+    LedgerMismatch,
+    ModelMismatch,
+    NotIdentifiable,
+    OracleError,
+    UnsoftmaxError,
+)
+from unsoftmax.models import Equivalence, SingleHead, canonical, equivalent, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Budget",
+    "BudgetExceeded",
+    "DimensionRefused",
+    "Equivalence",
+    "LedgerError",
+    "LedgerMismatch",
+    "ModelMismatch",
+    "NotIdentifiable",
+    "OracleError",
+    "Progress",
+    "Recovery",
+    "SingleHead",
+    "UnsoftmaxError",
+    "canonical",
+    "equivalent",
+    "learn",
+    "learners",
+    "load",
+]

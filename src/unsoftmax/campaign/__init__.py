@@ -1,0 +1,8 @@
+"""The runner: feeds any learner from any oracle, pays every answer once, keeps all of them."""
+
+from unsoftmax.campaign.asking import Budget
+from unsoftmax.campaign.recovery import Recovery
+from unsoftmax.campaign.runner import learn
+from unsoftmax.campaign.watching import Progress, Watcher
+
+__all__ = ["Budget", "Progress", "Recovery", "Watcher", "learn"]

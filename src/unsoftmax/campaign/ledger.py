@@ -1,0 +1,370 @@
+"""The ledger: what was asked, what was answered, and nothing twice.
+
+One SQLite file. The order of commits is the whole idea: the *intent* to ask a batch is
+committed before the oracle is called, its answers after, before the learner sees them. So a
+process killed at any moment leaves a file that says what is paid and known (``answers``), and
+what is paid and unknown (an ``asked`` row without an outcome: in doubt).
+
+An answer's identity is its place, (round, part, start), never its content: asking the same
+probe twice on purpose is two rows. Presence is by row, never by truthiness.
+
+The file belongs to one run: one target (checked by the runner with a fingerprint), one
+learner with its settings and revision, one hold-out. It may not know what the answers mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.errors import LedgerError, LedgerMismatch
+from unsoftmax.probes import Array, Probes, Round
+
+FORMAT_VERSION = 1
+_APPLICATION_ID = 0x756E736D  # "unsm", in SQLite's header: tells a ledger from any other file
+_SCHEMA = """
+CREATE TABLE runs (
+    run TEXT NOT NULL, batch INTEGER, environment TEXT NOT NULL
+);
+CREATE TABLE designs (hash BLOB PRIMARY KEY, dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB);
+CREATE TABLE parts (
+    round INTEGER, part INTEGER, head TEXT NOT NULL, arrays TEXT NOT NULL,
+    PRIMARY KEY (round, part)
+);
+CREATE TABLE asked (
+    id INTEGER PRIMARY KEY, purpose TEXT NOT NULL,
+    queries INTEGER NOT NULL, tokens INTEGER NOT NULL, outcome TEXT
+);
+CREATE TABLE answers (
+    round INTEGER, part INTEGER, start INTEGER, count INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (round, part, start)
+);
+"""
+# Another BLAS may move the last bits of a design; beyond this it is another question.
+_SAME_DESIGN = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was paid over the ledger's life."""
+
+    queries: int
+    tokens: int
+    in_doubt: int
+
+
+class Ledger:
+    """An open ledger, locked for this process; see `open_ledger`."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str, environment: Mapping[str, Any]):
+        self._db = connection
+        self._name = name
+        self._environment = dict(environment)
+        self.resumed = False
+        self.moved = 0.0
+        """Largest relative difference between a recorded design and today's."""
+        self._spent = self._sum()
+
+    # -- the run
+
+    def claim(self, run: Mapping[str, Any], batch: int | None) -> int | None:
+        """Make the file this run's, or check that it already is; return the batch size."""
+        recorded = self._db.execute("SELECT run, batch FROM runs").fetchone()
+        text = json.dumps(run, sort_keys=True)
+        if recorded is None:
+            with self._commit():
+                self._db.execute(
+                    "INSERT INTO runs VALUES (?, ?, ?)",
+                    (text, batch, json.dumps(self._environment)),
+                )
+            return batch
+        if recorded[0] != text:
+            raise LedgerMismatch(
+                f"{self._name} belongs to another run. It was written for {recorded[0]}; this is "
+                f"{text}. Use the same settings to go on with it, or another ledger."
+            )
+        self.resumed = True
+        with self._commit():
+            self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
+        self._spent = self._sum()
+        return batch or recorded[1]
+
+    def begin(self, index: int, parts: Round) -> list[list[tuple[int, Array]]]:
+        """Record a round, or check that the recorded one asks the same.
+
+        Returns the recorded answers of every part: (start, answers) in order.
+        """
+        recorded = self._db.execute(
+            "SELECT part, head, arrays FROM parts WHERE round = ? ORDER BY part", (index,)
+        ).fetchall()
+        if not recorded:
+            self._record(index, parts)
+            return [[] for _ in parts]
+        same = len(recorded) == len(parts)
+        for (_, head, arrays), probes in zip(recorded, parts, strict=False):
+            same = same and head == _head(probes) and self._same(json.loads(arrays), probes)
+        if not same:
+            was = self._db.execute("SELECT environment FROM runs").fetchone()[0]
+            raise LedgerMismatch(
+                f"{self._name} holds other questions in round {index} than this program asks now. "
+                f"It was written with {was}; this is {json.dumps(self._environment)}. Go on in "
+                "that environment, or start another ledger."
+            )
+        return [self._recorded(index, part) for part in range(len(parts))]
+
+    def first_answers(self, count: int) -> Array:
+        """Return up to ``count`` recorded answers from the start of round 0."""
+        rows = self._recorded(0, 0)
+        if not rows or rows[0][0] != 0:
+            return np.zeros(0)
+        return rows[0][1][:count]
+
+    def _recorded(self, index: int, part: int) -> list[tuple[int, Array]]:
+        rows = self._db.execute(
+            "SELECT start, data FROM answers WHERE round = ? AND part = ? ORDER BY start",
+            (index, part),
+        )
+        return [(start, np.frombuffer(data, dtype="<f8")) for start, data in rows]
+
+    def _record(self, index: int, parts: Round) -> None:
+        with self._commit():
+            for part, probes in enumerate(parts):
+                names = {}
+                for name, array in probes.design().items():
+                    data = np.ascontiguousarray(array)
+                    key = hashlib.sha256(data.tobytes()).digest()
+                    names[name] = key.hex()
+                    self._db.execute(
+                        "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?)",
+                        (key, data.dtype.str, json.dumps(data.shape), data.tobytes()),
+                    )
+                self._db.execute(
+                    "INSERT INTO parts VALUES (?, ?, ?, ?)",
+                    (index, part, _head(probes), json.dumps(names)),
+                )
+
+    def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
+        design = probes.design()
+        if recorded.keys() != design.keys():
+            return False
+        for name, array in design.items():
+            data = np.ascontiguousarray(array)
+            if hashlib.sha256(data.tobytes()).hexdigest() == recorded[name]:
+                continue
+            dtype, shape, blob = self._db.execute(
+                "SELECT dtype, shape, data FROM designs WHERE hash = ?",
+                (bytes.fromhex(recorded[name]),),
+            ).fetchone()
+            if dtype != data.dtype.str or tuple(json.loads(shape)) != data.shape:
+                return False
+            before = np.frombuffer(blob, dtype=dtype).reshape(data.shape)
+            size = np.linalg.norm(before, axis=-1, keepdims=True)
+            moved = np.abs(before - data) / np.maximum(size, np.finfo(float).tiny)
+            if not np.all(moved <= _SAME_DESIGN):
+                return False
+            self.moved = max(self.moved, float(moved.max()))
+        return True
+
+    # -- asking
+
+    def intend(self, purpose: str, queries: int, tokens: int) -> int:
+        """Commit the intent to ask; return its number."""
+        with self._commit():
+            return self._intend(purpose, queries, tokens)
+
+    def settle(
+        self,
+        intent: int,
+        outcome: str,
+        place: tuple[int, int, int] | None = None,
+        answers: Array | None = None,
+        following: tuple[str, int, int] | None = None,
+    ) -> int | None:
+        """Commit what became of an intent and, with it, the next intent if there is one.
+
+        One commit per batch: the answers of this one and the intent of the following one.
+        """
+        with self._commit():
+            self._db.execute("UPDATE asked SET outcome = ? WHERE id = ?", (outcome, intent))
+            if place is not None and answers is not None:
+                self._db.execute(
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?)",
+                    (*place, len(answers), np.ascontiguousarray(answers, dtype="<f8").tobytes()),
+                )
+            return None if following is None else self._intend(*following)
+
+    def _intend(self, purpose: str, queries: int, tokens: int) -> int:
+        row = self._db.execute(
+            "INSERT INTO asked (purpose, queries, tokens) VALUES (?, ?, ?)",
+            (purpose, queries, tokens),
+        )
+        self._spent = Spent(
+            self._spent.queries + queries, self._spent.tokens + tokens, self._spent.in_doubt
+        )
+        assert row.lastrowid is not None
+        return row.lastrowid
+
+    # -- counting
+
+    @property
+    def spent(self) -> Spent:
+        """What was paid over the ledger's life, this moment's intents included."""
+        return self._spent
+
+    def counts(self) -> dict[str, int]:
+        """Count the queries by purpose; failed ones and ones in doubt apart."""
+        rows = self._db.execute(
+            "SELECT CASE outcome WHEN 'answered' THEN purpose ELSE coalesce(outcome, 'in doubt') "
+            "END AS what, sum(queries) FROM asked GROUP BY what ORDER BY what"
+        )
+        return {what: int(total) for what, total in rows}
+
+    def answered(self) -> int:
+        """Count the recorded answers."""
+        return int(self._db.execute("SELECT coalesce(sum(count), 0) FROM answers").fetchone()[0])
+
+    def _sum(self) -> Spent:
+        queries, tokens, doubt = self._db.execute(
+            "SELECT coalesce(sum(queries), 0), coalesce(sum(tokens), 0), "
+            "coalesce(sum(queries) FILTER (WHERE outcome = 'in doubt'), 0) FROM asked"
+        ).fetchone()
+        return Spent(queries, tokens, doubt)
+
+    @contextmanager
+    def _commit(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise LedgerError(
+                f"{self._name} could not be written ({error}). Everything recorded before is "
+                "safe; free some disk space, or move the ledger, and run the same again."
+            ) from error
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+
+@contextmanager
+def open_ledger(
+    path: str | os.PathLike[str] | None, environment: Mapping[str, Any]
+) -> Iterator[Ledger]:
+    """Open a ledger for one run, making it if there is none; None keeps it in memory.
+
+    Raises
+    ------
+    LedgerError
+        The file is no ledger, is damaged, read-only, newer than this program, or in use by
+        another process. It is left as it was found.
+    """
+    if path is None:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+            db.executescript(_SCHEMA)
+            yield Ledger(db, "The ledger", environment)
+        return
+    file = Path(path)
+    if not file.exists():
+        _create(file)
+    _inspect(file)
+    with closing(_connect(file)) as db:
+        yield Ledger(db, str(file), environment)
+
+
+def _create(file: Path) -> None:
+    """Make an empty ledger, all or nothing, mode 0600."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
+    except OSError as error:
+        raise LedgerError(f"No ledger can be made at {file}: {error.strerror}.") from error
+    os.close(handle)
+    try:
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            db.executescript(_SCHEMA)
+        os.link(temporary, file)
+    except FileExistsError:
+        pass  # another process was faster: its lock decides
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(f"No ledger can be made at {file}: {error}.") from error
+    finally:
+        os.unlink(temporary)
+
+
+def _inspect(file: Path) -> None:
+    """Refuse what is no ledger of ours, from the file's first bytes, before SQLite touches it."""
+    try:
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise LedgerError(f"{file} is not a file: name a file for the ledger.")
+        with file.open("rb") as stream:
+            head = stream.read(100)
+    except OSError as error:
+        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
+    if not head:
+        raise LedgerError(f"{file} is empty, not a ledger: delete it or name another file.")
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
+        raise LedgerError(f"{file} is not a ledger of unsoftmax; it was not touched.")
+    if int.from_bytes(head[68:72], "big") != _APPLICATION_ID:
+        raise LedgerError(f"{file} is another program's SQLite file; it was not touched.")
+    if (version := int.from_bytes(head[60:64], "big")) > FORMAT_VERSION:
+        raise LedgerError(
+            f"{file} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
+            "unsoftmax. The file was not touched."
+        )
+    if not mode & 0o222 or not os.access(file, os.W_OK):
+        raise LedgerError(
+            f"{file} is read-only: make it writable (chmod u+w), or copy it and name the copy."
+        )
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
+    try:
+        # EXCLUSIVE before WAL: the lock is held until the connection closes or the process dies
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("COMMIT")
+        [[sound]] = db.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.Error as error:
+        db.close()
+        if "locked" in str(error) or "busy" in str(error):
+            raise LedgerError(
+                f"{file} is in use by another process: wait for it, or name another ledger."
+            ) from error
+        raise _damaged(file, str(error)) from error
+    if sound != "ok":
+        db.close()
+        raise _damaged(file, sound)
+    return db
+
+
+def _damaged(file: Path, why: str) -> LedgerError:
+    return LedgerError(
+        f"{file} is damaged ({why}); it was not changed. Restore a copy of it, or start another "
+        "ledger."
+    )
+
+
+def _head(probes: Probes) -> str:
+    """Describe a family of probes by everything but its arrays."""
+    return json.dumps(
+        [type(probes).__name__, len(probes), probes.tokens, probes.dim, probes.purpose]
+    )

@@ -1,0 +1,97 @@
+"""What a run ends with: the model, how sure it is, and what it cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unsoftmax.protocol import Certificate, Evidence, Model
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The result of `unsoftmax.learn`.
+
+    Attributes
+    ----------
+    model : Model
+        The recovered model: call it, save it, read its parameters.
+    certificate : Certificate
+        How far its parameters can be from the true ones, without knowing those.
+    evidence : Evidence
+        How well it predicts answers that it was not learned from.
+    counts : dict of str to int
+        Queries by purpose: "data", "pilot" (data that also set a scale), "again", "check",
+        and, where they occurred, "fingerprint", "failed" and "in doubt".
+    notes : tuple of str
+        What a user should know.
+    learner : dict
+        The learner's settings.
+    """
+
+    model: Model
+    certificate: Certificate
+    evidence: Evidence
+    counts: Mapping[str, int]
+    notes: tuple[str, ...]
+    learner: Mapping[str, Any]
+
+    @property
+    def queries(self) -> int:
+        """Queries paid over the ledger's life."""
+        return sum(self.counts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the model as JSON; a bound that is infinite becomes null."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "learner": dict(self.learner),
+            "queries": self.queries,
+            "counts": dict(self.counts),
+            "certificate": {
+                "errors": {name: _finite(e) for name, e in self.certificate.errors.items()},
+                "assumes": list(self.certificate.assumes),
+            },
+            "evidence": {
+                "queries": self.evidence.queries,
+                "max_residual": _finite(self.evidence.max_residual),
+                "rms_residual": _finite(self.evidence.rms_residual),
+                "tolerance": _finite(self.evidence.tolerance),
+                "passed": self.evidence.passed,
+            },
+            "notes": list(self.notes),
+        }
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``model.safetensors`` and ``recovery.json`` into a folder, making it."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        self.model.save(str(target / "model.safetensors"))
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        handle, temporary = tempfile.mkstemp(dir=target, suffix=".json")
+        with open(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target / "recovery.json")
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "queries": f"{self.queries:,}",
+            **{f"‖Δ{name}‖ ≤": f"{e:.1e}" for name, e in self.certificate.errors.items()},
+            "hold-out": f"{self.evidence.max_residual:.1e} of {self.evidence.tolerance:.1e} "
+            + ("passed" if self.evidence.passed else "not passed"),
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+        return f"<table><caption>{self.model!r}</caption>{cells}</table>"
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -1,0 +1,98 @@
+"""Everything that can go wrong on purpose, by whose fault it is.
+
+::
+
+    UnsoftmaxError
+    ├── OracleError          the target: no answer, or not one number per sequence
+    ├── LedgerError          the ledger file: unreadable, locked, foreign, newer, disk full
+    │   └── LedgerMismatch   a good ledger, but of another target, learner or revision
+    ├── BudgetExceeded       the caller's limit: the next query would pass it
+    ├── NotIdentifiable      nobody's: the answers cannot determine something
+    ├── ModelMismatch        the model class: the answers contradict it
+    └── DimensionRefused     both ModelMismatch and OracleError: the target takes another dim
+
+Wrong arguments are ValueError or TypeError and name the fix. Only the command line turns
+any of these into an exit status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class UnsoftmaxError(Exception):
+    """Base of every error that unsoftmax raises on purpose, wrong arguments apart."""
+
+
+class OracleError(UnsoftmaxError):
+    """The target did not answer, or its answer is not one finite number per sequence."""
+
+
+class LedgerError(UnsoftmaxError):
+    """The ledger file cannot be used; it is left as it was found."""
+
+
+class LedgerMismatch(LedgerError):
+    """The ledger belongs to another target, learner, setting or revision."""
+
+
+class BudgetExceeded(UnsoftmaxError):
+    """The next query would pass the budget; every answer so far is kept.
+
+    Attributes
+    ----------
+    spent : int
+        Queries paid over the ledger's life, repeated and in-doubt ones included.
+    needed : int
+        Queries that are still needed to finish, as far as is known now. A budget of
+        ``spent + needed`` queries is enough unless some must be asked again.
+    in_doubt : int
+        Queries that were in flight when an earlier process died: asked, perhaps answered,
+        never recorded. They are part of ``spent``.
+    """
+
+    def __init__(self, message: str, *, spent: int, needed: int, in_doubt: int) -> None:
+        super().__init__(message)
+        self.spent = spent
+        self.needed = needed
+        self.in_doubt = in_doubt
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), dict(vars(self)))
+
+
+class NotIdentifiable(UnsoftmaxError):
+    """No answers, however many, can determine something that was asked for.
+
+    Attributes
+    ----------
+    determined : dict
+        The parameters that the answers do determine, by name.
+    """
+
+    def __init__(self, message: str, *, determined: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.determined = dict(determined)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), dict(vars(self)))
+
+
+class ModelMismatch(UnsoftmaxError):
+    """The answers contradict the model class that the learner assumes."""
+
+
+class DimensionRefused(ModelMismatch, OracleError):
+    """The target takes sequences of another dimension than the learner asks.
+
+    It is the target that refused (an `OracleError`), and what it refused is the assumed
+    model class (a `ModelMismatch`): asking again cannot help, another ``dim`` can.
+    """
+
+
+def _rebuild(
+    kind: type[BudgetExceeded | NotIdentifiable], message: str, fields: dict[str, Any]
+) -> BudgetExceeded | NotIdentifiable:
+    """Restore an error with keyword-only fields, so that errors cross process borders."""
+    return kind(message, **fields)

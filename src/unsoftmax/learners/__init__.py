@@ -1,0 +1,10 @@
+"""What to ask, and what the answers mean: one module per theorem, all pure.
+
+`BY_NAME` is how the command line calls the learners.
+"""
+
+from unsoftmax.learners.exact_head import ExactHead
+
+__all__ = ["BY_NAME", "ExactHead"]
+
+BY_NAME = {"exact": ExactHead}

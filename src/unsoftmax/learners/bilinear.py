@@ -1,0 +1,274 @@
+"""Measure M_ji = z_i·(W b_j) for every offset z_i and query token b_j, one answer each.
+
+By the two-token identity each answer gives one logit t = s·z_i·(W b_j); its digits are best
+for |t| near 1 and gone for |t| > 30 or so. So each query token gets its own scale s = 2^k,
+found on the way with queries that count as data:
+
+1. a pilot, asked again at most twice at another scale when its logit is out of range;
+2. a second offset at ⅛ of the scale that the pilot suggests (it may be small by chance);
+3. three more at ¼ of the scale that puts the RMS of both logits at ½;
+4. the rest at the scale that puts the RMS of these five at ½;
+5. again, what is still out of range or much less precise than its column.
+
+At most ``spare`` queries are asked again. To raise a logit the offset is scaled up,
+to lower it the query token is scaled down: an answer is off by about u·‖a+b‖, so ‖b‖ ≤ ‖a‖.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows
+from unsoftmax.protocol import Answers
+from unsoftmax.theory.certificates import measurement_error
+from unsoftmax.theory.two_tokens import Gates, Values, Vectors, read_gates
+
+Exponents: TypeAlias = NDArray[np.int64]
+Split: TypeAlias = Callable[[Exponents], tuple[Array, Array]]
+
+# A pilot beyond this has lost digits.
+_LARGEST = 6.0
+_TARGET = 0.5
+# With fewer offsets than this the pilot's digits matter: |t| below _SMALLEST is asked again.
+_ENOUGH = 5
+_SMALLEST = 0.1
+# Where each stage ends, and by how many octaves it stays below the suggested scale.
+_STAGES = ((1, 2, 3), (2, 5, 2), (5, None, 0))
+# An answer is asked again when its error is this many times its column's median: at 1e3 the
+# worst runs at d = 128 lost a digit, below 30 generic columns are asked again for nothing.
+_POOR = 30.0
+# Unresolved logits are below 100 times their error, so the scale can be raised by its inverse.
+_RESOLVED = 100.0
+_SATURATED = -36
+_PILOT_TRIES = 3
+_EXTREME = 400
+
+
+def free(k: Exponents) -> tuple[Array, Array]:
+    """Split s = 2^k: offsets scaled up for k > 0, query tokens scaled down for k < 0."""
+    return np.exp2(np.maximum(k, 0)), np.exp2(np.minimum(k, 0))
+
+
+def offset_only(k: Exponents) -> tuple[Array, Array]:
+    """Split s = 2^k for the query token 0, which has no scale."""
+    return np.exp2(k), np.ones(len(k))
+
+
+def capped(limit: float) -> Split:
+    """Split s = 2^k with offsets scaled by at most ``limit`` and β ≤ α.
+
+    The part z·w of a logit grows with the offset alone: ``limit`` keeps it in range. Where
+    2^k is out of reach the largest s that is not is taken.
+    """
+
+    def split(k: Exponents) -> tuple[Array, Array]:
+        alpha = np.minimum(np.exp2(np.maximum(k, 0)), limit)
+        return alpha, np.minimum(alpha, np.exp2(k) / alpha)
+
+    return split
+
+
+@dataclass(slots=True)
+class Block:
+    """The answers of one block, (query tokens, offsets), with the scales they were asked at."""
+
+    offsets: Array
+    queries: Rows
+    values: Values
+    y: Array
+    alpha: Array
+    beta: Array
+    shift: Array
+    """z_i·w, the part of a logit per unit offset that is not the query token's."""
+    a: Vectors = field(init=False)
+    b: Vectors = field(init=False)
+    again: int = 0
+    """Queries that were asked again."""
+
+    def __post_init__(self) -> None:
+        self.a = Vectors.of(self.offsets, self.values)
+        self.b = Vectors.of(self.queries, self.values).take((slice(None), None))
+
+    @property
+    def scale(self) -> Array:
+        """s = αβ of every answer."""
+        return self.alpha * self.beta
+
+    def gates(self) -> Gates:
+        """Read every answer through the two-token identity."""
+        return read_gates(self.y, self.a, self.b, self.alpha, self.beta, self.values)
+
+    def measured(self, gates: Gates) -> Array:
+        """Return M̂, (query tokens, offsets)."""
+        measured: Array = (gates.logit / self.alpha - self.shift) / self.beta
+        return measured
+
+    def error(self, score_norm: Array, stretch: float, shift_error: float = 0.0) -> float:
+        """Bound ‖M̂ − M‖_F (see `measurement_error`), ‖Δshift‖₂ being at most ``shift_error``."""
+        direct = measurement_error(
+            self.gates(), self.y, self.a, self.b, self.alpha, self.beta, self.scale,
+            score_norm[:, None], stretch, self.values,
+        )  # fmt: skip
+        repeated = np.sqrt(np.max(np.sum(self.beta**-2, axis=0)))
+        return direct + float(shift_error * repeated)
+
+
+def measure(
+    values: Values,
+    offsets: Array,
+    queries: Rows,
+    split: Split,
+    phase: str,
+    spare: int,
+    shift: Array | None = None,
+) -> Generator[Round, Answers, Block]:
+    """Ask for every (query token, offset) once, and again where the logit was out of range.
+
+    Parameters
+    ----------
+    values : Values
+        v̂ and ĉ.
+    offsets, queries : ndarray (n_a, d), Rows (n_b, d)
+        What to ask; no offset with z·v = 0.
+    split : callable
+        How a scale s = 2^k becomes α (offset) and β (query token): `free`, `offset_only`
+        or `capped`.
+    phase : str
+        Name of the progress shown.
+    spare : int
+        Queries that may be asked again.
+    shift : ndarray (n_a,), optional
+        z_i·w, already measured, when queries have a bias.
+    """
+    shape = (queries.shape[0], len(offsets))
+    block = Block(
+        offsets, queries, values, *np.full((3, *shape), np.nan),
+        shift=np.zeros(shape[1]) if shift is None else shift,
+    )  # fmt: skip
+    everyone = np.arange(shape[0])
+    k = np.zeros(shape[0], dtype=np.int64)
+
+    def pairs(j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Round:
+        alpha, beta = split(k)
+        block.alpha[j, i], block.beta[j, i] = alpha, beta
+        name = phase if purpose != "again" else f"{phase}, again"
+        return [
+            Pairs(
+                phase=name, purpose=purpose, offsets=offsets, queries=queries,
+                i=i, j=j, alpha=alpha, beta=beta,
+            )  # fmt: skip
+        ]
+
+    def grid(first: int, last: int | None) -> Round:
+        alpha, beta = split(k)
+        block.alpha[:, first:last] = alpha[:, None]
+        block.beta[:, first:last] = beta[:, None]
+        return [
+            Grid(
+                phase=phase, purpose="data", offsets=offsets[first:last], queries=queries,
+                alpha=alpha, beta=beta,
+            )  # fmt: skip
+        ]
+
+    # 1. pilots
+    asking = everyone
+    purpose: Purpose = "pilot"
+    for _ in range(_PILOT_TRIES):
+        zeros = np.zeros(len(asking), dtype=np.intp)
+        [block.y[asking, 0]] = yield pairs(asking, zeros, k[asking], purpose)
+        better = _better_scale(block, asking, k[asking])
+        changed = np.not_equal(split(better), split(k[asking])).any(axis=0)
+        asking, purpose = asking[changed][: spare - block.again], "again"
+        if not len(asking):
+            break
+        k[asking] = better[changed][: len(asking)]
+        block.again += len(asking)
+
+    # 2. to 4.: from one offset to all
+    for first, last, reserve in _STAGES:
+        if first < shape[1]:
+            k = _suggested_scale(block, first, k) - reserve
+            part = yield grid(first, last)
+            block.y[:, first:last] = part[0].reshape(shape[0], -1)
+
+    # 5. again, the worst first
+    while block.again < spare:
+        j, i, k_better = (x[: spare - block.again] for x in _poor(block, k, split))
+        if not len(j):
+            break
+        [block.y[j, i]] = yield pairs(j, i, k_better, "again")
+        block.again += len(j)
+    return block
+
+
+def _read(block: Block, j: Indices | slice, i: int | slice) -> tuple[Array, Array, Gates]:
+    """Return the logit's part from W, its error, and the gates of some answers."""
+    alpha, beta = block.alpha[j, i], block.beta[j, i]
+    b = block.b.take((j, slice(None)) if isinstance(i, slice) else (j, 0))
+    gates = read_gates(block.y[j, i], block.a.take(i), b, alpha, beta, block.values)
+    logit = gates.logit - alpha * block.shift[i]
+    logit = np.where(gates.margin > 3 * gates.p_error, logit, np.nan)
+    return logit, gates.logit_error, gates
+
+
+def _better_scale(block: Block, j: Indices, k: Exponents) -> Exponents:
+    """Suggest a scale for pilots that are out of range; the same where they are in range."""
+    logit, error, gates = _read(block, j, 0)
+    size = np.abs(logit)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        step = np.where(np.abs(gates.logit) > _LARGEST, _octaves(_TARGET / size), 0.0)
+        step = np.where(size <= _RESOLVED * error, _octaves(_TARGET / _RESOLVED / error), step)
+        if len(block.offsets) < _ENOUGH:
+            step = np.where(size < _SMALLEST, np.maximum(step, _octaves(_TARGET / size)), step)
+    step = np.where(np.isnan(logit), _SATURATED, step)
+    return np.clip(k + step, -_EXTREME, _EXTREME).astype(np.int64)
+
+
+def _suggested_scale(block: Block, seen: int, k: Exponents) -> Exponents:
+    """Put the RMS of the logits seen so far at the target."""
+    logit, error, _ = _read(block, slice(None), slice(0, seen))
+    usable = np.isfinite(logit)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_scale = np.where(usable, logit / block.scale[:, :seen], 0.0)
+        spread = np.where(usable, error / block.scale[:, :seen], 0.0)
+        rms = np.sqrt(np.sum(per_scale**2, axis=1) / np.sum(usable, axis=1))
+        floor = np.sqrt(np.sum(spread**2, axis=1) / np.sum(usable, axis=1))
+        suggested = _octaves(_TARGET / rms)
+    # nothing but rounding: W b = 0 as far as the answers tell, and any scale is as good
+    suggested = np.where(rms > floor, suggested, k)
+    # a saturated answer bounds the scale from above whatever the others say
+    with np.errstate(invalid="ignore"):
+        scales = np.where(usable, np.inf, block.scale[:, :seen])
+        lowest = np.min(np.log2(scales), axis=1)
+    suggested = np.minimum(suggested, np.where(np.isfinite(lowest), lowest - 6, _EXTREME))
+    return np.clip(suggested, -_EXTREME, _EXTREME).astype(np.int64)
+
+
+def _poor(block: Block, k: Exponents, split: Split) -> tuple[Indices, Indices, Exponents]:
+    """Find answers far less precise than their column, worst first, and a better scale."""
+    logit, error, _ = _read(block, slice(None), slice(None))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # the offset's own share, 1/|a·v|, is no fault of the scale
+        blame = error / block.scale * np.abs(block.a.value) / block.a.norm
+        blame = np.where(np.isfinite(logit), blame, np.inf)
+        # by the lower quartile: finite even where half of a column is saturated
+        typical = np.partition(blame, blame.shape[1] // 4, axis=1)[:, blame.shape[1] // 4, None]
+        j, i = np.nonzero(blame > _POOR * typical)
+        at_one = _octaves(block.scale[j, i] / np.abs(logit[j, i]))
+        lower = _octaves(block.scale[j, i]) - 6
+    better = np.where(np.isfinite(logit[j, i]), np.minimum(at_one, k[j]), lower)
+    worst_first = np.argsort(-blame[j, i], kind="stable")
+    j, i, better = j[worst_first], i[worst_first], better[worst_first].astype(np.int64)
+    changes = (split(better)[0] != block.alpha[j, i]) | (split(better)[1] != block.beta[j, i])
+    return j[changes], i[changes], better[changes]
+
+
+def _octaves(ratio: Array) -> Array:
+    """Round log₂ to an integer, within what float64 scales can be."""
+    octaves: Array = np.round(np.clip(np.log2(ratio), -_EXTREME, _EXTREME))
+    return octaves

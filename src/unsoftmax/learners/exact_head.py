@@ -1,0 +1,369 @@
+"""Theorem 4.1: one attention head, exactly, from d + d² values.
+
+Recovers W, v (and w, c with biases) of f(X) = Σ_i α_i x_i·v + c, α = softmax_i(x_i·(W x_N + w)),
+from an oracle of exact values, with d + d² queries, (d+1)² with biases: as many as there are
+parameters. Queries asked again because their logit was out of range come on top, at most 2
+per query token. Determined up to nothing, unless v = 0: then W and w are free.
+
+    f([0]) = c                                      c
+    f([x]) = x·v + c                                v from x = e_1 … e_d
+    f([a; 0]) = c + (a·v)·σ(a·w)                    w from a = z_1 … z_d, Z w = t
+    f([a+b; b]) = b·v + c + (a·v)·σ(a·(W b + w))    W e_j from b = e_j, Z (W e_j) = t − Z w
+
+Differences from the paper: (1) the offsets z_i are balanced, so that the shape of v does not
+matter, unless ``probes`` asks for the paper's; (2) logits are scaled into range; (3) biases;
+(4) a hold-out and a certificate. It may not know anything of the target but its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import scipy.linalg
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners import holdout, offsets
+from unsoftmax.learners.bilinear import Block, capped, free, measure, offset_only
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
+from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
+from unsoftmax.theory import counts
+from unsoftmax.theory.certificates import solve_error
+from unsoftmax.theory.precision import FLOAT32_UNIT, KAPPA, UNIT, Precision
+from unsoftmax.theory.two_tokens import Values
+
+# With biases c is subtracted from every single-token answer: larger tokens save v's digits.
+_SINGLE_SCALE = 2.0**10
+# The coarsest arithmetic that a defect of linearity may be put down to: float32 at d = 1024.
+_COARSEST_UNIT = 4 * FLOAT32_UNIT
+# The coarsest that the hold-out of a target with float64 answers may be: a second head that
+# is 1e-5 of the first leaves residuals a thousand times as large.
+_COARSEST_UNEXPLAINED = 2.0**-40
+# Answers that change by this share of their size from call to call determine nothing.
+_MOST_NOISE = 0.03
+_AGAIN_PER_TOKEN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ExactHead:
+    """Learn a single head from exact values (Theorem 4.1).
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    biases : bool
+        Also learn w (what a query bias adds to the scores) and c (value and output biases).
+    probes : {"balanced", "paper", "gaussian"}
+        Offsets: balanced on v, so that W's accuracy does not depend on v's entries; the
+        paper's e_l (e_l + e_p where v_l = 0), which lose digits where entries of v are
+        small; or the paper's Gaussian ones.
+    seed : int
+        Of the offsets' random bases and of the hold-out.
+
+    Raises
+    ------
+    ValueError
+        ``dim`` or ``probes`` is out of range.
+
+    Notes
+    -----
+    *Queries*: d + d², (d+1)² with biases; asked again at most 2 per query token, typically
+    fewer than 15 in all. *Determined up to* nothing; W and w are free when v = 0.
+    *Source*: Theorem 4.1 of arXiv 2601.16873; the balanced offsets, the biases and the
+    certificate go beyond it.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(1)
+    >>> target = us.SingleHead(rng.standard_normal((8, 8)), rng.standard_normal(8))
+    >>> us.learners.ExactHead(8).plan().queries
+    72
+    >>> recovery = us.learn(target, us.learners.ExactHead(8))
+    >>> bool(np.allclose(recovery.model.W, target.W, rtol=0, atol=1e-12))
+    True
+    """
+
+    dim: int
+    biases: bool = False
+    probes: Literal["balanced", "paper", "gaussian"] = "balanced"
+    seed: int = 0
+
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.dim < 1:
+            raise ValueError(f"dim must be 1 or more; it is {self.dim}.")
+        if self.probes not in ("balanced", "paper", "gaussian"):
+            raise ValueError(
+                f'probes must be "balanced", "paper" or "gaussian"; it is {self.probes!r}.'
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as JSON."""
+        return {
+            "learner": "ExactHead",
+            "dim": self.dim,
+            "biases": self.biases,
+            "probes": self.probes,
+            "seed": self.seed,
+        }
+
+    def plan(self) -> Plan:
+        """Say beforehand what learning costs: as many queries as free parameters."""
+        d = self.dim
+        queries = counts.single_head(d, biases=self.biases)
+        columns = d + self.biases
+        singles = columns
+        return Plan(
+            queries=queries,
+            at_most=queries + _AGAIN_PER_TOKEN * columns,
+            tokens=2 * queries - singles,
+            rounds=3 + 9 * (1 + self.biases),
+            formula="d² + 2d + 1" if self.biases else "d + d²",
+        )
+
+    def steps(self, checks: int) -> Steps:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        rng = np.random.default_rng(self.seed)
+        share = holdout.Shares.of(checks)
+        opening = holdout.opening(self.dim, share.opening, rng)
+        straight = holdout.straight(self.dim, share.straight, rng)
+
+        values, opened = yield from self._values(opening, straight, share.repeats)
+        if np.linalg.norm(values.v) <= 3 * np.linalg.norm(values.v_error):
+            yield from _refuse_without_value(values, opening, opened, share.closing, rng)
+
+        Z = self._offsets(values, rng)
+        rotation = _Rotation(Z)
+        w = np.zeros(self.dim)
+        bias: Block | None = None
+        split, shift = free, None
+        spare = _AGAIN_PER_TOKEN * (self.dim + self.biases)
+        if self.biases:
+            bias = yield from measure(values, Z, np.zeros((1, self.dim)), offset_only, "w", spare)
+            spare -= bias.again
+            [shift] = bias.measured(bias.gates())
+            w = rotation.solve(shift[None])[:, 0]
+            split = capped(_offset_limit(shift))
+        block = yield from measure(values, Z, UnitVectors(self.dim), split, "W", spare, shift)
+        model = SingleHead(rotation.solve(block.measured(block.gates())), values.v, w, values.c)
+
+        closing = holdout.closing(model, share.closing, rng)
+        closed = yield list(closing)
+        probes, answers = [opening, *closing], [opened, *closed]
+        certificate, evidence = self._certified(
+            model, values, block, bias, rotation, probes, answers, checks
+        )
+        return Found(model, certificate, evidence, self._notes(model, values, certificate))
+
+    def _values(
+        self, opening: Sequences, straight: Sequences, repeats: int
+    ) -> Generator[Round, Answers, tuple[Values, Array]]:
+        """Learn v and c from single tokens, and how precise the answers are."""
+        scale = _SINGLE_SCALE if self.biases else 1.0
+        singles = Singles(phase="v", purpose="data", rows=UnitVectors(self.dim), scale=scale)
+        zero = Singles(phase="c", purpose="data", rows=np.zeros((1, self.dim)))
+        first: Round = [opening, straight, *([zero] if self.biases else []), singles]
+        opened, line, *constant, y = yield first
+        precision = Precision.of_format([opened, line, y, *constant])
+        if repeats:
+            [second] = yield [holdout.repeated(opening, repeats)]
+            precision = precision.with_noise(holdout.noise_of(opened[:repeats], second))
+            size = np.sqrt(np.mean(np.concatenate([opened, line]) ** 2))
+            if precision.noise > _MOST_NOISE * size:
+                raise ModelMismatch(
+                    f"The same question got different answers: they vary by {precision.noise:.1e} "
+                    f"from call to call and are only {size:.1e} large. Nothing can be learned "
+                    "from them as values of a function; average the answers or fix the target."
+                )
+        values = _read_values(y, constant, scale, precision)
+        residual, tolerance = holdout.straightness(straight, line, values)
+        excess = np.max(np.abs(residual) / np.maximum(tolerance(precision), 1e-300), initial=0)
+        if excess > 1:
+            unit = float(np.max(np.abs(residual) - tolerance(replace(precision, unit=0.0)))) / KAPPA
+            if 2 * unit > max(_COARSEST_UNIT, precision.unit):
+                raise ModelMismatch(
+                    f"A single token is not answered by x·v{' + c' if self.biases else ''}: the "
+                    f"answers miss it by {np.max(np.abs(residual)):.1e} of their size, so the "
+                    "target is not a single attention head"
+                    + (
+                        "." if self.biases else " without biases. If it may have biases, ask for "
+                        "biases=True."
+                    )
+                )  # fmt: skip
+            precision = precision.with_unit(2 * unit, "Single tokens are not answered exactly")
+            values = _read_values(y, constant, scale, precision)
+        return values, opened
+
+    def _offsets(self, values: Values, rng: np.random.Generator) -> Array:
+        if self.probes == "paper":
+            return offsets.paper(values.v, values.v_error)
+        if self.probes == "gaussian":
+            return offsets.gaussian(self.dim, rng)
+        return offsets.balanced(values.v, rng)
+
+    def _certified(
+        self,
+        model: SingleHead,
+        values: Values,
+        block: Block,
+        bias: Block | None,
+        rotation: _Rotation,
+        probes: list[Sequences],
+        answers: list[Array],
+        checks: int,
+    ) -> tuple[Certificate, Evidence]:
+        """Bound the errors and check the bound against the hold-out; refuse if it fails."""
+        precision = values.precision
+        limit = max(_COARSEST_UNEXPLAINED, 4 * precision.unit)
+        while True:
+            certificate = _certificate(model, values, block, bias, rotation)
+            evidence, conclusive = holdout.judge(
+                probes, answers, model, values, certificate, checks
+            )
+            if evidence.passed or not len(probes) or not checks:
+                return certificate, evidence
+            excess = evidence.max_residual / evidence.tolerance
+            unit = 4 * max(excess, 1.0) * values.precision.unit
+            if unit > limit:
+                break
+            precision = values.precision.with_unit(unit, "The hold-out is not predicted exactly")
+            values = replace(values, precision=precision)
+            block = replace(block, values=values)
+            bias = bias and replace(bias, values=values)
+        if conclusive:
+            raise ModelMismatch(
+                f"The recovered head does not predict fresh answers: it misses them by "
+                f"{evidence.max_residual:.1e} of their size where {evidence.tolerance:.1e} is "
+                f"expected. The target is not a single attention head over {self.dim} dimensions"
+                + ("." if self.biases else ", or it has biases: then ask for biases=True.")
+            )
+        raise NotIdentifiable(
+            "The answers are too coarse to determine W: the recovered head misses fresh answers "
+            f"by {evidence.max_residual:.1e} of their size. v is determined."
+            + _why(values.precision),
+            determined={"v": values.v, "c": values.c},
+        )
+
+    def _notes(
+        self, model: SingleHead, values: Values, certificate: Certificate
+    ) -> tuple[str, ...]:
+        notes = list(values.precision.why)
+        if self.biases:
+            columns = np.linalg.norm(model.W, axis=0)
+            ratio = float(np.linalg.norm(model.w) / max(columns.max(), np.finfo(float).tiny))
+            if ratio > 10:
+                notes.append(
+                    f"The query bias is {ratio:.0e} times a column of W: it cannot be scaled away, "
+                    f"and leaves W about {1e-14 * ratio**2:.0e} relative accuracy."
+                )
+        if not np.isfinite(certificate.errors["W"]):
+            notes.append("There is no finite bound on W: see the certificate's assumptions.")
+        return tuple(notes)
+
+
+class _Rotation:
+    """Z and its factorisation: solves Z x = m for many m."""
+
+    def __init__(self, Z: Array) -> None:
+        self.lu = scipy.linalg.lu_factor(Z)
+        singular = np.linalg.svd(Z, compute_uv=False)
+        self.largest, self.smallest = float(singular[0]), float(singular[-1])
+
+    def solve(self, measured: Array) -> Array:
+        """Return Z⁻¹Mᵀ for M of shape (query tokens, offsets)."""
+        solution: Array = scipy.linalg.lu_solve(self.lu, measured.T, check_finite=False)
+        return solution
+
+    def error(self, measured: float, solution: Array) -> float:
+        """Bound the error of a solution whose measurements are off by ``measured``."""
+        return solve_error(
+            measured, self.smallest, self.largest, float(np.linalg.norm(solution))
+        )
+
+
+def _read_values(y: Array, constant: list[Array], scale: float, precision: Precision) -> Values:
+    """Read v and c from f([ρe_k]) = ρv_k + c and f([0]) = c."""
+    c = float(constant[0][0]) if constant else 0.0
+    rounding = max(precision.unit, precision.relative)
+    c_error = rounding * abs(c) + precision.absolute if constant else 0.0
+    v_error = (rounding * np.abs(y) + precision.absolute + c_error) / scale
+    return Values((y - c) / scale, c, v_error, c_error, precision)
+
+
+def _offset_limit(shift: Array) -> float:
+    """Largest offset scale that keeps the bias's part of a logit moderate."""
+    rms = float(np.sqrt(np.mean(shift**2)))
+    return float(np.exp2(np.floor(np.log2(max(2.0 / max(rms, 1e-100), 1e-100)))))
+
+
+def _certificate(
+    model: SingleHead, values: Values, block: Block, bias: Block | None, rotation: _Rotation
+) -> Certificate:
+    assumes = [
+        "The target is a single head: what the hold-out tests, it cannot prove.",
+        f"An answer is off by at most {KAPPA:.0f} × {values.precision.unit:.1e} × "
+        "max‖x_i‖·‖v‖ from rounding, beside what is named here.",
+        *values.precision.why,
+    ]
+    w_error = shift_error = 0.0
+    if bias is not None:
+        shift_error = bias.error(np.array([np.linalg.norm(model.w)]), rotation.largest)
+        w_error = rotation.error(shift_error, model.w)
+    # the scores' vector is β W e_j + w: its rounding is bounded with β ≤ 1 taken as it is
+    scores = np.linalg.norm(model.W, axis=0) + float(np.linalg.norm(model.w))
+    measured = block.error(scores, rotation.largest, shift_error)
+    W_error = rotation.error(measured, model.W)
+    if not np.isfinite(W_error):
+        gates = block.gates()
+        blind = int(np.count_nonzero(~(gates.margin > 0)))
+        assumes.append(
+            f"No bound on W: {blind} of {gates.margin.size} answers are within their own error "
+            "of b·v or (a+b)·v, so their logits are unbounded."
+        )
+    return Certificate(
+        errors={
+            "W": W_error,
+            "v": float(np.linalg.norm(values.v_error)),
+            "w": w_error,
+            "c": values.c_error,
+        },
+        assumes=tuple(assumes),
+    )
+
+
+def _refuse_without_value(
+    values: Values,
+    opening: Sequences,
+    opened: Array,
+    count: int,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, None]:
+    """v = 0 as far as the answers tell: W is free if longer sequences say so too."""
+    longer = [holdout.opening(len(values.v), count, rng)]
+    answers = yield list(longer)
+    y = np.concatenate([opened, *answers])
+    X = np.concatenate([opening.X, *(family.X for family in longer)])
+    size = np.linalg.norm(X, axis=2).max(axis=1)
+    bound = values.precision.error(size * values.norm + abs(values.c), y) + values.c_error
+    bound = bound + size * np.linalg.norm(values.v_error)
+    if np.any(np.abs(y - values.c) > bound):
+        raise ModelMismatch(
+            "Single tokens are answered as if v = 0, longer sequences are not: the target is not "
+            "a single attention head."
+        )
+    lost = " as far as the answers tell." + _why(values.precision)
+    raise NotIdentifiable(
+        "v = 0" + (lost if np.any(values.v_error) else ".") + " The softmax weights nothing, so "
+        "W is free: no query can determine it.",
+        determined={"v": values.v, "c": values.c},
+    )
+
+
+def _why(precision: Precision) -> str:
+    return "".join(f" {sentence}" for sentence in precision.why)

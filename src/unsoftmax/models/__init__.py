@@ -1,0 +1,34 @@
+"""What a target is: forward maps, canonical form, equality, files."""
+
+from __future__ import annotations
+
+import os
+
+from unsoftmax.models import files
+from unsoftmax.models.equality import Equivalence, canonical, equivalent
+from unsoftmax.models.single_head import SingleHead
+
+__all__ = ["Equivalence", "SingleHead", "canonical", "equivalent", "load"]
+
+_CLASSES = {"SingleHead": SingleHead}
+
+
+def load(path: str | os.PathLike[str]) -> SingleHead:
+    """Read a model that ``model.save(path)`` wrote.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        The file is no model of unsoftmax, is damaged, or is newer than this program.
+    """
+    kind, arrays = files.read(path)
+    if kind not in _CLASSES:
+        raise ValueError(
+            f"{path} holds a {kind}, which this program does not know: upgrade unsoftmax."
+        )
+    try:
+        return _CLASSES[kind].from_arrays(arrays)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,174 @@
+"""One softmax attention head with a scalar output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.models import files
+from unsoftmax.probes import Array
+
+
+class SingleHead:
+    """f(X) = Σ_i α_i x_i·v + c with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
+
+    Parameters
+    ----------
+    W : array_like, shape (d, d)
+        Score matrix; K.T @ Q of a key and a query projection, scale included.
+    v : array_like, shape (d,)
+        Value vector; a value projection read through one output coordinate.
+    w : array_like, shape (d,), optional
+        What the query bias adds to the scores, K.T @ b_q; zeros by default. A key bias adds
+        the same to every score and so is no parameter.
+    c : float, optional
+        What value and output biases add to every answer.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, or an entry is not finite.
+
+    Notes
+    -----
+    Immutable: arrays are float64 copies and read-only. Determined by its function, except
+    that W and w are free when v = 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> head = SingleHead(W=np.eye(2), v=[1.0, 0.0])
+    >>> head(np.array([[[3.0, 1.0]], [[0.0, 5.0]]]))
+    array([3., 0.])
+    """
+
+    def __init__(
+        self, W: ArrayLike, v: ArrayLike, w: ArrayLike | None = None, c: float = 0.0
+    ) -> None:
+        self._set({"W": W}, v, w, c)
+
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: ArrayLike | None = None,
+        c: float = 0.0,
+    ) -> SingleHead:
+        """Build the head with W = K.T @ Q, K and Q of shape (r, d); answering never forms W."""
+        head = cls.__new__(cls)
+        head._set({"K": K, "Q": Q}, v, w, c)
+        return head
+
+    def _set(
+        self, score: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
+    ) -> None:
+        v = _frozen("v", v)
+        if v.ndim != 1 or not v.size:
+            raise ValueError(f"v must have shape (d,) with d ≥ 1; it has shape {v.shape}.")
+        d = v.size
+        w = np.zeros(d) if w is None else w
+        arrays = {
+            **{name: _frozen(name, array) for name, array in score.items()},
+            "v": v,
+            "w": _frozen("w", w),
+            "c": _frozen("c", c),
+        }
+        rank = arrays["K"].shape[0] if arrays.get("K", v).ndim == 2 else 0
+        shapes = {"W": (d, d), "K": (rank, d), "Q": (rank, d), "v": (d,), "w": (d,), "c": ()}
+        for name, array in arrays.items():
+            if array.shape != shapes[name]:
+                raise ValueError(
+                    f"{name} must have shape {shapes[name]} beside v of shape ({d},); "
+                    f"it has shape {array.shape}."
+                )
+        self._arrays = arrays
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return self.v.size
+
+    @cached_property
+    def W(self) -> Array:
+        """Score matrix (d, d); computed on demand for a head built from factors."""
+        if "W" in self._arrays:
+            return self._arrays["W"]
+        W = self._arrays["K"].T @ self._arrays["Q"]
+        W.flags.writeable = False
+        return W
+
+    @property
+    def v(self) -> Array:
+        """Value vector (d,)."""
+        return self._arrays["v"]
+
+    @property
+    def w(self) -> Array:
+        """Score vector (d,) of the query bias."""
+        return self._arrays["w"]
+
+    @property
+    def c(self) -> float:
+        """Constant added to every answer."""
+        return float(self._arrays["c"])
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the parameters by name, as the constructor (or `from_factors`) takes them."""
+        return dict(self._arrays)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> SingleHead:
+        """Build the head from what `arrays` returned."""
+        return cls.from_factors(**arrays) if "K" in arrays else cls(**arrays)
+
+    def scores_of(self, x: Array) -> Array:
+        """Map query tokens (B, d) to the vectors W x + w that every token is scored with."""
+        if "W" in self._arrays:
+            return x @ self._arrays["W"].T + self.w
+        return (x @ self._arrays["Q"].T) @ self._arrays["K"] + self.w
+
+    def __call__(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to numbers (B,)."""
+        X = np.asarray(X, dtype=np.float64)
+        if X.ndim != 3 or X.shape[2] != self.dim or not X.shape[1]:
+            raise ValueError(
+                f"This head takes sequences of shape (B, N, {self.dim}) with N ≥ 1; "
+                f"it was given shape {X.shape}."
+            )
+        scores = np.einsum("bnd,bd->bn", X, self.scores_of(X[:, -1]))
+        scores -= scores.max(axis=1, keepdims=True)
+        weights = np.exp(scores, out=scores)
+        values = X @ self.v
+        answers: Array = np.einsum("bn,bn->b", weights, values) / weights.sum(axis=1) + self.c
+        return answers
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the head to a safetensors file that `unsoftmax.load` reads."""
+        files.write(path, type(self).__name__, self._arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_arrays": self._arrays}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays = dict(state["_arrays"])
+        c, v, w = arrays.pop("c"), arrays.pop("v"), arrays.pop("w")
+        self._set(arrays, v, w, c)
+
+    def __repr__(self) -> str:
+        rank = f", rank ≤ {len(self._arrays['K'])}" if "K" in self._arrays else ""
+        return f"SingleHead(d={self.dim}{rank})"
+
+
+def _frozen(name: str, values: ArrayLike) -> Array:
+    array = np.array(values, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite; it holds NaN or infinity.")
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,229 @@
+"""What is asked: probes, made slice by slice from a small design.
+
+A *probe* is one sequence of real vectors, N×d; its last row is the query token. `Probes` is
+a family of probes of one length N. Its *design* (the factor arrays) is small and its slices
+are made on demand, so that memory is bounded by the slice and never by the number of
+queries. A *round* is a list of `Probes` that may be answered in any order.
+
+Nothing here knows what the probes are for: that is the learner's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.intp]
+Design: TypeAlias = "dict[str, NDArray[np.float64] | NDArray[np.intp]]"
+Purpose: TypeAlias = Literal["data", "pilot", "again", "check"]
+Round: TypeAlias = "list[Probes]"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitVectors:
+    """The rows e_1 … e_d of the identity, without the d×d array."""
+
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows and their dimension."""
+        return self.dim, self.dim
+
+    def __getitem__(self, index: Indices) -> Array:
+        rows = np.zeros((len(index), self.dim))
+        rows[np.arange(len(index)), index] = 1.0
+        return rows
+
+
+Rows: TypeAlias = "Array | UnitVectors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes(ABC):
+    """A lazy family of sequences of one length.
+
+    Attributes
+    ----------
+    phase : str
+        The step of the learner that asks, in the words of its module; shown as progress.
+    purpose : {"data", "pilot", "again", "check"}
+        What the answers are for; queries are counted by it. Pilots are data that also set a
+        scale, "again" repeats a probe that taught nothing, "check" is never learned from.
+    """
+
+    phase: str
+    purpose: Purpose
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """Length N of every sequence."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Dimension d of every token."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, span: slice) -> Array:
+        """Make the probes of a span: a fresh array of shape (stop − start, N, d)."""
+
+    @abstractmethod
+    def design(self) -> Design:
+        """Everything that determines the probes, as named arrays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences(Probes):
+    """Probes written out: ``X`` of shape (n, N, d)."""
+
+    X: Array
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return self.X.shape[1]
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.X.shape[2]
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, span: slice) -> Array:
+        return self.X[span].copy()
+
+    def design(self) -> Design:  # noqa: D102
+        return {"X": self.X}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Singles(Probes):
+    """Sequences of one token: the rows, times one scale."""
+
+    rows: Rows
+    scale: float = 1.0
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return 1
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.rows.shape[1]
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    def __getitem__(self, span: slice) -> Array:
+        picked = np.arange(*span.indices(len(self)))
+        return (self.scale * self.rows[picked])[:, None, :]
+
+    def design(self) -> Design:  # noqa: D102
+        return {**_named("rows", self.rows), "scale": np.array([self.scale])}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid(Probes):
+    """Every offset a_i with every query token b_j: the two tokens [α_j a_i + β_j b_j; β_j b_j].
+
+    Ordered by query token, then by offset: answers reshape to (query tokens, offsets).
+    """
+
+    offsets: Array
+    queries: Rows
+    alpha: Array
+    beta: Array
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return 2
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.offsets.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.offsets) * self.queries.shape[0]
+
+    def __getitem__(self, span: slice) -> Array:
+        start, stop, _ = span.indices(len(self))
+        per_token = len(self.offsets)
+        X = np.empty((max(0, stop - start), 2, self.dim))
+        if not len(X):
+            return X
+        first, last = start // per_token, (stop - 1) // per_token
+        b = self.beta[first : last + 1, None] * self.queries[np.arange(first, last + 1)]
+        done = start
+        while done < stop:
+            j, i = divmod(done, per_token)
+            take = min(per_token - i, stop - done)
+            rows = X[done - start : done - start + take]
+            np.multiply(self.offsets[i : i + take], self.alpha[j], out=rows[:, 0])
+            rows[:, 0] += b[j - first]
+            rows[:, 1] = b[j - first]
+            done += take
+        return X
+
+    def design(self) -> Design:  # noqa: D102
+        return {
+            "offsets": self.offsets,
+            **_named("queries", self.queries),
+            "alpha": self.alpha,
+            "beta": self.beta,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs(Probes):
+    """One offset, one query token and one pair of scales each.
+
+    Probe k is [α_k a_i + β_k b_j; β_k b_j] with i = ``i[k]``, j = ``j[k]``.
+    """
+
+    offsets: Array
+    queries: Rows
+    i: Indices
+    j: Indices
+    alpha: Array
+    beta: Array
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return 2
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.offsets.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.i)
+
+    def __getitem__(self, span: slice) -> Array:
+        b = self.beta[span, None] * self.queries[self.j[span]]
+        return np.stack([self.alpha[span, None] * self.offsets[self.i[span]] + b, b], axis=1)
+
+    def design(self) -> Design:  # noqa: D102
+        return {
+            "offsets": self.offsets,
+            **_named("queries", self.queries),
+            "i": self.i,
+            "j": self.j,
+            "alpha": self.alpha,
+            "beta": self.beta,
+        }
+
+
+def _named(name: str, rows: Rows) -> Design:
+    if isinstance(rows, UnitVectors):
+        return {f"{name}.unit_vectors": np.array([rows.dim], dtype=np.intp)}
+    return {name: rows}

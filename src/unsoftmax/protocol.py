@@ -1,0 +1,171 @@
+"""The two seams, Learner and Oracle, and what passes through them.
+
+The only two-way edge of the whole program is ``answers = yield round`` in `Learner.steps`.
+A learner is a value: settings in frozen fields, no I/O, no clock, no global randomness. An
+oracle is any callable from (B, N, d) to (B,). Neither knows the other; the runner feeds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+
+from unsoftmax.probes import Array, Round
+
+Answers: TypeAlias = list[Array]
+Steps: TypeAlias = "Generator[Round, Answers, Found]"
+
+
+class Model(Protocol):
+    """What a learner recovers: a function that can be called and saved."""
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+
+    def __call__(self, X: Array, /) -> Array:
+        """Map sequences (B, N, d) to numbers (B,)."""
+
+    def save(self, path: str) -> None:
+        """Write the parameters to a safetensors file."""
+
+
+class Oracle(Protocol):
+    """Anything that answers: (B, N, d) → B numbers."""
+
+    def __call__(self, X: Array, /) -> Any:
+        """Answer a batch of sequences."""
+
+
+class Learner(Protocol):
+    """What to ask, and what the answers mean."""
+
+    revision: ClassVar[int]
+    """Raised whenever the same settings would ask other probes than before."""
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that determines the probes, as nested JSON."""
+
+    def plan(self) -> Plan:
+        """Say beforehand what learning will cost."""
+
+    def steps(self, checks: int) -> Steps:
+        """Yield rounds, take their answers, and return what was found.
+
+        ``checks`` queries, no more, go into the learner's own hold-out.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What learning will cost, before anything is asked.
+
+    Attributes
+    ----------
+    queries : int or None
+        Queries that the learner needs; None when only a bound is known.
+    at_most : int
+        The same with every query that may have to be asked again. The hold-out comes on top.
+    tokens : int
+        Tokens in those ``queries`` sequences (in ``at_most`` where ``queries`` is None).
+    rounds : int
+        Rounds at most: steps that wait for the answers of the one before.
+    formula : str
+        Where ``queries`` comes from.
+    """
+
+    queries: int | None
+    at_most: int
+    tokens: int
+    rounds: int
+    formula: str
+
+    def _repr_html_(self) -> str:
+        rows = (("queries", self.queries), ("at most", self.at_most), ("tokens", self.tokens))
+        cells = "".join(f"<tr><th>{k}</th><td>{v:,}</td></tr>" for k, v in rows if v is not None)
+        return f"<table>{cells}<tr><th>formula</th><td>{self.formula}</td></tr></table>"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How far the recovered parameters can be from the true ones.
+
+    The bounds need no ground truth: they follow from the theorem, the answers' precision and
+    the answers themselves, under the assumptions listed in ``assumes``.
+
+    Attributes
+    ----------
+    errors : dict of str to float
+        Absolute bound per parameter: Frobenius norm for matrices, 2-norm for vectors,
+        absolute value for numbers. ``inf`` where no finite bound exists.
+    assumes : tuple of str
+        What the bounds rest on, a sentence each; also why a bound is ``inf``.
+    """
+
+    errors: Mapping[str, float]
+    assumes: tuple[str, ...]
+
+    @property
+    def W_error(self) -> float:
+        """Bound on ‖Ŵ − W‖_F."""
+        return self.errors["W"]
+
+    @property
+    def v_error(self) -> float:
+        """Bound on ‖v̂ − v‖₂."""
+        return self.errors["v"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Fresh answers that the recovered model was not learned from, and how well it predicts them.
+
+    Residuals are relative to the answer's natural size max_i‖x_i‖·‖v‖ + |c|.
+
+    Attributes
+    ----------
+    queries : int
+        Queries spent on checking.
+    max_residual, rms_residual : float
+        Largest and root-mean-square relative residual; NaN when nothing was checked.
+    tolerance : float
+        The largest residual that the certificate lets one expect.
+    passed : bool
+        Whether every residual is within its own tolerance; False when nothing was checked.
+    """
+
+    queries: int
+    max_residual: float
+    rms_residual: float
+    tolerance: float
+    passed: bool
+
+    @classmethod
+    def of(cls, queries: int, residuals: Array, tolerances: Array) -> Evidence:
+        """Summarise relative residuals, each with its own tolerance."""
+        if not len(residuals):
+            return cls(queries, np.nan, np.nan, np.nan, False)
+        return cls(
+            queries=queries,
+            max_residual=float(np.max(np.abs(residuals))),
+            rms_residual=float(np.sqrt(np.mean(residuals**2))),
+            tolerance=float(np.max(tolerances)),
+            passed=bool(np.all(np.abs(residuals) <= tolerances)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a learner returns: the model, how sure it is, and what a user should know."""
+
+    model: Model
+    certificate: Certificate
+    evidence: Evidence
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""Pure formulas: query counts, the precision of answers, the two-token identity, certificates."""
