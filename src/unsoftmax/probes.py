@@ -90,11 +90,11 @@ class Sequences(Probes):
 
     @property
     def tokens(self) -> int:  # noqa: D102
-        return self.X.shape[1]
+        return int(self.X.shape[1])
 
     @property
     def dim(self) -> int:  # noqa: D102
-        return self.X.shape[2]
+        return int(self.X.shape[2])
 
     def __len__(self) -> int:
         return len(self.X)
@@ -119,10 +119,10 @@ class Singles(Probes):
 
     @property
     def dim(self) -> int:  # noqa: D102
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
     def __len__(self) -> int:
-        return self.rows.shape[0]
+        return int(self.rows.shape[0])
 
     def __getitem__(self, span: slice) -> Array:
         picked = np.arange(*span.indices(len(self)))
@@ -150,10 +150,10 @@ class Grid(Probes):
 
     @property
     def dim(self) -> int:  # noqa: D102
-        return self.offsets.shape[1]
+        return int(self.offsets.shape[1])
 
     def __len__(self) -> int:
-        return len(self.offsets) * self.queries.shape[0]
+        return len(self.offsets) * int(self.queries.shape[0])
 
     def __getitem__(self, span: slice) -> Array:
         start, stop, _ = span.indices(len(self))
@@ -163,13 +163,16 @@ class Grid(Probes):
             return X
         first, last = start // per_token, (stop - 1) // per_token
         b = self.beta[first : last + 1, None] * self.queries[np.arange(first, last + 1)]
+        # scales are few: tokens that share one share its scaled offsets
+        scale, scaled = 1.0, self.offsets
         done = start
         while done < stop:
             j, i = divmod(done, per_token)
             take = min(per_token - i, stop - done)
+            if self.alpha[j] != scale:
+                scale, scaled = self.alpha[j], self.alpha[j] * self.offsets
             rows = X[done - start : done - start + take]
-            np.multiply(self.offsets[i : i + take], self.alpha[j], out=rows[:, 0])
-            rows[:, 0] += b[j - first]
+            np.add(scaled[i : i + take], b[j - first], out=rows[:, 0])
             rows[:, 1] = b[j - first]
             done += take
         return X
@@ -203,7 +206,7 @@ class Pairs(Probes):
 
     @property
     def dim(self) -> int:  # noqa: D102
-        return self.offsets.shape[1]
+        return int(self.offsets.shape[1])
 
     def __len__(self) -> int:
         return len(self.i)

@@ -87,8 +87,7 @@ def unknown_spans(
     spans, at = [], 0
     for start, stop in ends:
         spans += [
-            Span(part, begin, min(begin + size, start), probes)
-            for begin in range(at, start, size)
+            Span(part, begin, min(begin + size, start), probes) for begin in range(at, start, size)
         ]
         at = stop
     return spans
@@ -114,9 +113,7 @@ def checked(raw: Any, span: Span) -> Array:
     except Exception as error:
         raise OracleError(f"The target's answer to {span} is no array: {error}.") from error
     if y.dtype.kind not in "fiub":
-        raise OracleError(
-            f"The target answered {span} with {y.dtype} instead of real numbers."
-        )
+        raise OracleError(f"The target answered {span} with {y.dtype} instead of real numbers.")
     if y.shape == (len(span), 1):
         y = y[:, 0]
     if y.shape != (len(span),):

@@ -74,6 +74,7 @@ class Ledger:
         self.resumed = False
         self.moved = 0.0
         """Largest relative difference between a recorded design and today's."""
+        self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._spent = self._sum()
 
     # -- the run
@@ -138,21 +139,25 @@ class Ledger:
         return [(start, np.frombuffer(data, dtype="<f8")) for start, data in rows]
 
     def _record(self, index: int, parts: Round) -> None:
-        with self._commit():
-            for part, probes in enumerate(parts):
-                names = {}
-                for name, array in probes.design().items():
-                    data = np.ascontiguousarray(array)
-                    key = hashlib.sha256(data.tobytes()).digest()
-                    names[name] = key.hex()
-                    self._db.execute(
+        """Write a round; it is committed with the first intent to ask for any of it."""
+        for part, probes in enumerate(parts):
+            names = {}
+            for name, array in probes.design().items():
+                data = np.ascontiguousarray(array)
+                key = hashlib.sha256(data.tobytes()).digest()
+                names[name] = key.hex()
+                self._pending.append(
+                    (
                         "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?)",
                         (key, data.dtype.str, json.dumps(data.shape), data.tobytes()),
                     )
-                self._db.execute(
+                )
+            self._pending.append(
+                (
                     "INSERT INTO parts VALUES (?, ?, ?, ?)",
                     (index, part, _head(probes), json.dumps(names)),
                 )
+            )
 
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
         design = probes.design()
@@ -205,6 +210,9 @@ class Ledger:
             return None if following is None else self._intend(*following)
 
     def _intend(self, purpose: str, queries: int, tokens: int) -> int:
+        for statement, values in self._pending:
+            self._db.execute(statement, values)
+        self._pending = []
         row = self._db.execute(
             "INSERT INTO asked (purpose, queries, tokens) VALUES (?, ?, ?)",
             (purpose, queries, tokens),

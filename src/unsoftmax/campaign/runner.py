@@ -89,7 +89,11 @@ def learn(
     """
     if isinstance(budget, int):
         budget = Budget(queries=budget)
-    for name, value, least in (("holdout", holdout, 0), ("workers", workers, 1), ("batch", batch, 1)):
+    for name, value, least in (
+        ("holdout", holdout, 0),
+        ("workers", workers, 1),
+        ("batch", batch, 1),
+    ):
         if value is not None and (isinstance(value, bool) or int(value) != value or value < least):
             raise ValueError(f"{name} must be a whole number, {least} or more; it is {value!r}.")
     if not callable(oracle):
@@ -306,9 +310,7 @@ class _Campaign:
     def _report(self, span: Span) -> None:
         if self.progress is not None:
             self.progress(
-                Progress(
-                    span.probes.phase, self.answered, self.expected, self.ledger.spent.queries
-                )
+                Progress(span.probes.phase, self.answered, self.expected, self.ledger.spent.queries)
             )
 
     # -- is this still the same target?
@@ -327,7 +329,9 @@ class _Campaign:
         X = span.probes[0:count]
         size = np.linalg.norm(X, axis=2).max(axis=1)
         precision = Precision.of_format([before])
-        tolerance = precision.error(size * np.max(np.abs(before) / np.maximum(size, 1e-300)), before)
+        tolerance = precision.error(
+            size * np.max(np.abs(before) / np.maximum(size, 1e-300)), before
+        )
         if np.all(np.abs(now - before) <= _FINGERPRINT_UNITS * tolerance):
             return
         count = self._allowed(span)

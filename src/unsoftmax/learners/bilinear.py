@@ -40,8 +40,8 @@ _SMALLEST = 0.1
 # Where each stage ends, and by how many octaves it stays below the suggested scale.
 _STAGES = ((1, 2, 3), (2, 5, 2), (5, None, 0))
 # An answer is asked again when its error is this many times its column's median: at 1e3 the
-# worst runs at d = 128 lost a digit, below 30 generic columns are asked again for nothing.
-_POOR = 30.0
+# worst runs at d = 128 lost a digit, below 60 generic columns are asked again for nothing.
+_POOR = 60.0
 # Unresolved logits are below 100 times their error, so the scale can be raised by its inverse.
 _RESOLVED = 100.0
 _SATURATED = -36
@@ -96,7 +96,7 @@ class Block:
 
     @property
     def scale(self) -> Array:
-        """s = αβ of every answer."""
+        """S = αβ of every answer."""
         return self.alpha * self.beta
 
     def gates(self) -> Gates:
@@ -146,12 +146,11 @@ def measure(
         z_i·w, already measured, when queries have a bias.
     """
     shape = (queries.shape[0], len(offsets))
-    block = Block(
-        offsets, queries, values, *np.full((3, *shape), np.nan),
-        shift=np.zeros(shape[1]) if shift is None else shift,
-    )  # fmt: skip
+    y, alpha, beta = np.full((3, *shape), np.nan)
+    shift = np.zeros(shape[1]) if shift is None else shift
+    block = Block(offsets, queries, values, y, alpha, beta, shift)
     everyone = np.arange(shape[0])
-    k = np.zeros(shape[0], dtype=np.int64)
+    k = np.full(shape[0], int(np.round(np.log2(np.sqrt(block.offsets.shape[1]) * _TARGET))))
 
     def pairs(j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Round:
         alpha, beta = split(k)
@@ -159,8 +158,14 @@ def measure(
         name = phase if purpose != "again" else f"{phase}, again"
         return [
             Pairs(
-                phase=name, purpose=purpose, offsets=offsets, queries=queries,
-                i=i, j=j, alpha=alpha, beta=beta,
+                phase=name,
+                purpose=purpose,
+                offsets=offsets,
+                queries=queries,
+                i=i,
+                j=j,
+                alpha=alpha,
+                beta=beta,
             )  # fmt: skip
         ]
 
@@ -170,8 +175,12 @@ def measure(
         block.beta[:, first:last] = beta[:, None]
         return [
             Grid(
-                phase=phase, purpose="data", offsets=offsets[first:last], queries=queries,
-                alpha=alpha, beta=beta,
+                phase=phase,
+                purpose="data",
+                offsets=offsets[first:last],
+                queries=queries,
+                alpha=alpha,
+                beta=beta,
             )  # fmt: skip
         ]
 

@@ -22,17 +22,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import scipy.linalg
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners import holdout, offsets
-from unsoftmax.learners.bilinear import Block, capped, free, measure, offset_only
+from unsoftmax.learners.bilinear import Block, Split, capped, free, measure, offset_only
+from unsoftmax.learners.offsets import Offsets
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 from unsoftmax.theory import counts
-from unsoftmax.theory.certificates import solve_error
-from unsoftmax.theory.precision import FLOAT32_UNIT, KAPPA, UNIT, Precision
+from unsoftmax.theory.precision import FLOAT32_UNIT, KAPPA, Precision
 from unsoftmax.theory.two_tokens import Values
 
 # With biases c is subtracted from every single-token answer: larger tokens save v's digits.
@@ -139,25 +138,27 @@ class ExactHead:
             yield from _refuse_without_value(values, opening, opened, share.closing, rng)
 
         Z = self._offsets(values, rng)
-        rotation = _Rotation(Z)
         w = np.zeros(self.dim)
         bias: Block | None = None
-        split, shift = free, None
+        split: Split = free
+        shift: Array | None = None
         spare = _AGAIN_PER_TOKEN * (self.dim + self.biases)
         if self.biases:
-            bias = yield from measure(values, Z, np.zeros((1, self.dim)), offset_only, "w", spare)
+            bias = yield from measure(
+                values, Z.rows, np.zeros((1, self.dim)), offset_only, "w", spare
+            )
             spare -= bias.again
             [shift] = bias.measured(bias.gates())
-            w = rotation.solve(shift[None])[:, 0]
+            w = Z.solve(shift[None])[:, 0]
             split = capped(_offset_limit(shift))
-        block = yield from measure(values, Z, UnitVectors(self.dim), split, "W", spare, shift)
-        model = SingleHead(rotation.solve(block.measured(block.gates())), values.v, w, values.c)
+        block = yield from measure(values, Z.rows, UnitVectors(self.dim), split, "W", spare, shift)
+        model = SingleHead(Z.solve(block.measured(block.gates())), values.v, w, values.c)
 
         closing = holdout.closing(model, share.closing, rng)
         closed = yield list(closing)
         probes, answers = [opening, *closing], [opened, *closed]
         certificate, evidence = self._certified(
-            model, values, block, bias, rotation, probes, answers, checks
+            model, values, block, bias, Z, probes, answers, checks
         )
         return Found(model, certificate, evidence, self._notes(model, values, certificate))
 
@@ -200,7 +201,7 @@ class ExactHead:
             values = _read_values(y, constant, scale, precision)
         return values, opened
 
-    def _offsets(self, values: Values, rng: np.random.Generator) -> Array:
+    def _offsets(self, values: Values, rng: np.random.Generator) -> Offsets:
         if self.probes == "paper":
             return offsets.paper(values.v, values.v_error)
         if self.probes == "gaussian":
@@ -213,7 +214,7 @@ class ExactHead:
         values: Values,
         block: Block,
         bias: Block | None,
-        rotation: _Rotation,
+        Z: Offsets,
         probes: list[Sequences],
         answers: list[Array],
         checks: int,
@@ -222,7 +223,7 @@ class ExactHead:
         precision = values.precision
         limit = max(_COARSEST_UNEXPLAINED, 4 * precision.unit)
         while True:
-            certificate = _certificate(model, values, block, bias, rotation)
+            certificate = _certificate(model, values, block, bias, Z)
             evidence, conclusive = holdout.judge(
                 probes, answers, model, values, certificate, checks
             )
@@ -267,26 +268,6 @@ class ExactHead:
         return tuple(notes)
 
 
-class _Rotation:
-    """Z and its factorisation: solves Z x = m for many m."""
-
-    def __init__(self, Z: Array) -> None:
-        self.lu = scipy.linalg.lu_factor(Z)
-        singular = np.linalg.svd(Z, compute_uv=False)
-        self.largest, self.smallest = float(singular[0]), float(singular[-1])
-
-    def solve(self, measured: Array) -> Array:
-        """Return Z⁻¹Mᵀ for M of shape (query tokens, offsets)."""
-        solution: Array = scipy.linalg.lu_solve(self.lu, measured.T, check_finite=False)
-        return solution
-
-    def error(self, measured: float, solution: Array) -> float:
-        """Bound the error of a solution whose measurements are off by ``measured``."""
-        return solve_error(
-            measured, self.smallest, self.largest, float(np.linalg.norm(solution))
-        )
-
-
 def _read_values(y: Array, constant: list[Array], scale: float, precision: Precision) -> Values:
     """Read v and c from f([ρe_k]) = ρv_k + c and f([0]) = c."""
     c = float(constant[0][0]) if constant else 0.0
@@ -303,7 +284,7 @@ def _offset_limit(shift: Array) -> float:
 
 
 def _certificate(
-    model: SingleHead, values: Values, block: Block, bias: Block | None, rotation: _Rotation
+    model: SingleHead, values: Values, block: Block, bias: Block | None, Z: Offsets
 ) -> Certificate:
     assumes = [
         "The target is a single head: what the hold-out tests, it cannot prove.",
@@ -313,12 +294,12 @@ def _certificate(
     ]
     w_error = shift_error = 0.0
     if bias is not None:
-        shift_error = bias.error(np.array([np.linalg.norm(model.w)]), rotation.largest)
-        w_error = rotation.error(shift_error, model.w)
+        shift_error = bias.error(np.array([np.linalg.norm(model.w)]), Z.largest)
+        w_error = Z.error(shift_error, model.w)
     # the scores' vector is β W e_j + w: its rounding is bounded with β ≤ 1 taken as it is
     scores = np.linalg.norm(model.W, axis=0) + float(np.linalg.norm(model.w))
-    measured = block.error(scores, rotation.largest, shift_error)
-    W_error = rotation.error(measured, model.W)
+    measured = block.error(scores, Z.largest, shift_error)
+    W_error = Z.error(measured, model.W)
     if not np.isfinite(W_error):
         gates = block.gates()
         blind = int(np.count_nonzero(~(gates.margin > 0)))
@@ -344,7 +325,7 @@ def _refuse_without_value(
     count: int,
     rng: np.random.Generator,
 ) -> Generator[Round, Answers, None]:
-    """v = 0 as far as the answers tell: W is free if longer sequences say so too."""
+    """Refuse v = 0, as far as the answers tell: W is free if longer sequences say so too."""
     longer = [holdout.opening(len(values.v), count, rng)]
     answers = yield list(longer)
     y = np.concatenate([opened, *answers])

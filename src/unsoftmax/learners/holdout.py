@@ -25,7 +25,7 @@ from unsoftmax.protocol import Certificate, Evidence
 from unsoftmax.theory.precision import KAPPA, Precision
 from unsoftmax.theory.two_tokens import Values
 
-_LENGTHS = (2, 3, 4, 5, 6, 8)
+_LENGTHS = (2, 3, 5, 8)
 _LOGITS = (0.5, 2.0, 6.0)
 # A random direction meets ‖ΔW‖_F in about 1/d of its size per unit of both vectors; a product
 # of two Gaussians passes 8 times that once in 3,000.
@@ -102,7 +102,7 @@ def _check(phase: str, X: Array) -> Sequences:
 
 
 def noise_of(first: Array, second: Array) -> float:
-    """Standard deviation of what changed between two answers to the same questions."""
+    """Estimate the standard deviation of what changed between two answers to the same questions."""
     return float(np.sqrt(np.mean((first - second) ** 2) / 2)) if len(first) else 0.0
 
 

@@ -56,9 +56,7 @@ def canonical(model: SingleHead) -> SingleHead:
     return SingleHead(np.zeros((model.dim, model.dim)), np.zeros(model.dim), None, model.c)
 
 
-def equivalent(
-    a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0.0
-) -> Equivalence:
+def equivalent(a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0.0) -> Equivalence:
     """Decide whether two models compute the same function.
 
     Parameters

@@ -17,6 +17,7 @@ and no bound when m ≤ 0. Everything is vectorised over arrays that broadcast t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,13 +67,11 @@ class Vectors:
         """Read the rows through the value vector."""
         if isinstance(rows, UnitVectors):
             return cls(values.v, values.v_error, np.ones(rows.dim))
-        return cls(
-            rows @ values.v, np.abs(rows) @ values.v_error, np.linalg.norm(rows, axis=1)
-        )
+        return cls(rows @ values.v, np.abs(rows) @ values.v_error, np.linalg.norm(rows, axis=1))
 
-    def take(self, index: object) -> Vectors:
+    def take(self, index: Any) -> Vectors:
         """Pick rows, or give the arrays new axes."""
-        return Vectors(self.value[index], self.value_error[index], self.norm[index])  # type: ignore[index]
+        return Vectors(self.value[index], self.value_error[index], self.norm[index])
 
 
 @dataclass(frozen=True, slots=True)
