@@ -11,7 +11,7 @@ Nothing here knows what the probes are for: that is the learner's business.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -44,7 +44,7 @@ class UnitVectors:
 Rows: TypeAlias = "Array | UnitVectors"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Probes(ABC):
     """A lazy family of sequences of one length.
 
@@ -57,8 +57,8 @@ class Probes(ABC):
         scale, "again" repeats a probe that taught nothing, "check" is never learned from.
     """
 
-    phase: str
-    purpose: Purpose
+    phase: str = field(kw_only=True)
+    purpose: Purpose = field(kw_only=True)
 
     @property
     @abstractmethod
@@ -82,7 +82,7 @@ class Probes(ABC):
         """Everything that determines the probes, as named arrays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sequences(Probes):
     """Probes written out: ``X`` of shape (n, N, d)."""
 
@@ -106,7 +106,7 @@ class Sequences(Probes):
         return {"X": self.X}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Singles(Probes):
     """Sequences of one token: the rows, times one scale."""
 
@@ -132,7 +132,7 @@ class Singles(Probes):
         return {**_named("rows", self.rows), "scale": np.array([self.scale])}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Grid(Probes):
     """Every offset a_i with every query token b_j: the two tokens [α_j a_i + β_j b_j; β_j b_j].
 
@@ -186,7 +186,7 @@ class Grid(Probes):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pairs(Probes):
     """One offset, one query token and one pair of scales each.
 

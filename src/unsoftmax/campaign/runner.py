@@ -113,9 +113,16 @@ def learn(
         expected = None if plan is None else plan + holdout
         with _executor(workers) as pool:
             campaign = _Campaign(
-                oracle, book, budget or Budget(), batch, workers, progress, expected, pool,
-                interrupted,
-            )  # fmt: skip
+                oracle=oracle,
+                ledger=book,
+                budget=budget or Budget(),
+                batch=batch,
+                workers=workers,
+                progress=progress,
+                expected=expected,
+                pool=pool,
+                interrupted=interrupted,
+            )
             found = campaign.run(learner, holdout)
         return Recovery(
             model=found.model,

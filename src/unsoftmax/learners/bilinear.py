@@ -111,9 +111,17 @@ class Block:
     def error(self, score_norm: Array, stretch: float, shift_error: float = 0.0) -> float:
         """Bound ‖M̂ − M‖_F (see `measurement_error`), ‖Δshift‖₂ being at most ``shift_error``."""
         direct = measurement_error(
-            self.gates(), self.y, self.a, self.b, self.alpha, self.beta, self.scale,
-            score_norm[:, None], stretch, self.values,
-        )  # fmt: skip
+            self.gates(),
+            self.y,
+            self.a,
+            self.b,
+            self.alpha,
+            self.beta,
+            self.scale,
+            score_norm[:, None],
+            stretch,
+            self.values,
+        )
         repeated = np.sqrt(np.max(np.sum(self.beta**-2, axis=0)))
         return direct + float(shift_error * repeated)
 
@@ -153,36 +161,17 @@ def measure(
     k = np.full(shape[0], int(np.round(np.log2(np.sqrt(block.offsets.shape[1]) * _TARGET))))
 
     def pairs(j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Round:
-        alpha, beta = split(k)
-        block.alpha[j, i], block.beta[j, i] = alpha, beta
-        name = phase if purpose != "again" else f"{phase}, again"
-        return [
-            Pairs(
-                phase=name,
-                purpose=purpose,
-                offsets=offsets,
-                queries=queries,
-                i=i,
-                j=j,
-                alpha=alpha,
-                beta=beta,
-            )  # fmt: skip
-        ]
+        alpha, beta = block.alpha[j, i], block.beta[j, i] = split(k)
+        name = f"{phase}, again" if purpose == "again" else phase
+        probes = Pairs(offsets, queries, i, j, alpha, beta, phase=name, purpose=purpose)
+        return [probes]
 
     def grid(first: int, last: int | None) -> Round:
         alpha, beta = split(k)
         block.alpha[:, first:last] = alpha[:, None]
         block.beta[:, first:last] = beta[:, None]
-        return [
-            Grid(
-                phase=phase,
-                purpose="data",
-                offsets=offsets[first:last],
-                queries=queries,
-                alpha=alpha,
-                beta=beta,
-            )  # fmt: skip
-        ]
+        rows = offsets[first:last]
+        return [Grid(rows, queries, alpha, beta, phase=phase, purpose="data")]
 
     # 1. pilots
     asking = everyone

@@ -167,8 +167,8 @@ class ExactHead:
     ) -> Generator[Round, Answers, tuple[Values, Array]]:
         """Learn v and c from single tokens, and how precise the answers are."""
         scale = _SINGLE_SCALE if self.biases else 1.0
-        singles = Singles(phase="v", purpose="data", rows=UnitVectors(self.dim), scale=scale)
-        zero = Singles(phase="c", purpose="data", rows=np.zeros((1, self.dim)))
+        singles = Singles(UnitVectors(self.dim), scale, phase="v", purpose="data")
+        zero = Singles(np.zeros((1, self.dim)), phase="c", purpose="data")
         first: Round = [opening, straight, *([zero] if self.biases else []), singles]
         opened, line, *constant, y = yield first
         precision = Precision.of_format([opened, line, y, *constant])

@@ -98,7 +98,7 @@ def closing(model: SingleHead, count: int, rng: np.random.Generator) -> list[Seq
 def _check(phase: str, X: Array) -> Sequences:
     """Round tokens to float32, so that every target is asked exactly this."""
     rounded = X.astype(np.float32).astype(np.float64)
-    return Sequences(phase=f"hold-out, {phase}", purpose="check", X=rounded)
+    return Sequences(rounded, phase=f"hold-out, {phase}", purpose="check")
 
 
 def noise_of(first: Array, second: Array) -> float:

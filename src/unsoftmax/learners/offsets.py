@@ -28,8 +28,7 @@ class Offsets:
 
     def solve(self, measured: Array) -> Array:
         """Return Z⁻¹Mᵀ for M of shape (query tokens, offsets)."""
-        solution: Array = np.linalg.solve(self.rows, measured.T)
-        return solution
+        return np.asarray(np.linalg.solve(self.rows, measured.T), dtype=np.float64)
 
     def error(self, measured: float, solution: Array) -> float:
         """Bound the error of a solution whose measurements are off by ``measured``."""
