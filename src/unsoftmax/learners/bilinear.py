@@ -23,6 +23,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows
 from unsoftmax.protocol import Answers
 from unsoftmax.theory.certificates import measurement_error
@@ -44,9 +45,10 @@ _STAGES = ((1, 2, 3), (2, 5, 2), (5, None, 0))
 _POOR = 60.0
 # Unresolved logits are below 100 times their error, so the scale can be raised by its inverse.
 _RESOLVED = 100.0
-_SATURATED = -36
-_PILOT_TRIES = 3
-_EXTREME = 400
+# A saturated pilot says only that |t| > 30: try a million times less, then far less.
+_SATURATED = (-20, -60, 0)
+# Scaled tokens and their answers must stay in float32's range, 2^±126, for ‖v‖ up to 10⁶.
+_EXTREME = 100
 
 
 def free(k: Exponents) -> tuple[Array, Array]:
@@ -108,8 +110,12 @@ class Block:
         measured: Array = (gates.logit / self.alpha - self.shift) / self.beta
         return measured
 
-    def error(self, score_norm: Array, stretch: float, shift_error: float = 0.0) -> float:
-        """Bound ‖M̂ − M‖_F (see `measurement_error`), ‖Δshift‖₂ being at most ``shift_error``."""
+    def error(self, columns: Array, w: Array, stretch: float, shift_error: float = 0.0) -> float:
+        """Bound ‖M̂ − M‖_F; see `measurement_error`.
+
+        ``columns`` are the norms ‖W b_j‖, ``stretch`` is ‖Z‖₂, and ``shift_error`` bounds
+        ‖Δshift‖₂.
+        """
         direct = measurement_error(
             self.gates(),
             self.y,
@@ -118,7 +124,7 @@ class Block:
             self.alpha,
             self.beta,
             self.scale,
-            score_norm[:, None],
+            self.beta * columns[:, None] + np.linalg.norm(w),
             stretch,
             self.values,
         )
@@ -176,13 +182,13 @@ def measure(
     # 1. pilots
     asking = everyone
     purpose: Purpose = "pilot"
-    for _ in range(_PILOT_TRIES):
+    for lower in _SATURATED:
         zeros = np.zeros(len(asking), dtype=np.intp)
         [block.y[asking, 0]] = yield pairs(asking, zeros, k[asking], purpose)
-        better = _better_scale(block, asking, k[asking])
+        better = _better_scale(block, asking, k[asking], lower)
         changed = np.not_equal(split(better), split(k[asking])).any(axis=0)
         asking, purpose = asking[changed][: spare - block.again], "again"
-        if not len(asking):
+        if not lower or not len(asking):
             break
         k[asking] = better[changed][: len(asking)]
         block.again += len(asking)
@@ -201,7 +207,28 @@ def measure(
             break
         [block.y[j, i]] = yield pairs(j, i, k_better, "again")
         block.again += len(j)
+    _refuse_unreadable(block)
     return block
+
+
+def _refuse_unreadable(block: Block) -> None:
+    """Refuse answers outside what any weights can give, and logits still out of range."""
+    gates = block.gates()
+    outside = np.maximum(-gates.p, gates.p - 1) > 3 * gates.p_error
+    if np.any(outside):
+        raise ModelMismatch(
+            f"{np.count_nonzero(outside)} of {outside.size} answers to two tokens lie outside of "
+            "what any attention weights between them can give: the target is not a single "
+            "attention head."
+        )
+    if not np.all(np.isfinite(gates.logit)):
+        lost = np.count_nonzero(~np.isfinite(gates.logit))
+        raise NotIdentifiable(
+            f"{lost} of {outside.size} logits are out of the answers' reach: they equal b·v or "
+            "(a+b)·v to the last digit at every scale tried, as with hard attention. v is determined, "
+            "W is not." + "".join(f" {sentence}" for sentence in block.values.precision.why),
+            determined={"v": block.values.v, "c": block.values.c},
+        )
 
 
 def _read(block: Block, j: Indices | slice, i: int | slice) -> tuple[Array, Array, Gates]:
@@ -214,7 +241,7 @@ def _read(block: Block, j: Indices | slice, i: int | slice) -> tuple[Array, Arra
     return logit, gates.logit_error, gates
 
 
-def _better_scale(block: Block, j: Indices, k: Exponents) -> Exponents:
+def _better_scale(block: Block, j: Indices, k: Exponents, lower: int) -> Exponents:
     """Suggest a scale for pilots that are out of range; the same where they are in range."""
     logit, error, gates = _read(block, j, 0)
     size = np.abs(logit)
@@ -223,7 +250,7 @@ def _better_scale(block: Block, j: Indices, k: Exponents) -> Exponents:
         step = np.where(size <= _RESOLVED * error, _octaves(_TARGET / _RESOLVED / error), step)
         if len(block.offsets) < _ENOUGH:
             step = np.where(size < _SMALLEST, np.maximum(step, _octaves(_TARGET / size)), step)
-    step = np.where(np.isnan(logit), _SATURATED, step)
+    step = np.where(np.isnan(logit), lower, step)
     return np.clip(k + step, -_EXTREME, _EXTREME).astype(np.int64)
 
 

@@ -31,16 +31,17 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 from unsoftmax.theory import counts
-from unsoftmax.theory.precision import FLOAT32_UNIT, KAPPA, Precision
+from unsoftmax.theory.precision import FLOAT32_UNIT, KAPPA, UNIT, Precision
 from unsoftmax.theory.two_tokens import Values
 
 # With biases c is subtracted from every single-token answer: larger tokens save v's digits.
-_SINGLE_SCALE = 2.0**10
+_SINGLE_SCALE = 2.0**20
 # The coarsest arithmetic that a defect of linearity may be put down to: float32 at d = 1024.
 _COARSEST_UNIT = 4 * FLOAT32_UNIT
-# The coarsest that the hold-out of a target with float64 answers may be: a second head that
-# is 1e-5 of the first leaves residuals a thousand times as large.
-_COARSEST_UNEXPLAINED = 2.0**-40
+# How much coarser than they look the answers may be to explain the hold-out: a second head
+# that is 1e-5 of the first would take 10⁵ and more for float64 answers. Known formats are exact.
+_MOST_UNEXPLAINED = 2.0**12
+_MOST_UNEXPLAINED_COARSE = 8.0
 # Answers that change by this share of their size from call to call determine nothing.
 _MOST_NOISE = 0.03
 _AGAIN_PER_TOKEN = 2
@@ -154,7 +155,8 @@ class ExactHead:
         block = yield from measure(values, Z.rows, UnitVectors(self.dim), split, "W", spare, shift)
         model = SingleHead(Z.solve(block.measured(block.gates())), values.v, w, values.c)
 
-        closing = holdout.closing(model, share.closing, rng)
+        certificate = _certificate(model, values, block, bias, Z, checks)
+        closing = holdout.closing(model, certificate, share.closing, rng)
         closed = yield list(closing)
         probes, answers = [opening, *closing], [opened, *closed]
         certificate, evidence = self._certified(
@@ -171,7 +173,7 @@ class ExactHead:
         zero = Singles(np.zeros((1, self.dim)), phase="c", purpose="data")
         first: Round = [opening, straight, *([zero] if self.biases else []), singles]
         opened, line, *constant, y = yield first
-        precision = Precision.of_format([opened, line, y, *constant])
+        precision = Precision.of_format([opened, line])
         if repeats:
             [second] = yield [holdout.repeated(opening, repeats)]
             precision = precision.with_noise(holdout.noise_of(opened[:repeats], second))
@@ -221,23 +223,23 @@ class ExactHead:
     ) -> tuple[Certificate, Evidence]:
         """Bound the errors and check the bound against the hold-out; refuse if it fails."""
         precision = values.precision
-        limit = max(_COARSEST_UNEXPLAINED, 4 * precision.unit)
+        precision_before = values.precision
+        coarse = precision_before != Precision()
+        limit = _MOST_UNEXPLAINED_COARSE if coarse else _MOST_UNEXPLAINED
+        factor = 1.0
         while True:
-            certificate = _certificate(model, values, block, bias, Z)
-            evidence, conclusive = holdout.judge(
-                probes, answers, model, values, certificate, checks
-            )
-            if evidence.passed or not len(probes) or not checks:
+            certificate = _certificate(model, values, block, bias, Z, checks)
+            evidence = holdout.judge(probes, answers, model, values, certificate, checks)
+            if evidence.passed or not checks:
                 return certificate, evidence
-            excess = evidence.max_residual / evidence.tolerance
-            unit = 4 * max(excess, 1.0) * values.precision.unit
-            if unit > limit:
+            factor *= 2 * max(1.0, evidence.max_residual / evidence.tolerance)
+            if factor > limit:
                 break
-            precision = values.precision.with_unit(unit, "The hold-out is not predicted exactly")
+            precision = precision_before.coarser(factor, "The hold-out is not predicted exactly")
             values = replace(values, precision=precision)
             block = replace(block, values=values)
             bias = bias and replace(bias, values=values)
-        if conclusive:
+        if np.isfinite(certificate.errors["W"]):
             raise ModelMismatch(
                 f"The recovered head does not predict fresh answers: it misses them by "
                 f"{evidence.max_residual:.1e} of their size where {evidence.tolerance:.1e} is "
@@ -255,14 +257,13 @@ class ExactHead:
         self, model: SingleHead, values: Values, certificate: Certificate
     ) -> tuple[str, ...]:
         notes = list(values.precision.why)
-        if self.biases:
-            columns = np.linalg.norm(model.W, axis=0)
-            ratio = float(np.linalg.norm(model.w) / max(columns.max(), np.finfo(float).tiny))
-            if ratio > 10:
-                notes.append(
-                    f"The query bias is {ratio:.0e} times a column of W: it cannot be scaled away, "
-                    f"and leaves W about {1e-14 * ratio**2:.0e} relative accuracy."
-                )
+        longest = float(np.linalg.norm(model.W, axis=0).max())
+        bias = float(np.linalg.norm(model.w))
+        if bias > 10 * longest > 0:
+            notes.append(
+                f"The query bias is {bias / longest:.0e} times a column of W. It cannot be scaled "
+                "away, so W's relative accuracy falls with the square of that ratio."
+            )
         if not np.isfinite(certificate.errors["W"]):
             notes.append("There is no finite bound on W: see the certificate's assumptions.")
         return tuple(notes)
@@ -273,8 +274,11 @@ def _read_values(y: Array, constant: list[Array], scale: float, precision: Preci
     c = float(constant[0][0]) if constant else 0.0
     rounding = max(precision.unit, precision.relative)
     c_error = rounding * abs(c) + precision.absolute if constant else 0.0
+    v = (y - c) / scale
     v_error = (rounding * np.abs(y) + precision.absolute + c_error) / scale
-    return Values((y - c) / scale, c, v_error, c_error, precision)
+    if constant:  # y − c rounds; y / 1 does not
+        v_error = v_error + 2 * UNIT * np.abs(v)
+    return Values(v, c, v_error, c_error, precision)
 
 
 def _offset_limit(shift: Array) -> float:
@@ -284,7 +288,12 @@ def _offset_limit(shift: Array) -> float:
 
 
 def _certificate(
-    model: SingleHead, values: Values, block: Block, bias: Block | None, Z: Offsets
+    model: SingleHead,
+    values: Values,
+    block: Block,
+    bias: Block | None,
+    Z: Offsets,
+    checks: int,
 ) -> Certificate:
     assumes = [
         "The target is a single head: what the hold-out tests, it cannot prove.",
@@ -292,13 +301,13 @@ def _certificate(
         "max‖x_i‖·‖v‖ from rounding, beside what is named here.",
         *values.precision.why,
     ]
+    if not checks:
+        assumes.append("Nothing was checked: exact float64 answers are taken for granted.")
     w_error = shift_error = 0.0
     if bias is not None:
-        shift_error = bias.error(np.array([np.linalg.norm(model.w)]), Z.largest)
+        shift_error = bias.error(np.zeros(1), model.w, Z.largest)
         w_error = Z.error(shift_error, model.w)
-    # the scores' vector is β W e_j + w: its rounding is bounded with β ≤ 1 taken as it is
-    scores = np.linalg.norm(model.W, axis=0) + float(np.linalg.norm(model.w))
-    measured = block.error(scores, Z.largest, shift_error)
+    measured = block.error(np.linalg.norm(model.W, axis=0), model.w, Z.largest, shift_error)
     W_error = Z.error(measured, model.W)
     if not np.isfinite(W_error):
         gates = block.gates()
@@ -332,7 +341,7 @@ def _refuse_without_value(
     X = np.concatenate([opening.X, *(family.X for family in longer)])
     size = np.linalg.norm(X, axis=2).max(axis=1)
     bound = values.precision.error(size * values.norm + abs(values.c), y) + values.c_error
-    bound = bound + size * np.linalg.norm(values.v_error)
+    bound = bound + size * (values.norm + np.linalg.norm(values.v_error))
     if np.any(np.abs(y - values.c) > bound):
         raise ModelMismatch(
             "Single tokens are answered as if v = 0, longer sequences are not: the target is not "

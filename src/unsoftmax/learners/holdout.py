@@ -30,8 +30,8 @@ _LOGITS = (0.5, 2.0, 6.0)
 # A random direction meets ‖ΔW‖_F in about 1/d of its size per unit of both vectors; a product
 # of two Gaussians passes 8 times that once in 3,000.
 _ALIGNMENT = 8.0
-# Residuals beyond this share of what attention contributes are no evidence of anything.
-_MOST_SPREAD = 0.01
+# A logit that the certificate lets move by more than this says nothing about the model.
+_MOST_MOVED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ def repeated(probes: Sequences, count: int) -> Sequences:
     return _check("repeats", probes.X[:count])
 
 
-def closing(model: SingleHead, count: int, rng: np.random.Generator) -> list[Sequences]:
+def closing(
+    model: SingleHead, certificate: Certificate, count: int, rng: np.random.Generator
+) -> list[Sequences]:
     """Long sequences at moderate logits of ``model``, one family per length."""
     d = model.dim
     sequences: dict[int, list[Array]] = {}
@@ -78,21 +80,33 @@ def closing(model: SingleHead, count: int, rng: np.random.Generator) -> list[Seq
         query[rng.integers(d)] = 1.0
         if n % 2:
             query = rng.standard_normal(d) / np.sqrt(d)
-        # the size at which the RMS logit is as wanted: α·r_w + αβ·r_W with α = max(s,1),
-        # β = min(s,1)
-        with_bias = np.sqrt(np.mean((offsets @ model.w) ** 2))
-        with_query = np.sqrt(np.mean((offsets @ (model.scores_of(query[None])[0] - model.w)) ** 2))
-        powers = np.arange(-120, 121)
-        alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
-        logits = alpha * (with_bias + beta * with_query)
-        best = int(np.argmin(np.abs(np.log2(np.maximum(logits, 1e-300) / _LOGITS[n % 3]))))
-        best = best if with_bias or with_query else 120
-        # a large bias leaves no size at which logits are moderate: shrink the offsets as well
-        shrink = min(1.0, _LOGITS[n % 3] / logits[best]) if logits[best] else 1.0
-        alpha_n, beta_n = alpha[best] * shrink, beta[best] * shrink
-        b = beta_n * query
-        sequences.setdefault(length, []).append(np.vstack([alpha_n * offsets + b, b]))
+        alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)])
+        b = beta * query
+        sequences.setdefault(length, []).append(np.vstack([alpha * offsets + b, b]))
     return [_check("closing", np.array(X)) for X in sequences.values()]
+
+
+def _sizes(
+    model: SingleHead, certificate: Certificate, offsets: Array, query: Array, wanted: float
+) -> tuple[float, float]:
+    """Find α and β for which the logits α·(a·w + β·a·W b) have the RMS that is wanted.
+
+    As in the learner, offsets are scaled up and query tokens down; where W is known too
+    coarsely (W = 0 and rounded answers, say) sizes stay where its error moves no logit.
+    """
+    norm = np.linalg.norm(offsets, axis=1).max()
+    from_bias = np.sqrt(np.mean((offsets @ model.w) ** 2))
+    from_query = np.sqrt(np.mean((offsets @ (model.scores_of(query[None])[0] - model.w)) ** 2))
+    powers = np.arange(-100.0, 101.0)
+    alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
+    logits = alpha * (from_bias + beta * from_query)
+    errors = certificate.errors["w"] + beta * certificate.errors["W"] * np.linalg.norm(query)
+    known = alpha * norm * errors <= _MOST_MOVED / 2
+    fits = np.abs(np.log2(np.maximum(logits, 1e-300) / wanted))
+    best = int(np.argmin(np.where(known, fits, np.inf))) if known.any() else int(np.argmin(fits))
+    # a large bias leaves no size at which logits are moderate: shrink the offsets as well
+    shrink = min(1.0, wanted / max(logits[best], 1e-300))
+    return float(alpha[best] * shrink), float(beta[best] * shrink)
 
 
 def _check(phase: str, X: Array) -> Sequences:
@@ -129,51 +143,44 @@ def judge(
     values: Values,
     certificate: Certificate,
     queries: int,
-) -> tuple[Evidence, bool]:
-    """Compare answers with the model's predictions.
+) -> Evidence:
+    """Compare answers with the model's predictions, each within what the certificate allows.
 
-    Returns
-    -------
-    Evidence
-        Relative residuals and their tolerance.
-    bool
-        Whether a residual that fails would fail at the certificate's own bound as well; if
-        not, it is the answers that are too coarse, rather than the class that is wrong.
+    A sequence so long that the certificate lets its logits move by more than 1 % says nothing
+    and is left out; without a finite certificate the model must be right to 1 % all the same.
     """
-    residuals, tolerances, capped = [], [], False
+    certain = bool(np.isfinite(certificate.errors["W"] + certificate.errors["w"]))
+    residuals, tolerances = [], []
     for family, y in zip(probes, answers, strict=True):
         X = family.X
-        size = np.linalg.norm(X, axis=2).max(axis=1) * values.norm + abs(values.c)
         predicted = model(X)
         query = X[:, -1]
         vectors = model.scores_of(query)
         scores = np.einsum("bnd,bd->bn", X, vectors)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        spread = weights * np.abs(X @ values.v + values.c - predicted[:, None])
+
+        norms = np.linalg.norm(X, axis=2)
         away = np.linalg.norm(X - query[:, None], axis=2)
-        share = np.where(
-            np.count_nonzero(query, axis=1) > 1,
-            min(1.0, _ALIGNMENT / model.dim),
-            min(1.0, _ALIGNMENT / np.sqrt(model.dim)),
-        )
-        score_error = certificate.errors["W"] * share * np.linalg.norm(query, axis=1)
-        score_error = score_error + certificate.errors["w"]
-        rounding = KAPPA * values.precision.unit * np.linalg.norm(vectors, axis=1)
-        error = away * score_error[:, None]
-        error += np.linalg.norm(X, axis=2) * rounding[:, None]
-        capped |= bool(np.any((error > _MOST_SPREAD) & (spread > 0)))
+        dense = np.count_nonzero(query, axis=1) > 1
+        share = np.minimum(1.0, _ALIGNMENT / np.where(dense, model.dim, np.sqrt(model.dim)))
+        from_W = share * np.linalg.norm(query, axis=1) * certificate.errors["W"]
+        moved = away * (from_W + certificate.errors["w"])[:, None]
+        moved += norms * (KAPPA * values.precision.unit * np.linalg.norm(vectors, axis=1))[:, None]
+        telling = np.max(moved, axis=1) <= _MOST_MOVED if certain else np.full(len(X), True)
+
+        size = norms.max(axis=1) * values.norm + abs(values.c)
+        spread = weights * np.abs(X @ values.v + values.c - predicted[:, None])
         pooled = np.abs(np.einsum("bn,bnd->bd", weights, X))
         tolerance = (
             values.precision.error(size, y)
             + values.c_error
             + pooled @ values.v_error
-            + np.sum(spread * np.minimum(error, _MOST_SPREAD), axis=1)
+            + np.sum(spread * np.minimum(moved, _MOST_MOVED), axis=1)
         )
-        residuals.append((y - predicted) / _positive(size))
-        tolerances.append(tolerance / _positive(size))
-    evidence = Evidence.of(queries, np.concatenate(residuals), np.concatenate(tolerances))
-    return evidence, not capped
+        residuals.append(((y - predicted) / _positive(size))[telling])
+        tolerances.append((tolerance / _positive(size))[telling])
+    return Evidence.of(queries, np.concatenate(residuals), np.concatenate(tolerances))
 
 
 def _positive(size: Array) -> Array:

@@ -35,8 +35,8 @@ def measurement_error(
         The answers, how they were read, and the scales they were asked at.
     a, b : Vectors
         Offsets, broadcasting along the last axis, and query tokens along the first.
-    score_norm : ndarray (query tokens, 1)
-        ‖W b_j + w‖ of the scores' vectors, for the rounding of the scores themselves.
+    score_norm : ndarray (query tokens, offsets)
+        ‖βW b_j + w‖ of the scores' vectors, for the rounding of the scores themselves.
     stretch : float
         ‖Z‖₂ of the offsets.
     values : Values

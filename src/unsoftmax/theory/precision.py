@@ -55,14 +55,19 @@ class Precision:
 
     @classmethod
     def of_format(cls, answers: Sequence[Array]) -> Precision:
-        """Recognise binary formats (float32, bfloat16 …), decimals and significant digits."""
+        """Recognise binary formats (float32, bfloat16 …), decimals and significant digits.
+
+        ``answers`` must be to generic sequences: v itself may be as round as it likes.
+        """
         y = np.concatenate([np.ravel(part) for part in answers])
-        y = y[y != 0]
+        if len(y) < _WITNESSES or not np.any(y):
+            return cls()
         bits = significant_bits(y)
         if bits <= _GENERIC_BITS:
             name = {24: "float32", 11: "float16", 8: "bfloat16"}.get(bits, f"{bits}-bit")
             return cls(
-                unit=FLOAT32_UNIT if bits <= 24 else 2.0**-bits,
+                # the last rounding is counted by itself: half covers what is inside (measured)
+                unit=(FLOAT32_UNIT if bits <= 24 else 2.0**-bits) / 2,
                 relative=2.0**-bits,
                 why=(f"Every answer is a {name} number; arithmetic to match is assumed.",),
             )
@@ -93,6 +98,16 @@ class Precision:
             ),
         )
 
+    def coarser(self, factor: float, reason: str) -> Precision:
+        """Assume all but the noise to be ``factor`` times as coarse."""
+        return replace(
+            self,
+            unit=factor * self.unit,
+            relative=factor * self.relative,
+            absolute=factor * self.absolute,
+            why=(*self.why, f"{reason}: errors {factor:.1e} times as large are assumed."),
+        )
+
     def with_unit(self, unit: float, reason: str) -> Precision:
         """Assume coarser arithmetic inside the target."""
         if unit <= self.unit:
@@ -115,6 +130,7 @@ def significant_bits(y: Array) -> int:
     >>> significant_bits(np.array([0.5, 3.0, 10.0])), significant_bits(np.array([0.1]))
     (3, 52)
     """
+    y = y[y != 0]
     if not len(y):
         return 0
     mantissa, _ = np.frexp(y)
@@ -133,8 +149,7 @@ def _decimals(y: Array) -> int | None:
 
 
 def _digits(y: Array) -> int | None:
-    if len(y) < _WITNESSES:
-        return None
+    y = y[y != 0]
     power = 10.0 ** np.floor(np.log10(np.abs(y)))
     for digits in range(1, _MOST_DECIMALS + 1):
         if _same(y, np.round(y / power, digits - 1) * power):
