@@ -26,7 +26,7 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) 
     os.close(handle)
     try:
         save_file(
-            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+            {name: np.asarray(array, order="C") for name, array in arrays.items()},
             temporary,
             metadata={"class": kind, "format_version": str(FORMAT_VERSION)},
         )
@@ -45,25 +45,34 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
     FileNotFoundError
         There is no such file.
     ValueError
-        The file is no model of unsoftmax, or is newer than this program.
+        The file is no model of unsoftmax, is damaged, or is newer than this program.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no model file at {path}.")
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            names = file.keys()
-            arrays = {name: file.get_tensor(name) for name in names}
+            kind = _kind(path, file.metadata() or {})
+            names = list(file.keys())
+            for name in names:
+                # a foreign type (bfloat16, float8) may be one that NumPy does not have
+                if (dtype := file.get_slice(name).get_dtype()) != "F64":
+                    raise ValueError(f"{path} is damaged: {name} is {dtype} instead of F64.")
+            return kind, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
-    if "class" not in metadata or not metadata.get("format_version", "").isdigit():
+
+
+def _kind(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:
+    """Return the class that the metadata names, if this program can read its format."""
+    version = metadata.get("format_version", "")
+    if "class" not in metadata or not version.isdecimal():
         raise ValueError(
             f"{path} holds tensors but no unsoftmax model (its metadata names no class): "
             "write it with model.save(path)."
         )
-    if int(metadata["format_version"]) > FORMAT_VERSION:
+    if int(version) > FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format {metadata['format_version']}, this program reads up to "
-            f"{FORMAT_VERSION}: upgrade unsoftmax."
+            f"{path} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
+            "unsoftmax."
         )
-    return metadata["class"], arrays
+    return metadata["class"]
