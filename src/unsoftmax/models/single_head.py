@@ -95,11 +95,13 @@ class SingleHead:
         """Dimension d of a token."""
         return self.v.size
 
-    @cached_property
+    @property
     def W(self) -> Array:
         """Score matrix (d, d); computed on demand for a head built from factors."""
-        if "W" in self._arrays:
-            return self._arrays["W"]
+        return self._product if "K" in self._arrays else self._arrays["W"]
+
+    @cached_property
+    def _product(self) -> Array:
         W = self._arrays["K"].T @ self._arrays["Q"]
         W.flags.writeable = False
         return W
@@ -143,7 +145,8 @@ class SingleHead:
                 f"it was given shape {X.shape}."
             )
         scores = np.einsum("bnd,bd->bn", X, self.scores_of(X[:, -1]))
-        scores -= scores.max(axis=1, keepdims=True)
+        with np.errstate(over="ignore"):  # a score may be 2·10³⁰⁸ below the largest: weight 0
+            scores -= scores.max(axis=1, keepdims=True)
         weights = np.exp(scores, out=scores)
         values = X @ self.v
         answers: Array = np.einsum("bn,bn->b", weights, values) / weights.sum(axis=1) + self.c
@@ -167,7 +170,11 @@ class SingleHead:
 
 
 def _frozen(name: str, values: ArrayLike) -> Array:
-    array = np.array(values, dtype=np.float64)
+    given = np.asarray(values)
+    if given.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold real numbers; it holds {given.dtype}.")
+    # C order whatever was given: a saved copy then gives the same products, to the last bit
+    array = np.array(given, dtype=np.float64, order="C")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite; it holds NaN or infinity.")
     array.flags.writeable = False
