@@ -7,6 +7,7 @@ So the canonical form sets W = 0, w = 0 when v = 0, and is otherwise the head it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,9 +88,13 @@ def equivalent(a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0
     a, b = canonical(a), canonical(b)
     gap, within = 0.0, True
     for mine, other in zip(_blocks(a), _blocks(b), strict=True):
-        difference = float(np.linalg.norm(mine - other))
-        size = max(float(np.linalg.norm(mine)), float(np.linalg.norm(other)))
-        within &= difference <= rtol * size + atol
+        unit = max(_largest(mine), _largest(other)) or 1.0
+        difference = _norm(mine / unit - other / unit)
+        size = max(_norm(mine / unit), _norm(other / unit))
+        if rtol or atol:
+            within &= difference <= rtol * size + atol / unit
+        else:
+            within &= np.array_equal(mine, other)
         gap = max(gap, difference / size if size else 0.0)
     if within:
         return Equivalence("equal", None, gap)
@@ -103,35 +108,73 @@ def _blocks(head: SingleHead) -> tuple[Array, Array]:
 
 def _separate(a: SingleHead, b: SingleHead) -> Array | None:
     """Find a sequence of one or two tokens on which float64 tells the heads apart."""
-    rng = np.random.default_rng(0)
-    d = a.dim
-    difference = a.W - b.W
-    left, right = rng.standard_normal((2, d))
-    for _ in range(30):  # power iteration: the direction in which the scores differ most
-        left, right = _unit(difference @ right), _unit(difference.T @ left)
-    value = _unit(a.v + b.v)
-    offsets = [_unit(u + s * value) for u in (left, _unit(a.w - b.w)) for s in (0.0, 1.0, -1.0)]
-    offsets += list(rng.standard_normal((4, d)))
-    queries = [right, np.zeros(d), *rng.standard_normal((2, d))]
-    sizes = 4.0 ** np.arange(-12, 13)
-    pairs = np.array([[u + q, q] for u in offsets for q in queries])
-    twice = (sizes[:, None, None, None] * pairs).reshape(-1, 2, d)
-    long = np.array([[s * u + q, q] for u in offsets for q in queries for s in sizes])
-    singles = [np.zeros((1, 1, d)), _unit(a.v - b.v)[None, None, :]]
     best: tuple[float, Array | None] = (1.0, None)
-    for X in (*singles, twice, long):
-        norms = np.linalg.norm(X, axis=2).max(axis=1)
-        # rounding: of the values, and of the scores, which the softmax turns into values
-        scores = np.abs([np.einsum("bnd,bd->bn", X, m.scores_of(X[:, -1])) for m in (a, b)])
-        size = norms * (np.linalg.norm(a.v) + np.linalg.norm(b.v)) * (1 + scores.max(axis=(0, 2)))
-        noise = 64 * d * np.finfo(float).eps * (size + abs(a.c) + abs(b.c))
-        ratio = np.abs(a(X) - b(X)) / np.maximum(noise, np.finfo(float).tiny)
-        k = int(np.argmax(ratio))
-        if ratio[k] > best[0]:
-            best = float(ratio[k]), X[k]
+    # answers out of float64's range are no evidence
+    with np.errstate(over="ignore", invalid="ignore"):
+        for X in _candidates(a, b):
+            ratio = np.nan_to_num(np.abs(a(X) - b(X)) / _rounding(a, b, X), nan=0.0, posinf=0.0)
+            k = int(np.argmax(ratio))
+            if ratio[k] > best[0]:
+                best = float(ratio[k]), X[k]
     return best[1]
 
 
+def _candidates(a: SingleHead, b: SingleHead) -> Iterator[Array]:
+    """Make sequences that tell v and c apart, then pairs [u+q; q] that tell W and w apart.
+
+    Sizes are chosen for logits near 1, which W or w alone may set, and up to 4¹² away from it.
+    """
+    rng = np.random.default_rng(0)
+    d = a.dim
+    W, w, v = (max(_norm(x), _norm(y)) for x, y in ((a.W, b.W), (a.w, b.w), (a.v, b.v)))
+    c = max(abs(a.c), abs(b.c))
+    yield np.zeros((1, 1, d))
+    if not v:
+        return  # two constants
+    for size in {1.0, c / v or 1.0}:
+        yield _sizes(size)[:, None, None] * _unit(a.v - b.v)
+    difference = a.W / (W or 1.0) - b.W / (W or 1.0)
+    left, right = rng.standard_normal((2, d))
+    for _ in range(30):  # power iteration: the direction in which the scores differ most
+        left, right = _unit(difference @ right), _unit(difference.T @ left)
+    value = _unit(a.v / v + b.v / v)
+    offsets = [_unit(u + s * value) for u in (left, _unit(a.w - b.w)) for s in (0.0, 1.0, -1.0)]
+    offsets += list(rng.standard_normal((4, d)))
+    queries = [right, np.zeros(d), *rng.standard_normal((2, d))]
+    pairs = np.array([[u + q, q] for u in offsets for q in queries])
+    for size in {W**-0.5 if W else 1.0, 1 / w if w else 1.0}:
+        yield (_sizes(size)[:, None, None, None] * pairs).reshape(-1, 2, d)
+    for size in {1 / W if W else 1.0, 1 / w if w else 1.0}:
+        yield np.array([[s * u + q, q] for u in offsets for q in queries for s in _sizes(size)])
+
+
+def _rounding(a: SingleHead, b: SingleHead, X: Array) -> Array:
+    """Bound the rounding of both answers: of values, and of scores, which move the weights."""
+    noise = np.linalg.norm(X, axis=2).max(axis=1) * (_norm(a.v) + _norm(b.v))
+    if X.shape[1] > 1:  # one token has weight 1 whatever its score
+        scores = np.abs([np.einsum("bnd,bd->bn", X, m.scores_of(X[:, -1])) for m in (a, b)])
+        noise *= 1 + scores.max(axis=(0, 2))
+    noise += abs(a.c) + abs(b.c)
+    bound: Array = 64 * a.dim * np.finfo(float).eps * noise
+    return np.maximum(bound, np.finfo(float).tiny)
+
+
+def _sizes(middle: float) -> Array:
+    """Return sizes around one, of which no square leaves float64's range."""
+    sizes: Array = np.clip(middle * 4.0 ** np.arange(-12, 13), 2.0**-480, 2.0**480)
+    return sizes
+
+
+def _largest(x: Array) -> float:
+    return float(np.max(np.abs(x)))
+
+
+def _norm(x: Array) -> float:
+    """Return the 2-norm (Frobenius), also where the squares leave float64's range."""
+    unit = _largest(x)
+    return unit * float(np.linalg.norm(x / unit)) if unit else 0.0
+
+
 def _unit(x: Array) -> Array:
-    norm = np.linalg.norm(x)
+    norm = _norm(x)
     return x / norm if norm else x
