@@ -146,7 +146,7 @@ def test_biases(d):
 def test_a_bias_much_larger_than_W_is_said_to_cost_digits():
     rng = np.random.default_rng(0)
     target = us.SingleHead(
-        rng.standard_normal((8, 8)), rng.standard_normal(8), 1e3 * rng.standard_normal(8), 0.5
+        rng.standard_normal((8, 8)), rng.standard_normal(8), 1e3 * rng.standard_normal(8)
     )
     recovery = us.learn(hidden(target), us.learners.ExactHead(8, biases=True))
     assert relative(recovery.model.W, target.W) <= 1e-7

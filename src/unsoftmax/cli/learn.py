@@ -1,0 +1,108 @@
+"""`unsoftmax learn`: recover a model, safe against interruption."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from unsoftmax.campaign import Budget, Recovery
+from unsoftmax.campaign import learn as run
+from unsoftmax.cli import targets
+from unsoftmax.cli.console import (
+    AsJson,
+    Refusal,
+    holdout_row,
+    query_rows,
+    show_json,
+    show_table,
+    stderr,
+    stdout,
+    told,
+    watching,
+)
+from unsoftmax.cli.plan import Model
+from unsoftmax.cli.settings import Settings, build, with_settings
+
+
+@with_settings
+@told
+def learn(
+    target: Annotated[str, typer.Argument(help=targets.HELP)],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for model, recovery.json and ledger.")],
+    model: Model = "exact",
+    budget: Annotated[
+        int | None, typer.Option(min=0, help="Most queries over the ledger's life.")
+    ] = None,
+    token_budget: Annotated[
+        int | None, typer.Option(min=0, help="Most tokens over the ledger's life.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
+    ] = None,
+    holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per call.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time.")] = 1,
+    as_json: AsJson = False,
+    settings: Settings,
+) -> None:
+    """Recover TARGET's parameters by asking it.
+
+    The same command goes on where an interrupted one stopped: nothing recorded is asked again.
+    """
+    oracle = targets.resolve(target)
+    dim = getattr(oracle, "dim", None)
+    learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
+    plan = learner.plan()
+    if budget is not None and budget < (plan.queries or 0) + holdout:
+        stderr.print(
+            f"The plan needs {plan.queries:,} queries and {holdout} for the hold-out: a budget of "
+            f"{budget:,} will stop it before.",
+            highlight=False,
+        )
+    book = ledger or out / "ledger.sqlite"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"--out {out} cannot be made: {error.strerror}.") from error
+    began = time.monotonic()
+    try:
+        with watching() as watcher:
+            recovery = run(
+                oracle,
+                learner,
+                Budget(budget, token_budget),
+                book,
+                holdout=holdout,
+                batch=batch,
+                workers=workers,
+                progress=watcher,
+            )
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(
+            f"every answer so far is in {book}. Run the same command to go on."
+        ) from interrupt
+    seconds = time.monotonic() - began
+    recovery.save(out)
+    if as_json:
+        show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
+        return
+    show_recovery(recovery, plan.formula, seconds)
+    stdout.print(f"Written: {out}/model.safetensors, {out}/recovery.json", soft_wrap=True)
+
+
+def show_recovery(recovery: Recovery, formula: str, seconds: float) -> None:
+    """Print what was recovered, at what cost, and how sure it is."""
+    rows = query_rows(recovery, formula)
+    for name, bound in recovery.certificate.errors.items():
+        size = float(np.linalg.norm(getattr(recovery.model, name)))
+        relative = f", {bound / size:.1e} of its norm" if size else ""
+        rows.append((f"error of {name} at most", f"{bound:.1e}{relative}"))
+    rows += [holdout_row(recovery), ("seconds", f"{seconds:.1f}")]
+    show_table(f"Recovered: {recovery.model!r}", rows)
+    for note in recovery.notes:
+        stdout.print(f"Note: {note}", markup=False, highlight=False)

@@ -1,0 +1,35 @@
+"""`unsoftmax plan`: what learning would cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from unsoftmax.cli.console import AsJson, show_json, show_table, told
+from unsoftmax.cli.settings import Settings, build, with_settings
+from unsoftmax.learners import BY_NAME
+
+Model = Annotated[
+    str, typer.Option(help=f"What to learn: {', '.join(BY_NAME)}.", show_default=True)
+]
+
+
+@with_settings
+@told
+def plan(*, model: Model = "exact", as_json: AsJson = False, settings: Settings) -> None:
+    """Say what recovering a model would cost, without asking anything."""
+    learner = build(model, settings)
+    cost = learner.plan()
+    if as_json:
+        show_json({"learner": learner.settings(), **asdict(cost)})
+        return
+    rows = [("queries", "a bound only" if cost.queries is None else f"{cost.queries:,}")]
+    rows += [
+        ("formula", cost.formula),
+        ("with those asked again, at most", f"{cost.at_most:,}"),
+        ("tokens", f"{cost.tokens:,}"),
+        ("rounds, at most", f"{cost.rounds:,}"),
+    ]
+    show_table(f"Plan for --model {model}, hold-out on top", rows)

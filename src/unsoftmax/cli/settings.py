@@ -1,0 +1,94 @@
+"""Options drawn from the learners: every setting of every learner, and no list to keep.
+
+A command that takes ``settings: Settings`` gets one option per field of the learners in
+`BY_NAME`; it receives those that were given. Adding a learner needs no change here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from unsoftmax.cli.console import Refusal
+from unsoftmax.learners import BY_NAME
+from unsoftmax.protocol import Learner
+
+Settings: TypeAlias = Mapping[str, Any]
+
+
+def build(model: str, settings: Settings) -> Learner:
+    """Make the learner that ``--model`` and the settings name."""
+    if model not in BY_NAME:
+        raise Refusal(f"--model is one of {', '.join(BY_NAME)}; it was {model!r}.")
+    learner = BY_NAME[model]
+    known = {field.name for field in fields(learner)}
+    for name in settings:
+        if name not in known:
+            raise Refusal(f"--{name.replace('_', '-')} is no setting of --model {model}.")
+    if "dim" in known and "dim" not in settings:
+        raise Refusal("--dim is missing: the dimension of a token.")
+    try:
+        return learner(**settings)
+    except (TypeError, ValueError) as error:
+        raise Refusal(str(error)) from error
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the learners' settings as options."""
+    own = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    options = _options()
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        settings = {name: given.pop(name) for name in options}
+        command(**given, settings={k: v for k, v in settings.items() if v is not None})
+
+    kept = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in own.parameters.items()
+        if name != "settings"
+    ]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in options.items()
+    ]
+    run.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [*kept, *added]}
+    return run
+
+
+def _options() -> dict[str, Any]:
+    """Return every setting's annotation for typer, by name."""
+    options: dict[str, Any] = {}
+    for learner in BY_NAME.values():
+        hints, helps = get_type_hints(learner), _helps(learner)
+        for field in fields(learner):
+            kind, text = _kind(hints[field.name]), helps.get(field.name, "")
+            flag = f"--{field.name.replace('_', '-')}"
+            options[field.name] = Annotated[kind | None, typer.Option(flag, help=text)]
+    return options
+
+
+def _kind(hint: Any) -> Any:
+    """Reduce a field's type to one that an option can have."""
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+def _helps(learner: type) -> dict[str, str]:
+    """Read what each setting means from the docstring's Parameters section."""
+    section = re.split(r"\n(?=\w+\n-+\n)", inspect.getdoc(learner) or "")
+    parameters = next((part for part in section if part.startswith("Parameters\n")), "")
+    found = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", parameters, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}

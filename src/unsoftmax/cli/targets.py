@@ -1,0 +1,44 @@
+"""What TARGET on the command line means."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from unsoftmax.cli.console import Refusal, stderr
+from unsoftmax.models import load
+from unsoftmax.protocol import Oracle
+
+HELP = (
+    "What to ask: a model.safetensors, or module:function (imports the module from the current "
+    "folder or the environment, and runs it)."
+)
+
+
+def resolve(target: str) -> Oracle:
+    """Return the oracle that TARGET names."""
+    if target.endswith(".safetensors"):
+        try:
+            return load(target)
+        except (ValueError, OSError) as error:
+            raise Refusal(str(error)) from error
+    module, colon, name = target.partition(":")
+    if not colon or "/" in target or not name:
+        raise Refusal(
+            f"{target!r} is no target: give a .safetensors model, or module:function for a "
+            "function that maps sequences (B, N, d) to B numbers."
+        )
+    stderr.print(f"Importing {module} and calling {name}.", markup=False, highlight=False)
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: object = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise Refusal(f"{target} is {type(found).__name__}, not a function.")
+    return found

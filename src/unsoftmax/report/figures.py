@@ -1,0 +1,53 @@
+"""Figures, drawn with matplotlib (the `report` extra)."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array
+
+
+def draw_head(truth: SingleHead, found: SingleHead, path: str | os.PathLike[str]) -> None:
+    """Draw true W, recovered W, the logarithm of their difference, and both spectra.
+
+    Parameters
+    ----------
+    truth, found : SingleHead
+        Heads of the same dimension.
+    path : path
+        Where to write; the suffix decides the format.
+    """
+    figure = Figure(figsize=(10.5, 8.6), layout="constrained")
+    axes = figure.subplots(2, 2)
+    limit = float(np.quantile(np.abs(truth.W), 0.999)) or 1.0
+    for axis, W, title in ((axes[0, 0], truth.W, "True W"), (axes[0, 1], found.W, "Recovered W")):
+        image = axis.imshow(W, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+        axis.set_title(title)
+        figure.colorbar(image, ax=axis, shrink=0.85)
+
+    difference = np.abs(found.W - truth.W)
+    with np.errstate(divide="ignore"):
+        digits = np.log10(difference)
+    shown = digits[np.isfinite(digits)]
+    low, high = (np.quantile(shown, [0.01, 1.0])) if shown.size else (-17.0, -16.0)
+    image = axes[1, 0].imshow(
+        np.maximum(digits, low), cmap="magma", vmin=low, vmax=high, interpolation="nearest"
+    )
+    axes[1, 0].set_title("log₁₀ |recovered − true|")
+    figure.colorbar(image, ax=axes[1, 0], shrink=0.85)
+
+    spectra = axes[1, 1]
+    spectra.semilogy(_spectrum(truth.W), "o", mfc="none", ms=6, label="true")
+    spectra.semilogy(_spectrum(found.W), ".", ms=4, label="recovered")
+    spectra.set(title="Singular values of W", xlabel="index", ylabel="singular value")
+    spectra.grid(alpha=0.3)
+    spectra.legend()
+    figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": "unsoftmax"})
+
+
+def _spectrum(W: Array) -> Array:
+    return np.asarray(np.linalg.svd(W, compute_uv=False), dtype=np.float64)
