@@ -88,7 +88,8 @@ def equivalent(a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0
     a, b = canonical(a), canonical(b)
     gap, within = 0.0, True
     for mine, other in zip(_blocks(a), _blocks(b), strict=True):
-        unit = max(_largest(mine), _largest(other)) or 1.0
+        # a power of two, so that dividing by it is exact
+        unit = 2.0 ** (np.frexp(max(_largest(mine), _largest(other)))[1] - 1)
         difference = _norm(mine / unit - other / unit)
         size = max(_norm(mine / unit), _norm(other / unit))
         if rtol or atol:
@@ -138,7 +139,10 @@ def _candidates(a: SingleHead, b: SingleHead) -> Iterator[Array]:
     for _ in range(30):  # power iteration: the direction in which the scores differ most
         left, right = _unit(difference @ right), _unit(difference.T @ left)
     value = _unit(a.v / v + b.v / v)
-    offsets = [_unit(u + s * value) for u in (left, _unit(a.w - b.w)) for s in (0.0, 1.0, -1.0)]
+    bias = _unit(a.w)
+    across = left - (left @ bias) * bias  # sees W alone, however large w is
+    lines = (left, across, _unit(a.w - b.w))
+    offsets = [_unit(u + s * value) for u in lines for s in (0.0, 1.0, -1.0)]
     offsets += list(rng.standard_normal((4, d)))
     queries = [right, np.zeros(d), *rng.standard_normal((2, d))]
     pairs = np.array([[u + q, q] for u in offsets for q in queries])
@@ -150,13 +154,13 @@ def _candidates(a: SingleHead, b: SingleHead) -> Iterator[Array]:
 
 def _rounding(a: SingleHead, b: SingleHead, X: Array) -> Array:
     """Bound the rounding of both answers: of values, and of scores, which move the weights."""
-    noise = np.linalg.norm(X, axis=2).max(axis=1) * (_norm(a.v) + _norm(b.v))
-    if X.shape[1] > 1:  # one token has weight 1 whatever its score
-        scores = np.abs([np.einsum("bnd,bd->bn", X, m.scores_of(X[:, -1])) for m in (a, b)])
-        noise *= 1 + scores.max(axis=(0, 2))
-    noise += abs(a.c) + abs(b.c)
-    bound: Array = 64 * a.dim * np.finfo(float).eps * noise
-    return np.maximum(bound, np.finfo(float).tiny)
+    noise = np.zeros(len(X))
+    for head in (a, b):
+        scores = np.abs(np.einsum("bnd,bd->bn", X, head.scores_of(X[:, -1]))).max(axis=1)
+        noise += np.linalg.norm(X, axis=2).max(axis=1) * _norm(head.v) + abs(head.c)
+        noise += np.ptp(X @ head.v, axis=1) * scores
+    noise *= 64 * a.dim * np.finfo(float).eps
+    return np.maximum(noise, np.finfo(float).tiny)
 
 
 def _sizes(middle: float) -> Array:

@@ -80,8 +80,10 @@ class SingleHead:
             "w": _frozen("w", w),
             "c": _frozen("c", c),
         }
-        rank = arrays["K"].shape[0] if arrays.get("K", v).ndim == 2 else 0
-        shapes = {"W": (d, d), "K": (rank, d), "Q": (rank, d), "v": (d,), "w": (d,), "c": ()}
+        if "K" in arrays and arrays["K"].ndim != 2:
+            raise ValueError(f"K must have shape (r, {d}); it has shape {arrays['K'].shape}.")
+        factor = (len(arrays.get("K", v)), d)
+        shapes = {"W": (d, d), "K": factor, "Q": factor, "v": (d,), "w": (d,), "c": ()}
         for name, array in arrays.items():
             if array.shape != shapes[name]:
                 raise ValueError(

@@ -1,0 +1,270 @@
+"""One head: the forward map against a loop, arrays that never change, arguments refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unsoftmax as us
+
+EPS = np.finfo(float).eps
+
+
+def loop(W, v, w, c, x):
+    """f(x) for one sequence, token by token, as the definition reads."""
+    d, query = len(v), x[-1]
+    key = [math.fsum([w[i], *(W[i][j] * query[j] for j in range(d))]) for i in range(d)]
+    scores = [math.fsum(token[i] * key[i] for i in range(d)) for token in x]
+    weights = [math.exp(score - max(scores)) for score in scores]
+    values = [math.fsum(token[i] * v[i] for i in range(d)) for token in x]
+    pooled = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
+    return pooled / math.fsum(weights) + c
+
+
+def rounding(W, v, w, c, X):
+    """How far two ways to compute f(X) may be apart: values, and scores that move the weights."""
+    size = np.linalg.norm(X, axis=2).max(axis=1)
+    scores = size * (size * np.linalg.norm(W) + np.linalg.norm(w))
+    return 8 * len(v) * EPS * (size * np.linalg.norm(v) * (1 + scores) + abs(c)) + 1e-300
+
+
+@st.composite
+def heads(draw):
+    """Parameters of a head, with factors of W or without, with biases or without."""
+    d = draw(st.integers(1, 6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    biases = draw(st.booleans())
+    rank = draw(st.none() | st.integers(0, d + 1))
+    scale = 10.0 ** draw(st.integers(-3, 2))
+    v, w = rng.standard_normal(d), rng.standard_normal(d) if biases else np.zeros(d)
+    c = float(rng.standard_normal()) if biases else 0.0
+    if rank is None:
+        return us.SingleHead(scale * rng.standard_normal((d, d)), v, w if biases else None, c)
+    K, Q = rng.standard_normal((2, rank, d))
+    return us.SingleHead.from_factors(scale * K, Q, v, w if biases else None, c)
+
+
+@st.composite
+def batches(draw, dim):
+    """Sequences (B, N, d), B = 0 … 3, N = 1 … 6."""
+    shape = draw(st.integers(0, 3)), draw(st.integers(1, 6)), dim
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return 10.0 ** draw(st.integers(-2, 1)) * rng.standard_normal(shape)
+
+
+# -- the forward map
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_answers_are_the_definition(data):
+    head = data.draw(heads())
+    X = data.draw(batches(head.dim))
+    answers = head(X)
+    assert answers.shape == (len(X),)
+    assert answers.dtype == np.float64
+    expected = np.array([loop(head.W, head.v, head.w, head.c, x) for x in X])
+    bound = rounding(head.W, head.v, head.w, head.c, X)
+    assert np.all(np.abs(answers - expected) <= bound)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_factors_are_their_product(data):
+    head = data.draw(heads())
+    X = data.draw(batches(head.dim))
+    dense = us.SingleHead(head.W, head.v, head.w, head.c)
+    bound = 8 * rounding(head.W, head.v, head.w, head.c, X)
+    if "K" in head.arrays():  # K and Q may cancel in W, not in the rounding of K x
+        sizes = [np.linalg.norm(head.arrays()[name]) for name in ("K", "Q")]
+        bound = rounding(np.eye(head.dim) * sizes[0] * sizes[1], head.v, head.w, head.c, X)
+    assert np.all(np.abs(head(X) - dense(X)) <= bound)
+
+
+def test_factored_answers_never_form_the_matrix():
+    head = us.SingleHead.from_factors(np.ones((1, 4)), np.ones((1, 4)), np.ones(4))
+    head(np.ones((2, 3, 4)))
+    head.scores_of(np.ones((2, 4)))
+    assert "_product" not in vars(head)
+    np.testing.assert_array_equal(head.W, np.ones((4, 4)))
+
+
+def test_one_token_is_its_value():
+    head = us.SingleHead([[3.0, -7.0], [2.0, 1.0]], [0.5, 0.25], w=[4.0, 5.0], c=1.0)
+    np.testing.assert_array_equal(head(np.array([[[2.0, 4.0]]])), [3.0])
+
+
+def test_the_query_token_is_attended_too():
+    head = us.SingleHead(np.zeros((1, 1)), [1.0])
+    np.testing.assert_array_equal(head(np.array([[[0.0], [0.0], [9.0]]])), [3.0])
+
+
+def test_the_last_token_asks():
+    head = us.SingleHead(np.eye(2), [1.0, -1.0])
+    first, last = np.array([3.0, 0.0]), np.array([0.0, 1.0])
+    forward, backward = head(np.array([[first, last], [last, first]]))
+    assert forward == pytest.approx((3.0 * 1 - 1.0 * math.e) / (1 + math.e), rel=1e-15)
+    assert backward == pytest.approx((3.0 * math.exp(9) - 1.0) / (math.exp(9) + 1), rel=1e-15)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e10, 1e100, 1e153])
+def test_huge_logits_do_not_overflow(size):
+    head = us.SingleHead(np.eye(1), [1.0])
+    X = size * np.array([[[1.0], [-1.0], [0.5]], [[-1.0], [1.0], [-0.5]]])
+    np.testing.assert_array_equal(head(X), [size, -size])
+
+
+def test_scores_at_both_ends_of_float64():
+    head = us.SingleHead(np.eye(1), [1.0])
+    # scores 1.69e308 and -1.69e308: their difference is no float64
+    np.testing.assert_array_equal(head(np.array([[[-1.3e154], [1.3e154]]])), [1.3e154])
+
+
+def test_equal_huge_scores_share():
+    head = us.SingleHead([[0.0, 1e300], [0.0, 0.0]], [1.0, 1.0])
+    X = np.array([[[2.0, 5.0], [2.0, 1.0]]])
+    np.testing.assert_array_equal(head(X), [5.0])
+
+
+def test_integers_and_lists_are_numbers():
+    head = us.SingleHead([[1, 2], [3, 4]], [True, False], c=2)
+    assert head(np.array([[[1, 0]]])) == [3.0]
+    assert head.W.dtype == head.v.dtype == head.w.dtype == np.float64
+    assert head(np.zeros((0, 3, 2))).shape == (0,)
+
+
+# -- immutable
+
+
+def test_parameters_are_copies_and_read_only():
+    W, v, w = np.eye(2), np.ones(2), np.ones(2)
+    head = us.SingleHead(W, v, w, 1.0)
+    W[0, 0] = v[0] = w[0] = 7.0
+    for array, was in ((head.W, 1.0), (head.v, 1.0), (head.w, 1.0)):
+        assert array.flat[0] == was
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 2.0
+    for name, array in head.arrays().items():
+        assert not array.flags.writeable, name
+    head.arrays()["W"] = np.zeros((2, 2))
+    assert head.W[0, 0] == 1.0
+
+
+def test_a_product_of_factors_is_read_only():
+    head = us.SingleHead.from_factors(np.eye(2), np.eye(2), [1.0, 1.0])
+    with pytest.raises(ValueError, match="read-only"):
+        head.W[0, 0] = 2.0
+
+
+@pytest.mark.parametrize("name", ["W", "v", "w", "c", "dim"])
+def test_parameters_cannot_be_replaced(name):
+    with pytest.raises(AttributeError):
+        setattr(us.SingleHead(np.eye(2), [1.0, 1.0]), name, np.zeros((2, 2)))
+
+
+def test_calling_leaves_the_sequences_alone():
+    X = np.ones((2, 3, 2))
+    us.SingleHead(np.eye(2), [1.0, 1.0])(X)
+    np.testing.assert_array_equal(X, 1.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(heads())
+def test_copies_and_pickles_are_the_same_head(head):
+    X = np.random.default_rng(0).standard_normal((4, 3, head.dim))
+    for twin in (
+        pickle.loads(pickle.dumps(head)),
+        copy.copy(head),
+        copy.deepcopy(head),
+        us.SingleHead.from_arrays(head.arrays()),
+    ):
+        assert twin.arrays().keys() == head.arrays().keys()
+        for name, array in twin.arrays().items():
+            np.testing.assert_array_equal(array, head.arrays()[name])
+            assert not array.flags.writeable
+        np.testing.assert_array_equal(twin(X), head(X))
+
+
+def test_a_pickle_does_not_carry_the_product():
+    head = us.SingleHead.from_factors(np.ones((1, 200)), np.ones((1, 200)), np.ones(200))
+    size = len(pickle.dumps(head))
+    assert head.W.nbytes > 4 * size
+    assert len(pickle.dumps(head)) == size
+
+
+def test_memory_order_does_not_matter():
+    rng = np.random.default_rng(0)
+    W, v, X = (
+        rng.standard_normal((64, 64)),
+        rng.standard_normal(64),
+        rng.standard_normal((5, 3, 64)),
+    )
+    by_rows = us.SingleHead(np.ascontiguousarray(W), v)
+    by_columns = us.SingleHead(np.asfortranarray(W), v)
+    np.testing.assert_array_equal(by_rows(X), by_columns(X))
+
+
+def test_repr_says_what_it_is():
+    assert repr(us.SingleHead(np.eye(3), np.ones(3))) == "SingleHead(d=3)"
+    factored = us.SingleHead.from_factors(np.ones((2, 3)), np.ones((2, 3)), np.ones(3))
+    assert repr(factored) == "SingleHead(d=3, rank ≤ 2)"
+
+
+# -- refused, with the fix
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"W": np.eye(2), "v": [[1.0, 2.0]]}, r"v must have shape \(d,\).*\(1, 2\)"),
+        ({"W": np.eye(2), "v": 1.0}, r"v must have shape \(d,\)"),
+        ({"W": np.zeros((0, 0)), "v": []}, "d ≥ 1"),
+        ({"W": np.eye(3), "v": [1.0, 2.0]}, r"W must have shape \(2, 2\).*\(3, 3\)"),
+        ({"W": [1.0, 2.0], "v": [1.0, 2.0]}, r"W must have shape \(2, 2\)"),
+        ({"W": np.eye(2), "v": [1.0, 2.0], "w": [1.0]}, r"w must have shape \(2,\)"),
+        ({"W": np.eye(2), "v": [1.0, 2.0], "c": [1.0]}, r"c must have shape \(\)"),
+        ({"W": [[NAN]], "v": [1.0]}, "W must be finite"),
+        ({"W": [[1.0]], "v": [INF]}, "v must be finite"),
+        ({"W": [[1.0]], "v": [1.0], "w": [-INF]}, "w must be finite"),
+        ({"W": [[1.0]], "v": [1.0], "c": NAN}, "c must be finite"),
+    ],
+)
+def test_parameters_that_do_not_fit(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        us.SingleHead(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("K", "Q", "says"),
+    [
+        (np.ones((1, 2)), np.ones((2, 2)), r"Q must have shape \(1, 2\)"),
+        (np.ones((1, 3)), np.ones((1, 3)), r"K must have shape \(1, 2\)"),
+        (np.ones(2), np.ones((1, 2)), r"K must have shape \(r, 2\).*\(2,\)"),
+        (np.full((1, 2), NAN), np.ones((1, 2)), "K must be finite"),
+        (np.ones((1, 2)), np.full((1, 2), INF), "Q must be finite"),
+    ],
+)
+def test_factors_that_do_not_fit(K, Q, says):
+    with pytest.raises(ValueError, match=says):
+        us.SingleHead.from_factors(K, Q, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("W", [[[1j]], np.array([[1 + 2j]]), [["one"]], [[None]]])
+def test_parameters_that_are_no_real_numbers(W):
+    with pytest.raises(TypeError, match="W must hold real numbers"):
+        us.SingleHead(W, [1.0])
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (1, 3, 3), (1, 0, 2), (1, 1, 3, 2)])
+def test_sequences_that_do_not_fit(shape):
+    with pytest.raises(ValueError, match=r"shape \(B, N, 2\) with N ≥ 1") as refusal:
+        us.SingleHead(np.eye(2), [1.0, 1.0])(np.zeros(shape))
+    assert str(shape) in str(refusal.value)
