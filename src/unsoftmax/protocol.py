@@ -127,7 +127,7 @@ class Certificate:
 class Evidence:
     """Fresh answers that the recovered model was not learned from, and how well it predicts them.
 
-    Residuals are relative to the answer's natural size max_i‖x_i‖·‖v‖ + |c|.
+    Residuals are relative to the answer's natural size ``max_i‖x_i‖·‖v‖ + |c|``.
 
     Attributes
     ----------

@@ -95,7 +95,7 @@ class Gates:
     @property
     def slope(self) -> Array:
         """Bound on dt/dp over the interval that p lies in, 1/(m(1 − m))."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.where(self.margin > 0, 1 / (self.margin * (1 - self.margin)), np.inf)
 
 

@@ -1,0 +1,138 @@
+"""Laws that every learner keeps."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.laws import CASES
+from tests.truth import Counted
+
+pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def same_bits(a, b):
+    mine, other = a.arrays(), b.arrays()
+    return mine.keys() == other.keys() and all(
+        np.array_equal(mine[name], other[name]) for name in mine
+    )
+
+
+def test_declared_queries_are_counted_queries(case):
+    for seed in range(3):
+        learner, oracle = case.learner(seed), Counted(case.target(seed))
+        plan = learner.plan()
+        recovery = us.learn(oracle, learner, holdout=24)
+        counts = dict(recovery.counts)
+        again = counts.pop("again", 0)
+        assert counts.pop("check") == 24
+        assert sum(counts.values()) == plan.queries
+        assert oracle.queries == plan.queries + again + 24 == recovery.queries
+        assert plan.queries + again <= plan.at_most
+
+
+def test_rounds_are_at_most_as_planned(case):
+    """Driven by hand: next and send are all that a learner needs."""
+    learner, target = case.learner(0), case.target(0)
+    steps = learner.steps(32)
+    parts, rounds, found = next(steps), 1, None
+    while found is None:
+        try:
+            parts = steps.send([target(probes[0 : len(probes)]) for probes in parts])
+            rounds += 1
+        except StopIteration as end:
+            found = end.value
+    assert found.evidence.passed
+    assert rounds <= learner.plan().rounds
+
+
+def test_the_model_is_recovered_within_its_certificate(case):
+    for seed in range(3):
+        target = case.target(seed)
+        recovery = us.learn(target, case.learner(seed))
+        assert recovery.evidence.passed
+        for name, bound in recovery.certificate.errors.items():
+            error = np.linalg.norm(
+                np.subtract(getattr(recovery.model, name), getattr(target, name))
+            )
+            assert error <= bound
+        assert recovery.certificate.assumes
+
+
+def test_batches_and_threads_change_nothing(case):
+    target = case.target(1)
+
+    def one_by_one(X):
+        # whatever the batch, every sequence is answered alone: same bits
+        return np.concatenate([target(X[k : k + 1]) for k in range(len(X))])
+
+    models = [
+        us.learn(one_by_one, case.learner(1), batch=batch, workers=workers).model
+        for batch, workers in ((None, 1), (1, 1), (7, 1), (5, 3))
+    ]
+    assert all(same_bits(models[0], model) for model in models[1:])
+
+
+def test_asking_again_changes_nothing(case):
+    runs = [us.learn(case.target(2), case.learner(2)) for _ in range(2)]
+    assert same_bits(runs[0].model, runs[1].model)
+    assert runs[0].to_json() == runs[1].to_json()
+
+
+def test_two_targets_that_are_equal_give_models_that_are_equal(case):
+    target = case.target(3)
+    for seed in (0, 1):
+        found = us.learn(target, case.learner(seed)).model
+        assert us.equivalent(found, target, rtol=1e-9)
+        assert us.equivalent(us.canonical(found), us.canonical(target), rtol=1e-9)
+
+
+def test_answers_are_taken_by_value(case):
+    """The oracle may do what it likes with the array it was given."""
+    target = case.target(1)
+
+    def vandal(X):
+        y = target(X)
+        X[:] = np.nan
+        return y
+
+    honest = us.learn(target, case.learner(1)).model
+    assert same_bits(us.learn(vandal, case.learner(1)).model, honest)
+
+
+def test_learners_are_values(case):
+    learner = case.learner(4)
+    assert learner == case.learner(4)
+    assert hash(learner) == hash(case.learner(4))
+    assert pickle.loads(pickle.dumps(learner)) == learner
+    assert json.loads(json.dumps(learner.settings())) == learner.settings()
+    for field in fields(learner):
+        assert field.name in learner.settings()
+    with pytest.raises(AttributeError):
+        learner.dim = 3
+    assert replace(learner, seed=5).settings() != learner.settings()
+
+
+def test_the_same_seed_asks_the_same_and_another_asks_other(case):
+    def opening(seed):
+        return [p[0 : len(p)] for p in next(case.learner(seed).steps(32))]
+
+    for mine, other in zip(opening(0), opening(0), strict=True):
+        assert np.array_equal(mine, other)
+    assert not np.array_equal(opening(0)[0], opening(1)[0])
+
+
+def test_probes_survive_float32(case):
+    """Targets compute in float32: what they are asked must not change on the way."""
+    target = case.target(0)
+
+    def single(X):
+        assert np.array_equal(X.astype(np.float32).astype(np.float64), X)
+        return target(X)
+
+    us.learn(single, case.learner(0))
