@@ -339,16 +339,21 @@ def _refuse_without_value(
     y = np.concatenate([opened, *answers])
     X = np.concatenate([opening.X, *(family.X for family in longer)])
     size = np.linalg.norm(X, axis=2).max(axis=1)
-    bound = values.precision.error(size * values.norm + abs(values.c), y) + values.c_error
-    bound = bound + size * (values.norm + np.linalg.norm(values.v_error))
+    precision = values.precision
+    if precision == Precision():
+        # rounding to zero hides the format until something longer is not zero
+        precision = Precision.of_format([y])
+    v_error = np.linalg.norm(values.v_error + precision.absolute)
+    bound = precision.error(size * values.norm + abs(values.c), y) + values.c_error
+    bound = bound + size * (values.norm + v_error)
     if np.any(np.abs(y - values.c) > bound):
         raise ModelMismatch(
             "Single tokens are answered as if v = 0, longer sequences are not: the target is not "
             "a single attention head."
         )
-    lost = " as far as the answers tell." + _why(values.precision)
+    lost = " as far as the answers tell." + _why(precision)
     raise NotIdentifiable(
-        "v = 0" + (lost if np.any(values.v_error) else ".") + " The softmax weights nothing, so "
+        "v = 0" + (lost if v_error else ".") + " The softmax weights nothing, so "
         "W is free: no query can determine it.",
         determined={"v": values.v, "c": values.c},
     )
