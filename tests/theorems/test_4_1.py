@@ -85,16 +85,22 @@ def test_as_many_queries_as_parameters(d, biases):
     assert plan.tokens == singles + 2 * (parameters - singles)
 
 
-def test_few_generic_queries_are_asked_again(trials):
+def test_few_generic_queries_are_asked_again(trials, evidence):
     again = [
         us.learn(hidden(head(64, seed)), us.learners.ExactHead(64)).counts.get("again", 0)
         for seed in range(trials(5, 50))
     ]
     assert np.median(again) < 15
+    evidence(
+        "queries asked again at generic W, d = 64",
+        runs=len(again),
+        median=int(np.median(again)),
+        worst=max(again),
+    )
 
 
 @pytest.mark.parametrize("d", [16, 48, 128])
-def test_accuracy_whatever_v_and_W_look_like(d, trials):
+def test_accuracy_whatever_v_and_W_look_like(d, trials, evidence):
     """150 runs per d when claimed: median ≤ 3e-14, worst ≤ 1e-13, v ≤ 1e-15."""
     errors = []
     count = trials({16: 48, 48: 48, 128: 16}[d], 150)
@@ -109,6 +115,12 @@ def test_accuracy_whatever_v_and_W_look_like(d, trials):
             errors.append(relative(recovery.model.W, target.W))
     assert np.median(errors) <= 3e-14
     assert np.max(errors) <= 1e-13
+    evidence(
+        f"relative error of W, 8 shapes of v × 6 of W, d = {d:3}",
+        runs=count,
+        median=f"{np.median(errors):.1e}",
+        worst=f"{np.max(errors):.1e}",
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6])
@@ -269,16 +281,19 @@ IMPOSTORS = tuple(impostors(2, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize("name", IMPOSTORS)
-@pytest.mark.parametrize("d", [1, 2, 5, 16])
-def test_impostors_are_refused(name, d, trials):
-    for seed in range(trials(3, 25)):
+def test_impostors_are_refused(name, trials, evidence):
+    cases = list(itertools.product((1, 2, 5, 16), range(trials(3, 25))))
+    for d, seed in cases:
         target = impostors(d, np.random.default_rng([d, seed]))[name]
         with pytest.raises(us.ModelMismatch):
             us.learn(target, us.learners.ExactHead(d, seed=seed))
+    evidence(f"impostor: {name}, d = 1, 2, 5, 16", refused=f"{len(cases)} of {len(cases)}")
 
 
-@pytest.mark.parametrize("name", sorted(set(IMPOSTORS) - {"a value bias", "a small value bias",
-                                                          "a query bias", "both biases"}))  # fmt: skip
+BIASED = {"a value bias", "a small value bias", "a query bias", "both biases"}
+
+
+@pytest.mark.parametrize("name", sorted(set(IMPOSTORS) - BIASED))
 def test_impostors_are_refused_with_biases_too(name, trials):
     for seed, d in itertools.product(range(trials(2, 15)), (2, 9)):
         target = impostors(d, np.random.default_rng([d, seed]))[name]
@@ -310,7 +325,7 @@ CLAIMED = {"float64": 1000, "float32": 400, "six decimals": 400}
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_the_certificate_holds(rounding, trials):
+def test_the_certificate_holds(rounding, trials, evidence):
     """Every true error is within its bound; the bound of W is ≤ 30 times it in the median."""
     round_off = ROUNDINGS[rounding]
     looseness, refused, unbounded = [], 0, 0
@@ -342,6 +357,14 @@ def test_the_certificate_holds(rounding, trials):
             assert any(word in " ".join(recovery.notes) for word in ("float32", "decimals"))
     assert np.median(looseness) <= 30
     assert refused + unbounded <= (0.02 if rounding == "float64" else 0.35) * count
+    evidence(
+        f"certificate, {rounding} answers",
+        trials=count,
+        broken=0,
+        median_looseness=f"{np.median(looseness):.0f}×",
+        without_a_finite_bound=unbounded,
+        refused_as_lost_in_rounding=refused,
+    )
 
 
 def test_no_bound_is_said_to_be_none_and_why():

@@ -1,0 +1,244 @@
+"""The installed command, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+
+COMMAND = Path(sys.executable).parent / "unsoftmax"
+
+TARGET = """
+    import os, time
+    import numpy as np
+
+    rng = np.random.default_rng(7)
+    W, v = rng.standard_normal((6, 6)), rng.standard_normal(6)
+
+    def head(X):
+        with open("asked.txt", "a") as log:
+            log.write(f"{len(X)}\\n")
+        scores = np.einsum("bnd,de,be->bn", X, W, X[:, -1])
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.einsum("bn,bn->b", weights, X @ v) / weights.sum(axis=1)
+
+    def slow(X):
+        time.sleep(0.05)
+        return head(X)
+
+    def two(X):
+        return head(X) + head(-X @ W) * 1e-3
+
+    def nothing(X):
+        return np.zeros(len(X))
+
+    def broken(X):
+        raise ConnectionError("the line is dead")
+
+    def nan(X):
+        return np.full(len(X), np.nan)
+
+    number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(TARGET))
+    return tmp_path
+
+
+def run(folder, *words, **options):
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
+    return subprocess.run(
+        [str(COMMAND), *map(str, words)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def asked(folder):
+    return sum(map(int, (folder / "asked.txt").read_text().split()))
+
+
+def test_help_says_what_there_is(folder):
+    done = run(folder, "--help")
+    assert done.returncode == 0
+    for command in ("demo", "plan", "learn", "compare"):
+        assert command in done.stdout
+    assert "Exit status" in done.stdout
+    for command in ("demo", "plan", "learn", "compare"):
+        assert run(folder, command, "--help").returncode == 0
+
+
+def test_plan(folder):
+    done = run(folder, "plan", "--model", "exact", "--dim", 384, "--biases")
+    assert done.returncode == 0
+    assert "148,225" in done.stdout
+    plan = json.loads(run(folder, "plan", "--dim", 384, "--json").stdout)
+    assert plan["queries"] == 147_840
+    assert plan["formula"] == "d + d²"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["plan"], "--dim is missing"),
+        (["plan", "--model", "nonsense"], "--model is one of"),
+        (["plan", "--dim", "0"], "dim must be 1 or more"),
+        (["plan", "--dim", "3", "--probes", "nonsense"], "probes must be"),
+        (["learn", "mine:head", "--dim", "6"], "--out"),
+        (["learn", "nowhere:head", "--dim", "6", "--out", "o"], "cannot be imported"),
+        (["learn", "mine:absent", "--dim", "6", "--out", "o"], "cannot be imported"),
+        (["learn", "mine:number", "--dim", "6", "--out", "o"], "not a function"),
+        (["learn", "what", "--dim", "6", "--out", "o"], "is no target"),
+        (["learn", "absent.safetensors", "--out", "o"], "no model file"),
+        (["learn", "mine.py.safetensors", "--out", "o"], "no model file"),
+        (["learn", "mine:head", "--out", "o"], "--dim is missing"),
+        (["learn", "mine:head", "--dim", "6", "--out", "mine.py"], "cannot be made"),
+        (["learn", "mine:head", "--dim", "6", "--out", "o", "--ledger", "mine.py"], "not a ledger"),
+        (["compare", "absent.safetensors", "absent.safetensors"], "no model file"),
+        (["compare", "mine.py", "mine.py"], "not a readable safetensors"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(folder, words, says):
+    done = run(folder, *words)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_learn_and_compare(folder):
+    done = run(folder, "learn", "mine:head", "--model", "exact", "--dim", 6, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "Recovered: SingleHead(d=6)" in done.stdout
+    assert "Importing mine" in done.stderr
+    again = json.loads((folder / "out" / "recovery.json").read_text())["counts"].get("again", 0)
+    assert asked(folder) == 42 + 32 + again
+    rng = np.random.default_rng(7)
+    truth = us.SingleHead(rng.standard_normal((6, 6)), rng.standard_normal(6))
+    truth.save(folder / "truth.safetensors")
+    us.SingleHead(truth.W.T, truth.v).save(folder / "other.safetensors")
+    found = "out/model.safetensors"
+    assert run(folder, "compare", found, "truth.safetensors").returncode == 0
+    different = run(folder, "compare", found, "other.safetensors", "--json")
+    assert different.returncode == 1
+    verdict = json.loads(different.stdout)
+    assert verdict["verdict"] == "different"
+    witness = np.array(verdict["witness"])[None]
+    assert truth(witness) == pytest.approx(verdict["answers"][0])
+    exact = run(folder, "compare", found, "truth.safetensors", "--rtol", 0)
+    assert exact.returncode in (1, 3)
+    finished = run(folder, "learn", "mine:head", "--dim", 6, "--out", "out", "--json")
+    result = json.loads(finished.stdout)
+    assert finished.returncode == 0
+    assert result["counts"]["fingerprint"] == 8
+
+
+def test_a_model_file_is_a_target_and_knows_its_dimension(folder):
+    us.SingleHead(np.eye(3), np.ones(3), np.ones(3), 1.0).save(folder / "m.safetensors")
+    done = run(folder, "learn", "m.safetensors", "--biases", "--out", "o", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["counts"]["data"] + result["counts"]["pilot"] == 16
+    assert result["evidence"]["passed"]
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "says"),
+    [
+        ("mine:two", 3, "ModelMismatch"),
+        ("mine:nothing", 3, "W is free"),
+        ("mine:broken", 5, "the line is dead"),
+        ("mine:nan", 5, "must be finite"),
+    ],
+)
+def test_statuses_of_refusals(folder, target, status, says):
+    done = run(folder, "learn", target, "--dim", 6, "--out", "o", "--json")
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["status"] == status
+
+
+def test_a_budget_stops_and_a_larger_one_goes_on(folder):
+    words = ["learn", "mine:head", "--dim", 6, "--out", "o", "--json"]
+    stopped = run(folder, *words, "--budget", 40)
+    assert stopped.returncode == 4
+    assert "The plan needs 42 queries" in stopped.stderr
+    told = json.loads(stopped.stdout)
+    assert asked(folder) == told["spent"] == 40
+    enough = told["spent"] + told["needed"] + 12  # what may be asked again
+    done = run(folder, *words, "--budget", enough)
+    assert done.returncode == 0, done.stderr
+    assert asked(folder) == json.loads(done.stdout)["queries"] <= enough
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder):
+    words = [str(COMMAND), "learn", "mine:slow", "--dim", "6", "--out", "o", "--batch", "2"]
+    with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(600):
+            if (folder / "asked.txt").exists() and asked(folder) >= 20:
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command to go on" in said
+    assert "Traceback" not in said
+    before = asked(folder)
+    done = run(folder, *words[1:], "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert "in doubt" not in result["counts"]
+    again = result["counts"].get("again", 0)
+    assert asked(folder) == 42 + 32 + again + 8
+    assert before >= 20
+
+
+def test_another_learner_on_the_same_ledger_is_refused(folder):
+    words = ["learn", "mine:head", "--dim", 6, "--out", "o"]
+    assert run(folder, *words).returncode == 0
+    other = run(folder, *words, "--seed", 5)
+    assert other.returncode == 2
+    assert "belongs to another run" in other.stderr
+
+
+def test_progress_is_plain_lines_without_a_terminal(folder):
+    done = run(folder, "learn", "mine:head", "--dim", 6, "--out", "o")
+    assert "of 74 queries" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_demo(folder):
+    done = run(folder, "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["counts"]["data"] + result["counts"]["pilot"] == 148_225
+    assert result["counts"]["check"] == 32
+    assert result["counts"].get("again", 0) <= 2 * 385
+    assert result["relative_errors"]["W"] <= 3e-14
+    assert result["relative_errors"]["v"] <= 1e-15
+    assert result["relative_errors"]["w"] <= 3e-14
+    assert result["evidence"]["passed"]
+    assert result["seconds"] < 60
+    for name in ("model.safetensors", "recovery.json", "recovery.png"):
+        assert (folder / "demo" / name).stat().st_size > 0
+    found = us.load(folder / "demo" / "model.safetensors")
+    assert np.linalg.matrix_rank(found.W, tol=1e-10) == 32

@@ -1,0 +1,69 @@
+"""What is shown while a run goes on, and options drawn from learners."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import pytest
+import typer
+from rich.console import Console
+
+import unsoftmax as us
+from unsoftmax.cli import console, settings, targets
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_shows_phase_queries_and_rate(monkeypatch, terminal):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "stderr", Console(file=screen, force_terminal=terminal, width=120))
+    with console.watching() as watch:
+        for answered in (0, 10, 50, 74):
+            watch(us.Progress("W", answered, 74, answered))
+        watch(us.Progress("open end", 80, None, 80))
+    text = screen.getvalue()
+    assert "open end" in text
+    assert "80" in text
+
+
+def test_every_error_has_a_status():
+    spent = us.BudgetExceeded("", spent=1, needed=1, in_doubt=0)
+    refused = us.NotIdentifiable("", determined={})
+    expected = {
+        us.LedgerError(""): 2,
+        us.LedgerMismatch(""): 2,
+        us.ModelMismatch(""): 3,
+        us.DimensionRefused(""): 3,
+        refused: 3,
+        spent: 4,
+        us.OracleError(""): 5,
+        KeyboardInterrupt(): 130,
+    }
+    for error, status in expected.items():
+        assert console.status_of(error) == status
+
+
+def test_options_come_from_the_learners_with_their_help():
+    options = settings._options()
+    assert {"dim", "biases", "probes", "seed"} <= options.keys()
+    for annotation in options.values():
+        [option] = [part for part in annotation.__metadata__]
+        assert isinstance(option, typer.models.OptionInfo)
+        assert option.help
+
+
+def test_settings_of_another_learner_are_refused():
+    with pytest.raises(console.Refusal, match="--rank is no setting"):
+        settings.build("exact", {"dim": 3, "rank": 2})
+
+
+def test_targets(tmp_path):
+    us.SingleHead([[1.0]], [2.0]).save(tmp_path / "m.safetensors")
+    assert targets.resolve(str(tmp_path / "m.safetensors")).dim == 1
+    assert targets.resolve("math:sqrt")(4.0) == 2.0
+    with pytest.raises(console.Refusal, match="no target"):
+        targets.resolve("https://example.org/v2/models/m")
+
+
+def test_interrupts_are_ours_again_afterwards():
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

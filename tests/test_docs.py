@@ -1,0 +1,100 @@
+"""What the documents say is what happens: README's snippets run, in order, in a new folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unsoftmax as us
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+BIN = Path(sys.executable).parent
+
+
+def snippets(language):
+    return [text for name, text in SNIPPETS if name == language]
+
+
+def shell(text, folder):
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", "-e", "-c", text],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("code", [c for c in snippets("python") if not c.startswith("# target.py")])
+def test_python_snippets_run_and_print_what_they_say(code, tmp_path):
+    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "snippet.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert len(printed) == code.count("print(")
+    promised = re.findall(r"print\(.*?\)\s+# ([^\n]*)", code)
+    for promise, line in zip(promised, printed, strict=True):
+        literal = re.split(r"[ :]", promise)[0]
+        if literal in ("272", "SingleHead(d=16)", "True"):
+            assert line.startswith(literal)
+
+
+def test_shell_snippets_run(tmp_path):
+    make, *others = snippets("sh")
+    assert {"make demo", "make test"} <= {line.split("#")[0].strip() for line in make.splitlines()}
+    [target] = [code for code in snippets("python") if code.startswith("# target.py")]
+    (tmp_path / "target.py").write_text(target, encoding="utf-8")
+    for text in others:
+        done = shell(text, tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert us.load(tmp_path / "recovered" / "model.safetensors").dim == 32
+
+
+def test_readme_names_files_that_exist():
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+def test_ci_calls_the_readmes_commands():
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert ci.count("make test") == 1
+    assert ci.count("make demo") == 1
+
+
+def test_make_help_lists_the_targets():
+    done = subprocess.run(
+        ["make", "-C", str(ROOT), "help"], capture_output=True, text=True, timeout=30, check=True
+    )
+    for name in ("setup", "demo", "test", "evidence", "lint", "bench", "docs"):
+        assert f"make {name}" in done.stdout
+
+
+def test_every_public_name_and_error_is_in_the_reference():
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for name in us.__all__:
+        if name == "learners":
+            continue
+        kind = getattr(us, name)
+        error = isinstance(kind, type) and issubclass(kind, us.UnsoftmaxError)
+        assert f"unsoftmax.{name}" in reference or error, name
+
+
+def test_versions_agree():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{us.__version__}"' in project
+    assert us.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
