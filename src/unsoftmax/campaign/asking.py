@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,8 +40,21 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, limit in (("queries", self.queries), ("tokens", self.tokens)):
-            if limit is not None and (isinstance(limit, bool) or int(limit) != limit or limit < 0):
-                raise ValueError(f"A budget of {name} is a whole number, 0 or more, not {limit!r}.")
+            if limit is not None:
+                whole(f"A budget of {name}", limit, 0)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """Return an argument as an int.
+
+    Raises
+    ------
+    ValueError
+        It is no whole number, or too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number (int), {least} or more; it is {value!r}.")
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +98,21 @@ def unknown_spans(
     part: int, probes: Probes, known: list[tuple[int, Array]], batch: int | None
 ) -> list[Span]:
     """Cut what is not yet known into batches."""
-    size = batch_of(probes, batch)
     ends = [*((start, start + len(y)) for start, y in known), (len(probes), len(probes))]
     spans, at = [], 0
     for start, stop in ends:
-        spans += [
-            Span(part, begin, min(begin + size, start), probes) for begin in range(at, start, size)
-        ]
+        spans += batches(Span(part, at, start, probes), batch)
         at = stop
     return spans
+
+
+def batches(span: Span, batch: int | None) -> list[Span]:
+    """Cut a span into what is asked at once."""
+    size = batch_of(span.probes, batch)
+    return [
+        Span(span.part, start, min(start + size, span.stop), span.probes)
+        for start in range(span.start, span.stop, size)
+    ]
 
 
 def ask(oracle: Oracle, span: Span, attempt: int) -> Array:
@@ -142,3 +164,46 @@ class Inline(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class Threads(Executor):
+    """Calls in threads that may be left behind: what several workers need.
+
+    The standard pool waits for its threads when it closes and again when Python exits, so
+    that an oracle that hangs could not be left by Ctrl-C.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call in the next free thread."""
+        future: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.put(call)
+        return future
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
+        if kind is None or issubclass(kind, Exception):
+            for thread in self._threads:
+                thread.join()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

@@ -9,31 +9,29 @@ An answer's identity is its place, (round, part, start), never its content: aski
 probe twice on purpose is two rows. Presence is by row, never by truthiness.
 
 The file belongs to one run: one target (checked by the runner with a fingerprint), one
-learner with its settings and revision, one hold-out. It may not know what the answers mean.
+learner with its settings and revision, one hold-out. It may not know what the answers mean,
+nor how the file came to be open: that is `opening`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
-import stat
-import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
 
 FORMAT_VERSION = 1
-_APPLICATION_ID = 0x756E736D  # "unsm", in SQLite's header: tells a ledger from any other file
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE runs (
     run TEXT NOT NULL, batch INTEGER, environment TEXT NOT NULL
 );
@@ -48,6 +46,7 @@ CREATE TABLE asked (
 );
 CREATE TABLE answers (
     round INTEGER, part INTEGER, start INTEGER, count INTEGER NOT NULL, data BLOB NOT NULL,
+    crc INTEGER NOT NULL,
     PRIMARY KEY (round, part, start)
 );
 """
@@ -65,7 +64,7 @@ class Spent:
 
 
 class Ledger:
-    """An open ledger, locked for this process; see `open_ledger`."""
+    """An open ledger, locked for this process; see `opening.open_ledger`."""
 
     def __init__(self, connection: sqlite3.Connection, name: str, environment: Mapping[str, Any]):
         self._db = connection
@@ -124,12 +123,18 @@ class Ledger:
             )
         return [self._recorded(index, part) for part in range(len(parts))]
 
-    def first_answers(self, count: int) -> Array:
-        """Return up to ``count`` recorded answers from the start of round 0."""
-        rows = self._recorded(0, 0)
-        if not rows or rows[0][0] != 0:
-            return np.zeros(0)
-        return rows[0][1][:count]
+    def first_answers(self, count: int) -> list[tuple[int, int, Array]]:
+        """Return the first recorded answers of round 0, ``count`` at most: (part, start, y)."""
+        pieces = []
+        for part, start, data in self._db.execute(
+            "SELECT part, start, data FROM answers WHERE round = 0 ORDER BY part, start LIMIT ?",
+            (count,),
+        ):
+            y = np.frombuffer(data, dtype="<f8")[:count]
+            count -= len(y)
+            if len(y):
+                pieces.append((part, start, y))
+        return pieces
 
     def _recorded(self, index: int, part: int) -> list[tuple[int, Array]]:
         rows = self._db.execute(
@@ -144,7 +149,7 @@ class Ledger:
             names = {}
             for name, array in probes.design().items():
                 data = np.ascontiguousarray(array)
-                key = hashlib.sha256(data.tobytes()).digest()
+                key = _hash(data)
                 names[name] = key.hex()
                 self._pending.append(
                     (
@@ -165,7 +170,7 @@ class Ledger:
             return False
         for name, array in design.items():
             data = np.ascontiguousarray(array)
-            if hashlib.sha256(data.tobytes()).hexdigest() == recorded[name]:
+            if _hash(data).hex() == recorded[name]:
                 continue
             dtype, shape, blob = self._db.execute(
                 "SELECT dtype, shape, data FROM designs WHERE hash = ?",
@@ -174,11 +179,14 @@ class Ledger:
             if dtype != data.dtype.str or tuple(json.loads(shape)) != data.shape:
                 return False
             before = np.frombuffer(blob, dtype=dtype).reshape(data.shape)
-            size = np.linalg.norm(before, axis=-1, keepdims=True)
-            moved = np.abs(before - data) / np.maximum(size, np.finfo(float).tiny)
-            if not np.all(moved <= _SAME_DESIGN):
+            # Entries of a row move together, in proportion to its norm; scales and indices alone.
+            size = np.abs(before)
+            if data.ndim > 1:
+                size = np.linalg.norm(before, axis=-1, keepdims=True)
+            moved = np.abs(before - data)
+            if not np.all(moved <= _SAME_DESIGN * size):
                 return False
-            self.moved = max(self.moved, float(moved.max()))
+            self.moved = max(self.moved, float(np.max(moved / np.where(size > 0, size, 1))))
         return True
 
     # -- asking
@@ -203,9 +211,10 @@ class Ledger:
         with self._commit():
             self._db.execute("UPDATE asked SET outcome = ? WHERE id = ?", (outcome, intent))
             if place is not None and answers is not None:
+                data = np.ascontiguousarray(answers, dtype="<f8").tobytes()
                 self._db.execute(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?)",
-                    (*place, len(answers), np.ascontiguousarray(answers, dtype="<f8").tobytes()),
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)",
+                    (*place, len(answers), data, zlib.crc32(data)),
                 )
             return None if following is None else self._intend(*following)
 
@@ -256,119 +265,26 @@ class Ledger:
             yield
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            self._roll_back()
             raise LedgerError(
                 f"{self._name} could not be written ({error}). Everything recorded before is "
                 "safe; free some disk space, or move the ledger, and run the same again."
             ) from error
         except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            self._roll_back()
             raise
 
-
-@contextmanager
-def open_ledger(
-    path: str | os.PathLike[str] | None, environment: Mapping[str, Any]
-) -> Iterator[Ledger]:
-    """Open a ledger for one run, making it if there is none; None keeps it in memory.
-
-    Raises
-    ------
-    LedgerError
-        The file is no ledger, is damaged, read-only, newer than this program, or in use by
-        another process. It is left as it was found.
-    """
-    if path is None:
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-            db.executescript(_SCHEMA)
-            yield Ledger(db, "The ledger", environment)
-        return
-    file = Path(path)
-    if not file.exists():
-        _create(file)
-    _inspect(file)
-    with closing(_connect(file)) as db:
-        yield Ledger(db, str(file), environment)
+    def _roll_back(self) -> None:
+        # a disk that is full may refuse this too; what is not committed is undone anyway
+        with suppress(sqlite3.Error):
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
 
-def _create(file: Path) -> None:
-    """Make an empty ledger, all or nothing, mode 0600."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
-    except OSError as error:
-        raise LedgerError(f"No ledger can be made at {file}: {error.strerror}.") from error
-    os.close(handle)
-    try:
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
-            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            db.executescript(_SCHEMA)
-        os.link(temporary, file)
-    except FileExistsError:
-        pass  # another process was faster: its lock decides
-    except (sqlite3.Error, OSError) as error:
-        raise LedgerError(f"No ledger can be made at {file}: {error}.") from error
-    finally:
-        os.unlink(temporary)
-
-
-def _inspect(file: Path) -> None:
-    """Refuse what is no ledger of ours, from the file's first bytes, before SQLite touches it."""
-    try:
-        mode = file.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise LedgerError(f"{file} is not a file: name a file for the ledger.")
-        with file.open("rb") as stream:
-            head = stream.read(100)
-    except OSError as error:
-        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
-    if not head:
-        raise LedgerError(f"{file} is empty, not a ledger: delete it or name another file.")
-    if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
-        raise LedgerError(f"{file} is not a ledger of unsoftmax; it was not touched.")
-    if int.from_bytes(head[68:72], "big") != _APPLICATION_ID:
-        raise LedgerError(f"{file} is another program's SQLite file; it was not touched.")
-    if (version := int.from_bytes(head[60:64], "big")) > FORMAT_VERSION:
-        raise LedgerError(
-            f"{file} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
-            "unsoftmax. The file was not touched."
-        )
-    if not mode & 0o222 or not os.access(file, os.W_OK):
-        raise LedgerError(
-            f"{file} is read-only: make it writable (chmod u+w), or copy it and name the copy."
-        )
-
-
-def _connect(file: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
-    try:
-        # EXCLUSIVE before WAL: the lock is held until the connection closes or the process dies
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("COMMIT")
-        [[sound]] = db.execute("PRAGMA quick_check(1)").fetchall()
-    except sqlite3.Error as error:
-        db.close()
-        if "locked" in str(error) or "busy" in str(error):
-            raise LedgerError(
-                f"{file} is in use by another process: wait for it, or name another ledger."
-            ) from error
-        raise _damaged(file, str(error)) from error
-    if sound != "ok":
-        db.close()
-        raise _damaged(file, sound)
-    return db
-
-
-def _damaged(file: Path, why: str) -> LedgerError:
-    return LedgerError(
-        f"{file} is damaged ({why}); it was not changed. Restore a copy of it, or start another "
-        "ledger."
-    )
+def _hash(data: NDArray[Any]) -> bytes:
+    kind = hashlib.sha256(f"{data.dtype.str} {data.shape}".encode())
+    kind.update(data.tobytes())
+    return kind.digest()
 
 
 def _head(probes: Probes) -> str:

@@ -10,21 +10,33 @@ from __future__ import annotations
 import os
 import platform
 from collections import deque
-from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from unsoftmax.campaign.asking import TRIES, Budget, Inline, Span, ask, batch_of, unknown_spans
-from unsoftmax.campaign.ledger import Ledger, open_ledger
+from unsoftmax.campaign.asking import (
+    TRIES,
+    Budget,
+    Inline,
+    Span,
+    Threads,
+    ask,
+    batch_of,
+    batches,
+    unknown_spans,
+    whole,
+)
+from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.opening import open_ledger
 from unsoftmax.campaign.recovery import Recovery
-from unsoftmax.campaign.watching import Progress, Watcher, interrupts
+from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
 from unsoftmax.errors import BudgetExceeded, DimensionRefused, LedgerMismatch, OracleError
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Found, Learner, Oracle
-from unsoftmax.theory.precision import Precision
+from unsoftmax.theory.precision import KAPPA, Precision
 
 FINGERPRINT = 8
 # A deterministic target may still answer a bit differently in another batch.
@@ -87,27 +99,22 @@ def learn(
     KeyboardInterrupt
         After what was in flight is recorded.
     """
-    if isinstance(budget, int):
+    if budget is not None and not isinstance(budget, Budget):
         budget = Budget(queries=budget)
-    for name, value, least in (
-        ("holdout", holdout, 0),
-        ("workers", workers, 1),
-        ("batch", batch, 1),
-    ):
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < least):
-            raise ValueError(f"{name} must be a whole number, {least} or more; it is {value!r}.")
+    holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1)
+    batch = None if batch is None else whole("batch", batch, 1)
     if not callable(oracle):
         raise TypeError(
             f"oracle must be callable, from (B, N, d) to B numbers; it is {type(oracle).__name__}."
         )
     dim = getattr(oracle, "dim", learner.dim)
-    if isinstance(dim, int) and dim != learner.dim:
+    if isinstance(dim, (int, np.integer)) and dim != learner.dim:
         raise DimensionRefused(
             f"The target takes tokens of dimension {dim}, the learner asks {learner.dim}: use "
             f"dim={dim}."
         )
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
-    with open_ledger(ledger, environment()) as book, interrupts() as interrupted:
+    with open_ledger(ledger, environment()) as book, interrupts() as held:
         batch = book.claim(run, batch)
         plan = learner.plan().queries
         expected = None if plan is None else plan + holdout
@@ -121,7 +128,7 @@ def learn(
                 progress=progress,
                 expected=expected,
                 pool=pool,
-                interrupted=interrupted,
+                interrupts=held,
             )
             found = campaign.run(learner, holdout)
         return Recovery(
@@ -147,7 +154,7 @@ def environment() -> dict[str, Any]:
 
 
 def _executor(workers: int) -> Executor:
-    return Inline() if workers == 1 else ThreadPoolExecutor(workers, "unsoftmax")
+    return Inline() if workers == 1 else Threads(workers)
 
 
 @dataclass(slots=True)
@@ -169,7 +176,7 @@ class _Campaign:
     progress: Watcher | None
     expected: int | None
     pool: Executor
-    interrupted: Any
+    interrupts: Interrupts
     noise: float = 0.0
     answered: int = field(init=False)
 
@@ -193,15 +200,16 @@ class _Campaign:
     def answer(self, index: int, parts: Round) -> Answers:
         """Answer a round from the ledger as far as it goes, and from the oracle beyond."""
         known = self.ledger.begin(index, parts)
-        if index == 0 and self.ledger.resumed:
-            self._identify(parts)
         answers = [np.empty(len(probes)) for probes in parts]
         waiting: deque[Span] = deque()
         for part, (probes, pieces) in enumerate(zip(parts, known, strict=True)):
             for start, y in pieces:
                 answers[part][start : start + len(y)] = y
             waiting.extend(unknown_spans(part, probes, pieces, self.batch))
-        self._buy(index, waiting, answers)
+        with self.interrupts.held():
+            if index == 0 and self.ledger.resumed:
+                self._identify(parts, waiting)
+            self._buy(index, waiting, answers)
         return answers
 
     def _buy(self, index: int, waiting: deque[Span], answers: Answers) -> None:
@@ -213,26 +221,26 @@ class _Campaign:
             flying[self.pool.submit(ask, self.oracle, flight.span, flight.attempt)] = flight
 
         while waiting or flying:
-            if trouble is None and self.interrupted():
+            if trouble is None and self.interrupts.pressed:
                 trouble = KeyboardInterrupt()
-            while waiting and trouble is None and len(flying) < self.workers:
-                span, trouble = self._affordable(waiting)
-                if span is not None:
-                    launch(_Flight(span, self.ledger.intend(*_bill(span)), 0))
+            while trouble is None and len(flying) < self.workers:
+                span = self._affordable(waiting)
+                if span is None:
+                    break
+                launch(_Flight(span, self.ledger.intend(*_bill(span)), 0))
             if not flying:
                 break
             for future in wait(flying, return_when=FIRST_COMPLETED).done:
                 flight = flying.pop(future)
                 error = future.exception()
-                retry = error is not None and flight.attempt + 1 < TRIES and _curable(error)
-                if trouble is None and self.interrupted():
+                again = error is not None and flight.attempt + 1 < TRIES and _curable(error)
+                if again:
+                    waiting.appendleft(flight.span)
+                if trouble is None and self.interrupts.pressed:
                     trouble = KeyboardInterrupt()
-                following: Span | None = None
-                if trouble is None and (error is None or retry):
-                    if retry:
-                        waiting.appendleft(flight.span)
-                    if waiting:
-                        following, trouble = self._affordable(waiting)
+                if trouble is None and error is not None and not again:
+                    trouble = self._failure(flight, error)
+                following = self._affordable(waiting) if trouble is None else None
                 bill = None if following is None else _bill(following)
                 if error is None:
                     y = future.result()
@@ -241,25 +249,27 @@ class _Campaign:
                     place = (index, span.part, span.start)
                     intent = self.ledger.settle(flight.intent, "answered", place, y, bill)
                     self.answered += len(span)
-                    self._report(span)
+                    try:
+                        self._report(span)
+                    except Exception as failure:  # the caller's own; what flies is paid for
+                        trouble = failure if trouble is None else trouble
                 else:
                     intent = self.ledger.settle(flight.intent, "failed", following=bill)
-                    if not retry and (trouble is None or isinstance(trouble, BudgetExceeded)):
-                        trouble = self._failure(flight, error)
                 if following is not None and intent is not None:
-                    launch(_Flight(following, intent, flight.attempt + 1 if retry else 0))
+                    launch(_Flight(following, intent, flight.attempt + 1 if again else 0))
         if trouble is not None:
             raise trouble
+        if waiting:
+            raise self._exceeded(waiting)
 
-    def _affordable(self, waiting: deque[Span]) -> tuple[Span | None, BudgetExceeded | None]:
-        """Take the next batch, cut to what the budget still allows."""
+    def _affordable(self, waiting: deque[Span]) -> Span | None:
+        """Take the next batch, cut to what the budget still allows; None if that is nothing."""
+        if not waiting or not (count := self._allowed(waiting[0])):
+            return None
         span = waiting.popleft()
-        count = self._allowed(span)
         if count < len(span):
             waiting.appendleft(span.rest(count))
-        if count:
-            return span.first(count), None
-        return None, self._exceeded(sum(map(len, waiting)))
+        return span.first(count)
 
     def _allowed(self, span: Span) -> int:
         spent = self.ledger.spent
@@ -268,14 +278,18 @@ class _Campaign:
             limits.append(self.budget.queries - spent.queries)
         if self.budget.tokens is not None:
             limits.append((self.budget.tokens - spent.tokens) // span.probes.tokens)
-        return max(0, min(limits))
+        return max(0, int(min(limits)))
 
-    def _exceeded(self, waiting: int) -> BudgetExceeded:
+    def _exceeded(self, waiting: Iterable[Span]) -> BudgetExceeded:
         counts = self.ledger.counts()
         done = sum(counts.get(purpose, 0) for purpose in ("data", "pilot", "check"))
-        needed = max(waiting, (self.expected or 0) - done)
-        # a resumed run asks its first questions again, to recognise the target
-        needed += min(FINGERPRINT, len(self.ledger.first_answers(FINGERPRINT)))
+        now = sum(map(len, waiting))
+        # what is asked again comes on top of the plan
+        again = sum(len(span) for span in waiting if span.probes.purpose == "again")
+        needed = max(now, (self.expected or 0) - done + again)
+        # a resumed run asks its first questions again, to recognise the target: twice if it wavers
+        first = sum(len(y) for _, _, y in self.ledger.first_answers(FINGERPRINT))
+        needed += 2 * first if self.noise else first
         spent = self.ledger.spent
         limits = [
             f"{limit:,} {name}"
@@ -322,49 +336,52 @@ class _Campaign:
 
     # -- is this still the same target?
 
-    def _identify(self, parts: Round) -> None:
+    def _identify(self, parts: Round, waiting: Iterable[Span]) -> None:
         """Ask the first questions again and compare, before anything new is paid."""
-        before = self.ledger.first_answers(FINGERPRINT)
-        if not len(before):
+        pieces = self.ledger.first_answers(FINGERPRINT)
+        if not pieces:
             return
-        span = Span(0, 0, len(before), parts[0])
-        count = self._allowed(span)
-        if not count:
-            raise self._exceeded(0)
-        span, before = span.first(count), before[:count]
-        now = self._ask_apart(span)
-        X = span.probes[0:count]
-        size = np.linalg.norm(X, axis=2).max(axis=1)
-        precision = Precision.of_format([before])
-        tolerance = precision.error(
-            size * np.max(np.abs(before) / np.maximum(size, 1e-300)), before
-        )
-        if np.all(np.abs(now - before) <= _FINGERPRINT_UNITS * tolerance):
+        spans = [Span(part, start, start + len(y), parts[part]) for part, start, y in pieces]
+        before = np.concatenate([y for _, _, y in pieces])
+        size = np.concatenate([_sizes(span) for span in spans])
+        now = self._ask_apart(spans, waiting)
+        bound = _same_answer(before, size, self.ledger.moved)
+        excess = np.abs(now - before) / np.maximum(bound, 1e-300)
+        if np.all(excess <= 1):
             return
-        count = self._allowed(span)
-        later = self._ask_apart(span.first(count)) if count else now[:0]
-        moved, wavers = _rms(now - before), _rms(later - now[:count])
+        # Known to differ: until a third answer says otherwise it is noise, for `_exceeded`.
+        moved = self.noise = _rms(now - before)
+        wavers = _rms(self._ask_apart(spans, waiting) - now)
         if wavers < moved / 10:
+            worst = int(np.argmax(excess))
             raise LedgerMismatch(
-                f"The ledger was written for another target, or the target has changed: its first "
-                f"answers were {_some(before)}, now they are {_some(now)}. Start another ledger "
-                "to learn the target as it is now."
+                "The ledger was written for another target, or the target has changed: the answer "
+                f"to its question {worst} was {before[worst]} and is {now[worst]}. Start another "
+                "ledger to learn the target as it is now."
             )
         self.noise = wavers / np.sqrt(2)
 
-    def _ask_apart(self, span: Span) -> Array:
+    def _ask_apart(self, spans: Iterable[Span], waiting: Iterable[Span]) -> Array:
         """Ask outside any round: counted, not recorded."""
-        for attempt in range(TRIES):
+        cut = [batch for span in spans for batch in batches(span, self.batch)]
+        return np.concatenate([self._ask_one(span, waiting) for span in cut])
+
+    def _ask_one(self, span: Span, waiting: Iterable[Span]) -> Array:
+        attempt = 0
+        while True:
+            if self.interrupts.pressed:
+                raise KeyboardInterrupt
+            if self._allowed(span) < len(span):
+                raise self._exceeded(waiting)
             intent = self.ledger.intend("fingerprint", len(span), span.tokens)
-            [future] = [self.pool.submit(ask, self.oracle, span, attempt)]
+            future = self.pool.submit(ask, self.oracle, span, attempt)
             error = future.exception()
+            self.ledger.settle(intent, "answered" if error is None else "failed")
             if error is None:
-                self.ledger.settle(intent, "answered")
                 return future.result()
-            self.ledger.settle(intent, "failed")
             if attempt + 1 == TRIES or not _curable(error):
                 raise self._failure(_Flight(span, intent, attempt), error)
-        raise AssertionError("the loop returns or raises")
+            attempt += 1
 
     def notes(self) -> list[str]:
         """Say what happened on the way."""
@@ -397,9 +414,26 @@ def _curable(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, (MemoryError, OracleError))
 
 
+def _sizes(span: Span) -> Array:
+    """Measure the largest token of every sequence."""
+    size: Array = np.linalg.norm(span.probes[span.start : span.stop], axis=2).max(axis=1)
+    return size
+
+
+def _same_answer(before: Array, size: Array, moved: float) -> Array:
+    """Bound how far a second answer of one target may be from the first.
+
+    Questions that moved by a few bits move their answers as coarser arithmetic would.
+    """
+    precision = Precision.of_format([before])
+    scale = np.max(np.abs(before) / np.maximum(size, 1e-300))
+    arithmetic = _FINGERPRINT_UNITS * KAPPA * max(precision.unit, moved) * scale * size
+    # Two numbers that are nearly the same are rounded to neighbours at most. A few answers may
+    # be short numbers by chance: no format is taken to be coarser than bfloat16.
+    step = 2 * (min(precision.relative, 2.0**-8) * np.abs(before) + precision.absolute)
+    bound: Array = arithmetic + step
+    return bound
+
+
 def _rms(x: Array) -> float:
     return float(np.sqrt(np.mean(x**2))) if len(x) else 0.0
-
-
-def _some(y: Array) -> str:
-    return "[" + ", ".join(f"{value:.6g}" for value in y[:3]) + (", …]" if len(y) > 3 else "]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -43,30 +43,44 @@ class Watcher(Protocol):
         """Take a report."""
 
 
-@contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Hold Ctrl-C back until the batch in flight is recorded; a second one is not held back.
+@dataclass(slots=True)
+class Interrupts:
+    """Whether Ctrl-C was pressed, and whether it is held back just now."""
 
-    Yields a function that tells whether Ctrl-C was pressed. Only in the main thread and only
-    where nobody else handles SIGINT.
-    """
-    pressed = False
+    pressed: bool = False
+    _held: bool = False
 
-    def hold(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the first Ctrl-C back until the end of the block; a second one is not."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self.pressed:
             raise KeyboardInterrupt
-        pressed = True
+
+    def press(self, number: int, frame: FrameType | None) -> None:
+        """Take a SIGINT."""
+        if self.pressed or not self._held:
+            raise KeyboardInterrupt
+        self.pressed = True
         _log.warning("Interrupted: waiting for the batch in flight. Ctrl-C again drops it.")
 
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Take Ctrl-C over: in the main thread, and where nobody else handles SIGINT."""
+    state = Interrupts()
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
     if ours:
-        signal.signal(signal.SIGINT, hold)
+        signal.signal(signal.SIGINT, state.press)
     try:
-        yield lambda: pressed
+        yield state
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,184 @@
+"""Open the ledger's file: make it, or find out whose it is, whether it is whole, who has it.
+
+What is no ledger, or cannot be used as one, is left byte for byte as it was found. A ledger
+that is open belongs to one run: no other process, and no other run of this process, gets in.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from unsoftmax.campaign.ledger import FORMAT_VERSION, SCHEMA, Ledger
+from unsoftmax.errors import LedgerError
+
+_APPLICATION_ID = 0x756E736D  # "unsm", in SQLite's header: tells a ledger from any other file
+
+_open: set[tuple[int, int, int]] = set()
+"""Ledgers in use here: process, device, inode. See `_sole`."""
+_opening = threading.Lock()
+
+
+@contextmanager
+def open_ledger(
+    path: str | os.PathLike[str] | None, environment: Mapping[str, Any]
+) -> Iterator[Ledger]:
+    """Open a ledger for one run, making it if there is none; None keeps it in memory.
+
+    Raises
+    ------
+    LedgerError
+        The file is no ledger, is damaged, read-only, newer than this program, or in use by
+        another run. It is left as it was found.
+    """
+    if path is None:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+            db.executescript(SCHEMA)
+            yield Ledger(db, "The ledger", environment)
+        return
+    file = Path(path)
+    if not os.path.exists(file):
+        _create(file)
+    with _sole(file):
+        _inspect(file)
+        with closing(_connect(file)) as db:
+            yield Ledger(db, str(file), environment)
+
+
+@contextmanager
+def _sole(file: Path) -> Iterator[None]:
+    """Refuse a ledger that this process has open, without opening it.
+
+    SQLite's lock keeps other processes out, and POSIX drops it as soon as this process closes
+    the file again, through any handle: so a second run here must not even look into it.
+    """
+    try:
+        known = file.stat()
+    except OSError as error:
+        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
+    key = (os.getpid(), known.st_dev, known.st_ino)
+    with _opening:
+        if key in _open:
+            raise _in_use(file)
+        _open.add(key)
+    try:
+        yield
+    finally:
+        _open.discard(key)
+
+
+def _create(file: Path) -> None:
+    """Make an empty ledger, all or nothing, mode 0600."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
+    except OSError as error:
+        raise LedgerError(f"No ledger can be made at {file}: {error.strerror}.") from error
+    os.close(handle)
+    try:
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            db.executescript(SCHEMA)
+        os.link(temporary, file)
+    except FileExistsError:
+        pass  # another process was faster: its lock decides
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(f"No ledger can be made at {file}: {error}.") from error
+    finally:
+        os.unlink(temporary)
+
+
+def _inspect(file: Path) -> None:
+    """Refuse what is no ledger of ours, from the file's first bytes, before SQLite touches it."""
+    try:
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise LedgerError(f"{file} is not a file: name a file for the ledger.")
+        with file.open("rb") as stream:
+            head = stream.read(100)
+            size = stream.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
+    if not head:
+        raise LedgerError(f"{file} is empty, not a ledger: delete it or name another file.")
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
+        raise LedgerError(f"{file} is not a ledger of unsoftmax; it was not touched.")
+    if int.from_bytes(head[68:72], "big") != _APPLICATION_ID:
+        raise LedgerError(f"{file} is another program's SQLite file; it was not touched.")
+    if (version := int.from_bytes(head[60:64], "big")) > FORMAT_VERSION:
+        raise LedgerError(
+            f"{file} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
+            "unsoftmax. The file was not touched."
+        )
+    page = int.from_bytes(head[16:18], "big")
+    # SQLite takes a page cut short for one that ends in zeros. A checkpoint on a full disk
+    # leaves one too, but then the WAL has it whole.
+    if size % page and not os.path.exists(f"{file}-wal"):
+        raise _damaged(file, f"its size of {size:,} bytes is no whole number of pages")
+    if not mode & 0o222 or not os.access(file, os.W_OK):
+        raise LedgerError(
+            f"{file} is read-only: make it writable (chmod u+w), or copy it and name the copy."
+        )
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
+    try:
+        # EXCLUSIVE before WAL: the lock is held until the connection closes or the process dies
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("COMMIT")
+        sound = _soundness(db)
+    except sqlite3.Error as error:
+        _leave(db)
+        code = error.sqlite_errorcode & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise _in_use(file) from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise _damaged(file, str(error)) from error
+        raise LedgerError(
+            f"{file} cannot be used ({error}): see that its folder can be written and its disk "
+            "is not full, or name another ledger."
+        ) from error
+    if sound != "ok":
+        _leave(db)
+        raise _damaged(file, sound)
+    return db
+
+
+def _soundness(db: sqlite3.Connection) -> str:
+    """Say "ok", or what is wrong: SQLite looks at the structure, the checksums at the answers."""
+    [[structure]] = db.execute("PRAGMA quick_check(1)").fetchall()
+    if structure != "ok":
+        return str(structure)
+    for data, crc in db.execute("SELECT data, crc FROM answers"):
+        if zlib.crc32(data) != crc:
+            return "answers do not match their checksum"
+    return "ok"
+
+
+def _leave(db: sqlite3.Connection) -> None:
+    """Close, leaving the file as it is: an interrupted connection moves nothing from the WAL."""
+    db.interrupt()
+    db.close()
+
+
+def _in_use(file: Path) -> LedgerError:
+    return LedgerError(f"{file} is in use by another run: wait for it, or name another ledger.")
+
+
+def _damaged(file: Path, why: str) -> LedgerError:
+    return LedgerError(
+        f"{file} is damaged ({why}); it was not changed. Restore a copy of it, or start another "
+        "ledger."
+    )
