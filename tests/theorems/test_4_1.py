@@ -301,6 +301,25 @@ def test_impostors_are_refused_with_biases_too(name, trials):
             us.learn(target, us.learners.ExactHead(d, biases=True, seed=seed))
 
 
+@pytest.mark.parametrize("rounding", ["float32", "six decimals"])
+def test_a_second_head_near_the_rounding_is_refused_or_within_the_certificate(rounding, trials):
+    """Below the answers' precision nobody can see it; then the bound must cover it."""
+    round_off = ROUNDINGS[rounding]
+    for seed, d, share in itertools.product(
+        range(trials(3, 20)), (2, 5, 16), (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+    ):
+        one, two = head(d, seed), head(d, 1000 + seed)
+        try:
+            recovery = us.learn(
+                lambda X, f=one, g=two, s=share: round_off(f(X) + s * g(X)),
+                us.learners.ExactHead(d, seed=seed),
+            )
+        except us.ModelMismatch:
+            continue
+        assert share < 1e-3
+        assert np.linalg.norm(recovery.model.W - one.W) <= recovery.certificate.W_error
+
+
 def test_hard_attention_has_no_finite_W():
     v = np.arange(1.0, 5.0)
     with pytest.raises(us.NotIdentifiable, match="hard attention"):

@@ -41,7 +41,10 @@ _COARSEST_UNIT = 4 * FLOAT32_UNIT
 # How much coarser than they look the answers may be to explain the hold-out: a second head
 # that is 1e-5 of the first would take 10⁵ and more for float64 answers. Known formats are exact.
 _MOST_UNEXPLAINED = 2.0**12
-_MOST_UNEXPLAINED_COARSE = 8.0
+_MOST_UNEXPLAINED_COARSE = 4.0
+# Heads leave residuals of up to ¼ of what their certificate allows; what leaves more gets a
+# certificate wider by as much.
+_STRAIN = 4.0
 # Answers that change by this share of their size from call to call determine nothing.
 _MOST_NOISE = 0.03
 _AGAIN_PER_TOKEN = 2
@@ -155,14 +158,11 @@ class ExactHead:
         block = yield from measure(values, Z.rows, UnitVectors(self.dim), split, "W", spare, shift)
         model = SingleHead(Z.solve(block.measured(block.gates())), values.v, w, values.c)
 
-        certificate = _certificate(model, values, block, bias, Z, checks)
-        closing = holdout.closing(model, certificate, share.closing, rng)
+        fit = _Fit(model, values, block, bias, Z, checks)
+        closing = holdout.closing(model, fit.certificate(), share.closing, rng)
         closed = yield list(closing)
-        probes, answers = [opening, *closing], [opened, *closed]
-        certificate, evidence = self._certified(
-            model, values, block, bias, Z, probes, answers, checks
-        )
-        return Found(model, certificate, evidence, self._notes(model, values, certificate))
+        fit, evidence = fit.judged([opening, *closing], [opened, *closed])
+        return Found(model, fit.certificate(), evidence, fit.notes())
 
     def _values(
         self, opening: Sequences, straight: Sequences, repeats: int
@@ -209,61 +209,102 @@ class ExactHead:
             return offsets.gaussian(self.dim, rng)
         return offsets.balanced(values.v, rng)
 
-    def _certified(
-        self,
-        model: SingleHead,
-        values: Values,
-        block: Block,
-        bias: Block | None,
-        Z: Offsets,
-        probes: list[Sequences],
-        answers: list[Array],
-        checks: int,
-    ) -> tuple[Certificate, Evidence]:
-        """Bound the errors and check the bound against the hold-out; refuse if it fails."""
-        precision = values.precision
-        precision_before = values.precision
-        coarse = precision_before != Precision()
-        limit = _MOST_UNEXPLAINED_COARSE if coarse else _MOST_UNEXPLAINED
-        factor = 1.0
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A recovered head with everything that bounds its errors."""
+
+    model: SingleHead
+    values: Values
+    block: Block
+    bias: Block | None
+    Z: Offsets
+    checks: int
+
+    def judged(self, probes: list[Sequences], answers: list[Array]) -> tuple[_Fit, Evidence]:
+        """Hold the fit against the hold-out; assume coarser answers as far as allowed, or refuse.
+
+        Returns the fit whose certificate the hold-out supports.
+        """
+        exact = self.values.precision == Precision()
+        limit = _MOST_UNEXPLAINED if exact else _MOST_UNEXPLAINED_COARSE
+        factor, fit = 1.0, self
         while True:
-            certificate = _certificate(model, values, block, bias, Z, checks)
-            evidence = holdout.judge(probes, answers, model, values, certificate, checks)
-            if evidence.passed or not checks:
-                return certificate, evidence
+            certificate = fit.certificate()
+            evidence, strain = holdout.judge(
+                probes, answers, self.model, fit.values, certificate, self.checks
+            )
+            if evidence.passed or not self.checks:
+                return (fit.coarser(_STRAIN * strain) if strain > 1 / _STRAIN else fit), evidence
             factor *= 2 * max(1.0, evidence.max_residual / evidence.tolerance)
             if factor > limit:
                 break
-            precision = precision_before.coarser(factor, "The hold-out is not predicted exactly")
-            values = replace(values, precision=precision)
-            block = replace(block, values=values)
-            bias = bias and replace(bias, values=values)
+            fit = self.coarser(factor)
+        missed = (
+            f"misses fresh answers by {evidence.max_residual:.1e} of their size where "
+            f"{evidence.tolerance:.1e} is expected"
+        )
         if np.isfinite(certificate.errors["W"]):
             raise ModelMismatch(
-                f"The recovered head does not predict fresh answers: it misses them by "
-                f"{evidence.max_residual:.1e} of their size where {evidence.tolerance:.1e} is "
-                f"expected. The target is not a single attention head over {self.dim} dimensions"
-                + ("." if self.biases else ", or it has biases: then ask for biases=True.")
+                f"The recovered head {missed}. The target is not a single attention head over "
+                f"{self.model.dim} dimensions"
+                + (", or it has biases: then ask for biases=True." if self.bias is None else ".")
             )
         raise NotIdentifiable(
-            "The answers are too coarse to determine W: the recovered head misses fresh answers "
-            f"by {evidence.max_residual:.1e} of their size. v is determined."
-            + _why(values.precision),
-            determined={"v": values.v, "c": values.c},
+            f"The answers are too coarse to determine W: the recovered head {missed}. v is "
+            "determined." + _why(self.values.precision),
+            determined={"v": self.values.v, "c": self.values.c},
         )
 
-    def _notes(
-        self, model: SingleHead, values: Values, certificate: Certificate
-    ) -> tuple[str, ...]:
-        notes = list(values.precision.why)
-        longest = float(np.linalg.norm(model.W, axis=0).max())
-        bias = float(np.linalg.norm(model.w))
+    def coarser(self, factor: float) -> _Fit:
+        """Assume answers to be ``factor`` times as coarse as they look."""
+        precision = self.values.precision.coarser(factor, "The hold-out is not predicted exactly")
+        values = replace(self.values, precision=precision)
+        block, bias = replace(self.block, values=values), self.bias
+        return replace(self, values=values, block=block, bias=bias and replace(bias, values=values))
+
+    def certificate(self) -> Certificate:
+        """Bound the errors of W, v, w and c."""
+        assumes = [
+            "The target is a single head: what the hold-out tests, it cannot prove.",
+            f"An answer is off by at most {KAPPA:.0f} × {self.values.precision.unit:.1e} × "
+            "max‖x_i‖·‖v‖ from rounding, beside what is named here.",
+            *self.values.precision.why,
+        ]
+        if not self.checks:
+            assumes.append("Nothing was checked: exact float64 answers are taken for granted.")
+        w_error = shift_error = 0.0
+        if self.bias is not None:
+            shift_error = self.bias.error(np.zeros(1), self.model.w, self.Z.largest)
+            w_error = self.Z.error(shift_error, self.model.w)
+        columns = np.linalg.norm(self.model.W, axis=0)
+        measured = self.block.error(columns, self.model.w, self.Z.largest, shift_error)
+        W_error = self.Z.error(measured, self.model.W)
+        if not np.isfinite(W_error):
+            margin = self.block.gates().margin
+            assumes.append(
+                f"No bound on W: {np.count_nonzero(~(margin > 0))} of {margin.size} answers are "
+                "within their own error of b·v or (a+b)·v, so their logits are unbounded."
+            )
+        errors = {
+            "W": W_error,
+            "v": float(np.linalg.norm(self.values.v_error)),
+            "w": w_error,
+            "c": self.values.c_error,
+        }
+        return Certificate(errors, tuple(assumes))
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
+        notes = list(self.values.precision.why)
+        longest = float(np.linalg.norm(self.model.W, axis=0).max())
+        bias = float(np.linalg.norm(self.model.w))
         if bias > 10 * longest > 0:
             notes.append(
                 f"The query bias is {bias / longest:.0e} times a column of W. It cannot be scaled "
                 "away, so W's relative accuracy falls with the square of that ratio."
             )
-        if not np.isfinite(certificate.errors["W"]):
+        if not np.isfinite(self.certificate().errors["W"]):
             notes.append("There is no finite bound on W: see the certificate's assumptions.")
         return tuple(notes)
 
@@ -284,46 +325,6 @@ def _offset_limit(shift: Array) -> float:
     """Largest offset scale that keeps the bias's part of a logit moderate."""
     rms = float(np.sqrt(np.mean(shift**2)))
     return float(np.exp2(np.floor(np.log2(max(2.0 / max(rms, 1e-100), 1e-100)))))
-
-
-def _certificate(
-    model: SingleHead,
-    values: Values,
-    block: Block,
-    bias: Block | None,
-    Z: Offsets,
-    checks: int,
-) -> Certificate:
-    assumes = [
-        "The target is a single head: what the hold-out tests, it cannot prove.",
-        f"An answer is off by at most {KAPPA:.0f} × {values.precision.unit:.1e} × "
-        "max‖x_i‖·‖v‖ from rounding, beside what is named here.",
-        *values.precision.why,
-    ]
-    if not checks:
-        assumes.append("Nothing was checked: exact float64 answers are taken for granted.")
-    w_error = shift_error = 0.0
-    if bias is not None:
-        shift_error = bias.error(np.zeros(1), model.w, Z.largest)
-        w_error = Z.error(shift_error, model.w)
-    measured = block.error(np.linalg.norm(model.W, axis=0), model.w, Z.largest, shift_error)
-    W_error = Z.error(measured, model.W)
-    if not np.isfinite(W_error):
-        gates = block.gates()
-        blind = int(np.count_nonzero(~(gates.margin > 0)))
-        assumes.append(
-            f"No bound on W: {blind} of {gates.margin.size} answers are within their own error "
-            "of b·v or (a+b)·v, so their logits are unbounded."
-        )
-    return Certificate(
-        errors={
-            "W": W_error,
-            "v": float(np.linalg.norm(values.v_error)),
-            "w": w_error,
-            "c": values.c_error,
-        },
-        assumes=tuple(assumes),
-    )
 
 
 def _refuse_without_value(
