@@ -300,7 +300,8 @@ class _Campaign:
         return BudgetExceeded(
             f"The budget of {' and '.join(limits)} is spent: {spent.queries:,} queries and "
             f"{spent.tokens:,} tokens were paid{doubt}, about {needed:,} more queries are needed. "
-            f"Every answer is kept; go on with a budget of {spent.queries + needed:,} queries.",
+            f"Every answer is kept; go on with a budget of {spent.queries + needed:,} queries"
+            f"{' and more tokens' if self.budget.tokens is not None else ''}.",
             spent=spent.queries,
             needed=needed,
             in_doubt=spent.in_doubt,

@@ -1,0 +1,269 @@
+"""Runs in processes that die, against an oracle in a process that does not and keeps count.
+
+`Served` is the oracle's process; `Remote` asks it from any process or thread; `Life` is a
+process that learns and may be killed. Children come from a fork server that has the library
+loaded, so that a life takes milliseconds to begin.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import unsoftmax as us
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["unsoftmax", "pytest"])
+
+PATIENCE_S = 30.0
+"""Longest that anything here may take; a test that waits longer fails."""
+
+
+def one_by_one(target, X):
+    """Answer every sequence alone, so that its bits do not depend on its batch."""
+    return np.array([target(x[None])[0] for x in X])
+
+
+# -- the oracle's process
+
+
+def _serve(target, pause_s: float, ready: Connection) -> None:
+    asked: dict[str, Counter[bytes]] = {}
+    lock = threading.Lock()
+
+    def attend(connection) -> None:
+        with connection:
+            try:
+                while True:
+                    life, X = connection.recv()
+                    if X is None:
+                        with lock:
+                            connection.send(asked)
+                        continue
+                    with lock:
+                        asked.setdefault(life, Counter()).update(probes_of(X))
+                    time.sleep(pause_s)
+                    connection.send(one_by_one(target, X))
+            except (EOFError, OSError):
+                return  # that life is over
+
+    with Listener() as listener:
+        ready.send(listener.address)
+        while True:
+            threading.Thread(target=attend, args=(listener.accept(),), daemon=True).start()
+
+
+def probes_of(X) -> list[bytes]:
+    """Identify every sequence by its shape and bits."""
+    return [repr(x.shape).encode() + x.tobytes() for x in X]
+
+
+class Served:
+    """A target in a process of its own, which counts every probe by the life that asked."""
+
+    def __init__(self, target, pause_s: float = 0.0) -> None:
+        ours, theirs = _context.Pipe()
+        self._process = _context.Process(target=_serve, args=(target, pause_s, theirs), daemon=True)
+        self._process.start()
+        assert ours.poll(PATIENCE_S)
+        self.address = ours.recv()
+        self._own = Client(self.address)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._own.close()
+        self._process.kill()
+        self._process.join(PATIENCE_S)
+        os.unlink(self.address)
+
+    def asked(self) -> dict[str, Counter[bytes]]:
+        """Return how often every probe was asked, by life."""
+        self._own.send((None, None))
+        assert self._own.poll(PATIENCE_S)
+        asked: dict[str, Counter[bytes]] = self._own.recv()
+        return asked
+
+
+class Remote:
+    """The oracle as seen from a life: one connection per thread."""
+
+    def __init__(self, address: str, life: str) -> None:
+        self._address, self._life = address, life
+        self._local = threading.local()
+
+    def __reduce__(self):
+        return Remote, (self._address, self._life)
+
+    def __call__(self, X):
+        if not hasattr(self._local, "connection"):
+            self._local.connection = Client(self._address)
+        self._local.connection.send((self._life, X))
+        return self._local.connection.recv()
+
+
+# -- the lives
+
+
+class Points:
+    """Counts the moments at which a life may end, and ends it at one of them."""
+
+    def __init__(self, last: int | None) -> None:
+        self.passed = 0
+        self._last = last
+
+    def __call__(self) -> None:
+        if self.passed == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.passed += 1
+
+    def around(self, method):
+        """Add a moment before and one after every call."""
+
+        def call(*args, **kwargs):
+            self()
+            result = method(*args, **kwargs)
+            self()
+            return result
+
+        return call
+
+
+@dataclass(frozen=True)
+class Mortal:
+    """A learner with a moment before and after every yield."""
+
+    learner: Any
+    point: Points
+
+    def __getattr__(self, name):
+        return getattr(self.learner, name)
+
+    def steps(self, checks):
+        steps = self.learner.steps(checks)
+        answers: Any = None
+        while True:
+            try:
+                asked = steps.send(answers)
+            except StopIteration as end:
+                return end.value
+            self.point()
+            answers = yield asked
+            self.point()
+
+
+def _live(oracle, learner, settings: dict[str, Any], last: int | None, result: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(oracle, "pipe_to"):
+        oracle.pipe_to(result)
+    point = Points(last)
+    if last is not None:
+        from unsoftmax.campaign.ledger import Ledger
+
+        for name in ("claim", "intend", "settle"):
+            setattr(Ledger, name, point.around(getattr(Ledger, name)))
+        learner = Mortal(learner, point)
+    result.send("begun")
+    try:
+        recovery = us.learn(oracle, learner, **settings)
+    except BaseException as error:
+        result.send(error)
+    else:
+        result.send((recovery, point.passed))
+
+
+class Life:
+    """A process that learns. ``last``: the number of the moment at which it kills itself."""
+
+    def __init__(self, oracle, learner, last: int | None = None, **settings) -> None:
+        self.pipe, theirs = _context.Pipe()
+        self.process = _context.Process(
+            target=_live, args=(oracle, learner, settings, last, theirs), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        assert self.hear() == "begun"
+
+    def hear(self):
+        """Return the next thing it says; EOFError when it has died instead."""
+        assert self.pipe.poll(PATIENCE_S), "the child says nothing"
+        return self.pipe.recv()
+
+    def interrupt(self) -> None:
+        """Press its Ctrl-C."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it: SIGKILL."""
+        self.process.kill()
+        self.end()
+
+    def end(self) -> None:
+        """Wait until it has ended, or end it."""
+        self.process.join(PATIENCE_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(PATIENCE_S)
+        self.pipe.close()
+
+    def result(self):
+        """Return what it ends with: (recovery, moments), or the error; None when it was killed."""
+        try:
+            return self.hear()
+        except (EOFError, ConnectionResetError):
+            return None
+        finally:
+            self.end()
+
+
+# -- what a ledger says, read by another program
+
+
+@dataclass(frozen=True)
+class Account:
+    """Sums over a ledger's tables, in queries."""
+
+    recorded: int = 0
+    paid: int = 0
+    fingerprint: int = 0
+    failed: int = 0
+    open: Mapping[int, int] = field(default_factory=dict)
+    """Queries of every intent that has no outcome."""
+
+
+def account(ledger: Path) -> Account:
+    """Read a copy of a ledger and its WAL, so that the ledger itself stays as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (ledger.name, ledger.name + "-wal"):
+            if ledger.with_name(name).exists():
+                shutil.copy(ledger.with_name(name), folder)
+        copy = Path(folder, ledger.name)
+        if not copy.exists():
+            return Account()
+        with closing(sqlite3.connect(copy)) as db:
+            [(recorded,)] = db.execute("SELECT coalesce(sum(count), 0) FROM answers")
+            rows = db.execute("SELECT id, purpose, queries, outcome FROM asked").fetchall()
+    return Account(
+        recorded=recorded,
+        paid=sum(queries for _, _, queries, _ in rows),
+        fingerprint=sum(n for _, why, n, end in rows if (why, end) == ("fingerprint", "answered")),
+        failed=sum(n for _, _, n, end in rows if end == "failed"),
+        open={number: n for number, _, n, end in rows if end is None},
+    )

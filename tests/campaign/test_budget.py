@@ -1,0 +1,268 @@
+"""Budgets: never passed, by the oracle's own count, and told exactly when they end a run."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.campaign.script import Script, answers_of, sequences
+from tests.truth import Counted
+from unsoftmax.campaign import asking
+
+DIM = 4
+PLAN = us.learners.ExactHead(DIM).plan()
+HOLDOUT = 12
+ALL = DIM + DIM**2 + HOLDOUT
+FINGERPRINT = 8
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(asking, "_PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def target():
+    rng = np.random.default_rng(0)
+    return us.SingleHead(rng.standard_normal((DIM, DIM)), rng.standard_normal(DIM))
+
+
+def first_number(X):
+    return X[:, 0, 0].copy()
+
+
+def spend(oracle, ledger, budget, learner=None, **settings):
+    """Learn within a budget that does not suffice, and return what is said about it."""
+    learner = learner or us.learners.ExactHead(DIM)
+    with pytest.raises(us.BudgetExceeded) as caught:
+        us.learn(oracle, learner, budget=budget, ledger=ledger, holdout=HOLDOUT, **settings)
+    assert f"{caught.value.spent:,} queries" in str(caught.value)
+    assert f"{caught.value.spent + caught.value.needed:,} queries" in str(caught.value)
+    return caught.value
+
+
+def finish(oracle, ledger, budget, learner=None, **settings):
+    learner = learner or us.learners.ExactHead(DIM)
+    return us.learn(oracle, learner, budget=budget, ledger=ledger, holdout=HOLDOUT, **settings)
+
+
+def within_what_is_needed(counted, ledger, end, most, **settings):
+    """Go on with what is said to be needed, until it suffices: ``most`` times."""
+    for _ in range(most):
+        budget = end.spent + end.needed
+        try:
+            recovery = finish(counted, ledger, budget, **settings)
+        except us.BudgetExceeded as more:
+            end = more
+            assert counted.queries == end.spent <= budget
+        else:
+            assert counted.queries == recovery.queries <= budget
+            return recovery
+    raise AssertionError("what is needed is never enough")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("batch", [1, 3, None])
+def test_what_is_spent_and_needed_is_exact_at_every_budget(batch, workers, target, tmp_path):
+    settings = {"batch": batch, "workers": workers}
+    for budget in (0, 1, 7, 8, 21, ALL - 1):
+        ledger, counted = tmp_path / str(budget), Counted(target)
+        end = spend(counted, ledger, budget, **settings)
+        assert counted.queries == end.spent == budget
+        first = min(FINGERPRINT, budget)
+        assert end.needed == ALL - budget + first
+        assert end.in_doubt == 0
+        # one less is not enough, by one; that much is
+        end = spend(counted, ledger, end.spent + end.needed - 1, **settings)
+        assert counted.queries == end.spent == ALL + first - 1
+        assert end.needed == 1 + FINGERPRINT
+        recovery = finish(counted, ledger, end.spent + end.needed, **settings)
+        assert counted.queries == recovery.queries == ALL + first + FINGERPRINT
+        assert recovery.evidence.passed
+
+
+def test_a_budget_that_is_just_enough_is_enough(target):
+    counted = Counted(target)
+    assert finish(counted, None, ALL).queries == counted.queries == ALL
+    assert finish(target, None, np.int64(ALL), batch=5).queries == ALL
+    assert spend(target, None, np.int64(ALL - 1), batch=5).needed == 1 + FINGERPRINT
+    assert finish(target, None, us.Budget()).queries == ALL
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_tokens_are_a_budget_too(workers, target, tmp_path):
+    whole = Counted(target)
+    finish(whole, None, None)
+    for tokens in (0, 1, 10, whole.tokens // 2, whole.tokens - 1):
+        ledger, counted = tmp_path / str(tokens), Counted(target)
+        budget = us.Budget(tokens=tokens)
+        end = spend(counted, ledger, budget, batch=3, workers=workers)
+        assert counted.tokens <= tokens
+        assert tokens - counted.tokens < 8  # the longest sequence is one of 8
+        assert end.spent == counted.queries
+        assert f"{tokens:,} tokens" in str(end)
+        assert "and more tokens" in str(end)
+        before = counted.tokens
+        finish(counted, ledger, None, batch=3, workers=workers)
+        assert counted.tokens - before <= whole.tokens - before + 3 * FINGERPRINT
+    counted = Counted(target)
+    assert finish(counted, None, us.Budget(tokens=whole.tokens)).queries == ALL
+
+
+def test_the_tighter_of_two_limits_counts(target):
+    counted = Counted(target)
+    end = spend(counted, None, us.Budget(queries=7, tokens=10_000), batch=2)
+    assert (counted.queries, end.spent) == (7, 7)
+    assert "7 queries and 10,000 tokens" in str(end)
+    counted = Counted(target)
+    spend(counted, None, us.Budget(queries=1_000, tokens=7), batch=2)
+    assert counted.tokens <= 7
+
+
+def test_a_spent_budget_asks_nothing_more(target, tmp_path):
+    ledger, counted = tmp_path / "ledger", Counted(target)
+    first = spend(counted, ledger, 15)
+    for budget in (15, 3, 0, us.Budget(tokens=0)):
+        again = spend(counted, ledger, budget)
+        assert (again.spent, again.needed) == (first.spent, first.needed)
+    assert counted.queries == 15
+    recovery = finish(counted, ledger, 15 + first.needed)
+    # a complete run, too, is recognised before it is told again
+    end = spend(counted, ledger, recovery.queries)
+    assert end.needed == FINGERPRINT
+    assert counted.queries == recovery.queries
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("budget", [1, 2, 5, 17, 40, 63])
+def test_repeated_queries_are_paid_from_the_budget(budget, workers, target, tmp_path):
+    """Every batch fails once: each is paid twice, by the ledger as by the oracle."""
+    seen = set()
+
+    def failing_once(X):
+        if X.tobytes() not in seen:
+            seen.add(X.tobytes())
+            raise ConnectionError("try again")
+        return target(X)
+
+    ledger, counted = tmp_path / "ledger", Counted(failing_once)
+    settings = {"batch": 2, "workers": workers}
+    end = spend(counted, ledger, budget, **settings)
+    assert counted.queries == end.spent == budget
+    recovery = within_what_is_needed(counted, ledger, end, 20, **settings)
+    assert recovery.counts["failed"] > 0
+
+
+def test_what_fails_as_the_budget_ends_is_still_needed(tmp_path):
+    """Three batches in flight, none affordable after them: those that fail count as needed."""
+    script = Script([[sequences(12)]], planned=None)
+
+    def oracle(X):
+        if X[0, 0, 0] != script.rounds[0][0].X[4, 0, 0]:
+            raise ConnectionError
+        return X[:, 0, 0]
+
+    end = spend(oracle, tmp_path / "ledger", 6, script, batch=2, workers=3)
+    assert (end.spent, end.needed) == (6, 10 + 2)
+    recovery = finish(first_number, tmp_path / "ledger", 6 + end.needed, script)
+    assert recovery.queries == 18
+
+
+def test_what_is_in_doubt_is_paid_and_said(target, tmp_path):
+    ledger, counted = tmp_path / "ledger", Counted(target)
+
+    def dying(X):
+        answers = counted(X)
+        if len(X) == DIM:
+            raise SystemExit
+        return answers
+
+    with pytest.raises(SystemExit):
+        finish(dying, ledger, 99, batch=DIM)
+    assert counted.queries == 3 + 3 + DIM  # opening, straight, and v: in doubt
+    end = spend(counted, ledger, 10 + 6 + 7)
+    assert (end.spent, end.in_doubt, counted.queries) == (23, DIM, 23)
+    assert f"{DIM} of them in doubt" in str(end)
+    recovery = finish(counted, ledger, end.spent + end.needed)
+    assert recovery.counts["in doubt"] == DIM
+    assert recovery.queries == counted.queries == end.spent + end.needed
+
+
+def test_asking_again_comes_on_top_of_the_plan(tmp_path):
+    rounds = [[sequences(4)], [sequences(6, seed=1, purpose="again")], [sequences(5, seed=2)]]
+    script, ledger = Script(rounds, planned=9 - HOLDOUT), tmp_path / "ledger"
+    assert spend(first_number, ledger, 3, script).needed == 6 + 3
+    end = spend(first_number, ledger, 3 + 3 + 1 + 2, script)
+    assert end.needed == 4 + 5 + 4
+    recovery = finish(first_number, ledger, end.spent + end.needed, script)
+    assert recovery.counts == {"again": 6, "data": 9, "fingerprint": 7}
+
+
+def test_retries_of_the_fingerprint_stay_within_the_budget(tmp_path):
+    script, ledger = Script([[sequences(8)], [sequences(8, seed=1)]]), tmp_path / "ledger"
+    spend(first_number, ledger, 8, script)
+
+    @Counted
+    def down(X):
+        raise ConnectionError
+
+    end = spend(down, ledger, 8 + 8 + 7, script)
+    assert (down.queries, end.spent) == (8, 16)
+    with pytest.raises(us.OracleError):
+        finish(down, ledger, 100, script)
+    assert down.queries == 8 + 3 * 8
+    assert finish(first_number, ledger, 40 + 8 + 8, script).queries == 56
+
+
+@pytest.mark.parametrize("first", [1, 5, 12])
+def test_a_noisy_target_comes_to_its_end_within_what_is_needed(first, tmp_path):
+    """Its fingerprint is asked twice: what is needed says so as soon as that is known."""
+    script = Script([[sequences(12)], [sequences(9, seed=1)]], planned=21 - HOLDOUT)
+    rng, ledger = np.random.default_rng(0), tmp_path / "ledger"
+
+    @Counted
+    def noisy(X):
+        return X[:, 0, 0] + 1e-3 * rng.standard_normal(len(X))
+
+    end = spend(noisy, ledger, first, script)
+    recovery = within_what_is_needed(noisy, ledger, end, 3, learner=script)
+    assert len(answers_of(recovery)[1][0]) == 9
+
+
+def test_the_budget_decides_before_noise_is_told_from_change(tmp_path):
+    """With nothing left for a third answer a target that differs is not called another."""
+    script, ledger = Script([[sequences(8)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+    spend(first_number, ledger, 8, script)
+    other = Counted(lambda X: X[:, 0, 1])
+    end = spend(other, ledger, 16, script)
+    assert other.queries == 8
+    with pytest.raises(us.LedgerMismatch):
+        finish(other, ledger, end.spent + end.needed, script)
+    assert other.queries == 8 + 16
+
+
+@pytest.mark.parametrize(
+    "bad", [-1, True, 1.5, 1e6, np.nan, np.inf, "10", [3], {"queries": 3}, Fraction(3), object()]
+)
+def test_a_bad_budget_is_a_value_error(bad, target, tmp_path):
+    counted = Counted(target)
+    for make in (
+        lambda: finish(counted, tmp_path / "ledger", bad),
+        lambda: us.Budget(queries=bad),
+        lambda: us.Budget(tokens=bad),
+    ):
+        with pytest.raises(ValueError, match=r"budget of \w+ must be a whole number.*0 or more"):
+            make()
+    assert counted.calls == 0
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_the_error_crosses_process_borders(target):
+    end = spend(target, None, 10)
+    other = pickle.loads(pickle.dumps(end))
+    assert type(other) is us.BudgetExceeded
+    assert (str(other), vars(other)) == (str(end), vars(end))

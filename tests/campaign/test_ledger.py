@@ -1,0 +1,732 @@
+"""The ledger: what may be opened, whose it is, and what it keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import sqlite3
+import stat
+import tempfile
+import threading
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.campaign.lives import PATIENCE_S, Life, Remote, Served, account, one_by_one
+from tests.campaign.script import Script, answers_of, sequences
+from tests.truth import Counted
+from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
+
+DIM = 4
+PLAN = DIM + DIM**2
+HOLDOUT = 8
+SETTINGS: dict[str, Any] = {"batch": 2, "holdout": HOLDOUT}
+
+
+def head(dim: int = DIM, seed: int = 0) -> us.SingleHead:
+    rng = np.random.default_rng(seed)
+    return us.SingleHead(rng.standard_normal((dim, dim)), rng.standard_normal(dim))
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """A target whose bits do not depend on the batch."""
+
+    target: us.SingleHead
+
+    def __call__(self, X):
+        return one_by_one(self.target, X)
+
+
+def first_number(X):
+    """A target whose bits depend on nothing but the probe."""
+    return X[:, 0, 0].copy()
+
+
+ORACLE = OneByOne(head())
+LEARNER = us.learners.ExactHead(DIM)
+
+
+def learn(ledger, oracle=ORACLE, learner=LEARNER, **settings):
+    counted = Counted(oracle)
+    return us.learn(counted, learner, ledger=ledger, **(SETTINGS | settings)), counted
+
+
+def bits(recovery):
+    return recovery.model.W.tobytes(), recovery.model.v.tobytes()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return us.learn(ORACLE, LEARNER, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory):
+    """A complete ledger after a clean close: one file."""
+    ledger = tmp_path_factory.mktemp("closed") / "ledger"
+    learn(ledger)
+    assert [file.name for file in ledger.parent.iterdir()] == ["ledger"]
+    return ledger.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A ledger after kill -9: half of the run in the file, some more in its WAL."""
+    ledger = tmp_path_factory.mktemp("killed") / "ledger"
+    with pytest.raises(us.BudgetExceeded):
+        learn(ledger, budget=PLAN // 2)
+    life = Life(ORACLE, LEARNER, last=40, **SETTINGS, ledger=ledger)
+    assert life.result() is None
+    return ledger.read_bytes(), ledger.with_name("ledger-wal").read_bytes()
+
+
+def refused(ledger, *words):
+    """Refuse to open it, by name, and leave the folder as it is."""
+    before = {file.name: file.read_bytes() for file in ledger.parent.iterdir() if file.is_file()}
+    counted = Counted(ORACLE)
+    with pytest.raises(us.LedgerError) as caught:
+        us.learn(counted, LEARNER, ledger=ledger, **SETTINGS)
+    assert not isinstance(caught.value, us.LedgerMismatch)
+    for word in (str(ledger), *words):
+        assert word in str(caught.value)
+    assert counted.calls == 0
+    after = {file.name: file.read_bytes() for file in ledger.parent.iterdir() if file.is_file()}
+    assert after == before
+
+
+# -- what may be opened
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 99, 100, 101, 512, 4095, 4097, "half", "less one"])
+def test_a_truncated_ledger_is_refused(size, closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    size = {"half": len(closed) // 2, "less one": len(closed) - 1}.get(size, size)
+    ledger.write_bytes(closed[:size])
+    refused(ledger, "empty" if size == 0 else "ledger" if size < 100 else "damaged")
+
+
+def test_a_ledger_truncated_between_pages_is_refused(closed, tmp_path):
+    page = 4096
+    assert len(closed) % page == 0
+    assert len(closed) >= 8 * page
+    ledger = tmp_path / "ledger"
+    for size in range(page, len(closed), page):
+        ledger.write_bytes(closed[:size])
+        refused(ledger, "damaged")
+
+
+def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
+    # What the WAL holds of the missing pages repairs them: then nothing is missing.
+    script = Script([[sequences(1200, tokens=1)], [sequences(8, seed=1)]])
+    whole = answers_of(us.learn(first_number, script))
+    ledger = tmp_path / "ledger"
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(first_number, script, ledger=ledger, budget=1200)
+    assert Life(first_number, script, last=28, batch=2, ledger=ledger).result() is None
+    file, wal = ledger.read_bytes(), ledger.with_name("ledger-wal").read_bytes()
+    assert account(ledger).recorded > 1200
+
+    outcomes = Counter[str]()
+    for size in [0, 50, 100, 512, 4095, *range(4096, len(file) + 1, 4096), len(file) - 1]:
+        ledger.write_bytes(file[:size])
+        ledger.with_name("ledger-wal").write_bytes(wal)
+        counted = Counted(first_number)
+        try:
+            recovery = us.learn(counted, script, ledger=ledger)
+        except us.LedgerError as refusal:
+            outcomes["refused"] += 1
+            assert str(ledger) in str(refusal)  # noqa: PT017
+            assert counted.calls == 0
+            assert ledger.read_bytes() == file[:size]
+            assert ledger.with_name("ledger-wal").read_bytes() == wal
+        else:
+            outcomes["whole"] += 1
+            assert counted.queries < 8 + 8
+            for known, answers in zip(whole, answers_of(recovery), strict=True):
+                assert np.array_equal(known[0], answers[0])
+    assert outcomes["whole"] >= 1
+    assert outcomes["refused"] >= 8
+
+
+def test_a_torn_wal_loses_its_end_and_nothing_else(killed, expected, tmp_path):
+    file, wal = killed
+    ledger = tmp_path / "ledger"
+    known = []
+    for size in np.linspace(0, len(wal), 12).astype(int):
+        ledger.write_bytes(file)
+        ledger.with_name("ledger-wal").write_bytes(wal[:size])
+        known.append(account(ledger).recorded)
+        recovery, counted = learn(ledger)
+        assert counted.queries == PLAN + HOLDOUT - known[-1] + 8
+        assert bits(recovery) == bits(expected)
+    assert known == sorted(known)
+    assert known[0] < known[-1]
+
+
+def test_foreign_files_are_refused(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("These are my notes.\n" * 50)
+    refused(text, "not a ledger")
+
+    other = tmp_path / "other"
+    with closing(sqlite3.connect(other)) as db:
+        db.execute("CREATE TABLE runs (a)")
+        db.commit()
+    refused(other, "another program's")
+
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    refused(folder, "not a file")
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused(pipe, "not a file")
+
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nowhere")
+    refused(dangling)
+    with pytest.raises(us.LedgerError, match=r"No ledger can be made at .*no such folder"):
+        learn(tmp_path / "no such folder" / "ledger")
+
+
+def test_a_newer_ledger_is_refused(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA journal_mode = DELETE")
+    refused(ledger, "format 2", "upgrade")
+
+
+def test_a_read_only_ledger_is_refused(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    ledger.chmod(0o444)
+    refused(ledger, "read-only", "chmod")
+
+
+def test_a_ledger_whose_wal_cannot_be_made_is_refused_but_not_called_damaged(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    (tmp_path / "ledger-wal").mkdir()
+    refused(ledger, "cannot be used")
+
+
+def test_a_ledger_is_readable_by_its_owner_alone(tmp_path):
+    ledger = tmp_path / "ledger"
+    modes: set[tuple[str, int]] = set()
+
+    def looking(X):
+        modes.update((file.name, stat.S_IMODE(file.stat().st_mode)) for file in tmp_path.iterdir())
+        return ORACLE(X)
+
+    before = os.umask(0)
+    try:
+        learn(ledger, looking)
+    finally:
+        os.umask(before)
+    assert modes == {("ledger", 0o600), ("ledger-wal", 0o600)}
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file that is unreadable")
+def test_an_unreadable_file_is_refused():
+    with pytest.raises(us.LedgerError, match="/proc/self/mem cannot be read"):
+        learn("/proc/self/mem")
+
+
+def test_another_process_may_make_the_ledger_first(tmp_path, monkeypatch, expected):
+    ledger, make = tmp_path / "ledger", tempfile.mkstemp
+
+    def slowly(**settings):
+        monkeypatch.undo()
+        learn(ledger)
+        return make(**settings)
+
+    monkeypatch.setattr(tempfile, "mkstemp", slowly)
+    recovery, counted = learn(ledger)
+    assert counted.queries == 8
+    assert bits(recovery) == bits(expected)
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+# -- who has it
+
+
+class Waiting:
+    """An oracle that says when it is asked, and waits until it may answer."""
+
+    def __init__(self):
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, X):
+        self.asked.set()
+        assert self.go.wait(PATIENCE_S)
+        return ORACLE(X)
+
+
+class Telling:
+    """The same over the pipe of a `Life`."""
+
+    def pipe_to(self, pipe):
+        self.pipe = pipe
+
+    def __call__(self, X):
+        if self.pipe is not None:
+            self.pipe.send("asked")
+            assert self.pipe.poll(PATIENCE_S)
+            self.pipe.recv()
+            self.pipe = None
+        return ORACLE(X)
+
+
+def test_a_ledger_in_use_by_another_process_is_refused(tmp_path, expected):
+    ledger = tmp_path / "ledger"
+    life = Life(Telling(), LEARNER, **SETTINGS, ledger=ledger)
+    try:
+        assert life.hear() == "asked"
+        refused(ledger, "in use")
+        life.pipe.send("go")
+        recovery, _ = life.hear()
+    finally:
+        life.kill()
+    assert bits(recovery) == bits(expected)
+    recovery, counted = learn(ledger)
+    assert counted.queries <= 8
+    assert bits(recovery) == bits(expected)
+
+
+def test_a_ledger_in_use_by_this_process_is_refused_and_stays_locked(tmp_path, expected):
+    ledger = tmp_path / "ledger"
+    oracle, results = Waiting(), []
+    thread = threading.Thread(target=lambda: results.append(learn(ledger, oracle)[0]))
+    thread.start()
+    try:
+        assert oracle.asked.wait(PATIENCE_S)
+        refused_here = ledger.with_name("alias")
+        os.link(ledger, refused_here)
+        for name in (ledger, refused_here):
+            with pytest.raises(us.LedgerError, match="in use"):
+                us.learn(ORACLE, LEARNER, ledger=name, **SETTINGS)
+        # that attempt must not have opened the door to others
+        error = Life(ORACLE, LEARNER, **SETTINGS, ledger=ledger).result()
+        assert isinstance(error, us.LedgerError)
+        assert "in use" in str(error)
+    finally:
+        oracle.go.set()
+        thread.join(PATIENCE_S)
+    [recovery] = results
+    assert bits(recovery) == bits(expected)
+
+
+# -- a full disk
+
+
+@dataclass(frozen=True)
+class Cramped:
+    """An oracle whose process may not write files beyond a size."""
+
+    remote: Remote
+    most_bytes: int
+
+    def pipe_to(self, pipe):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.most_bytes, resource.RLIM_INFINITY))
+
+    def __call__(self, X):
+        return self.remote(X)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_full_disk_keeps_what_was_recorded(workers, tmp_path, expected):
+    failed = Counter[str]()
+    with Served(head()) as served:
+        for most_kb in (1, 8, 40, 60, 80, 120, 160, 200, 240):
+            ledger = tmp_path / str(most_kb)
+            oracle = Cramped(Remote(served.address, str(most_kb)), most_kb * 1024)
+            life = Life(oracle, LEARNER, **SETTINGS, workers=workers, ledger=ledger)
+            error = life.result()
+            asked = sum(served.asked().get(str(most_kb), Counter()).values())
+            now = account(ledger)
+            if not isinstance(error, us.LedgerError):
+                assert bits(error[0]) == bits(expected)
+                failed["no"] += 1
+                continue
+            assert not isinstance(error, us.LedgerMismatch)
+            assert str(ledger) in str(error)
+            failed["with nothing" if not now.recorded else "midway"] += 1
+            # beyond what is in doubt, one intent and its answers may have failed to be written
+            assert now.recorded <= asked <= now.recorded + sum(now.open.values())
+
+            recovery, counted = learn(ledger)
+            assert counted.queries == PLAN + HOLDOUT - now.recorded + min(8, now.recorded)
+            assert bits(recovery) == bits(expected)
+            assert recovery.counts.get("in doubt", 0) == sum(now.open.values())
+    assert failed["with nothing"]
+    assert failed["midway"] >= 2
+    assert [file for file in tmp_path.iterdir() if ".new" in file.name] == []
+
+
+@contextlib.contextmanager
+def files_of_at_most(most_bytes):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_for_a_while(tmp_path, expected):
+    ledger = tmp_path / "ledger"
+    with files_of_at_most(1024), pytest.raises(us.LedgerError, match="No ledger can be made"):
+        learn(ledger)
+    assert list(tmp_path.iterdir()) == []
+    counted = Counted(ORACLE)
+    with files_of_at_most(80 * 1024), pytest.raises(us.LedgerError, match="free some disk space"):
+        us.learn(counted, LEARNER, ledger=ledger, **SETTINGS)
+    now = account(ledger)
+    assert 0 < now.recorded <= counted.queries <= now.recorded + sum(now.open.values())
+    recovery, counted = learn(ledger)
+    assert counted.queries == PLAN + HOLDOUT - now.recorded + 8
+    assert bits(recovery) == bits(expected)
+
+
+def test_a_commit_that_is_interrupted_is_undone(tmp_path, monkeypatch, expected):
+    """A second Ctrl-C in the midst of recording: that batch is in doubt, all others are kept."""
+    ledger = tmp_path / "ledger"
+    intend, left = Ledger._intend, iter(range(8))
+
+    def interrupted(self, *args):
+        number = intend(self, *args)
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return number
+
+    monkeypatch.setattr(Ledger, "_intend", interrupted)
+    counted = Counted(ORACLE)
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(counted, LEARNER, ledger=ledger, **SETTINGS)
+    monkeypatch.undo()
+    now = account(ledger)
+    assert sum(now.open.values()) == 2
+    assert now.recorded == counted.queries - 2 == now.paid - 2
+    recovery, _ = learn(ledger)
+    assert recovery.counts["in doubt"] == 2
+    assert bits(recovery) == bits(expected)
+
+
+# -- whose it is
+
+
+def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch):
+    ledger = tmp_path / "ledger"
+
+    def mismatch(learner, *words, **settings):
+        ledger.write_bytes(closed)
+        counted = Counted(ORACLE)
+        with pytest.raises(us.LedgerMismatch) as caught:
+            us.learn(counted, learner, ledger=ledger, **(SETTINGS | settings))
+        for word in (str(ledger), *words):
+            assert word in str(caught.value)
+        assert counted.calls == 0
+        assert account(ledger).paid == PLAN + HOLDOUT
+
+    exact = us.learners.ExactHead
+    mismatch(exact(DIM, biases=True), '"biases": false', '"biases": true')
+    mismatch(exact(DIM, probes="gaussian"), '"balanced"', '"gaussian"')
+    mismatch(exact(DIM, seed=1), '"seed": 0', '"seed": 1')
+    mismatch(exact(DIM), '"holdout": 8', '"holdout": 12', holdout=12)
+    mismatch(Script([[sequences(3)]], dim=DIM), '"ExactHead"', '"Script"')
+    monkeypatch.setattr(exact, "revision", 2)
+    mismatch(exact(DIM), '"revision": 1', '"revision": 2')
+
+
+def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    with pytest.raises(us.LedgerMismatch, match=r'"dim": 4.*"dim": 5'):
+        us.learn(OneByOne(head(5)), us.learners.ExactHead(5), ledger=ledger, **SETTINGS)
+
+
+def other_targets(dim):
+    truth = head(dim)
+    one = truth.W.copy()
+    one[dim // 2, 0] *= 1 + 1e-6
+    v = truth.v.copy()
+    v[-1] *= 1 + 1e-6
+    return {
+        "W": us.SingleHead(head(dim, 1).W, truth.v),
+        "v": us.SingleHead(truth.W, head(dim, 1).v),
+        "one entry of W": us.SingleHead(one, truth.v),
+        "one entry of v": us.SingleHead(truth.W, v),
+        "w": us.SingleHead(truth.W, truth.v, w=1e-6 * np.ones(dim)),
+    }
+
+
+@pytest.mark.parametrize("change", ["W", "v", "one entry of W", "one entry of v", "w"])
+@pytest.mark.parametrize(("dim", "holdout", "batch"), [(2, 4, 1), (4, 8, 2), (8, 32, None)])
+def test_another_target_is_a_mismatch(change, dim, holdout, batch, tmp_path):
+    learner, ledger = us.learners.ExactHead(dim), tmp_path / "ledger"
+    settings: dict[str, Any] = {"holdout": holdout, "batch": batch, "ledger": ledger}
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(head(dim), learner, budget=dim**2, **settings)
+    known = account(ledger)
+    other = Counted(other_targets(dim)[change])
+    with pytest.raises(us.LedgerMismatch, match=r"question \d+ was .* and is .*another ledger"):
+        us.learn(other, learner, **settings)
+    assert other.queries <= 16
+    now = account(ledger)
+    assert now.recorded == known.recorded
+    assert now.paid == known.paid + other.queries
+    # the right one goes on
+    recovery = us.learn(head(dim), learner, **settings)
+    assert recovery.counts["fingerprint"] == other.queries + other.queries // 2
+
+
+def test_another_target_is_noticed_wherever_the_first_answers_are(tmp_path):
+    """No hold-out in round 0, or its first batch lost: other answers serve as well."""
+    ledger = tmp_path / "ledger"
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(head(), LEARNER, ledger=ledger, holdout=0, budget=DIM)
+    with pytest.raises(us.LedgerMismatch):
+        us.learn(head(seed=1), LEARNER, ledger=ledger, holdout=0)
+
+    lost = Script([[sequences(4, seed=1), sequences(6, seed=2)]])
+    ledger = tmp_path / "lost"
+
+    def failing_first(X):
+        if np.array_equal(X, lost.rounds[0][0].X):
+            raise MemoryError
+        return X[:, 0, 0]
+
+    with pytest.raises(us.OracleError):
+        us.learn(failing_first, lost, ledger=ledger, workers=2)
+    assert account(ledger).recorded == 6
+    with pytest.raises(us.LedgerMismatch):
+        us.learn(lambda X: X[:, 0, 1], lost, ledger=ledger)
+    answers = answers_of(us.learn(first_number, lost, ledger=ledger))
+    assert np.array_equal(answers[0][0], lost.rounds[0][0].X[:, 0, 0])
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "2 decimals", "short by chance"])
+def test_a_target_is_recognised_at_the_precision_of_its_answers(form, tmp_path):
+    """One that is rounded may move by a step and no more."""
+    probes = sequences(8)
+    script, ledger = Script([[probes], [sequences(1, seed=1)]]), tmp_path / "ledger"
+    exact = probes.X.sum(axis=(1, 2))
+    step = {
+        "float32": np.spacing(exact.astype(np.float32)).astype(float),
+        "bfloat16": 2.0 ** (np.floor(np.log2(np.abs(exact))) - 7),
+        "2 decimals": np.full(8, 0.01),
+        "short by chance": np.full(8, 1.0),
+    }[form]
+    rounded = np.round(exact / step) * step
+    if form == "2 decimals":
+        rounded = np.round(rounded, 2)
+
+    def answering(y):
+        return lambda X: y[: len(X)] if len(X) > 1 else np.zeros(1)
+
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(answering(rounded), script, ledger=ledger, budget=8)
+    if form != "short by chance":
+        moved = rounded + step * (np.arange(8) == 3)
+        if form == "2 decimals":
+            moved = np.round(moved, 2)
+        with pytest.raises(us.BudgetExceeded):  # recognised: this is about the next round
+            us.learn(answering(moved), script, ledger=ledger, budget=16)
+    steps = 400 if form == "float32" else 4  # arithmetic in float32 may lose more than a step
+    with pytest.raises(us.LedgerMismatch):
+        us.learn(answering(rounded + steps * step), script, ledger=ledger)
+
+
+def test_a_noisy_target_goes_on_with_an_estimate_of_its_noise(tmp_path):
+    script, ledger = Script([[sequences(12)], [sequences(4, seed=1)]]), tmp_path / "ledger"
+    rng, scale = np.random.default_rng(0), 1e-3
+
+    def noisy(X):
+        return X[:, 0, 0] + scale * rng.standard_normal(len(X))
+
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(noisy, script, ledger=ledger, budget=12, batch=3)
+    recovery = us.learn(noisy, script, ledger=ledger, batch=1)
+    assert recovery.counts["fingerprint"] == 16
+    [note] = [note for note in recovery.notes if "noise" in note]
+    estimate = float(note.rstrip(".").split()[-1])
+    assert scale / 2 < estimate < 2 * scale
+
+
+# -- the questions
+
+
+def test_a_design_may_move_in_its_last_bits_only(tmp_path):
+    ledger, probes = tmp_path / "ledger", sequences(5)
+
+    def script(factor):
+        moved = Sequences(probes.X * factor, phase="part 0", purpose="data")
+        return Script([[moved], [sequences(2, seed=1)]])
+
+    def oracle(X):
+        return X.sum(axis=(1, 2))
+
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(oracle, script(1), ledger=ledger, budget=5)
+    recovery = us.learn(oracle, script(1 + 1e-12), ledger=ledger)
+    [note] = [note for note in recovery.notes if "recorded questions differ" in note]
+    assert "1.0e-12" in note
+    assert recovery.counts == {"data": 7, "fingerprint": 5}
+    counted = Counted(oracle)
+    with pytest.raises(us.LedgerMismatch) as caught:
+        us.learn(counted, script(1 + 1e-6), ledger=ledger)
+    assert counted.calls == 0
+    for word in (str(ledger), "round 0", "numpy", np.__version__, "blas", "threads"):
+        assert word in str(caught.value)
+
+
+def pairs(**changed):
+    arrays = {
+        "offsets": np.random.default_rng(0).standard_normal((3, 2)),
+        "queries": np.random.default_rng(1).standard_normal((3, 2)),
+        "i": np.array([0, 1, 2, 0]),
+        "j": np.array([2, 1, 0, 1]),
+        "alpha": np.array([1.0, 2.0**-40, 2.0**20, 1.0]),
+        "beta": np.ones(4),
+    } | changed
+    return Pairs(**arrays, phase="pairs", purpose="data")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [pairs(alpha=np.array([1.0, 2.0**-41, 2.0**20, 1.0]))],
+        [pairs(i=np.array([0, 1, 2, 1]))],
+        [pairs(queries=UnitVectors(2), j=np.array([1, 1, 0, 1]))],
+        [pairs(offsets=np.zeros((3, 2)))],
+        [pairs(offsets=np.full((3, 2), np.nan))],
+        [pairs(offsets=np.zeros((4, 2)))],
+        [pairs(i=np.array([0, 1, 2, 0], dtype=np.int32))],
+        [pairs(), pairs()],
+        [Pairs(**pairs().design(), phase="pairs", purpose="pilot")],
+        [Sequences(pairs()[0:4], phase="pairs", purpose="data")],
+        [],
+    ],
+    ids=lambda _: "",
+)
+def test_other_questions_are_a_mismatch(other, tmp_path):
+    ledger = tmp_path / "ledger"
+    second = [sequences(2, seed=1)]
+
+    def oracle(X):
+        return X.sum(axis=(1, 2))
+
+    us.learn(oracle, Script([[pairs()], second]), ledger=ledger)
+    us.learn(oracle, Script([[pairs()], second]), ledger=ledger)
+    if other:
+        with pytest.raises(us.LedgerMismatch, match="round 0"):
+            us.learn(oracle, Script([other, second]), ledger=ledger)
+    with pytest.raises(us.LedgerMismatch, match="round 1"):
+        us.learn(oracle, Script([[pairs()], other]), ledger=ledger)
+
+
+def test_the_same_array_in_two_shapes_is_two_designs(tmp_path):
+    """Zeros of any type and shape have the same bytes: each is still compared with its own."""
+    ledger = tmp_path / "ledger"
+
+    def script(size):
+        rows = np.array([[size, 0.0]])
+        zeros = Singles(np.zeros((2, 2)), phase="c", purpose="data")
+        i = np.zeros(4, dtype=np.intp)
+        again = Pairs(rows, rows, i, i, np.full(4, size), np.ones(4), phase="w", purpose="data")
+        return Script([[zeros, Singles(np.zeros((1, 4)), phase="z", purpose="data"), again]])
+
+    def oracle(X):
+        return X.sum(axis=(1, 2))
+
+    us.learn(oracle, script(1.0), ledger=ledger)
+    assert us.learn(oracle, script(1.0 + 1e-12), ledger=ledger).notes
+    with closing(sqlite3.connect(ledger)) as db:
+        rows = db.execute("SELECT dtype, shape FROM designs").fetchall()
+    shapes = {(dtype, *json.loads(shape)) for dtype, shape in rows}
+    assert {("<f8", 2, 2), ("<f8", 1, 4), ("<i8", 4)} <= shapes
+
+
+# -- what it keeps
+
+
+def test_a_complete_run_asks_only_the_fingerprint_and_returns_the_same_bits(tmp_path, expected):
+    ledger = tmp_path / "ledger"
+    first, _ = learn(ledger)
+    for _ in range(2):
+        again, counted = learn(ledger)
+        assert counted.queries == 8
+        assert bits(again) == bits(first) == bits(expected)
+        assert again.certificate == first.certificate
+        assert again.evidence == first.evidence
+    assert again.counts == {**first.counts, "fingerprint": 16}
+    whole, _ = learn(tmp_path / "default", holdout=32, batch=None)
+    again, counted = learn(tmp_path / "default", holdout=32, batch=None)
+    assert counted.queries == 8
+    assert bits(again) == bits(whole)
+
+
+def test_answers_are_there_for_a_second_connection(tmp_path):
+    ledger = tmp_path / "ledger"
+    script = Script([[sequences(5), sequences(3, tokens=1, seed=1)], [sequences(4, seed=2)]])
+    recovery = us.learn(first_number, script, ledger=ledger, batch=2)
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT round, part, start, count, data FROM answers").fetchall()
+        [(run, batch)] = db.execute("SELECT run, batch FROM runs")
+        outcomes = db.execute("SELECT DISTINCT outcome FROM asked").fetchall()
+    assert sum(row[3] for row in rows) == 12
+    for index, part, start, count, data in rows:
+        y = np.frombuffer(data, dtype="<f8")
+        assert len(y) == count
+        assert np.array_equal(y, answers_of(recovery)[index][part][start : start + count])
+        assert np.array_equal(y, script.rounds[index][part].X[start : start + count, 0, 0])
+    assert json.loads(run)["learner"] == script.settings()
+    assert batch == 2
+    assert outcomes == [("answered",)]
+
+
+def test_a_run_goes_on_in_its_own_batches_or_in_others(tmp_path):
+    script = Script([[sequences(5)], [sequences(20, seed=1)]])
+    first = tmp_path / "first"
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(first_number, script, ledger=first, batch=3, budget=7)
+    for batch in (None, 1, 7):
+        ledger = tmp_path / str(batch)
+        shutil.copy(first, ledger)
+        sizes: list[int] = []
+
+        def oracle(X, sizes=sizes):
+            sizes.append(len(X))
+            return X[:, 0, 0]
+
+        recovery = us.learn(oracle, script, ledger=ledger, batch=batch)
+        assert max(sizes) == (batch or 3)
+        assert sum(sizes) == 25 - 7 + 5
+        assert np.array_equal(answers_of(recovery)[1][0], script.rounds[1][0].X[:, 0, 0])
+
+
+def test_questions_asked_twice_on_purpose_are_asked_twice(tmp_path):
+    same = sequences(4)
+    counted = Counted(first_number)
+    us.learn(counted, Script([[same, same], [same]]), ledger=tmp_path / "ledger")
+    assert counted.queries == 12
+
+
+def test_without_a_ledger_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recovery, counted = learn(None)
+    assert recovery.queries == counted.queries == PLAN + HOLDOUT
+    assert list(tmp_path.iterdir()) == []

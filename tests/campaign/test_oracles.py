@@ -1,0 +1,742 @@
+"""Oracles as they are: failing, slow, wrong, interrupted, careless with what they are given."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.campaign.lives import PATIENCE_S, Life, account, one_by_one
+from tests.campaign.script import Script, answers_of, sequences
+from tests.truth import Counted
+from unsoftmax.campaign import asking
+
+DIM = 4
+LEARNER = us.learners.ExactHead(DIM)
+
+
+def head() -> us.SingleHead:
+    rng = np.random.default_rng(0)
+    return us.SingleHead(rng.standard_normal((DIM, DIM)), rng.standard_normal(DIM))
+
+
+def first_number(X):
+    return X[:, 0, 0].copy()
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The pauses between tries, which take no time here."""
+    taken: list[float] = []
+    monkeypatch.setattr(asking, "time", types.SimpleNamespace(sleep=taken.append))
+    return taken
+
+
+def failing(error, times, oracle=first_number):
+    """Wrap an oracle that raises ``error`` at the first ``times`` tries of every batch."""
+    tries: dict[bytes, int] = {}
+
+    def ask(X):
+        key = X.tobytes()
+        tries[key] = tries.get(key, 0) + 1
+        if tries[key] <= times:
+            raise error
+        return oracle(X)
+
+    return Counted(ask)
+
+
+# -- errors, cured and not
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("error", [ConnectionError("down"), ValueError("odd"), TypeError("none")])
+def test_a_retry_cures(error, times, workers, pauses):
+    oracle = failing(error, times)
+    script = Script([[sequences(7)], [sequences(4, seed=1)]])
+    recovery = us.learn(oracle, script, batch=2, workers=workers)
+    assert recovery.counts == {"data": 11, "failed": 11 * times}
+    assert recovery.queries == oracle.queries == 11 * (1 + times)
+    assert np.array_equal(answers_of(recovery)[0][0], script.rounds[0][0].X[:, 0, 0])
+    assert sorted(pauses) == sorted([0.1, 0.2][:times] * 6)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_three_tries_and_then_an_oracle_error(workers, tmp_path):
+    script, ledger = Script([[sequences(4)], [sequences(5, seed=1)]]), tmp_path / "ledger"
+    cause = ConnectionResetError("gone away")
+
+    def oracle(X):
+        if X[0, 0, 0] == script.rounds[1][0].X[2, 0, 0]:
+            raise cause
+        return first_number(X)
+
+    counted = Counted(oracle)
+    with pytest.raises(us.OracleError) as caught:
+        us.learn(counted, script, ledger=ledger, batch=2, workers=workers)
+    assert not isinstance(caught.value, us.ModelMismatch)
+    for word in ("2 sequences of shape (2, 2)", "2–3", "part 1", "3 tries", "gone away"):
+        assert word in str(caught.value)
+    assert caught.value.__cause__ is cause
+    now = account(ledger)
+    assert now.failed == 3 * 2
+    assert now.open == {}
+    assert now.paid == counted.queries
+    assert now.recorded == counted.queries - 6 >= 4 + 2
+    # the same again goes on
+    recovery = us.learn(first_number, script, ledger=ledger)
+    assert recovery.counts["failed"] == 6
+    assert recovery.counts["data"] == 9
+
+
+def test_what_flies_beside_a_failure_is_recorded(tmp_path):
+    """The batch that fails is first; the two beside it come later and are kept."""
+    script, ledger = Script([[sequences(20)]]), tmp_path / "ledger"
+    beside = threading.Barrier(3, timeout=PATIENCE_S)
+
+    def oracle(X):
+        if X[0, 0, 0] == script.rounds[0][0].X[0, 0, 0]:
+            beside.wait()
+            raise MemoryError
+        beside.wait()
+        time.sleep(0.05)
+        return first_number(X)
+
+    with pytest.raises(us.OracleError):
+        us.learn(oracle, script, ledger=ledger, batch=2, workers=3)
+    now = account(ledger)
+    assert (now.recorded, now.failed, now.paid) == (4, 2, 6)
+    assert now.open == {}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_running_out_of_memory_is_not_retried(workers):
+    oracle = failing(MemoryError("3 GB"), 9)
+    words = r"out of memory at 5 sequences.*smaller batch \(now 5\)"
+    with pytest.raises(us.OracleError, match=words) as caught:
+        us.learn(oracle, Script([[sequences(5)]]), batch=5, workers=workers)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert oracle.calls == 1
+
+
+def test_a_smaller_batch_cures_memory(tmp_path):
+    """Also that of the fingerprint, which was recorded in larger ones."""
+    script, ledger = Script([[sequences(9)], [sequences(12, seed=1)]]), tmp_path / "ledger"
+
+    def small(most):
+        def oracle(X):
+            if len(X) > most:
+                raise MemoryError
+            return first_number(X)
+
+        return oracle
+
+    with pytest.raises(us.OracleError):
+        us.learn(small(10), script, ledger=ledger)
+    recovery = us.learn(small(3), script, ledger=ledger, batch=3)
+    assert recovery.counts == {"data": 21, "failed": 12, "fingerprint": 8}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_oracle_error_of_its_own_passes_unchanged(workers):
+    own = us.OracleError("The endpoint refused the key.")
+    oracle = failing(own, 9)
+    with pytest.raises(us.OracleError) as caught:
+        us.learn(oracle, Script([[sequences(5)]]), workers=workers)
+    assert caught.value is own
+    assert oracle.calls == 1
+
+
+# -- answers
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda y: np.where(y == y[1], np.nan, y), ["nan", "sequence 1"]),
+        (lambda y: np.where(y == y[2], np.inf, y), ["inf", "sequence 2"]),
+        (lambda y: np.where(y == y[0], -np.inf, y), ["-inf", "sequence 0"]),
+        (lambda y: y[:-1], ["(2,)", "(3,)"]),
+        (lambda y: np.append(y, 0.0), ["(4,)", "(3,)"]),
+        (lambda y: y[:0], ["(0,)", "(3,)"]),
+        (lambda y: y[0], ["()", "(3,)"]),
+        (lambda y: np.stack([y, y], axis=1), ["(3, 2)", "(3,)"]),
+        (lambda y: y[None], ["(1, 3)", "(3,)"]),
+        (lambda y: y[:, None, None], ["(3, 1, 1)", "(3,)"]),
+        (lambda y: y + 0j, ["complex128"]),
+        (lambda y: y.astype(object), ["object"]),
+        (lambda y: y.astype(str), ["<U", "real numbers"]),
+        (lambda y: [str(number) for number in y], ["real numbers"]),
+        (lambda y: [[1.0], [1.0, 2.0], 3.0], ["no array"]),
+        (lambda y: None, ["object"]),
+        (lambda y: {"answers": y}, ["object"]),
+        (lambda y: (number for number in y), ["object"]),
+        (lambda y: y.astype("datetime64[s]"), ["datetime64"]),
+    ],
+    ids=lambda _: "",
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_not_one_finite_number_per_sequence_is_refused(spoil, words, workers, tmp_path):
+    script, ledger = Script([[sequences(4)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+    oracle = Counted(lambda X: spoil(first_number(X)) if len(X) == 3 else first_number(X))
+    with pytest.raises(us.OracleError) as caught:
+        us.learn(oracle, script, ledger=ledger, workers=workers)
+    for word in ("3 sequences of shape (2, 2), 0–2 of “part 1”", *words):
+        assert word in str(caught.value)
+    assert oracle.calls == 2  # asking again would not help
+    assert account(ledger).recorded == 4
+    assert us.learn(first_number, script, ledger=ledger).counts["failed"] == 3
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        np.asarray,
+        list,
+        tuple,
+        lambda y: y[:, None],
+        lambda y: [[number] for number in y],
+        lambda y: y.astype(np.int64),
+        lambda y: y.astype(np.uint8),
+        lambda y: y.astype(bool),
+        lambda y: y.astype(np.float16),
+        lambda y: y.astype(">f8"),
+        lambda y: np.repeat(y, 2)[::2],
+    ],
+    ids=lambda _: "",
+)
+@pytest.mark.parametrize("count", [1, 6])
+def test_real_numbers_of_any_type_are_answers(cast, count):
+    X = np.random.default_rng(0).integers(0, 2, (count, 2, 2)).astype(float)
+    probes = sequences(count)
+    object.__setattr__(probes, "X", X)
+    recovery = us.learn(lambda X: cast(first_number(X)), Script([[probes]]))
+    [[y]] = answers_of(recovery)
+    assert y.dtype == np.float64
+    assert np.array_equal(y, X[:, 0, 0])
+
+
+# -- dimensions
+
+
+@pytest.mark.parametrize("dim", [3, np.int64(5)])
+def test_a_target_that_says_another_dim_is_not_asked(dim, tmp_path):
+    oracle = Counted(first_number)
+    oracle.dim = dim  # type: ignore[attr-defined]
+    with pytest.raises(us.DimensionRefused, match=rf"dimension {dim}.*asks 4.*dim={dim}"):
+        us.learn(oracle, LEARNER, ledger=tmp_path / "ledger")
+    assert oracle.calls == 0
+    assert not (tmp_path / "ledger").exists()
+    # an attribute that is no number says nothing
+    oracle = Counted(head())
+    oracle.dim = "four"  # type: ignore[attr-defined]
+    us.learn(oracle, LEARNER)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("kind", [ValueError, IndexError, AssertionError])
+def test_a_target_that_refuses_its_first_batch_takes_another_dim(kind, workers):
+    def other(X):
+        if X.shape[2] != 3:
+            raise kind("shapes not aligned")
+        return first_number(X)
+
+    words = "shapes not aligned.*another dimension than 4"
+    for refusal in (us.DimensionRefused, us.ModelMismatch, us.OracleError):
+        with pytest.raises(refusal, match=words) as caught:
+            us.learn(other, LEARNER, batch=2, workers=workers)
+        assert isinstance(caught.value.__cause__, kind)
+
+
+def test_a_target_that_has_answered_before_has_this_dim(tmp_path):
+    script, ledger = Script([[sequences(4)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+
+    def oracle(X):
+        if len(X) == 3:
+            raise ValueError("not now")
+        return first_number(X)
+
+    for _ in range(2):
+        with pytest.raises(us.OracleError) as caught:
+            us.learn(oracle, script, ledger=ledger)
+        assert not isinstance(caught.value, us.ModelMismatch)
+    with pytest.raises(us.OracleError) as caught:
+        us.learn(failing(ValueError("not now"), 9), script, ledger=ledger)
+    assert not isinstance(caught.value, us.ModelMismatch)
+
+
+# -- Ctrl-C
+
+
+@dataclass
+class Attended:
+    """An oracle in a child process that says when it is asked its ``number``-th question."""
+
+    number: int
+    pause_s: float
+
+    def pipe_to(self, pipe):
+        self.pipe, self.calls, self.lock = pipe, 0, threading.Lock()
+
+    def __call__(self, X):
+        with self.lock:
+            self.calls += 1
+            number = self.calls
+        if number == self.number:
+            self.pipe.send("asked")
+        if number >= self.number:
+            time.sleep(self.pause_s)
+        return one_by_one(head(), X)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("number", [1, 5])
+def test_ctrl_c_records_what_is_in_flight(number, workers, tmp_path):
+    ledger = tmp_path / "ledger"
+    settings: dict[str, Any] = {"batch": 2, "workers": workers, "ledger": ledger}
+    expected = us.learn(lambda X: one_by_one(head(), X), LEARNER)
+    life = Life(Attended(number, 0.3), LEARNER, **settings)
+    assert life.hear() == "asked"
+    life.interrupt()
+    assert isinstance(life.result(), KeyboardInterrupt)
+    now = account(ledger)
+    assert now.open == {}
+    assert now.failed == 0
+    assert 2 * number <= now.recorded == now.paid <= 2 * (number + workers)
+    counted = Counted(lambda X: one_by_one(head(), X))
+    recovery = us.learn(counted, LEARNER, **settings)
+    assert counted.queries == expected.queries - now.recorded + min(8, now.recorded)
+    assert "in doubt" not in recovery.counts
+    assert np.array_equal(recovery.model.W, expected.model.W)  # type: ignore[attr-defined]
+
+
+def test_ctrl_c_at_the_fingerprint(tmp_path):
+    ledger = tmp_path / "ledger"
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(lambda X: one_by_one(head(), X), LEARNER, ledger=ledger, budget=20)
+    life = Life(Attended(1, 0.3), LEARNER, ledger=ledger, batch=2)
+    assert life.hear() == "asked"
+    life.interrupt()
+    assert isinstance(life.result(), KeyboardInterrupt)
+    now = account(ledger)
+    assert (now.recorded, now.fingerprint, now.paid, now.open) == (20, 2, 22, {})
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_ctrl_c_at_the_end_of_the_fingerprint_asks_nothing_new(workers, tmp_path):
+    script, ledger = Script([[sequences(20)]]), tmp_path / "ledger"
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(first_number, script, ledger=ledger, budget=10)
+    main = threading.get_ident()
+
+    @Counted
+    def oracle(X):
+        signal.pthread_kill(main, signal.SIGINT)
+        return first_number(X)
+
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(oracle, script, ledger=ledger, workers=workers)
+    now = account(ledger)
+    assert (oracle.queries, now.fingerprint, now.recorded, now.paid) == (8, 8, 10, 18)
+
+
+def test_ctrl_c_after_the_last_report_is_not_lost(tmp_path):
+    script, ledger = Script([[sequences(4)]]), tmp_path / "ledger"
+
+    def watch(report):
+        if report.answered == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(first_number, script, ledger=ledger, batch=2, progress=watch)
+    assert account(ledger).recorded == 4
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_second_ctrl_c_leaves_an_oracle_that_hangs(workers, tmp_path):
+    ledger = tmp_path / "ledger"
+    life = Life(Attended(5, 3600.0), LEARNER, ledger=ledger, batch=2, workers=workers)
+    try:
+        assert life.hear() == "asked"
+        life.interrupt()
+        assert not life.pipe.poll(0.3)  # the first waits
+        for _ in range(20):
+            life.interrupt()
+            if life.pipe.poll(0.5):
+                break
+        assert isinstance(life.hear(), KeyboardInterrupt)
+        life.process.join(5)
+        assert life.process.exitcode is not None
+    finally:
+        life.kill()
+    now = account(ledger)
+    assert 0 < sum(now.open.values()) <= 2 * workers
+    recovery = us.learn(lambda X: one_by_one(head(), X), LEARNER, ledger=ledger)
+    assert recovery.counts["in doubt"] == sum(now.open.values())
+
+
+class Thinking(Script):
+    """A learner that thinks for an hour about its first answers."""
+
+    def steps(self, checks):
+        steps = super().steps(checks)
+        asked = next(steps)
+        answers = yield asked
+        signal.raise_signal(signal.SIGINT)
+        yield steps.send(answers)
+
+
+def test_ctrl_c_is_not_held_back_while_the_learner_thinks(tmp_path):
+    ledger = tmp_path / "ledger"
+    counted = Counted(first_number)
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(counted, Thinking([[sequences(4)], [sequences(3, seed=1)]]), ledger=ledger)
+    assert counted.calls == 1
+    assert account(ledger).recorded == 4
+
+
+def test_ctrl_c_in_the_last_batch_is_not_lost(tmp_path):
+    ledger, script = tmp_path / "ledger", Script([[sequences(4)]])
+
+    def oracle(X):
+        signal.raise_signal(signal.SIGINT)
+        return first_number(X)
+
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(oracle, script, ledger=ledger)
+    assert account(ledger).recorded == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert us.learn(first_number, script, ledger=ledger).counts == {"data": 4, "fingerprint": 4}
+
+
+def test_ctrl_c_ends_the_retries(tmp_path):
+    ledger, script = tmp_path / "ledger", Script([[sequences(4)], [sequences(2, seed=1)]])
+
+    @Counted
+    def oracle(X):
+        signal.raise_signal(signal.SIGINT)
+        raise ConnectionError
+
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(oracle, script, ledger=ledger)
+    assert (oracle.calls, account(ledger).failed) == (1, 4)
+    us.learn(first_number, script, ledger=ledger)
+    with pytest.raises(KeyboardInterrupt):  # at the fingerprint
+        us.learn(oracle, script, ledger=ledger)
+    assert (oracle.calls, account(ledger).failed) == (2, 8)
+
+
+def test_a_second_ctrl_c_is_at_once():
+    def oracle(X):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(oracle, Script([[sequences(4)]]))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_interruption_that_the_oracle_raises_is_not_retried(kind, workers, tmp_path):
+    ledger, script = tmp_path / "ledger", Script([[sequences(4)]])
+    oracle = failing(kind(), 9)
+    with pytest.raises(kind):
+        us.learn(oracle, script, ledger=ledger, workers=workers)
+    assert oracle.calls == 1
+    assert account(ledger).paid == 4
+    assert us.learn(first_number, script, ledger=ledger).queries == 8
+
+
+def test_a_caller_with_its_own_ctrl_c_keeps_it():
+    caught = []
+
+    def own(number, frame):
+        caught.append(number)
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+
+        def oracle(X):
+            assert signal.getsignal(signal.SIGINT) is own
+            signal.raise_signal(signal.SIGINT)
+            return first_number(X)
+
+        us.learn(oracle, Script([[sequences(4)]]), batch=2)
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert caught == [signal.SIGINT] * 2
+
+
+def test_a_run_in_a_thread_leaves_ctrl_c_alone():
+    results = []
+
+    def oracle(X):
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return first_number(X)
+
+    thread = threading.Thread(
+        target=lambda: results.append(us.learn(oracle, Script([[sequences(4)]])))
+    )
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert len(results) == 1
+
+
+# -- several workers
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_result_does_not_depend_on_the_order_of_answers(batch, tmp_path):
+    rng, lock = np.random.default_rng(0), threading.Lock()
+
+    def slow(X):
+        with lock:
+            pause_s = rng.uniform(0, 0.004)
+        time.sleep(pause_s)
+        return one_by_one(head(), X)
+
+    one = us.learn(lambda X: one_by_one(head(), X), LEARNER, batch=batch)
+    four = us.learn(slow, LEARNER, batch=batch, workers=4, ledger=tmp_path / "ledger")
+    assert np.array_equal(one.model.W, four.model.W)  # type: ignore[attr-defined]
+    assert np.array_equal(one.model.v, four.model.v)  # type: ignore[attr-defined]
+    assert (one.certificate, one.evidence) == (four.certificate, four.evidence)
+    assert one.counts == four.counts
+
+
+def test_as_many_batches_fly_as_there_are_workers():
+    """Four at a time: none is answered before four are asked, and a fifth never is."""
+    together, lock = threading.Barrier(4, timeout=PATIENCE_S), threading.Lock()
+    flying, most = 0, 0
+
+    def oracle(X):
+        nonlocal flying, most
+        with lock:
+            flying += 1
+            most = max(most, flying)
+        together.wait()
+        with lock:
+            flying -= 1
+        return first_number(X)
+
+    recovery = us.learn(oracle, Script([[sequences(12)]]), batch=1, workers=4)
+    assert recovery.queries == 12
+    assert most == 4
+
+
+def test_no_thread_is_left_behind():
+    def alive():
+        return sum(thread.is_alive() for thread in threading.enumerate())
+
+    before = alive()
+    us.learn(first_number, Script([[sequences(40)]]), batch=1, workers=8)
+    assert alive() == before
+    with pytest.raises(us.OracleError):
+        us.learn(failing(MemoryError(), 9), Script([[sequences(40)]]), batch=1, workers=8)
+    assert alive() == before
+
+
+# -- progress
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_progress_counts_up_to_the_plan(workers, tmp_path):
+    ledger = tmp_path / "ledger"
+    expected = DIM + DIM**2 + 32
+    reports: list[us.Progress] = []
+    here = []
+
+    def watch(report):
+        reports.append(report)
+        here.append(threading.current_thread() is threading.main_thread())
+
+    settings: dict[str, Any] = {"batch": 3, "workers": workers, "progress": watch}
+    with pytest.raises(us.BudgetExceeded):
+        us.learn(head(), LEARNER, ledger=ledger, budget=20, **settings)
+    assert reports[-1].answered == 20
+    recovery = us.learn(head(), LEARNER, ledger=ledger, **settings)
+    assert all(here)
+    for name in ("answered", "spent"):
+        counts = [getattr(report, name) for report in reports]
+        assert counts == sorted(counts)
+    answered = [report.answered for report in reports]
+    assert len(set(answered)) == len(answered)
+    assert all(report.answered <= report.spent for report in reports)
+    assert {report.expected for report in reports} == {expected}
+    assert reports[-1].answered == expected
+    assert reports[-1].spent == recovery.queries == expected + 8
+    assert {"v", "hold-out, opening", "hold-out, closing"} <= {report.phase for report in reports}
+
+
+def test_nothing_is_expected_of_a_learner_without_a_count():
+    reports: list[us.Progress] = []
+    us.learn(first_number, Script([[sequences(4)]]), batch=2, progress=reports.append)
+    assert [(report.answered, report.expected) for report in reports] == [(2, None), (4, None)]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_failing_watcher_loses_no_answer(workers, tmp_path):
+    ledger, script = tmp_path / "ledger", Script([[sequences(20)]])
+
+    class Broken(Exception):
+        pass
+
+    def watch(report):
+        if report.answered >= 6:
+            raise Broken(report.answered)
+
+    counted = Counted(first_number)
+    with pytest.raises(Broken, match="6"):
+        us.learn(counted, script, ledger=ledger, batch=2, workers=workers, progress=watch)
+    now = account(ledger)
+    assert now.open == {}
+    assert now.recorded == now.paid == counted.queries <= 6 + 2 * workers
+
+
+# -- carelessness
+
+
+def test_an_oracle_may_spoil_what_it_is_given():
+    kept = []
+
+    def careless(X):
+        y = one_by_one(head(), X)
+        X[...] = np.nan
+        kept.append(X)
+        return y
+
+    clean = us.learn(lambda X: one_by_one(head(), X), LEARNER, batch=4)
+    spoilt = us.learn(careless, LEARNER, batch=4)
+    assert np.array_equal(clean.model.W, spoilt.model.W)  # type: ignore[attr-defined]
+    assert clean.evidence == spoilt.evidence
+
+
+def test_an_oracle_may_keep_what_it_is_given_and_what_it_answered():
+    asked: list[np.ndarray] = []
+    buffer = np.empty(1000)
+    script = Script([[sequences(9), sequences(5, tokens=1, seed=1)], [sequences(6, seed=2)]])
+
+    def hoarding(X):
+        asked.append(X)
+        buffer[: len(X)] = X[:, 0, 0]
+        return buffer[: len(X)]
+
+    recovery = us.learn(hoarding, script, batch=4)
+    for parts, answers in zip(script.rounds, answers_of(recovery), strict=True):
+        for probes, y in zip(parts, answers, strict=True):
+            assert np.array_equal(y, probes.X[:, 0, 0])
+    assert np.array_equal(np.concatenate(asked[:3]), script.rounds[0][0].X)
+
+
+def test_a_retry_asks_the_unspoilt_question():
+    script, tries = Script([[sequences(4)]]), []
+
+    def oracle(X):
+        tries.append(X.copy())
+        X[...] = 0.0
+        if len(tries) < 3:
+            raise ConnectionError
+        return first_number(tries[-1])
+
+    us.learn(oracle, script)
+    assert all(np.array_equal(X, script.rounds[0][0].X) for X in tries)
+    assert len(tries) == 3
+
+
+# -- the generator
+
+
+def interrupting(X):
+    raise KeyboardInterrupt
+
+
+def not_finite(X):
+    return np.full(len(X), np.nan)
+
+
+def broken_watch(report):
+    raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("kind", "oracle", "settings"),
+    [
+        (us.OracleError, not_finite, {}),
+        (us.BudgetExceeded, first_number, {"budget": 5}),
+        (KeyboardInterrupt, interrupting, {}),
+        (RuntimeError, first_number, {"progress": broken_watch}),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_learner_is_closed_whatever_happens(kind, oracle, settings, workers):
+    script = Script([[sequences(4)], [sequences(4, seed=1)]])
+    gc.disable()  # it is closed on purpose, not by chance
+    try:
+        with pytest.raises(kind) as caught:
+            us.learn(oracle, script, workers=workers, **settings)
+        assert script.closed == 1
+    finally:
+        gc.enable()
+    assert caught.value.__traceback__ is not None
+
+
+def test_the_learner_is_closed_when_its_ledger_does_not_match(tmp_path):
+    ledger = tmp_path / "ledger"
+    script = Script([[sequences(4)], [sequences(4, seed=1)]])
+    us.learn(first_number, script, ledger=ledger)
+    other = Script([[sequences(4)], [sequences(4, seed=2)]])
+    with pytest.raises(us.LedgerMismatch):
+        us.learn(first_number, other, ledger=ledger)
+    assert (script.closed, other.closed) == (1, 1)
+
+
+def test_an_error_of_the_learner_passes(tmp_path):
+    class Refusing(Script):
+        def steps(self, checks):
+            yield self.rounds[0]
+            raise us.NotIdentifiable("v = 0", determined={"v": 0})
+
+    ledger = tmp_path / "ledger"
+    for _ in range(2):
+        with pytest.raises(us.NotIdentifiable, match="v = 0"):
+            us.learn(first_number, Refusing([[sequences(4)]]), ledger=ledger)
+    assert account(ledger).recorded == 4
+
+
+# -- arguments
+
+
+@pytest.mark.parametrize("name", ["holdout", "batch", "workers"])
+@pytest.mark.parametrize("bad", [-1, True, 1.0, "2", np.nan])
+def test_bad_counts_are_value_errors(name, bad, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        us.learn(first_number, LEARNER, ledger=tmp_path / "ledger", **{name: bad})
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_counts_may_be_numpy_integers(tmp_path):
+    ledger = tmp_path / "ledger"
+    us.learn(head(), LEARNER, None, ledger, np.int64(8), np.int64(3), np.int64(2))  # type: ignore[arg-type]
+    assert us.learn(head(), LEARNER, holdout=8, ledger=ledger).counts["fingerprint"] == 8
+
+
+def test_zero_batches_and_workers_are_value_errors():
+    for name in ("batch", "workers"):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number .*1 or more"):
+            us.learn(first_number, LEARNER, **{name: 0})  # type: ignore[arg-type]
+
+
+def test_an_oracle_must_be_callable():
+    with pytest.raises(TypeError, match=r"must be callable.*ndarray"):
+        us.learn(np.zeros(3), LEARNER)  # type: ignore[arg-type]
