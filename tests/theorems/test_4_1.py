@@ -450,7 +450,10 @@ def test_without_a_hold_out_nothing_is_claimed():
     assert np.isnan(recovery.evidence.max_residual)
 
 
-@pytest.mark.parametrize("arguments", [{"dim": 0}, {"dim": -1}, {"dim": 3, "probes": "best"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"dim": 0}, {"dim": -1}, {"dim": 2.5}, {"dim": True}, {"dim": 3, "probes": "best"}],
+)
 def test_settings_out_of_range(arguments):
-    with pytest.raises(ValueError, match=r"dim|probes"):
+    with pytest.raises((ValueError, TypeError), match=r"dim|probes"):
         us.learners.ExactHead(**arguments)

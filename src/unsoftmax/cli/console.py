@@ -33,6 +33,8 @@ stdout = Console()
 stderr = Console(stderr=True)
 
 _PLAIN_EVERY_S = 5.0
+# Before this a rate says nothing.
+_STEADY_S = 1.0
 
 
 class Refusal(Exception):
@@ -169,13 +171,13 @@ def _lines() -> Watcher:
         if event.phase == phase and now - said < _PLAIN_EVERY_S:
             return
         said, phase = now, event.phase
-        rate = (event.answered - first) / (now - began) if now > began else 0.0
         line = f"{event.phase}: {event.answered:,}"
         if event.expected is not None:
             line += f" of {event.expected:,} queries"
-            if rate:
-                left = max(0, event.expected - event.answered) / rate
-                line += f", {rate:,.0f}/s, {left:.0f} s left"
+            if now - began > _STEADY_S:
+                rate = (event.answered - first) / (now - began)
+                left = max(0, event.expected - event.answered) / max(rate, 1e-9)
+                line += f", {rate:,.0f}/s, {left:,.0f} s left"
         stderr.print(line, markup=False, highlight=False)
 
     return report

@@ -69,8 +69,8 @@ class ExactHead:
 
     Raises
     ------
-    ValueError
-        ``dim`` or ``probes`` is out of range.
+    ValueError, TypeError
+        ``dim`` or ``probes`` is out of range, or ``dim`` no whole number.
 
     Notes
     -----
@@ -99,6 +99,8 @@ class ExactHead:
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, (int, np.integer)):
+            raise TypeError(f"dim must be a whole number; it is {self.dim!r}.")
         if self.dim < 1:
             raise ValueError(f"dim must be 1 or more; it is {self.dim}.")
         if self.probes not in ("balanced", "paper", "gaussian"):
@@ -110,7 +112,7 @@ class ExactHead:
         """Return the settings as JSON."""
         return {
             "learner": "ExactHead",
-            "dim": self.dim,
+            "dim": int(self.dim),
             "biases": self.biases,
             "probes": self.probes,
             "seed": self.seed,
@@ -118,10 +120,9 @@ class ExactHead:
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters."""
-        d = self.dim
+        d = int(self.dim)
         queries = counts.single_head(d, biases=self.biases)
-        columns = d + self.biases
-        singles = columns
+        columns = singles = d + self.biases
         return Plan(
             queries=queries,
             at_most=queries + _AGAIN_PER_TOKEN * columns,
@@ -158,7 +159,7 @@ class ExactHead:
         block = yield from measure(values, Z.rows, UnitVectors(self.dim), split, "W", spare, shift)
         model = SingleHead(Z.solve(block.measured(block.gates())), values.v, w, values.c)
 
-        fit = _Fit(model, values, block, bias, Z, checks)
+        fit = _Fit(model, values, block, bias, Z, checks, self._or_biased())
         closing = holdout.closing(model, fit.certificate(), share.closing, rng)
         closed = yield list(closing)
         fit, evidence = fit.judged([opening, *closing], [opened, *closed])
@@ -187,20 +188,20 @@ class ExactHead:
         values = _read_values(y, constant, scale, precision)
         residual, tolerance = holdout.straightness(straight, line, values)
         if np.any(np.abs(residual) > tolerance(precision)):
-            unit = float(np.max(np.abs(residual) - tolerance(replace(precision, unit=0.0)))) / KAPPA
-            if 2 * unit > max(_COARSEST_UNIT, precision.unit):
+            exact = replace(precision, unit=0.0)
+            unit = 2 * float(np.max(np.abs(residual) - tolerance(exact))) / KAPPA
+            if unit > max(_COARSEST_UNIT, precision.unit):
                 raise ModelMismatch(
-                    f"A single token is not answered by x·v{' + c' if self.biases else ''}: the "
-                    f"answers miss it by {np.max(np.abs(residual)):.1e} of their size, so the "
-                    "target is not a single attention head"
-                    + (
-                        "." if self.biases else " without biases. If it may have biases, ask for "
-                        "biases=True."
-                    )
-                )  # fmt: skip
-            precision = precision.with_unit(2 * unit, "Single tokens are not answered exactly")
+                    f"Single tokens are not answered by x·v{' + c' if self.biases else ''}: the "
+                    f"answers miss it by {np.max(np.abs(residual)):.1e} of their size. The target "
+                    f"is not a single attention head{self._or_biased()}."
+                )
+            precision = precision.with_unit(unit, "Single tokens are not answered exactly")
             values = _read_values(y, constant, scale, precision)
         return values, opened
+
+    def _or_biased(self) -> str:
+        return "" if self.biases else ", or it has biases: then ask with biases=True (--biases)"
 
     def _offsets(self, values: Values, rng: np.random.Generator) -> Offsets:
         if self.probes == "paper":
@@ -220,6 +221,8 @@ class _Fit:
     bias: Block | None
     Z: Offsets
     checks: int
+    otherwise: str
+    """What else may explain a target that is not predicted."""
 
     def judged(self, probes: list[Sequences], answers: list[Array]) -> tuple[_Fit, Evidence]:
         """Hold the fit against the hold-out; assume coarser answers as far as allowed, or refuse.
@@ -247,8 +250,7 @@ class _Fit:
         if np.isfinite(certificate.errors["W"]):
             raise ModelMismatch(
                 f"The recovered head {missed}. The target is not a single attention head over "
-                f"{self.model.dim} dimensions"
-                + (", or it has biases: then ask for biases=True." if self.bias is None else ".")
+                f"{self.model.dim} dimensions{self.otherwise}."
             )
         raise NotIdentifiable(
             f"The answers are too coarse to determine W: the recovered head {missed}. v is "
