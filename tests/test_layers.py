@@ -1,0 +1,250 @@
+"""The rooms of the house: who may import whom, who may touch the world, and what is documented.
+
+Read off the source with `ast`, so that late imports and imports for types count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import graphlib
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import unsoftmax as us
+
+SOURCE = Path(us.__file__).parent
+FILES = {
+    ".".join(("unsoftmax", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+
+# A room imports only rooms above it; rooms on one line do not import each other.
+ROOMS = (
+    ("models",),
+    ("theory",),
+    ("learners", "oracles"),
+    ("campaign",),
+    ("audit",),
+    ("report",),
+    ("__init__",),  # the public names
+    ("cli",),
+)
+EVERYBODYS = ("errors", "probes", "protocol")
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+
+# What a room without I/O may import from outside; os is allowed for os.PathLike alone.
+PURE_ROOMS = ("errors", "probes", "protocol", "models", "theory", "learners")
+PURE = {
+    "__future__",
+    "abc",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "itertools",
+    "math",
+    "numpy",
+    "scipy",
+    "types",
+    "typing",
+    "unsoftmax",
+}
+DOES_IO = ("unsoftmax.models.files",)
+WORLDLY = {"open", "print", "input", "exec", "eval", "compile", "breakpoint", "__import__"}
+
+
+def room_of(module):
+    return [*module.split("."), "__init__"][1]
+
+
+def is_pure(module):
+    return room_of(module) in PURE_ROOMS and module not in DOES_IO
+
+
+def imports(module, tree):
+    """Everything imported anywhere in the tree, by its dotted name; of ours, the module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} uses a relative import: name the room"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                attribute = name.startswith("unsoftmax.") and name not in FILES
+                yield str(node.module) if attribute else name
+
+
+def forbidden(module, source):
+    """What is wrong with the imports of a module, a sentence each."""
+    room = room_of(module)
+    for name in imports(module, ast.parse(source)):
+        if name.split(".")[0] != "unsoftmax":
+            continue
+        other = room_of(name)
+        if other == room or other in EVERYBODYS:
+            continue
+        if room in EVERYBODYS or LEVEL[other] >= LEVEL[room]:
+            yield f"{module} imports {name}: {other} is not above {room}"
+
+
+def worldly(module, source):
+    """How a module that may not touch the world does it."""
+    tree = ast.parse(source)
+    for name in imports(module, tree):
+        if name in ("os", "os.PathLike") and room_of(module) == "models":
+            continue
+        if name.split(".")[0] not in PURE:
+            yield f"{module} imports {name}"
+    paths = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "PathLike"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            if node.id == "os" and id(node) not in paths:
+                yield f"{module} uses os for more than os.PathLike (line {node.lineno})"
+            if node.id in WORLDLY:
+                yield f"{module} uses {node.id} (line {node.lineno})"
+
+
+# -- the house as it stands
+
+
+def test_every_module_is_in_a_room():
+    assert {room_of(module) for module in FILES} <= {*LEVEL, *EVERYBODYS}
+    assert len(FILES) > 20
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_a_room_imports_only_rooms_above_it(module):
+    assert list(forbidden(module, FILES[module].read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if is_pure(module)])
+def test_pure_rooms_do_not_touch_the_world(module):
+    assert list(worldly(module, FILES[module].read_text(encoding="utf-8"))) == []
+
+
+def test_only_one_module_of_the_models_does_io():
+    assert [module for module in DOES_IO if module in FILES] == list(DOES_IO)
+    for module in DOES_IO:
+        assert list(worldly(module, FILES[module].read_text(encoding="utf-8")))
+
+
+def module_level(module, source):
+    """Modules imported when the module itself is."""
+    tree = ast.parse(source)
+    # a function's body runs later
+    body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return set(imports(module, ast.Module(body=body, type_ignores=[])))
+
+
+def test_no_module_waits_for_itself():
+    graph = {
+        module: {name for name in module_level(module, path.read_text("utf-8")) if name in FILES}
+        for module, path in FILES.items()
+    }
+    order = list(graphlib.TopologicalSorter(graph).static_order())
+    assert set(order) == set(FILES)
+
+
+# -- the test itself
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("unsoftmax.models.x", "from unsoftmax.learners import ExactHead"),
+        ("unsoftmax.models.x", "from unsoftmax import theory"),
+        ("unsoftmax.theory.x", "import unsoftmax.campaign.ledger"),
+        ("unsoftmax.learners.x", "from unsoftmax.oracles import rounded"),
+        ("unsoftmax.oracles.x", "from unsoftmax.learners import ExactHead"),
+        ("unsoftmax.learners.x", "def late():\n    from unsoftmax.campaign import learn"),
+        ("unsoftmax.campaign.x", "import unsoftmax as us"),
+        ("unsoftmax.probes", "from unsoftmax.models import SingleHead"),
+        ("unsoftmax", "from unsoftmax.cli import main"),
+    ],
+)
+def test_a_forbidden_import_is_seen(module, source):
+    assert len(list(forbidden(module, source))) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("unsoftmax.learners.x", "from unsoftmax.models import SingleHead"),
+        ("unsoftmax.learners.x", "from unsoftmax.learners import holdout"),
+        ("unsoftmax.models.x", "from unsoftmax.probes import Array"),
+        ("unsoftmax.cli.x", "import unsoftmax as us\nfrom unsoftmax.report import figures"),
+    ],
+)
+def test_an_allowed_import_is_not(module, source):
+    assert list(forbidden(module, source)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("unsoftmax.theory.x", "import time"),
+        ("unsoftmax.theory.x", "import os\npath: os.PathLike"),
+        ("unsoftmax.models.x", "import os\nos.getpid()"),
+        ("unsoftmax.models.x", "from os import PathLike, getpid"),
+        ("unsoftmax.models.x", "import os.path"),
+        ("unsoftmax.learners.x", "def f():\n    import threading"),
+        ("unsoftmax.learners.x", "print(1)"),
+        ("unsoftmax.probes", "from pathlib import Path"),
+    ],
+)
+def test_touching_the_world_is_seen(module, source):
+    assert list(worldly(module, source))
+
+
+def test_naming_a_path_is_not_touching_the_world():
+    assert list(worldly("unsoftmax.models.x", "import os\ndef f(p: os.PathLike[str]): ...")) == []
+
+
+# -- what is public is documented, and its examples run
+
+
+@pytest.mark.parametrize("name", us.__all__)
+def test_every_public_name_is_there_and_documented(name):
+    thing = getattr(us, name)
+    documentation = vars(thing).get("__doc__") or inspect.getdoc(thing)
+    assert documentation
+    assert len(documentation.split("\n")[0]) > 10
+
+
+def test_public_names_are_sorted_once_and_nothing_else():
+    assert list(us.__all__) == sorted(set(us.__all__))
+    public = {name for name in vars(us) if not name.startswith("_")}
+    rooms = {room_of(module) for module in FILES}
+    assert public - rooms <= set(us.__all__)
+
+
+def test_learners_are_documented_under_their_names():
+    assert set(us.learners.__all__) == {
+        "BY_NAME",
+        *(x.__name__ for x in us.learners.BY_NAME.values()),
+    }
+    for learner in us.learners.BY_NAME.values():
+        for part in ("*Queries*", "*Determined up to*", "*Source*"):
+            assert part in (learner.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_examples_in_docstrings_run(name):
+    if room_of(name) == "report":
+        pytest.importorskip("matplotlib")
+    module = importlib.import_module(name)
+    for test in doctest.DocTestFinder(exclude_empty=False).find(module, name):
+        promised = "\nExamples\n" in inspect.cleandoc(test.docstring or "")
+        assert test.examples or not promised, f"{test.name} promises examples and has none"
+    failed, _ = doctest.testmod(module, name)
+    assert failed == 0
