@@ -1,0 +1,71 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from unsoftmax.protocol import Certificate, Evidence, Plan
+
+
+def recovery(**changes):
+    rng = np.random.default_rng(0)
+    target = us.SingleHead(rng.standard_normal((3, 3)), rng.standard_normal(3))
+    return us.learn(target, us.learners.ExactHead(3), **changes)
+
+
+def test_saved_and_read_again(tmp_path):
+    found = recovery()
+    folder = tmp_path / "made" / "here"
+    found.save(folder)
+    found.save(folder)
+    again = us.load(folder / "model.safetensors")
+    assert us.equivalent(found.model, again, rtol=0)
+    assert sorted(path.name for path in folder.iterdir()) == ["model.safetensors", "recovery.json"]
+    told = json.loads((folder / "recovery.json").read_text(encoding="utf-8"))
+    assert told == found.to_json()
+    assert told["queries"] == sum(told["counts"].values()) == found.queries
+    assert told["certificate"]["errors"]["W"] == found.certificate.W_error
+    assert told["learner"] == us.learners.ExactHead(3).settings()
+
+
+def test_what_is_infinite_or_missing_is_null_in_json():
+    told = recovery(holdout=0).to_json()
+    assert told["evidence"]["max_residual"] is None
+    certificate = Certificate({"W": np.inf, "v": 0.0}, ("No bound.",))
+    found = us.Recovery(
+        recovery().model, certificate, Evidence.of(0, np.zeros(0), np.zeros(0)), {}, (), {}
+    )
+    assert found.to_json()["certificate"]["errors"] == {"W": None, "v": 0.0}
+    assert certificate.W_error == np.inf
+    assert certificate.v_error == 0.0
+
+
+def test_shown_in_a_notebook():
+    assert "passed" in recovery()._repr_html_()
+    assert "not passed" in recovery(holdout=0)._repr_html_()
+    assert "12" in us.learners.ExactHead(3).plan()._repr_html_()
+    assert "queries" not in Plan(None, 5, 5, 1, "bound")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        us.BudgetExceeded("spent", spent=3, needed=4, in_doubt=1),
+        us.NotIdentifiable("free", determined={"v": 0.0}),
+        us.ModelMismatch("not a head"),
+        us.DimensionRefused("another dim"),
+        us.OracleError("silent"),
+        us.LedgerMismatch("another"),
+    ],
+)
+def test_errors_cross_process_borders(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+    assert isinstance(again, us.UnsoftmaxError)
