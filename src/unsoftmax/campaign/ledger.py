@@ -20,7 +20,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,25 +260,16 @@ class Ledger:
 
     @contextmanager
     def _commit(self) -> Iterator[None]:
+        """Commit a block. What interrupts it ends the run, and closing the file undoes it."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            self._roll_back()
             raise LedgerError(
                 f"{self._name} could not be written ({error}). Everything recorded before is "
                 "safe; free some disk space, or move the ledger, and run the same again."
             ) from error
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _roll_back(self) -> None:
-        # a disk that is full may refuse this too; what is not committed is undone anyway
-        with suppress(sqlite3.Error):
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
 
 
 def _hash(data: NDArray[Any]) -> bytes:
