@@ -95,20 +95,27 @@ def test_a_budget_that_is_just_enough_is_enough(target):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_tokens_are_a_budget_too(workers, target, tmp_path):
-    whole = Counted(target)
+    lengths: set[int] = set()
+
+    def measured(X):
+        lengths.add(X.shape[1])
+        return target(X)
+
+    whole = Counted(measured)
     finish(whole, None, None)
+    longest = max(lengths)
     for tokens in (0, 1, 10, whole.tokens // 2, whole.tokens - 1):
         ledger, counted = tmp_path / str(tokens), Counted(target)
         budget = us.Budget(tokens=tokens)
         end = spend(counted, ledger, budget, batch=3, workers=workers)
         assert counted.tokens <= tokens
-        assert tokens - counted.tokens < 8  # the longest sequence is one of 8
+        assert tokens - counted.tokens < longest
         assert end.spent == counted.queries
         assert f"{tokens:,} tokens" in str(end)
         assert "and more tokens" in str(end)
         before = counted.tokens
         finish(counted, ledger, None, batch=3, workers=workers)
-        assert counted.tokens - before <= whole.tokens - before + 3 * FINGERPRINT
+        assert counted.tokens - before <= whole.tokens - before + longest * FINGERPRINT
     counted = Counted(target)
     assert finish(counted, None, us.Budget(tokens=whole.tokens)).queries == ALL
 
@@ -138,7 +145,7 @@ def test_a_spent_budget_asks_nothing_more(target, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("budget", [1, 2, 5, 17, 40, 63])
+@pytest.mark.parametrize("budget", [1, 2, 5, 17, 40])
 def test_repeated_queries_are_paid_from_the_budget(budget, workers, target, tmp_path):
     """Every batch fails once: each is paid twice, by the ledger as by the oracle."""
     seen = set()
@@ -178,14 +185,15 @@ def test_what_is_in_doubt_is_paid_and_said(target, tmp_path):
     def dying(X):
         answers = counted(X)
         if len(X) == DIM:
-            raise SystemExit
+            raise KeyboardInterrupt
         return answers
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         finish(dying, ledger, 99, batch=DIM)
-    assert counted.queries == 3 + 3 + DIM  # opening, straight, and v: in doubt
-    end = spend(counted, ledger, 10 + 6 + 7)
-    assert (end.spent, end.in_doubt, counted.queries) == (23, DIM, 23)
+    paid = counted.queries
+    end = spend(counted, ledger, paid + FINGERPRINT + 3)
+    assert end.in_doubt == DIM
+    assert end.spent == counted.queries == paid + FINGERPRINT + 3
     assert f"{DIM} of them in doubt" in str(end)
     recovery = finish(counted, ledger, end.spent + end.needed)
     assert recovery.counts["in doubt"] == DIM
