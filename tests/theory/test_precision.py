@@ -30,6 +30,10 @@ def to_bits(y, bits):
     return np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits)
 
 
+def cut_decimals(y, decimals):
+    return np.trunc(y * 10.0**decimals) / 10.0**decimals
+
+
 def to_digits(y, digits):
     return np.array([float(f"{x:.{digits - 1}e}") for x in y])
 
@@ -71,7 +75,7 @@ def test_float16(seed):
     y = sample(seed)
     y[np.abs(y) < 2.0**-14] = 1 / 3  # below, float16 has fewer bits
     precision = Precision.of_format([float16(y)])
-    assert precision.relative == 2.0**-11
+    assert 2.0**-11 <= precision.relative <= 2.0**-10
     assert precision.unit <= 2.0**-11
     assert "float16" in precision.why[0]
     assert_bounds(precision, y, float16(y), 8)
@@ -82,40 +86,47 @@ def test_float16(seed):
 def test_any_number_of_bits(seed, bits):
     y = sample(seed, 64)
     precision = Precision.of_format([to_bits(y, bits)])
-    assert precision.relative == 2.0**-bits
+    assert 2.0**-bits <= precision.relative <= 2.0 ** (1 - bits)
     assert ("bfloat16" in precision.why[0]) == (bits == 8)
     assert_bounds(precision, y, to_bits(y, bits), 8)
 
 
 @few
-@given(seeds, st.integers(1, 9))
-def test_decimals(seed, decimals):
+@given(seeds)
+def test_bits_that_are_cut_off(seed):
     y = sample(seed)
-    precision = Precision.of_format([np.round(y, decimals)])
-    assert precision.absolute == pytest.approx(0.5 * 10.0**-decimals)
-    assert precision.relative == 0
+    cut = y.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    bfloat16 = cut.view(np.float32).astype(float)
+    assert_bounds(Precision.of_format([bfloat16]), y, bfloat16, 8)
+
+
+@few
+@given(seeds, st.integers(1, 9), st.sampled_from([np.round, cut_decimals]))
+def test_decimals(seed, decimals, how):
+    y = sample(seed)
+    precision = Precision.of_format([how(y, decimals)])
+    assert 0.499 * 10.0**-decimals < precision.absolute < 1.001 * 10.0**-decimals
     assert precision.unit == UNIT
-    assert f"{decimals} decimals" in precision.why[0]
-    assert_bounds(precision, y, np.round(y, decimals), 8)
+    assert f"{decimals} decimals" in precision.why[-1]
+    assert_bounds(precision, y, how(y, decimals), 20)
 
 
-@pytest.mark.xfail(strict=False, reason="few digits lie on a grid of decimals too, if a finer one")
-@pytest.mark.parametrize("digits", range(2, 10))
-def test_significant_digits(digits):
-    for seed in range(20):
-        y = sample(seed)
-        precision = Precision.of_format([to_digits(y, digits)])
-        assert precision.relative == pytest.approx(0.5 * 10.0 ** (1 - digits))
-        assert f"{digits} significant digits" in precision.why[0]
-        assert_bounds(precision, y, to_digits(y, digits), 20)
-
-
-@pytest.mark.parametrize("digits", range(2, 10))
-def test_significant_digits_of_very_different_numbers(digits):
-    y = sample(0, 40) * np.array([1.0, 1e-30, 1e-60, 1e-90]).repeat(10)
+@few
+@given(seeds, st.integers(2, 9))
+def test_significant_digits(seed, digits):
+    y = sample(seed)
     precision = Precision.of_format([to_digits(y, digits)])
-    assert precision.relative == pytest.approx(0.5 * 10.0 ** (1 - digits))
+    assert 0.499 * 10.0 ** (1 - digits) < precision.relative < 1.001 * 10.0 ** (1 - digits)
     assert f"{digits} significant digits" in precision.why[0]
+    assert_bounds(precision, y, to_digits(y, digits), 40)
+
+
+def test_digits_or_decimals_both_count():
+    """Numbers between 1 and 10 do not tell which it was."""
+    y = np.round(np.random.default_rng(0).uniform(1, 10, 20), 4)
+    y[0], y[1] = 1.2345, 9.8765
+    precision = Precision.of_format([y])
+    assert precision.error(y, y).min() >= 0.5e-4
 
 
 @few
@@ -151,7 +162,7 @@ def never_mistaken(make, trials):
 
 
 @pytest.mark.parametrize("n", [4, 8, 16, 100])
-@pytest.mark.parametrize("scale", [1e-200, 1e-9, 1e-3, 1.0, 7.0, 1e30, 1e200])
+@pytest.mark.parametrize("scale", [1e-200, 1e-3, 1.0, 7.0, 200.0, 2000.0, 1e9, 1e200])
 def test_random_numbers(n, scale, trials):
     never_mistaken(lambda rng: scale * rng.standard_normal(n), trials(300, 3_000))
 
@@ -207,13 +218,7 @@ def test_heads_that_pass_a_token_through(W, v):
     rng = np.random.default_rng(0)
     target = us.SingleHead(W * rng.standard_normal((8, 8)), v * np.eye(8)[0])
     recovery = us.learn(target, us.learners.ExactHead(8))
-    assert not any("float32" in note or "-bit" in note for note in recovery.notes)
-
-
-@pytest.mark.xfail(strict=False, reason="8 ulp of a number near 200 hide a grid of 1e-12")
-@pytest.mark.parametrize("scale", [200.0, 2000.0, 1e9])
-def test_random_numbers_close_to_a_grid_that_float64_hides(scale):
-    never_mistaken(lambda rng: scale * rng.standard_normal(4), 20_000)
+    assert recovery.notes == ()
 
 
 @pytest.mark.xfail(strict=False, reason="multiples of 2⁻ᵏ are taken for k-bit floats")
@@ -221,8 +226,22 @@ def test_random_numbers_close_to_a_grid_that_float64_hides(scale):
 def test_multiples_of_a_power_of_two(step):
     y = sample(0, scale=10.0)
     rounded = np.round(y / step) * step
-    precision = Precision.of_format([rounded])
-    assert np.all(np.abs(rounded - y) <= precision.error(np.abs(y), rounded))
+    assert_bounds(Precision.of_format([rounded]), y, rounded, 8)
+
+
+@pytest.mark.xfail(strict=False, reason="0.1 · 3 is not 0.3: shortest decimals miss such a grid")
+@pytest.mark.parametrize("step", [0.001, 0.05])
+def test_multiples_of_a_decimal(step):
+    y = sample(0, scale=10.0)
+    rounded = np.round(y / step) * step
+    assert_bounds(Precision.of_format([rounded]), y, rounded, 30)
+
+
+@pytest.mark.xfail(strict=False, reason="rounded to decimals, then held in float32")
+def test_decimals_in_float32():
+    y = sample(0, scale=10.0)
+    rounded = float32(np.round(y, 3))
+    assert_bounds(Precision.of_format([rounded]), y, rounded, 30)
 
 
 @pytest.mark.parametrize("y", [[], [0.5], [0.5, 0.25, 1.0], [0.0] * 50])
@@ -252,12 +271,25 @@ def test_kappa_covers_the_rounding_of_a_head(d, trials):
     assert worst < KAPPA
 
 
-def test_noise_is_six_deviations():
-    precision = Precision(absolute=0.1).with_noise(0.01)
+def test_noise_is_bounded_by_several_deviations(trials):
+    """From however few repeats it was estimated, the bound holds for nearly all answers."""
+    for repeats in (4, 8, 32):
+        outside = 0.0
+        for seed in range(trials(100, 3_000)):
+            rng = np.random.default_rng([seed, repeats])
+            first, second = rng.standard_normal((2, repeats))
+            estimate = float(np.sqrt(np.mean((first - second) ** 2) / 2))
+            bound = Precision().with_noise(estimate, repeats).absolute
+            outside += float(np.mean(np.abs(rng.standard_normal(100)) > bound))
+        assert outside / trials(100, 3_000) < 1e-4
+
+
+def test_noise_comes_on_top():
+    precision = Precision(absolute=0.1).with_noise(0.01, 8)
     assert precision.noise == 0.01
-    assert precision.absolute == pytest.approx(0.16)
+    assert 0.14 < precision.absolute < 0.3
     assert "standard deviation about 1.0e-02" in precision.why[-1]
-    assert Precision().with_noise(0.0) == Precision()
+    assert Precision().with_noise(0.0, 8) == Precision()
 
 
 def test_coarser_arithmetic_is_never_finer():
@@ -272,7 +304,7 @@ def test_coarser_answers_are_coarser_in_everything():
     size, y = np.array([1.0]), np.array([1.0])
     before = Precision(unit=1e-8, relative=1e-7, absolute=1e-6).error(size, y)
     assert precision.error(size, y) == pytest.approx(3 * before)
-    assert "3.0e+00 times as large" in precision.why[0]
+    assert "3 times as large" in precision.why[0]
 
 
 # -- significant bits
