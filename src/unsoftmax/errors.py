@@ -38,7 +38,7 @@ class LedgerMismatch(LedgerError):
 
 
 class BudgetExceeded(UnsoftmaxError):
-    """The next query would pass the budget; every answer so far is kept.
+    """The next query would pass the budget; every answer so far is in the ledger, if there is one.
 
     Attributes
     ----------

@@ -397,7 +397,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path, expected):
     now = account(ledger)
     assert 0 < now.recorded <= counted.queries <= now.recorded + sum(now.open.values())
     recovery, counted = learn(ledger)
-    assert counted.queries == PLAN + HOLDOUT - now.recorded + 8
+    assert counted.queries == PLAN + HOLDOUT - now.recorded + min(8, now.recorded)
     assert bits(recovery) == bits(expected)
 
 
@@ -442,19 +442,19 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
         assert account(ledger).paid == PLAN + HOLDOUT
 
     exact = us.learners.ExactHead
-    mismatch(exact(DIM, biases=True), '"biases": false', '"biases": true')
-    mismatch(exact(DIM, probes="gaussian"), '"balanced"', '"gaussian"')
-    mismatch(exact(DIM, seed=1), '"seed": 0', '"seed": 1')
-    mismatch(exact(DIM), '"holdout": 8', '"holdout": 12', holdout=12)
-    mismatch(Script([[sequences(3)]], dim=DIM), '"ExactHead"', '"Script"')
+    mismatch(exact(DIM, biases=True), "biases was False and is now True")
+    mismatch(exact(DIM, probes="gaussian"), "probes was 'balanced' and is now 'gaussian'")
+    mismatch(exact(DIM, seed=1), "seed was 0 and is now 1")
+    mismatch(exact(DIM), "holdout was 8 and is now 12", holdout=12)
+    mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
     monkeypatch.setattr(exact, "revision", 2)
-    mismatch(exact(DIM), '"revision": 1', '"revision": 2')
+    mismatch(exact(DIM), "revision was 1 and is now 2")
 
 
 def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed, tmp_path):
     ledger = tmp_path / "ledger"
     ledger.write_bytes(closed)
-    with pytest.raises(us.LedgerMismatch, match=r'"dim": 4.*"dim": 5'):
+    with pytest.raises(us.LedgerMismatch, match="dim was 4 and is now 5"):
         us.learn(OneByOne(head(5)), us.learners.ExactHead(5), ledger=ledger, **SETTINGS)
 
 

@@ -148,12 +148,12 @@ def test_a_smaller_batch_cures_memory(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_oracle_error_of_its_own_passes_unchanged(workers):
+def test_an_oracle_error_of_its_own_is_not_retried_and_says_what_is_kept(workers):
     own = us.OracleError("The endpoint refused the key.")
     oracle = failing(own, 9)
     with pytest.raises(us.OracleError) as caught:
         us.learn(oracle, Script([[sequences(5)]]), workers=workers)
-    assert caught.value is own
+    assert str(caught.value).startswith(f"{own} The answers are lost")
     assert oracle.calls == 1
 
 
@@ -575,8 +575,7 @@ def test_progress_counts_up_to_the_plan(workers, tmp_path):
     for name in ("answered", "spent"):
         counts = [getattr(report, name) for report in reports]
         assert counts == sorted(counts)
-    answered = [report.answered for report in reports]
-    assert len(set(answered)) == len(answered)
+    assert [report.phase for report in reports].count("going on") == 1
     assert all(report.answered <= report.spent for report in reports)
     assert {report.expected for report in reports} == {expected}
     assert reports[-1].answered == expected

@@ -47,7 +47,7 @@ def test_what_is_infinite_or_missing_is_null_in_json():
 
 def test_shown_in_a_notebook():
     assert "passed" in recovery()._repr_html_()
-    assert "not passed" in recovery(holdout=0)._repr_html_()
+    assert "not checked" in recovery(holdout=0)._repr_html_()
     assert "12" in us.learners.ExactHead(3).plan()._repr_html_()
     assert "queries" not in Plan(None, 5, 5, 1, "bound")._repr_html_()
 

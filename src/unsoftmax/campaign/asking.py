@@ -21,6 +21,8 @@ TRIES = 3
 _PAUSE_S = 0.1
 # A batch of 16 MiB keeps d = 1024 far below 400 MB with everything an oracle makes of it.
 _BATCH_NUMBERS = 2**21
+# A batch in flight is paid again after kill −9: not more than this is risked at once.
+_BATCH_MOST = 1024
 
 T = TypeVar("T")
 
@@ -91,7 +93,8 @@ class Span:
 
 def batch_of(probes: Probes, batch: int | None) -> int:
     """Return how many probes are asked at once."""
-    return batch or max(1, _BATCH_NUMBERS // (probes.tokens * probes.dim))
+    fits = _BATCH_NUMBERS // (probes.tokens * probes.dim)
+    return batch or max(1, min(fits, _BATCH_MOST))
 
 
 def unknown_spans(
@@ -119,7 +122,11 @@ def ask(oracle: Oracle, span: Span, attempt: int) -> Array:
     """Make the probes and ask once, after a pause if it is not the first attempt."""
     if attempt:
         time.sleep(_PAUSE_S * 2 ** (attempt - 1))
-    return checked(oracle(span.probes[span.start : span.stop]), span)
+    try:
+        raw = oracle(span.probes[span.start : span.stop])
+    except SystemExit as error:
+        raise RuntimeError(f"the target called sys.exit({error.code!r})") from error
+    return checked(raw, span)
 
 
 def checked(raw: Any, span: Span) -> Array:

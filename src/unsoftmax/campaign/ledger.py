@@ -66,9 +66,18 @@ class Spent:
 class Ledger:
     """An open ledger, locked for this process; see `opening.open_ledger`."""
 
-    def __init__(self, connection: sqlite3.Connection, name: str, environment: Mapping[str, Any]):
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        name: str,
+        environment: Mapping[str, Any],
+        *,
+        lasting: bool = True,
+    ) -> None:
         self._db = connection
         self._name = name
+        self.lasting = lasting
+        """Whether the answers outlive this process."""
         self._environment = dict(environment)
         self.resumed = False
         self.moved = 0.0
@@ -82,22 +91,26 @@ class Ledger:
         """Make the file this run's, or check that it already is; return the batch size."""
         recorded = self._db.execute("SELECT run, batch FROM runs").fetchone()
         text = json.dumps(run, sort_keys=True)
-        if recorded is None:
+        with self._commit():
+            self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
+        self._spent = self._sum()
+        # a ledger without answers belongs to nobody: only what was paid stays
+        if recorded is None or (recorded[0] != text and not self.answered()):
             with self._commit():
+                for table in ("runs", "parts", "designs"):
+                    self._db.execute(f"DELETE FROM {table}")
                 self._db.execute(
                     "INSERT INTO runs VALUES (?, ?, ?)",
                     (text, batch, json.dumps(self._environment)),
                 )
             return batch
         if recorded[0] != text:
+            changed = _differences(json.loads(recorded[0]), run)
             raise LedgerMismatch(
-                f"{self._name} belongs to another run. It was written for {recorded[0]}; this is "
-                f"{text}. Use the same settings to go on with it, or another ledger."
+                f"{self._name} belongs to another run: {changed}. "
+                "Use the same settings to go on with it, or another ledger."
             )
         self.resumed = True
-        with self._commit():
-            self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
-        self._spent = self._sum()
         return batch or recorded[1]
 
     def begin(self, index: int, parts: Round) -> list[list[tuple[int, Array]]]:
@@ -270,6 +283,18 @@ class Ledger:
                 f"{self._name} could not be written ({error}). Everything recorded before is "
                 "safe; free some disk space, or move the ledger, and run the same again."
             ) from error
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:
+    """Say what was otherwise, setting by setting."""
+    told = []
+    for name in sorted(before.keys() | now.keys()):
+        was, is_now = before.get(name), now.get(name)
+        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
+            told.append(_differences(was, is_now, f"{name}."))
+        elif was != is_now:
+            told.append(f"{within}{name} was {was!r} and is now {is_now!r}")
+    return "; ".join(filter(None, told))
 
 
 def _hash(data: NDArray[Any]) -> bytes:

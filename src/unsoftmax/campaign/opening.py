@@ -42,7 +42,7 @@ def open_ledger(
     if path is None:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
             db.executescript(SCHEMA)
-            yield Ledger(db, "The ledger", environment)
+            yield Ledger(db, "The ledger", environment, lasting=False)
         return
     file = Path(path)
     if not os.path.exists(file):

@@ -73,6 +73,8 @@ class Recovery:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``recovery.json`` into a folder, making it."""
         target = Path(folder)
+        if target.exists() and not target.is_dir():
+            raise FileExistsError(f"{target} is a file: name a folder to write into.")
         target.mkdir(parents=True, exist_ok=True)
         self.model.save(str(target / "model.safetensors"))
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
@@ -86,8 +88,9 @@ class Recovery:
         rows = {
             "queries": f"{self.queries:,}",
             **{f"‖Δ{name}‖ ≤": f"{e:.1e}" for name, e in self.certificate.errors.items()},
-            "hold-out": f"{self.evidence.max_residual:.1e} of {self.evidence.tolerance:.1e} "
-            + ("passed" if self.evidence.passed else "not passed"),
+            "hold-out": f"{self.evidence.max_residual:.1e} of {self.evidence.tolerance:.1e} passed"
+            if self.evidence.passed
+            else "not checked",
         }
         cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
         return f"<table><caption>{self.model!r}</caption>{cells}</table>"

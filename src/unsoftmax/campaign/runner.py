@@ -103,6 +103,11 @@ def learn(
         budget = Budget(queries=budget)
     holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1)
     batch = None if batch is None else whole("batch", batch, 1)
+    if isinstance(learner, type) or not hasattr(learner, "steps"):
+        raise TypeError(
+            "learner must be a learner with its settings, such as "
+            f"us.learners.ExactHead(dim=384); it is {learner!r}."
+        )
     if not callable(oracle):
         raise TypeError(
             f"oracle must be callable, from (B, N, d) to B numbers; it is {type(oracle).__name__}."
@@ -130,6 +135,9 @@ def learn(
                 pool=pool,
                 interrupts=held,
             )
+            if progress is not None and campaign.answered:
+                spent = book.spent.queries
+                progress(Progress("going on", campaign.answered, expected, spent))
             found = campaign.run(learner, holdout)
         return Recovery(
             model=found.model,
@@ -300,34 +308,43 @@ class _Campaign:
         return BudgetExceeded(
             f"The budget of {' and '.join(limits)} is spent: {spent.queries:,} queries and "
             f"{spent.tokens:,} tokens were paid{doubt}, about {needed:,} more queries are needed. "
-            f"Every answer is kept; go on with a budget of {spent.queries + needed:,} queries"
-            f"{' and more tokens' if self.budget.tokens is not None else ''}.",
+            f"{self._kept()} With a budget of {spent.queries + needed:,} queries"
+            f"{' and more tokens' if self.budget.tokens is not None else ''} it can be finished.",
             spent=spent.queries,
             needed=needed,
             in_doubt=spent.in_doubt,
         )
 
     def _failure(self, flight: _Flight, error: BaseException) -> BaseException:
-        if isinstance(error, OracleError) or not isinstance(error, Exception):
+        if isinstance(error, OracleError):
+            return OracleError(f"{error} {self._kept()}")
+        if not isinstance(error, Exception):
             return error
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {str(error).strip()}"
         if isinstance(error, MemoryError):
             failure = OracleError(
                 f"The target ran out of memory at {flight.span}: use a smaller batch "
-                f"(now {batch_of(flight.span.probes, self.batch)}). Every answer is kept."
+                f"(now {batch_of(flight.span.probes, self.batch)}). {self._kept()}"
             )
         elif not self.answered and isinstance(error, (ValueError, IndexError, AssertionError)):
             failure = DimensionRefused(
-                f"The target refused its first batch, {flight.span} ({said}). If it takes tokens "
-                f"of another dimension than {flight.span.probes.dim}, use that as dim."
+                f"The target refused its first batch, {flight.span} ({said}). It must take "
+                f"batches (B, N, d); if its tokens have another dimension than "
+                f"{flight.span.probes.dim}, use that as dim."
             )
         else:
             failure = OracleError(
                 f"The target did not answer {flight.span} in {flight.attempt + 1} tries "
-                f"({said}). Every answer before is kept: run the same again to go on."
+                f"({said}). {self._kept()}"
             )
         failure.__cause__ = error
         return failure
+
+    def _kept(self) -> str:
+        """Say what is safe."""
+        if self.ledger.lasting:
+            return "Every answer so far is in the ledger: run the same again to go on."
+        return "The answers are lost with this process: give a ledger to keep them."
 
     def _report(self, span: Span) -> None:
         if self.progress is not None:

@@ -7,6 +7,9 @@ class, undecided; 4 budget spent; 5 the target does not answer; 130 interrupted.
 
 from __future__ import annotations
 
+import importlib.metadata
+from typing import Annotated
+
 import typer
 
 from unsoftmax.cli.compare import compare
@@ -22,9 +25,21 @@ app = typer.Typer(
         "answer; 130 interrupted. For models you are authorised to test."
     ),
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(importlib.metadata.version("unsoftmax"))
+        raise typer.Exit
+
+
 for command in (demo, plan, learn, compare):
     app.command()(command)
 

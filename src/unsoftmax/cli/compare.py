@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, told
+from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, told
 from unsoftmax.models import equivalent, load
 
 _STATUS = {"equal": 0, "different": 1, "undecided": 3}
@@ -38,10 +38,13 @@ def compare(
         show_json({"verdict": result.verdict, "gap": gap, "witness": witness, "answers": values})
     else:
         rows = [("verdict", result.verdict), ("largest relative difference", f"{result.gap:.1e}")]
+        if first.dim != second.dim:
+            rows[1] = ("dimensions", f"{first.dim} and {second.dim}")
         if values is not None and result.witness is not None:
             rows.append(
                 (f"answers to a sequence of {len(result.witness)} that tells them apart",
                  f"{values[0]:.17g} and {values[1]:.17g}")
             )  # fmt: skip
-        show_table(f"{a} and {b}", rows)
+        stdout.print(f"{a} and {b}", markup=False, highlight=False, soft_wrap=True)
+        show_table("", rows)
     raise typer.Exit(_STATUS[result.verdict])

@@ -119,7 +119,11 @@ def demo(
     show_table("all-MiniLM-L6-v2, layer 0, head 0, output coordinate 0 (d = 384)", rows)
     for note in recovery.notes:
         stdout.print(f"Note: {note}", markup=False, highlight=False)
-    stdout.print(f"Written: {out}/model.safetensors, recovery.json, recovery.png", soft_wrap=True)
+    stdout.print(
+        f"Written: {out}/model.safetensors, recovery.json, recovery.png",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def _relative(found: Array, true: Array) -> float:

@@ -54,17 +54,21 @@ def learn(
 
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
+    # a target may know its dimension; where it need not, nothing of it runs before the check
+    learner = build(model, settings) if "dim" in settings else None
     oracle = targets.resolve(target)
-    dim = getattr(oracle, "dim", None)
-    learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
+    if learner is None:
+        dim = getattr(oracle, "dim", None)
+        learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
     plan = learner.plan()
-    if budget is not None and budget < (plan.queries or 0) + holdout:
+    book = ledger or out / "ledger.sqlite"
+    needed = (plan.queries or 0) + holdout
+    if budget is not None and budget < needed and not book.exists():
         stderr.print(
-            f"The plan needs {plan.queries:,} queries and {holdout} for the hold-out: a budget of "
-            f"{budget:,} will stop it before.",
+            f"A budget of {budget:,} will not be enough: the plan and a hold-out of {holdout} need "
+            f"{needed:,} queries.",
             highlight=False,
         )
-    book = ledger or out / "ledger.sqlite"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,7 +96,9 @@ def learn(
         show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
         return
     show_recovery(recovery, plan.formula, seconds)
-    stdout.print(f"Written: {out}/model.safetensors, {out}/recovery.json", soft_wrap=True)
+    stdout.print(
+        f"Written: {out}/model.safetensors, {out}/recovery.json", soft_wrap=True, markup=False
+    )
 
 
 def show_recovery(recovery: Recovery, formula: str, seconds: float) -> None:
@@ -100,9 +106,12 @@ def show_recovery(recovery: Recovery, formula: str, seconds: float) -> None:
     rows = query_rows(recovery, formula)
     for name, bound in recovery.certificate.errors.items():
         size = float(np.linalg.norm(getattr(recovery.model, name)))
+        if not size and not bound:
+            continue  # assumed to be 0, not learned
         relative = f", {bound / size:.1e} of its norm" if size else ""
         rows.append((f"error of {name} at most", f"{bound:.1e}{relative}"))
     rows += [holdout_row(recovery), ("seconds", f"{seconds:.1f}")]
-    show_table(f"Recovered: {recovery.model!r}", rows)
+    checked = "" if recovery.evidence.passed else ", unchecked"
+    show_table(f"Recovered{checked}: {recovery.model!r}", rows)
     for note in recovery.notes:
         stdout.print(f"Note: {note}", markup=False, highlight=False)

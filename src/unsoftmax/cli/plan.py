@@ -11,6 +11,8 @@ from unsoftmax.cli.console import AsJson, show_json, show_table, told
 from unsoftmax.cli.settings import Settings, build, with_settings
 from unsoftmax.learners import BY_NAME
 
+_HOLDOUT = 32
+
 Model = Annotated[
     str, typer.Option(help=f"What to learn: {', '.join(BY_NAME)}.", show_default=True)
 ]
@@ -26,10 +28,12 @@ def plan(*, model: Model = "exact", as_json: AsJson = False, settings: Settings)
         show_json({"learner": learner.settings(), **asdict(cost)})
         return
     rows = [("queries", "a bound only" if cost.queries is None else f"{cost.queries:,}")]
+    if cost.queries is not None:
+        rows.append((f"in all, with a hold-out of {_HOLDOUT}", f"{cost.queries + _HOLDOUT:,}"))
     rows += [
         ("formula", cost.formula),
         ("with those asked again, at most", f"{cost.at_most:,}"),
         ("tokens", f"{cost.tokens:,}"),
         ("rounds, at most", f"{cost.rounds:,}"),
     ]
-    show_table(f"Plan for --model {model}, hold-out on top", rows)
+    show_table(f"Plan for --model {model}, asking nothing", rows)

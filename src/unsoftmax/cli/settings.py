@@ -11,7 +11,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -71,7 +71,14 @@ def _options() -> dict[str, Any]:
     for learner in BY_NAME.values():
         hints, helps = get_type_hints(learner), _helps(learner)
         for field in fields(learner):
-            kind, text = _kind(hints[field.name]), helps.get(field.name, "")
+            hint = hints[field.name]
+            kind, text = _kind(hint), helps.get(field.name, "")
+            if get_origin(hint) is Literal:
+                text += f" One of: {', '.join(get_args(hint))}."
+            if field.default not in (MISSING, None, False):
+                text += f" [default: {field.default}]"
+            if field.default is MISSING:
+                text += " Needed, unless the target knows it."
             flag = f"--{field.name.replace('_', '-')}"
             options[field.name] = Annotated[kind | None, typer.Option(flag, help=text)]
     return options

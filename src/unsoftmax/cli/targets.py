@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 
 from unsoftmax.cli.console import Refusal, stderr
 from unsoftmax.models import load
@@ -23,8 +25,12 @@ def resolve(target: str) -> Oracle:
             return load(target)
         except (ValueError, OSError) as error:
             raise Refusal(str(error)) from error
+    if (Path(target) / "model.safetensors").is_file():
+        raise Refusal(f"{target} is a folder: did you mean {target}/model.safetensors?")
     module, colon, name = target.partition(":")
-    if not colon or "/" in target or not name:
+    if module.endswith(".py"):
+        raise Refusal(f"A module is named without .py: {module.removesuffix('.py')}:{name}")
+    if not colon or "/" in target or not name or not module:
         raise Refusal(
             f"{target!r} is no target: give a .safetensors model, or module:function for a "
             "function that maps sequences (B, N, d) to B numbers."
@@ -32,10 +38,11 @@ def resolve(target: str) -> Oracle:
     stderr.print(f"Importing {module} and calling {name}.", markup=False, highlight=False)
     sys.path.insert(0, os.getcwd())
     try:
-        found: object = importlib.import_module(module)
+        with redirect_stdout(sys.stderr):
+            found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)

@@ -31,11 +31,11 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 from unsoftmax.theory import counts
-from unsoftmax.theory.precision import FLOAT32_UNIT, KAPPA, UNIT, Precision
+from unsoftmax.theory.precision import FLOAT32_UNIT, KAPPA, UNIT, Precision, significant_bits
 from unsoftmax.theory.two_tokens import Values
 
 # With biases c is subtracted from every single-token answer: larger tokens save v's digits.
-_SINGLE_SCALE = 2.0**20
+_SINGLE_SCALE = 2.0**10
 # The coarsest arithmetic that a defect of linearity may be put down to: float32 at d = 1024.
 _COARSEST_UNIT = 4 * FLOAT32_UNIT
 # How much coarser than they look the answers may be to explain the hold-out: a second head
@@ -48,6 +48,9 @@ _STRAIN = 4.0
 # Answers that change by this share of their size from call to call determine nothing.
 _MOST_NOISE = 0.03
 _AGAIN_PER_TOKEN = 2
+_LARGEST_ANSWER = 1e100
+# Numbers as short as this are no values: even 8-bit floats have more significant bits.
+_LABEL_BITS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,12 @@ class ExactHead:
         paper's e_l (e_l + e_p where v_l = 0), which lose digits where entries of v are
         small; or the paper's Gaussian ones.
     seed : int
-        Of the offsets' random bases and of the hold-out.
+        Decides the random offsets and the hold-out: the same seed asks the same.
 
     Raises
     ------
     ValueError, TypeError
-        ``dim`` or ``probes`` is out of range, or ``dim`` no whole number.
+        A setting is out of range, or not of its type.
 
     Notes
     -----
@@ -103,6 +106,12 @@ class ExactHead:
             raise TypeError(f"dim must be a whole number; it is {self.dim!r}.")
         if self.dim < 1:
             raise ValueError(f"dim must be 1 or more; it is {self.dim}.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)):
+            raise TypeError(f"seed must be a whole number; it is {self.seed!r}.")
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more; it is {self.seed}.")
+        if not isinstance(self.biases, (bool, np.bool_)):
+            raise TypeError(f"biases must be True or False; it is {self.biases!r}.")
         if self.probes not in ("balanced", "paper", "gaussian"):
             raise ValueError(
                 f'probes must be "balanced", "paper" or "gaussian"; it is {self.probes!r}.'
@@ -113,9 +122,9 @@ class ExactHead:
         return {
             "learner": "ExactHead",
             "dim": int(self.dim),
-            "biases": self.biases,
+            "biases": bool(self.biases),
             "probes": self.probes,
-            "seed": self.seed,
+            "seed": int(self.seed),
         }
 
     def plan(self) -> Plan:
@@ -174,10 +183,12 @@ class ExactHead:
         zero = Singles(np.zeros((1, self.dim)), phase="c", purpose="data")
         first: Round = [opening, straight, *([zero] if self.biases else []), singles]
         opened, line, *constant, y = yield first
+        _refuse_size(y)
+        _refuse_labels(np.concatenate([opened, line]))
         precision = Precision.of_format([opened, line])
         if repeats:
             [second] = yield [holdout.repeated(opening, repeats)]
-            precision = precision.with_noise(holdout.noise_of(opened[:repeats], second))
+            precision = precision.with_noise(holdout.noise_of(opened[:repeats], second), repeats)
             size = np.sqrt(np.mean(np.concatenate([opened, line]) ** 2))
             if precision.noise > _MOST_NOISE * size:
                 raise ModelMismatch(
@@ -311,10 +322,31 @@ class _Fit:
         return tuple(notes)
 
 
+def _refuse_size(y: Array) -> None:
+    """Refuse answers whose squares float64 cannot hold."""
+    largest = float(np.max(np.abs(y)))
+    if largest > _LARGEST_ANSWER or 0 < largest < 1 / _LARGEST_ANSWER:
+        raise NotIdentifiable(
+            f"Answers of about {largest:.0e} leave float64 no room to compute with: scale the "
+            f"target's output to between {1 / _LARGEST_ANSWER:.0e} and {_LARGEST_ANSWER:.0e}.",
+            determined={},
+        )
+
+
+def _refuse_labels(y: Array) -> None:
+    """Refuse answers that are a handful of round numbers."""
+    values = np.unique(y)
+    if len(values) > 1 and significant_bits(y) <= _LABEL_BITS:
+        raise ModelMismatch(
+            f"Sequences at random are answered by {', '.join(f'{v:g}' for v in values[:6])} alone: "
+            "these are labels, not values of an attention head."
+        )
+
+
 def _read_values(y: Array, constant: list[Array], scale: float, precision: Precision) -> Values:
     """Read v and c from f([ρe_k]) = ρv_k + c and f([0]) = c."""
     c = float(constant[0][0]) if constant else 0.0
-    rounding = max(precision.unit, precision.relative)
+    rounding = precision.of_one_term
     c_error = rounding * abs(c) + precision.absolute if constant else 0.0
     v = (y - c) / scale
     v_error = (rounding * np.abs(y) + precision.absolute + c_error) / scale

@@ -5,8 +5,8 @@ Four families share the queries that `checks` allows:
 - *opening*, a quarter, asked first: three tokens at sizes 4⁻⁴ … 4³. They depend on all
   parameters, so they also tell this target from another when a run is resumed.
 - *straight*, a quarter: one token; f([x]) = x·v + c must be affine.
-- *repeats*, an eighth: the opening asked again; a deterministic target answers the same.
-- *closing*, the rest, last: two to eight tokens, scaled so that logits are moderate, half of
+- *repeats*, a quarter: the opening asked again; a deterministic target answers the same.
+- *closing*, the rest, last: two to twenty tokens, scaled so that logits are moderate, half of
   them with a query token e_j, so that single columns of W are seen.
 
 What a residual may be follows from the answers' precision and the certificate.
@@ -25,7 +25,7 @@ from unsoftmax.protocol import Certificate, Evidence
 from unsoftmax.theory.precision import KAPPA, Precision
 from unsoftmax.theory.two_tokens import Values
 
-_LENGTHS = (2, 3, 5, 8)
+_LENGTHS = (2, 3, 7, 20)
 _LOGITS = (0.5, 2.0, 6.0)
 # Random directions meet ‖ΔW‖_F in about 1/d of its size, one random direction in 1/√d. Twice
 # that: the certificate is loose enough for the rest (measured over 2,000 heads: residuals of
@@ -47,8 +47,8 @@ class Shares:
     @classmethod
     def of(cls, checks: int) -> Shares:
         """Divide ``checks`` queries."""
-        quarter, eighth = checks // 4, checks // 8
-        return cls(quarter, quarter, eighth, checks - 2 * quarter - eighth)
+        quarter = checks // 4
+        return cls(quarter, quarter, quarter, checks - 3 * quarter)
 
 
 def opening(dim: int, count: int, rng: np.random.Generator) -> Sequences:

@@ -81,6 +81,12 @@ def equivalent(a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0
     >>> bool(equivalent(a, a)), equivalent(a, b).verdict
     (True, 'different')
     """
+    for model in (a, b):
+        if not isinstance(model, SingleHead):
+            raise TypeError(
+                f"equivalent compares models; this is a {type(model).__name__}. A recovery's "
+                "model is recovery.model."
+            )
     if not (rtol >= 0 and atol >= 0):
         raise ValueError("rtol and atol must be 0 or more.")
     if a.dim != b.dim:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 import numpy as np
+from scipy.special import gammaincinv
 
 from unsoftmax.probes import Array
 
@@ -24,9 +26,13 @@ KAPPA = 4.0
 
 # A float64 answer has 53 significant bits, and by chance a few less: 2⁻⁸ of all have 45.
 _GENERIC_BITS = 45
-# Fewer answers than this cannot establish a decimal format: they may be round by chance.
+# Half of all float64 numbers need 17 decimal digits, nearly all others 16.
+_GENERIC_DIGITS = 16
+# Fewer answers than this cannot establish a format: they may be round by chance.
 _WITNESSES = 4
-_MOST_DECIMALS = 12
+# Noise is bounded by four deviations, and those by what this share of estimates stays above.
+_NOISE_DEVIATIONS = 4.0
+_NOISE_UNDERESTIMATED = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,48 +70,69 @@ class Precision:
             return cls()
         bits = significant_bits(y)
         if bits <= _GENERIC_BITS:
-            name = {24: "float32", 11: "float16", 8: "bfloat16"}.get(bits, f"{bits}-bit")
+            names = {24: "a float32 number", 11: "a float16 number", 8: "a bfloat16 number"}
+            name = names.get(bits, f"a number of {bits} significant bits")
+            # the last rounding is counted by itself: half covers what is inside (measured).
+            # float32 rounds to nearest; shorter formats are often cut off instead.
             return cls(
-                # the last rounding is counted by itself: half covers what is inside (measured)
                 unit=(FLOAT32_UNIT if bits <= 24 else 2.0**-bits) / 2,
-                relative=2.0**-bits,
-                why=(f"Every answer is a {name} number; arithmetic to match is assumed.",),
+                relative=2.0**-bits if bits >= 24 else 2.0 ** (1 - bits),
+                why=(f"Every answer is {name}; arithmetic to match is assumed.",),
             )
-        if (decimals := _decimals(y)) is not None:
-            return cls(
-                absolute=0.5 * 10.0**-decimals,
-                why=(f"Every answer is rounded to {decimals} decimals.",),
-            )
-        if (digits := _digits(y)) is not None:
-            return cls(
-                relative=0.5 * 10.0 ** (1 - digits),
-                why=(f"Every answer is rounded to {digits} significant digits.",),
-            )
-        return cls()
+        return cls._of_decimal_format(y[y != 0])
 
-    def with_noise(self, deviation: float) -> Precision:
-        """Add noise of the given standard deviation; six of them bound it in practice."""
+    @classmethod
+    def _of_decimal_format(cls, y: Array) -> Precision:
+        """Tell rounding to decimals from rounding to digits: by which leaves fewer zeros."""
+        shortest = [Decimal(repr(number)).normalize().as_tuple() for number in y.tolist()]
+        digits = np.array([len(number.digits) for number in shortest])
+        decimals = np.array([-int(number.exponent) for number in shortest])
+        if digits.max() >= _GENERIC_DIGITS:
+            return cls()
+        by_digits = int(np.sum(digits.max() - digits))
+        by_decimals = int(np.sum(decimals.max() - decimals))
+        found = cls()
+        # a whole unit of the last place: answers may be cut off as well as rounded
+        if by_digits <= by_decimals:
+            found = replace(
+                found,
+                relative=10.0 ** (1 - int(digits.max())),
+                why=(f"Every answer looks rounded to {digits.max()} significant digits.",),
+            )
+        if by_decimals <= by_digits:
+            found = replace(
+                found,
+                absolute=10.0 ** -int(decimals.max()),
+                why=(*found.why, f"Every answer looks rounded to {decimals.max()} decimals."),
+            )
+        return found
+
+    def with_noise(self, deviation: float, repeats: int) -> Precision:
+        """Add noise whose deviation was estimated from so many repeated questions."""
         if not deviation:
             return self
+        # χ² of the estimate: it may be too small by chance, the less so the more repeats
+        chance = 2 * gammaincinv(repeats / 2, _NOISE_UNDERESTIMATED)
+        bound = _NOISE_DEVIATIONS * float(np.sqrt(repeats / chance)) * deviation
+        sentence = (
+            f"The same question got different answers: noise of standard deviation about "
+            f"{deviation:.1e}, estimated from {repeats} repeats, is taken as ±{bound:.1e}."
+        )
         return replace(
             self,
-            absolute=self.absolute + 6 * deviation,
+            absolute=self.absolute + bound,
             noise=deviation,
-            why=(
-                *self.why,
-                f"The same question got different answers: noise of standard deviation about "
-                f"{deviation:.1e} per answer is assumed, and taken as ±{6 * deviation:.1e}.",
-            ),
+            why=(*self.why, sentence),
         )
 
     def coarser(self, factor: float, reason: str) -> Precision:
-        """Assume all but the noise to be ``factor`` times as coarse."""
+        """Assume all errors to be ``factor`` times as large."""
         return replace(
             self,
             unit=factor * self.unit,
             relative=factor * self.relative,
             absolute=factor * self.absolute,
-            why=(*self.why, f"{reason}: errors {factor:.1e} times as large are assumed."),
+            why=(*self.why, f"{reason}: errors {factor:.3g} times as large are assumed."),
         )
 
     def with_unit(self, unit: float, reason: str) -> Precision:
@@ -115,6 +142,12 @@ class Precision:
         return replace(
             self, unit=unit, why=(*self.why, f"{reason}: roundoff {unit:.1e} is assumed.")
         )
+
+    @property
+    def of_one_term(self) -> float:
+        """Relative error of an answer in which nothing is summed: one rounding if it is exact."""
+        inside = self.unit if self.unit == UNIT else KAPPA * self.unit
+        return max(inside, self.relative)
 
     def error(self, size: Array, answers: Array) -> Array:
         """Bound η for answers of natural size max_i‖x_i‖·‖v‖ + |c|."""
@@ -137,25 +170,3 @@ def significant_bits(y: Array) -> int:
     whole = np.abs(mantissa * 2.0**53).astype(np.int64)
     lowest = whole & -whole
     return 53 - int(np.log2(lowest.min()))
-
-
-def _decimals(y: Array) -> int | None:
-    for decimals in range(_MOST_DECIMALS + 1):
-        # Large numbers lie on any decimal grid that is finer than float64 itself.
-        telling = y[np.abs(y) * 2.0**-48 < 10.0**-decimals]
-        if len(telling) >= _WITNESSES and _same(telling, np.round(telling, decimals)):
-            return decimals
-    return None
-
-
-def _digits(y: Array) -> int | None:
-    y = y[y != 0]
-    power = 10.0 ** np.floor(np.log10(np.abs(y)))
-    for digits in range(1, _MOST_DECIMALS + 1):
-        if _same(y, np.round(y / power, digits - 1) * power):
-            return digits
-    return None
-
-
-def _same(y: Array, rounded: Array) -> bool:
-    return bool(np.all(np.abs(y - rounded) <= 8 * UNIT * np.abs(y)))

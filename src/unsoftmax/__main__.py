@@ -1,0 +1,5 @@
+"""`python -m unsoftmax`, the same as `unsoftmax`."""
+
+from unsoftmax.cli import main
+
+main()
