@@ -27,9 +27,7 @@ from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 
 DIM = 4
-PLAN = DIM + DIM**2
-HOLDOUT = 8
-SETTINGS: dict[str, Any] = {"batch": 2, "holdout": HOLDOUT}
+SETTINGS: dict[str, Any] = {"batch": 2, "holdout": 8}
 
 
 def head(dim: int = DIM, seed: int = 0) -> us.SingleHead:
@@ -84,7 +82,7 @@ def killed(tmp_path_factory):
     """A ledger after kill -9: half of the run in the file, some more in its WAL."""
     ledger = tmp_path_factory.mktemp("killed") / "ledger"
     with pytest.raises(us.BudgetExceeded):
-        learn(ledger, budget=PLAN // 2)
+        learn(ledger, budget=10)
     life = Life(ORACLE, LEARNER, last=40, **SETTINGS, ledger=ledger)
     assert life.result() is None
     return ledger.read_bytes(), ledger.with_name("ledger-wal").read_bytes()
@@ -161,13 +159,14 @@ def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
 def test_a_torn_wal_loses_its_end_and_nothing_else(killed, expected, tmp_path):
     file, wal = killed
     ledger = tmp_path / "ledger"
-    known = []
+    known: list[int] = []
     for size in np.linspace(0, len(wal), 12).astype(int):
         ledger.write_bytes(file)
         ledger.with_name("ledger-wal").write_bytes(wal[:size])
-        known.append(account(ledger).recorded)
+        now = account(ledger)
+        known.append(now.recorded)
         recovery, counted = learn(ledger)
-        assert counted.queries == PLAN + HOLDOUT - known[-1] + 8
+        assert counted.queries == expected.queries - now.recorded + now.first
         assert bits(recovery) == bits(expected)
     assert known == sorted(known)
     assert known[0] < known[-1]
@@ -255,7 +254,7 @@ def test_another_process_may_make_the_ledger_first(tmp_path, monkeypatch, expect
 
     monkeypatch.setattr(tempfile, "mkstemp", slowly)
     recovery, counted = learn(ledger)
-    assert counted.queries == 8
+    assert counted.queries == account(ledger).first
     assert bits(recovery) == bits(expected)
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
 
@@ -368,7 +367,7 @@ def test_a_full_disk_keeps_what_was_recorded(workers, tmp_path, expected):
             assert now.recorded <= asked <= now.recorded + sum(now.open.values())
 
             recovery, counted = learn(ledger)
-            assert counted.queries == PLAN + HOLDOUT - now.recorded + min(8, now.recorded)
+            assert counted.queries == expected.queries - now.recorded + now.first
             assert bits(recovery) == bits(expected)
             assert recovery.counts.get("in doubt", 0) == sum(now.open.values())
     assert failed["with nothing"]
@@ -397,7 +396,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path, expected):
     now = account(ledger)
     assert 0 < now.recorded <= counted.queries <= now.recorded + sum(now.open.values())
     recovery, counted = learn(ledger)
-    assert counted.queries == PLAN + HOLDOUT - now.recorded + min(8, now.recorded)
+    assert counted.queries == expected.queries - now.recorded + now.first
     assert bits(recovery) == bits(expected)
 
 
@@ -428,7 +427,7 @@ def test_a_commit_that_is_interrupted_is_undone(tmp_path, monkeypatch, expected)
 # -- whose it is
 
 
-def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch):
+def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch, expected):
     ledger = tmp_path / "ledger"
 
     def mismatch(learner, *words, **settings):
@@ -439,7 +438,7 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
         for word in (str(ledger), *words):
             assert word in str(caught.value)
         assert counted.calls == 0
-        assert account(ledger).paid == PLAN + HOLDOUT
+        assert account(ledger).paid == expected.queries
 
     exact = us.learners.ExactHead
     mismatch(exact(DIM, biases=True), "biases was False and is now True")
@@ -456,6 +455,20 @@ def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed,
     ledger.write_bytes(closed)
     with pytest.raises(us.LedgerMismatch, match="dim was 4 and is now 5"):
         us.learn(OneByOne(head(5)), us.learners.ExactHead(5), ledger=ledger, **SETTINGS)
+
+
+def test_a_ledger_without_answers_belongs_to_nobody(tmp_path, expected):
+    """A first try with the wrong dim, say, does not spoil the file; it was paid all the same."""
+    ledger = tmp_path / "ledger"
+    for dim in (5, 3):
+        with pytest.raises(us.DimensionRefused):
+            learn(ledger, ORACLE.target.W.__matmul__, us.learners.ExactHead(dim))
+    failed = account(ledger).failed
+    recovery, counted = learn(ledger, budget=failed + expected.queries)
+    assert recovery.counts["failed"] == failed == 2 * 3 * 2
+    assert counted.queries == expected.queries
+    with pytest.raises(us.LedgerMismatch, match=r"learner\.dim was 4 and is now 5"):
+        learn(ledger, OneByOne(head(5)), us.learners.ExactHead(5))
 
 
 def other_targets(dim):
@@ -666,17 +679,21 @@ def test_the_same_array_in_two_shapes_is_two_designs(tmp_path):
 def test_a_complete_run_asks_only_the_fingerprint_and_returns_the_same_bits(tmp_path, expected):
     ledger = tmp_path / "ledger"
     first, _ = learn(ledger)
+    known = account(ledger).first
+    assert 4 <= known <= 8
     for _ in range(2):
         again, counted = learn(ledger)
-        assert counted.queries == 8
+        assert counted.queries == known
         assert bits(again) == bits(first) == bits(expected)
         assert again.certificate == first.certificate
         assert again.evidence == first.evidence
-    assert again.counts == {**first.counts, "fingerprint": 16}
-    whole, _ = learn(tmp_path / "default", holdout=32, batch=None)
-    again, counted = learn(tmp_path / "default", holdout=32, batch=None)
-    assert counted.queries == 8
-    assert bits(again) == bits(whole)
+    assert again.counts == {**first.counts, "fingerprint": 2 * known}
+    for count in (1, 8, 20):
+        script, ledger = Script([[sequences(count)]]), tmp_path / str(count)
+        us.learn(first_number, script, ledger=ledger)
+        counted = Counted(first_number)
+        us.learn(counted, script, ledger=ledger)
+        assert counted.queries == min(8, count)
 
 
 def test_answers_are_there_for_a_second_connection(tmp_path):
@@ -725,8 +742,8 @@ def test_questions_asked_twice_on_purpose_are_asked_twice(tmp_path):
     assert counted.queries == 12
 
 
-def test_without_a_ledger_nothing_is_written(tmp_path, monkeypatch):
+def test_without_a_ledger_nothing_is_written(tmp_path, monkeypatch, expected):
     monkeypatch.chdir(tmp_path)
     recovery, counted = learn(None)
-    assert recovery.queries == counted.queries == PLAN + HOLDOUT
+    assert recovery.queries == counted.queries == expected.queries
     assert list(tmp_path.iterdir()) == []

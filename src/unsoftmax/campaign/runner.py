@@ -317,7 +317,10 @@ class _Campaign:
 
     def _failure(self, flight: _Flight, error: BaseException) -> BaseException:
         if isinstance(error, OracleError):
-            return OracleError(f"{error} {self._kept()}")
+            kind = DimensionRefused if isinstance(error, DimensionRefused) else OracleError
+            failure = kind(f"{error} {self._kept()}").with_traceback(error.__traceback__)
+            failure.__cause__ = error.__cause__
+            return failure
         if not isinstance(error, Exception):
             return error
         said = f"{type(error).__name__}: {str(error).strip()}"
