@@ -211,17 +211,21 @@ def test_answers_of_plain_heads(d, W, v, trials):
     never_mistaken(answers, trials(20, 60))  # zero scores: all 8 sums are multiples of 3 in 3⁻⁸
 
 
-@pytest.mark.xfail(strict=False, reason="such heads give a float32 token's value, exactly")
 @pytest.mark.parametrize(("W", "v"), [(1e9, 1.0), (0.0, 3.0)])
-def test_heads_that_pass_a_token_through(W, v):
-    """One token has all the weight, or three have a third each and v is a multiple of 3."""
+def test_heads_that_pass_a_token_through_cost_nothing_but_a_wider_bound(W, v):
+    """All weight on one token, or a third on each of three: float32 tokens come out as they are.
+
+    From such answers nobody can tell that the target computes in float64.
+    """
     rng = np.random.default_rng(0)
     target = us.SingleHead(W * rng.standard_normal((8, 8)), v * np.eye(8)[0])
     recovery = us.learn(target, us.learners.ExactHead(8))
-    assert recovery.notes == ()
+    error = np.linalg.norm(recovery.model.W - target.W)
+    assert error <= 1e-11 * np.linalg.norm(target.W)
+    assert error <= recovery.certificate.W_error
+    assert recovery.evidence.passed
 
 
-@pytest.mark.xfail(strict=False, reason="multiples of 2⁻ᵏ are taken for k-bit floats")
 @pytest.mark.parametrize("step", [1.0, 0.5, 2.0**-10])
 def test_multiples_of_a_power_of_two(step):
     y = sample(0, scale=10.0)
@@ -229,7 +233,6 @@ def test_multiples_of_a_power_of_two(step):
     assert_bounds(Precision.of_format([rounded]), y, rounded, 8)
 
 
-@pytest.mark.xfail(strict=False, reason="0.1 · 3 is not 0.3: shortest decimals miss such a grid")
 @pytest.mark.parametrize("step", [0.001, 0.05])
 def test_multiples_of_a_decimal(step):
     y = sample(0, scale=10.0)
@@ -237,7 +240,6 @@ def test_multiples_of_a_decimal(step):
     assert_bounds(Precision.of_format([rounded]), y, rounded, 30)
 
 
-@pytest.mark.xfail(strict=False, reason="rounded to decimals, then held in float32")
 def test_decimals_in_float32():
     y = sample(0, scale=10.0)
     rounded = float32(np.round(y, 3))

@@ -45,8 +45,8 @@ _STAGES = ((1, 2, 3), (2, 5, 2), (5, None, 0))
 _POOR = 60.0
 # Unresolved logits are below 100 times their error, so the scale can be raised by its inverse.
 _RESOLVED = 100.0
-# A saturated pilot says only that |t| > 30: try a million times less, then far less.
-_SATURATED = (-20, -60, 0)
+# A saturated pilot says only that |t| > 30: try a million times less, and once more.
+_SATURATED = (-20, -24, 0)
 # Scaled tokens and their answers must stay in float32's range, 2^±126, for ‖v‖ up to 10⁶.
 _EXTREME = 100
 

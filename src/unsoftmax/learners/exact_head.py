@@ -41,7 +41,7 @@ _COARSEST_UNIT = 4 * FLOAT32_UNIT
 # How much coarser than they look the answers may be to explain the hold-out: a second head
 # that is 1e-5 of the first would take 10⁵ and more for float64 answers. Known formats are exact.
 _MOST_UNEXPLAINED = 2.0**12
-_MOST_UNEXPLAINED_COARSE = 4.0
+_MOST_UNEXPLAINED_COARSE = 2.0
 # Heads leave residuals of up to ¼ of what their certificate allows; what leaves more gets a
 # certificate wider by as much.
 _STRAIN = 4.0

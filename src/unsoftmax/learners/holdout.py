@@ -4,7 +4,7 @@ Four families share the queries that `checks` allows:
 
 - *opening*, a quarter, asked first: three tokens at sizes 4⁻⁴ … 4³. They depend on all
   parameters, so they also tell this target from another when a run is resumed.
-- *straight*, a quarter: one token; f([x]) = x·v + c must be affine.
+- *straight*, an eighth: one token; f([x]) = x·v + c must be affine.
 - *repeats*, a quarter: the opening asked again; a deterministic target answers the same.
 - *closing*, the rest, last: two to twenty tokens, scaled so that logits are moderate, half of
   them with a query token e_j, so that single columns of W are seen.
@@ -47,8 +47,8 @@ class Shares:
     @classmethod
     def of(cls, checks: int) -> Shares:
         """Divide ``checks`` queries."""
-        quarter = checks // 4
-        return cls(quarter, quarter, quarter, checks - 3 * quarter)
+        quarter, eighth = checks // 4, checks // 8
+        return cls(quarter, eighth, quarter, checks - 2 * quarter - eighth)
 
 
 def opening(dim: int, count: int, rng: np.random.Generator) -> Sequences:

@@ -11,6 +11,7 @@ rounding of the answers it gives and the noise on top. κ = 4 covers NumPy's dot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -18,7 +19,7 @@ from decimal import Decimal
 import numpy as np
 from scipy.special import gammaincinv
 
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Indices
 
 UNIT = 2.0**-53
 FLOAT32_UNIT = 2.0**-24
@@ -26,8 +27,13 @@ KAPPA = 4.0
 
 # A float64 answer has 53 significant bits, and by chance a few less: 2⁻⁸ of all have 45.
 _GENERIC_BITS = 45
-# Half of all float64 numbers need 17 decimal digits, nearly all others 16.
+_FLOAT32_BITS, _FLOAT16_BITS = 24, 11
+_FLOAT16_TINY = 2.0**-24  # float16's smallest numbers are multiples of it
+# Half of all float64 numbers need 17 decimal digits, nearly all others 16; float32: 8 and 9.
 _GENERIC_DIGITS = 16
+_GENERIC_DIGITS_SINGLE = 8
+# Multiples of 0.1 are decimals but for their last bits: 13 digits show it by three zeros more.
+_NEARLY, _ZEROS = 13, 3
 # Fewer answers than this cannot establish a format: they may be round by chance.
 _WITNESSES = 4
 # Noise is bounded by four deviations, and those by what this share of estimates stays above.
@@ -68,44 +74,69 @@ class Precision:
         y = np.concatenate([np.ravel(part) for part in answers])
         if len(y) < _WITNESSES or not np.any(y):
             return cls()
-        bits = significant_bits(y)
+        y = y[y != 0]
+        bits, found = significant_bits(y), cls()
         if bits <= _GENERIC_BITS:
-            names = {24: "a float32 number", 11: "a float16 number", 8: "a bfloat16 number"}
-            name = names.get(bits, f"a number of {bits} significant bits")
-            # the last rounding is counted by itself: half covers what is inside (measured).
-            # float32 rounds to nearest; shorter formats are often cut off instead.
-            return cls(
-                unit=(FLOAT32_UNIT if bits <= 24 else 2.0**-bits) / 2,
-                relative=2.0**-bits if bits >= 24 else 2.0 ** (1 - bits),
-                why=(f"Every answer is {name}; arithmetic to match is assumed.",),
-            )
-        return cls._of_decimal_format(y[y != 0])
+            found = cls._of_binary_format(y, bits)
+            if bits != _FLOAT32_BITS:
+                return found
+        shortest = [Decimal(text) for text in _shortest(y, single=bits == _FLOAT32_BITS)]
+        digits = np.array([len(number.normalize().as_tuple().digits) for number in shortest])
+        if digits.max() >= (_GENERIC_DIGITS_SINGLE if bits == _FLOAT32_BITS else _GENERIC_DIGITS):
+            return found
+        decimals = -np.array([int(n.normalize().as_tuple().exponent) for n in shortest])
+        # a whole unit of the last place: answers may be cut off as well as rounded; and the
+        # unit may be a multiple of it, as with quantised answers
+        unit = Decimal(10) ** -int(decimals.max())
+        step = math.gcd(*(int(number / unit) for number in shortest)) * unit
+        return found._with_steps(
+            (digits, 10.0 ** (1 - int(digits.max())), "significant digits"),
+            (decimals, float(step), "decimals"),
+        )
 
     @classmethod
-    def _of_decimal_format(cls, y: Array) -> Precision:
-        """Tell rounding to decimals from rounding to digits: by which leaves fewer zeros."""
-        shortest = [Decimal(repr(number)).normalize().as_tuple() for number in y.tolist()]
-        digits = np.array([len(number.digits) for number in shortest])
-        decimals = np.array([-int(number.exponent) for number in shortest])
-        if digits.max() >= _GENERIC_DIGITS:
-            return cls()
-        by_digits = int(np.sum(digits.max() - digits))
-        by_decimals = int(np.sum(decimals.max() - decimals))
-        found = cls()
-        # a whole unit of the last place: answers may be cut off as well as rounded
-        if by_digits <= by_decimals:
-            found = replace(
-                found,
-                relative=10.0 ** (1 - int(digits.max())),
-                why=(f"Every answer looks rounded to {digits.max()} significant digits.",),
-            )
-        if by_decimals <= by_digits:
-            found = replace(
-                found,
-                absolute=10.0 ** -int(decimals.max()),
-                why=(*found.why, f"Every answer looks rounded to {decimals.max()} decimals."),
-            )
-        return found
+    def _of_binary_format(cls, y: Array, bits: int) -> Precision:
+        """Tell floats of few bits from multiples of a power of two."""
+        names = {
+            _FLOAT32_BITS: "float32 numbers",
+            _FLOAT16_BITS: "float16 numbers",
+            8: "bfloat16 numbers",
+        }
+        each = np.array([significant_bits(number) for number in y[:, None]])
+        places = each - np.frexp(y)[1]
+        if np.sum(places.max() - places) < np.sum(bits - each):
+            step = 2.0 ** -int(places.max())
+            return cls(absolute=step, why=(f"Answers are multiples of {step:.3g}.",))
+        # the last rounding is counted by itself: half covers what is inside (measured).
+        # float32 rounds to nearest; shorter formats are often cut off instead.
+        return cls(
+            unit=(FLOAT32_UNIT if bits <= _FLOAT32_BITS else 2.0**-bits) / 2,
+            relative=2.0**-bits if bits >= _FLOAT32_BITS else 2.0 ** (1 - bits),
+            absolute=_FLOAT16_TINY if bits == _FLOAT16_BITS else 0.0,
+            why=(
+                f"Answers are {names.get(bits, f'numbers of {bits} significant bits')}; arithmetic "
+                "to match is assumed.",
+            ),
+        )
+
+    def _with_steps(
+        self, digits: tuple[Indices, float, str], decimals: tuple[Indices, float, str]
+    ) -> Precision:
+        """Add rounding to digits or to decimals: whichever leaves fewer zeros at the end."""
+        slack = [int(np.sum(places.max() - places)) for places, _, _ in (digits, decimals)]
+        told = [
+            f"Answers look rounded to {places.max()} {name}."
+            for places, _, name in (digits, decimals)
+        ]
+        relative = digits[1] if slack[0] <= slack[1] else 0.0
+        absolute = decimals[1] if slack[1] <= slack[0] else 0.0
+        why = (told[0],) * (relative > 0) + (told[1],) * (absolute > 0)
+        return replace(
+            self,
+            relative=self.relative + relative,
+            absolute=self.absolute + absolute,
+            why=self.why + why,
+        )
 
     def with_noise(self, deviation: float, repeats: int) -> Precision:
         """Add noise whose deviation was estimated from so many repeated questions."""
@@ -170,3 +201,13 @@ def significant_bits(y: Array) -> int:
     whole = np.abs(mantissa * 2.0**53).astype(np.int64)
     lowest = whole & -whole
     return 53 - int(np.log2(lowest.min()))
+
+
+def _shortest(y: Array, *, single: bool) -> list[str]:
+    """Write every number with the fewest digits that mean it, last bits aside."""
+    if single:
+        return [str(number) for number in y.astype(np.float32)]
+    nearly = [f"{number:.{_NEARLY}g}" for number in y.tolist()]
+    if max(len(Decimal(text).normalize().as_tuple().digits) for text in nearly) <= _NEARLY - _ZEROS:
+        return nearly
+    return [repr(number) for number in y.tolist()]
