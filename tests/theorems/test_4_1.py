@@ -386,6 +386,50 @@ def test_the_certificate_holds(rounding, trials, evidence):
     )
 
 
+def digits(count):
+    return lambda y: [float(f"{x:.{count}g}") for x in y]
+
+
+FORMATS = {
+    "15 digits": digits(15),
+    "10 digits": digits(10),
+    "7 digits": digits(7),
+    "5 digits": digits(5),
+    "9 decimals": lambda y: np.round(y, 9),
+    "cut to 5 decimals": lambda y: np.trunc(y * 1e5) / 1e5,
+    "rounded down to 3 decimals": lambda y: np.floor(y * 1e3) / 1e3,
+    "rounded up to 4 decimals": lambda y: np.ceil(y * 1e4) / 1e4,
+    "multiples of 0.0005": lambda y: np.round(y / 0.0005) * 0.0005,
+    "float16": lambda y: y.astype(np.float16),
+    "bfloat16, cut": lambda y: (y.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_certificate_holds_for_any_format(name, trials, evidence):
+    count, refused = trials(20, 120), 0
+    for seed in range(count):
+        rng = np.random.default_rng([3, seed])
+        d, biases = int(rng.choice([1, 2, 5, 12, 24])), bool(seed % 2)
+        target = head(d, seed, biases=biases)
+        try:
+            recovery = us.learn(
+                lambda X, f=target: FORMATS[name](f(X)),
+                us.learners.ExactHead(d, biases=biases, seed=seed),
+            )
+        except us.NotIdentifiable:
+            refused += 1
+            continue
+        for parameter, bound in recovery.certificate.errors.items():
+            found, true = getattr(recovery.model, parameter), getattr(target, parameter)
+            assert np.linalg.norm(np.subtract(found, true)) <= bound
+        assert recovery.notes
+    assert refused <= (0.6 if "float16" in name else 0.15) * count
+    evidence(
+        f"certificate, answers of {name}", trials=count, broken=0, refused_as_too_coarse=refused
+    )
+
+
 def test_no_bound_is_said_to_be_none_and_why():
     """Three decimals leave some logits unbounded but still predict the function."""
     for seed in range(20):

@@ -251,22 +251,20 @@ class _Fit:
             if evidence.passed or not self.checks:
                 return (fit.coarser(_STRAIN * strain) if strain > 1 / _STRAIN else fit), evidence
             factor *= 2 * max(1.0, evidence.max_residual / evidence.tolerance)
-            if factor > limit:
+            if not factor <= limit:  # also when there is nothing to compare
                 break
             fit = self.coarser(factor)
-        missed = (
-            f"misses fresh answers by {evidence.max_residual:.1e} of their size where "
-            f"{evidence.tolerance:.1e} is expected"
-        )
-        if np.isfinite(certificate.errors["W"]):
-            raise ModelMismatch(
-                f"The recovered head {missed}. The target is not a single attention head over "
-                f"{self.model.dim} dimensions{self.otherwise}."
+        if not np.isfinite(certificate.errors["W"]) or np.isnan(evidence.max_residual):
+            raise NotIdentifiable(
+                "The answers are too coarse to determine W: what they leave open moves every "
+                "fresh answer more than can be told apart. v is determined."
+                + _why(self.values.precision),
+                determined={"v": self.values.v, "c": self.values.c},
             )
-        raise NotIdentifiable(
-            f"The answers are too coarse to determine W: the recovered head {missed}. v is "
-            "determined." + _why(self.values.precision),
-            determined={"v": self.values.v, "c": self.values.c},
+        raise ModelMismatch(
+            f"The recovered head misses fresh answers by {evidence.max_residual:.1e} of their size "
+            f"where {evidence.tolerance:.1e} is expected. The target is not a single attention "
+            f"head over {self.model.dim} dimensions{self.otherwise}."
         )
 
     def coarser(self, factor: float) -> _Fit:

@@ -128,8 +128,10 @@ class Precision:
             f"Answers look rounded to {places.max()} {name}."
             for places, _, name in (digits, decimals)
         ]
-        relative = digits[1] if slack[0] <= slack[1] else 0.0
-        absolute = decimals[1] if slack[1] <= slack[0] else 0.0
+        # answers of one magnitude fit both alike: then both are assumed
+        clear = len(digits[0]) / 2
+        relative = digits[1] if slack[0] <= slack[1] + clear else 0.0
+        absolute = decimals[1] if slack[1] <= slack[0] + clear else 0.0
         why = (told[0],) * (relative > 0) + (told[1],) * (absolute > 0)
         return replace(
             self,
@@ -176,8 +178,9 @@ class Precision:
 
     @property
     def of_one_term(self) -> float:
-        """Relative error of an answer in which nothing is summed: one rounding if it is exact."""
-        inside = self.unit if self.unit == UNIT else KAPPA * self.unit
+        """Relative error of an answer in which nothing is summed: one rounding."""
+        known = self.unit in (UNIT, FLOAT32_UNIT / 2)  # of a format, not estimated
+        inside = self.unit if known else KAPPA * self.unit
         return max(inside, self.relative)
 
     def error(self, size: Array, answers: Array) -> Array:
