@@ -74,7 +74,7 @@ class Ghosts:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_killed_at_any_moment_nothing_recorded_is_asked_again(workers, tmp_path, trials):
+def test_killed_at_any_moment_nothing_recorded_is_asked_again(workers, tmp_path, trials, evidence):
     target, learner = head(6), us.learners.ExactHead(6)
     settings = {"batch": 2, "workers": workers}
     rng = np.random.default_rng(workers)
@@ -115,6 +115,12 @@ def test_killed_at_any_moment_nothing_recorded_is_asked_again(workers, tmp_path,
             if done == kills:
                 break
         assert done == kills
+    evidence(
+        f"killed with SIGKILL and resumed, {workers} worker{'s' if workers > 1 else ''}",
+        kills=kills,
+        recorded_answers_asked_again=0,
+        same_bits_as_uninterrupted="always",
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 3])
