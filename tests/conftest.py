@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,8 @@ _rows: list[list[str]] = []
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed:
-        _rows.extend(value for name, value in report.user_properties if name == "evidence")
+        rows: list[Any] = [v for name, v in report.user_properties if name == "evidence"]
+        _rows.extend(rows)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ class Case:
     """A learner and a family of targets that it must recover."""
 
     name: str
-    learner: Callable[[int], Learner]
+    learner: Callable[[int], Learner[Any]]
     """From a seed."""
     target: Callable[[int], Model]
     """From a seed; every call makes another target of the class."""
@@ -31,23 +32,14 @@ def _head(dim: int, biases: bool) -> Callable[[int], us.SingleHead]:
     return make
 
 
+def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.ExactHead(dim, seed=seed, **settings)
+
+
 CASES = [
-    *(
-        Case(
-            f"ExactHead {probes}",
-            lambda seed, probes=probes: us.learners.ExactHead(6, probes=probes, seed=seed),
-            _head(6, False),
-        )
-        for probes in ("balanced", "paper", "gaussian")
-    ),
-    Case(
-        "ExactHead with biases",
-        lambda seed: us.learners.ExactHead(7, biases=True, seed=seed),
-        _head(7, True),
-    ),
-    Case(
-        "ExactHead in one dimension",
-        lambda seed: us.learners.ExactHead(1, seed=seed),
-        _head(1, False),
-    ),
+    Case("ExactHead balanced", _exact(6), _head(6, False)),
+    Case("ExactHead paper", _exact(6, probes="paper"), _head(6, False)),
+    Case("ExactHead gaussian", _exact(6, probes="gaussian"), _head(6, False)),
+    Case("ExactHead with biases", _exact(7, biases=True), _head(7, True)),
+    Case("ExactHead in one dimension", _exact(1), _head(1, False)),
 ]

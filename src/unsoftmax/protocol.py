@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from unsoftmax.probes import Array, Round
 
 Answers: TypeAlias = list[Array]
-Steps: TypeAlias = "Generator[Round, Answers, Found]"
 
 
 class Model(Protocol):
@@ -33,6 +32,10 @@ class Model(Protocol):
         """Write the parameters to a safetensors file."""
 
 
+M = TypeVar("M", bound=Model)
+M_co = TypeVar("M_co", bound=Model, covariant=True)
+
+
 class Oracle(Protocol):
     """Anything that answers: (B, N, d) → B numbers."""
 
@@ -40,7 +43,7 @@ class Oracle(Protocol):
         """Answer a batch of sequences."""
 
 
-class Learner(Protocol):
+class Learner(Protocol[M_co]):
     """What to ask, and what the answers mean."""
 
     revision: ClassVar[int]
@@ -56,7 +59,7 @@ class Learner(Protocol):
     def plan(self) -> Plan:
         """Say beforehand what learning will cost."""
 
-    def steps(self, checks: int) -> Steps:
+    def steps(self, checks: int) -> Generator[Round, Answers, Found[M_co]]:
         """Yield rounds, take their answers, and return what was found.
 
         ``checks`` queries, no more, go into the learner's own hold-out.
@@ -162,10 +165,13 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(Generic[M_co]):
     """What a learner returns: the model, how sure it is, and what a user should know."""
 
-    model: Model
+    model: M_co
     certificate: Certificate
     evidence: Evidence
     notes: tuple[str, ...] = field(default=())
+
+
+Steps: TypeAlias = Generator[Round, Answers, Found[M]]

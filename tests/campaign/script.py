@@ -56,7 +56,7 @@ class Script:
         return Found(Answers(answers), certificate, evidence)
 
 
-def answers_of(recovery: us.Recovery) -> list[list[np.ndarray]]:
+def answers_of(recovery: us.Recovery[Any]) -> list[list[np.ndarray]]:
     """Return what a script was answered, by round and part."""
     assert isinstance(recovery.model, Answers)
     return recovery.model.rounds

@@ -351,7 +351,7 @@ def test_ctrl_c_records_what_is_in_flight(number, workers, tmp_path):
     recovery = us.learn(counted, LEARNER, **settings)
     assert counted.queries == expected.queries - now.recorded + now.first
     assert "in doubt" not in recovery.counts
-    assert np.array_equal(recovery.model.W, expected.model.W)  # type: ignore[attr-defined]
+    assert np.array_equal(recovery.model.W, expected.model.W)
 
 
 def test_ctrl_c_at_the_fingerprint(tmp_path):
@@ -541,8 +541,8 @@ def test_the_result_does_not_depend_on_the_order_of_answers(batch, tmp_path):
 
     one = us.learn(lambda X: one_by_one(head(), X), LEARNER, batch=batch)
     four = us.learn(slow, LEARNER, batch=batch, workers=4, ledger=tmp_path / "ledger")
-    assert np.array_equal(one.model.W, four.model.W)  # type: ignore[attr-defined]
-    assert np.array_equal(one.model.v, four.model.v)  # type: ignore[attr-defined]
+    assert np.array_equal(one.model.W, four.model.W)
+    assert np.array_equal(one.model.v, four.model.v)
     assert (one.certificate, one.evidence) == (four.certificate, four.evidence)
     assert one.counts == four.counts
 
@@ -652,7 +652,7 @@ def test_an_oracle_may_spoil_what_it_is_given():
 
     clean = us.learn(lambda X: one_by_one(head(), X), LEARNER, batch=4)
     spoilt = us.learn(careless, LEARNER, batch=4)
-    assert np.array_equal(clean.model.W, spoilt.model.W)  # type: ignore[attr-defined]
+    assert np.array_equal(clean.model.W, spoilt.model.W)
     assert clean.evidence == spoilt.evidence
 
 

@@ -33,6 +33,13 @@ def test_saved_and_read_again(tmp_path):
     assert told["learner"] == us.learners.ExactHead(3).settings()
 
 
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="name a folder"):
+        recovery().save(tmp_path / "taken")
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
+
+
 def test_what_is_infinite_or_missing_is_null_in_json():
     told = recovery(holdout=0).to_json()
     assert told["evidence"]["max_residual"] is None

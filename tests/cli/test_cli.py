@@ -105,6 +105,8 @@ def test_plan(folder):
         (["learn", "nowhere:head", "--dim", "6", "--out", "o"], "cannot be imported"),
         (["learn", "mine:absent", "--dim", "6", "--out", "o"], "cannot be imported"),
         (["learn", "mine:number", "--dim", "6", "--out", "o"], "not a function"),
+        (["learn", "mine.py:head", "--dim", "6", "--out", "o"], "named without .py"),
+        (["learn", ":head", "--dim", "6", "--out", "o"], "is no target"),
         (["learn", "what", "--dim", "6", "--out", "o"], "is no target"),
         (["learn", "absent.safetensors", "--out", "o"], "no model file"),
         (["learn", "mine.py.safetensors", "--out", "o"], "no model file"),
@@ -158,6 +160,33 @@ def test_a_model_file_is_a_target_and_knows_its_dimension(folder):
     result = json.loads(done.stdout)
     assert result["counts"]["data"] + result["counts"]["pilot"] == 16
     assert result["evidence"]["passed"]
+
+
+def test_version_and_module(folder):
+    assert run(folder, "--version").stdout.strip() == us.__version__
+    done = subprocess.run(
+        [sys.executable, "-m", "unsoftmax", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == us.__version__
+
+
+def test_what_a_target_prints_stays_out_of_the_results(folder):
+    (folder / "loud.py").write_text(
+        "from mine import *\nprint('hello')\ndef said(X):\n    print('asked')\n    return head(X)\n"
+    )
+    done = run(folder, "learn", "loud:said", "--dim", 6, "--out", "o", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["evidence"]["passed"]
+    assert "hello" in done.stderr
+    assert "asked" in done.stderr
+
+
+def test_without_a_hold_out_the_result_is_called_unchecked(folder):
+    done = run(folder, "learn", "mine:two", "--dim", 6, "--out", "o", "--holdout", 0)
+    assert done.returncode == 0
+    assert "Recovered, unchecked" in done.stdout
+    assert "may be wrong" in done.stdout
+    assert "nan" not in done.stdout
 
 
 @pytest.mark.parametrize(

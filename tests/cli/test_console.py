@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 
+import numpy as np
 import pytest
 import typer
 from rich.console import Console
@@ -59,8 +60,10 @@ def test_settings_of_another_learner_are_refused():
 
 def test_targets(tmp_path):
     us.SingleHead([[1.0]], [2.0]).save(tmp_path / "m.safetensors")
-    assert targets.resolve(str(tmp_path / "m.safetensors")).dim == 1
-    assert targets.resolve("math:sqrt")(4.0) == 2.0
+    model = targets.resolve(str(tmp_path / "m.safetensors"))
+    assert isinstance(model, us.SingleHead)
+    function = targets.resolve("numpy:square")
+    assert function(np.array([2.0])) == 4.0
     with pytest.raises(console.Refusal, match="no target"):
         targets.resolve("https://example.org/v2/models/m")
 

@@ -55,7 +55,7 @@ def head(d, seed, case=("generic", "dense"), scale=1.0, biases=False):
     rng = np.random.default_rng([d, seed])
     W, v = scale * score_matrices(d, rng)[case[0]], value_vectors(d, rng)[case[1]]
     w = rng.standard_normal(d) / np.sqrt(d) if biases else None
-    return us.SingleHead(W, v, w, 0.4 * np.linalg.norm(v) if biases else 0.0)
+    return us.SingleHead(W, v, w, 0.4 * float(np.linalg.norm(v)) if biases else 0.0)
 
 
 def hidden(target):
@@ -496,8 +496,17 @@ def test_without_a_hold_out_nothing_is_claimed():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"dim": 0}, {"dim": -1}, {"dim": 2.5}, {"dim": True}, {"dim": 3, "probes": "best"}],
+    [
+        {"dim": 0},
+        {"dim": -1},
+        {"dim": 2.5},
+        {"dim": True},
+        {"dim": 3, "probes": "best"},
+        {"dim": 3, "seed": -1},
+        {"dim": 3, "seed": 0.5},
+        {"dim": 3, "biases": "no"},
+    ],
 )
 def test_settings_out_of_range(arguments):
-    with pytest.raises((ValueError, TypeError), match=r"dim|probes"):
+    with pytest.raises((ValueError, TypeError), match=r"dim|probes|seed|biases"):
         us.learners.ExactHead(**arguments)

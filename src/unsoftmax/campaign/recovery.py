@@ -9,15 +9,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
-from unsoftmax.protocol import Certificate, Evidence, Model
+from unsoftmax.protocol import Certificate, Evidence, M_co
 
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(Generic[M_co]):
     """The result of `unsoftmax.learn`.
 
     Attributes
@@ -37,7 +37,7 @@ class Recovery:
         The learner's settings.
     """
 
-    model: Model
+    model: M_co
     certificate: Certificate
     evidence: Evidence
     counts: Mapping[str, int]

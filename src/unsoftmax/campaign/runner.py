@@ -35,7 +35,7 @@ from unsoftmax.campaign.recovery import Recovery
 from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
 from unsoftmax.errors import BudgetExceeded, DimensionRefused, LedgerMismatch, OracleError
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Found, Learner, Oracle
+from unsoftmax.protocol import Answers, Found, Learner, M, Oracle
 from unsoftmax.theory.precision import KAPPA, Precision
 
 FINGERPRINT = 8
@@ -45,14 +45,14 @@ _FINGERPRINT_UNITS = 64.0
 
 def learn(
     oracle: Oracle,
-    learner: Learner,
+    learner: Learner[M],
     budget: int | Budget | None = None,
     ledger: str | os.PathLike[str] | None = None,
     holdout: int = 32,
     batch: int | None = None,
     workers: int = 1,
     progress: Watcher | None = None,
-) -> Recovery:
+) -> Recovery[M]:
     """Recover a model by asking an oracle.
 
     Parameters
@@ -191,7 +191,7 @@ class _Campaign:
     def __post_init__(self) -> None:
         self.answered = self.ledger.answered()
 
-    def run(self, learner: Learner, holdout: int) -> Found:
+    def run(self, learner: Learner[M], holdout: int) -> Found[M]:
         """Drive the learner's generator to its end."""
         steps = learner.steps(holdout)
         try:
@@ -200,7 +200,7 @@ class _Campaign:
                 answers = self.answer(index, parts)
                 index, parts = index + 1, steps.send(answers)
         except StopIteration as end:
-            found: Found = end.value
+            found: Found[M] = end.value
             return found
         finally:
             steps.close()

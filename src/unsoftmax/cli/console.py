@@ -26,6 +26,7 @@ from unsoftmax.errors import (
     OracleError,
     UnsoftmaxError,
 )
+from unsoftmax.protocol import Model
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 F = TypeVar("F", bound=Callable[..., None])
@@ -91,7 +92,7 @@ def show_table(title: str, rows: list[tuple[str, str]]) -> None:
     stdout.print(table)
 
 
-def query_rows(recovery: Recovery, formula: str) -> list[tuple[str, str]]:
+def query_rows(recovery: Recovery[Model], formula: str) -> list[tuple[str, str]]:
     """Say what was asked, each purpose apart."""
     counts = dict(recovery.counts)
     data = counts.pop("data", 0) + counts.pop("pilot", 0)
@@ -104,7 +105,7 @@ def query_rows(recovery: Recovery, formula: str) -> list[tuple[str, str]]:
     ]
 
 
-def holdout_row(recovery: Recovery) -> tuple[str, str]:
+def holdout_row(recovery: Recovery[Model]) -> tuple[str, str]:
     """Say how well fresh answers were predicted."""
     evidence = recovery.evidence
     if not evidence.passed:

@@ -26,6 +26,7 @@ from unsoftmax.cli.console import (
 )
 from unsoftmax.cli.plan import Model
 from unsoftmax.cli.settings import Settings, build, with_settings
+from unsoftmax.protocol import Model as AnyModel
 
 
 @with_settings
@@ -101,7 +102,7 @@ def learn(
     )
 
 
-def show_recovery(recovery: Recovery, formula: str, seconds: float) -> None:
+def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) -> None:
     """Print what was recovered, at what cost, and how sure it is."""
     rows = query_rows(recovery, formula)
     for name, bound in recovery.certificate.errors.items():

@@ -18,12 +18,12 @@ import typer
 
 from unsoftmax.cli.console import Refusal
 from unsoftmax.learners import BY_NAME
-from unsoftmax.protocol import Learner
+from unsoftmax.protocol import Learner, Model
 
 Settings: TypeAlias = Mapping[str, Any]
 
 
-def build(model: str, settings: Settings) -> Learner:
+def build(model: str, settings: Settings) -> Learner[Model]:
     """Make the learner that ``--model`` and the settings name."""
     if model not in BY_NAME:
         raise Refusal(f"--model is one of {', '.join(BY_NAME)}; it was {model!r}.")

@@ -140,7 +140,7 @@ class ExactHead:
             formula="d² + 2d + 1" if self.biases else "d + d²",
         )
 
-    def steps(self, checks: int) -> Steps:
+    def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
         share = holdout.Shares.of(checks)
