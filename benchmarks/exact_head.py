@@ -361,11 +361,14 @@ def environment() -> str:
     changed = subprocess.run(
         [*git, "status", "--porcelain", "--", "src"], capture_output=True, text=True, check=False
     ).stdout.strip()
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name.lower())}" for name in ("NumPy", "SciPy")
+    )
     return (
         f"Measured on {datetime.now(UTC):%Y-%m-%d} at commit {commit or 'unknown'}"
         + (" with uncommitted changes" if changed else "")
-        + f"; Python {platform.python_version()}, NumPy {np.__version__}, SciPy "
-        f"{importlib.metadata.version('scipy')}, {platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before."
+        + f"; Python {platform.python_version()}, {versions}, {platform.machine()}, "
+        + f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before."
     )
 
 
@@ -374,8 +377,7 @@ def document(dims: Sequence[int], seeds: int) -> str:
     return f"""# ExactHead: exactness and cost
 
 {environment()}
-Medians over {seeds} seeds (one at
-d = {LARGE}); `python benchmarks/exact_head.py --help` says how.
+Medians over {seeds} seeds (one at d = {LARGE}); `python benchmarks/exact_head.py --help` says how.
 
 ## Relative error of W
 
