@@ -22,7 +22,7 @@ _PAUSE_S = 0.1
 # A batch of 16 MiB keeps d = 1024 far below 400 MB with everything an oracle makes of it.
 _BATCH_NUMBERS = 2**21
 # A batch in flight is paid again after kill −9: not more than this is risked at once.
-_BATCH_MOST = 1024
+_BATCH_MOST = 2048
 
 T = TypeVar("T")
 
