@@ -377,7 +377,7 @@ def document(dims: Sequence[int], seeds: int) -> str:
     return f"""# ExactHead: exactness and cost
 
 {environment()}
-Medians over {seeds} seeds (one at d = {LARGE}); `python benchmarks/exact_head.py --help` says how.
+Medians over {seeds} seed(s) (one at d = {LARGE}); `python benchmarks/exact_head.py --help` says how.
 
 ## Relative error of W
 
