@@ -377,7 +377,7 @@ def document(dims: Sequence[int], seeds: int) -> str:
     return f"""# ExactHead: exactness and cost
 
 {environment()}
-Medians over {seeds} seed(s) (one at d = {LARGE}); `python benchmarks/exact_head.py --help` says how.
+Seeds: {seeds} (medians), one at d = {LARGE}; `python benchmarks/exact_head.py --help` says how.
 
 ## Relative error of W
 
