@@ -3,8 +3,11 @@
 `BY_NAME` is how the command line calls the learners.
 """
 
+from typing import Any
+
 from unsoftmax.learners.exact_head import ExactHead
+from unsoftmax.learners.low_rank_head import LowRankHead
 
-__all__ = ["BY_NAME", "ExactHead"]
+__all__ = ["BY_NAME", "ExactHead", "LowRankHead"]
 
-BY_NAME = {"exact": ExactHead}
+BY_NAME: dict[str, type[Any]] = {"exact": ExactHead, "low-rank": LowRankHead}

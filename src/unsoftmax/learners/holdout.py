@@ -116,7 +116,7 @@ def _sizes(
 
 
 def _check(phase: str, X: Array, radius: float) -> Sequences:
-    """Round tokens to float32, so that every target is asked exactly this; none beyond ``radius``."""
+    """Round tokens to float32, so that every target is asked exactly this; none is too long."""
     rounded = X.astype(np.float32).astype(np.float64)
     largest = np.linalg.norm(rounded, axis=2).max(axis=1)
     beyond = largest > radius
