@@ -34,6 +34,7 @@ from unsoftmax.theory.two_tokens import Values
 
 # A pilot that is small by chance suggests a scale at which the next answers are lost.
 _FIRST_AGAIN = 2
+_CAUTION, _FEW = 3, 4
 # Random tokens condition B by about 10 r; beyond this, one run in ten, digits are lost:
 _CONDITION = 60.0
 # Errors e in n × n entries move a singular value by 2√n·e at most, and their bounds are loose.
@@ -131,7 +132,19 @@ def _lead(
         yield from block.ask(slice(None), slice(seen, width), k)
     if count > known:
         block = block.widened(pick(T.rows, np.arange(count)))
-        yield from block.ask(slice(known, None), slice(0, width), common_scale(block, 0)[known:])
+        begun = known
+        if known == 1:
+            # by chance the first column may be short: four more tell before the rest is asked
+            begun = min(count, 1 + _FEW)
+            k = common_scale(block, 0, _CAUTION)
+            yield from block.ask(slice(1, begun), slice(0, 1), k[1:begun])
+            k = common_scale(block, 0)
+            yield from block.ask(slice(1, begun), slice(1, width), k[1:begun])
+        if begun < count:
+            yield from block.ask(
+                slice(begun, None), slice(0, width), common_scale(block, 0)[begun:]
+            )
+    yield from block.retry(common_scale(block, 0), 2 * (count + 1))
     return block
 
 

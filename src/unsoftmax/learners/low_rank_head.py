@@ -228,20 +228,21 @@ def _offsets_in(Q: Array, v: Array, rng: np.random.Generator) -> Array:
 
 
 def _refined(fit: _Fit, split: Split) -> Generator[Round, Answers, _Fit]:
-    """Measure W once more on its row space alone: Ŵ = (W Pᵀ)(P Pᵀ)⁻¹P."""
+    """Measure W once more on the row space V found: Ŵ = (W Pᵀ)(V Pᵀ)⁻¹V, P being V rounded."""
     model, values = fit.model, fit.values
-    P = np.round(np.linalg.qr(fit.right.T)[0].T / GRID) * GRID
+    V = np.linalg.qr(fit.right.T)[0].T
+    P = np.round(V / GRID) * GRID
     shift = None
     if fit.bias is not None:
         shift = fit.Z.times(model.w)
         split = beside_bias(shift)
     block = Block(fit.Z.rows, P, values, split, "W on its row space", shift)
-    size = float(np.linalg.norm(fit.right @ P.T) / np.sqrt(block.y.size))
+    size = float(np.linalg.norm(fit.right) / np.sqrt(block.y.size))
     k = common_scale(block, int(np.round(np.log2(0.5 / size))) if size else 0)
     yield from block.ask(slice(None), slice(None), k)
     yield from block.retry(k, 0)
     K = fit.Z.solve(block.measured()).T
-    right = np.linalg.solve(P @ P.T, P)
+    right = np.linalg.solve(V @ P.T, V)
     again = SingleHead.from_factors(K, right, values.v, model.w, values.c)
     return replace(fit, model=again, refined=block)
 
@@ -272,7 +273,7 @@ class _Fit:
     """A recovered head of low rank with everything that bounds its errors.
 
     With Π = C(AᵀC)⁻¹Aᵀ, the projection onto W's range along A's complement, and W = C K,
-    errors E of C and F of R give Ŵ − W = (I − Π)E K + C(AᵀC)⁻¹F.
+    errors E of C and F of R give Ŵ − W = (I − Π)E K + C(AᵀC)⁻¹F, exactly.
     """
 
     model: SingleHead
@@ -297,28 +298,28 @@ class _Fit:
         rank = len(core)
         stretch = float(np.linalg.norm(self.A, 2))
         inverse = float(1 / np.linalg.svd(core, compute_uv=False)[-1])
-        tilt = inverse * stretch  # ‖Π‖ = ‖I − Π‖
+        tilt = float(np.linalg.norm(np.linalg.solve(core, self.A), 2))  # ‖Π‖ = ‖I − Π‖
         lengths = np.linalg.norm(self.C, axis=0)
         E = columns.block.error(values, lengths, np.zeros(1), self.Z.largest)
         E = self.Z.error(E, self.C)
-        F, shift_error = stretch * E, 0.0
+        F = shift_error = 0.0
         if self.bias is not None:
             shift_error = self.bias.error(values, np.zeros(1), self.model.w, stretch)
             F += np.sqrt(rank) * shift_error / columns.beta
         if self.rows is not None:
             lengths = np.linalg.norm(np.linalg.solve(core, self.rows.measured().T), axis=0)
             F += self.rows.error(values, lengths, self.model.w, stretch, shift_error)
-        F = self.T.error(F, core @ self.right)
+        F = self.T.error(inverse * F + tilt * E, self.right)
         spread = self._spread()
         beyond = columns.left_out * tilt * (1 + spread)
         w_error = tilt * E * spread * columns.beta + inverse * shift_error
         rounding = 8 * UNIT * tilt * float(np.linalg.norm(self.right))
         if self.refined is None:
-            W_error = tilt * E * spread + inverse * F + beyond + rounding
+            W_error = tilt * E * spread + F + beyond + rounding
         else:
             # the true range may tilt against the one found: its factor is doubled
             K, P = self.model.arrays()["K"], self.refined.queries[np.arange(rank)]
-            narrow = float(np.linalg.svd(P, compute_uv=False)[-1])
+            narrow = 1 - GRID * np.sqrt(P.size)
             along = self.refined.error(
                 values,
                 np.linalg.norm(K, axis=1),
@@ -326,7 +327,7 @@ class _Fit:
                 self.Z.largest,
                 self.Z.largest * w_error,
             )
-            W_error = self.Z.error(along, K) / narrow + 2 * inverse * F + beyond + rounding
+            W_error = self.Z.error(along, K) / narrow + 2 * F + beyond + rounding
         errors = {
             "W": float(W_error),
             "v": float(np.linalg.norm(values.v_error)),
