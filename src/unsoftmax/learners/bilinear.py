@@ -89,8 +89,8 @@ def at_query_scale(beta: float) -> Split:
     return split
 
 
-def beside_bias(shift: Array) -> Split:
-    """Split s = 2^k where every logit has a part α·z·w of its own.
+def beside_bias(shift: Array, split: Split = free) -> Split:
+    """Change a split of s = 2^k for logits that have a part α·z·w of their own.
 
     It grows with the offset alone, so offsets are scaled as far as it stays moderate, and
     query tokens as far as β ≤ α. Where 2^k is out of reach the largest s that is not is taken.
@@ -103,11 +103,11 @@ def beside_bias(shift: Array) -> Split:
     rms = float(np.sqrt(np.mean(shift**2)))
     limit = float(np.exp2(np.floor(np.log2(max(2.0 / max(rms, 1e-100), 1e-100)))))
 
-    def split(k: Exponents) -> tuple[Array, Array]:
-        alpha = np.minimum(np.exp2(np.maximum(k, 0)), limit)
+    def beside(k: Exponents) -> tuple[Array, Array]:
+        alpha = np.minimum(split(k)[0], limit)
         return alpha, np.minimum(alpha, np.exp2(k) / alpha)
 
-    return split
+    return beside
 
 
 @dataclass(slots=True)

@@ -91,8 +91,8 @@ def find_columns(
         if _ill(block, width) and rank < dim:
             block = yield from _one_more(block, T, width)
         tokens, left_out, notes = _best(block, width, rank), 0.0, ()
-    block = block.kept(tokens)
     if len(tokens):
+        block = block.kept(tokens)
         k = common_scale(block, 0)
         if width < dim:
             yield from block.ask(slice(None), slice(width, None), k)

@@ -37,16 +37,16 @@ from unsoftmax.learners.bilinear import (
     Split,
     beside_bias,
     common_scale,
-    free,
+    even,
     loud,
     measure,
     offset_only,
 )
 from unsoftmax.learners.column_space import Columns, find_columns, growths
-from unsoftmax.learners.offsets import GRID, Offsets
+from unsoftmax.learners.offsets import DENSE_GRID, Offsets
 from unsoftmax.learners.opening import or_biased, read_opening
 from unsoftmax.learners.settings import flag, positive, whole
-from unsoftmax.learners.verdict import conclude
+from unsoftmax.learners.verdict import MOST_UNEXPLAINED, conclude
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Round, pick
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -59,6 +59,9 @@ _LOUD = 2.0**40
 # Columns at r tokens say how long the others are: for small r only roughly. The first few are
 # asked these octaves below.
 _CAUTION, _FEW = 2, 8
+# What is left out by too small a rank must not pass for coarse arithmetic: naive loops at
+# d = 1024 are 8 times as coarse as is assumed.
+_MOST_UNEXPLAINED = 16.0
 # Where v is orthogonal to W's range, as far as this, balancing on it would be arbitrary.
 _ORTHOGONAL = 1e-3
 
@@ -163,8 +166,8 @@ class LowRankHead:
         scale = None if told is None else _LOUD
         opened = yield from read_opening(self.dim, self.biases, checks, rng, told, scale)
         values = opened.values
-        Z, T = offsets.balanced(values.v, rng), offsets.rotation(self.dim, rng)
-        split = free if told is None else loud(_LOUD)
+        Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
+        split = even if told is None else loud(_LOUD)
         fit: _Fit | _Nothing = _Nothing(values, 0.0)
         if self.rank != 0:
             columns = yield from find_columns(values, Z, T, self.rank, self.biases, split)
@@ -174,7 +177,9 @@ class LowRankHead:
                 if told is not None:
                     fit = yield from _refined(fit, split)
         above = "" if self.rank is None else f", or its rank is above {self.rank}"
-        return (yield from conclude(fit, opened, checks, rng, above + or_biased(self.biases)))
+        otherwise = above + or_biased(self.biases)
+        unexplained = MOST_UNEXPLAINED if self.rank is None else _MOST_UNEXPLAINED
+        return (yield from conclude(fit, opened, checks, rng, otherwise, unexplained))
 
 
 def _complete(
@@ -193,7 +198,7 @@ def _complete(
             values, A, np.zeros((1, dim)), offset_only, "w, rows", max(0, min(spare, 2))
         )
         [shift] = bias.measured()
-        split = beside_bias(shift)
+        split = beside_bias(shift, even)
         seen = seen - shift[:, None] / columns.beta
         spare -= bias.again
     by_token = np.empty((dim, rank))
@@ -224,18 +229,18 @@ def _offsets_in(Q: Array, v: Array, rng: np.random.Generator) -> Array:
     if np.linalg.norm(within) < _ORTHOGONAL:
         within = rng.standard_normal(len(within))
     rows = offsets.balanced(within, rng).made() @ Q.T + direction
-    return np.asarray(np.round(rows / GRID) * GRID)
+    return np.asarray(np.round(rows / DENSE_GRID) * DENSE_GRID)
 
 
 def _refined(fit: _Fit, split: Split) -> Generator[Round, Answers, _Fit]:
     """Measure W once more on the row space V found: Ŵ = (W Pᵀ)(V Pᵀ)⁻¹V, P being V rounded."""
     model, values = fit.model, fit.values
     V = np.linalg.qr(fit.right.T)[0].T
-    P = np.round(V / GRID) * GRID
+    P = np.round(V / DENSE_GRID) * DENSE_GRID
     shift = None
     if fit.bias is not None:
         shift = fit.Z.times(model.w)
-        split = beside_bias(shift)
+        split = beside_bias(shift, even)
     block = Block(fit.Z.rows, P, values, split, "W on its row space", shift)
     size = float(np.linalg.norm(fit.right) / np.sqrt(block.y.size))
     k = common_scale(block, int(np.round(np.log2(0.5 / size))) if size else 0)
@@ -319,7 +324,7 @@ class _Fit:
         else:
             # the true range may tilt against the one found: its factor is doubled
             K, P = self.model.arrays()["K"], self.refined.queries[np.arange(rank)]
-            narrow = 1 - GRID * np.sqrt(P.size)
+            narrow = 1 - DENSE_GRID * np.sqrt(P.size)
             along = self.refined.error(
                 values,
                 np.linalg.norm(K, axis=1),

@@ -15,7 +15,11 @@ from unsoftmax.probes import Array, Design, Indices, LazyRows, Rows
 from unsoftmax.theory.certificates import solve_error
 
 # On this grid offset + unit vector is exact in float32, where most real targets compute.
-GRID = 2.0**-22
+_GRID = 2.0**-22
+# On this one the sum of two dense rows is, at scales that are not far apart.
+DENSE_GRID = 2.0**-16
+# Refined to float64's last bit.
+_ALL_BITS = 54
 # Lazy rows are multiplied 8 MiB at a time.
 _ROWS_NUMBERS = 2**20
 
@@ -36,6 +40,8 @@ class MixedRows(LazyRows):
     """L, (d, q)."""
     right: Array
     """R, (q, d)."""
+    grid: float
+    """Entries are multiples of it."""
     picked: Indices
     """Which rows these are."""
 
@@ -48,7 +54,7 @@ class MixedRows(LazyRows):
         rows[np.arange(len(index)), self.picked[index]] = self.scale
         rows = _transposed(self.signs, rows.T).T
         rows += self.left[self.picked[index]] @ self.right
-        return np.asarray(np.round(rows / GRID) * GRID)
+        return np.asarray(np.round(rows / self.grid) * self.grid)
 
     def pick(self, index: Indices) -> MixedRows:  # noqa: D102
         return replace(self, picked=self.picked[index])
@@ -59,6 +65,7 @@ class MixedRows(LazyRows):
             "scale": np.array([self.scale]),
             "left": self.left,
             "right": self.right,
+            "grid": np.array([self.grid]),
             "picked": self.picked,
         }
 
@@ -79,8 +86,9 @@ class MixedRows(LazyRows):
             return np.asarray(x - small @ np.linalg.solve(core, self.right @ x))
 
         x = nearly(m)
-        # rounding moved Z by about 10⁻⁷ √d: each step gains six digits
-        for _ in range(3):
+        # rounding moved Z by about grid·√d: each step gains as many bits
+        gained = -np.log2(self.grid * np.sqrt(self.shape[1]))
+        for _ in range(int(np.ceil(_ALL_BITS / gained))):
             x = x + nearly(m - self.times(x))
         return x
 
@@ -128,13 +136,13 @@ class Offsets:
 
 
 def rotation(d: int, rng: np.random.Generator) -> Offsets:
-    """Make d rows that are orthonormal but for their rounding, at random."""
+    """Make d random rows that are orthonormal but for their rounding."""
     signs, reflect = _random(d, rng)
-    rows = MixedRows(signs, 1.0, *_joined([reflect]), np.arange(d))
-    return Offsets(rows, 1 - d * GRID, 1 + d * GRID)
+    rows = MixedRows(signs, 1.0, *_joined([reflect]), DENSE_GRID, np.arange(d))
+    return Offsets(rows, 1 - d * DENSE_GRID, 1 + d * DENSE_GRID)
 
 
-def balanced(v: Array, rng: np.random.Generator) -> Offsets:
+def balanced(v: Array, rng: np.random.Generator, grid: float = _GRID) -> Offsets:
     """Make d unit rows with z_i·v̂ = √c each whose parts orthogonal to v form a tight frame.
 
     Z = σR + (√c − σ/√d)·(1,…,1)ᵀv̂ᵀ with σ² = (1−c)/(1−1/d) and R a random orthogonal matrix
@@ -161,9 +169,9 @@ def balanced(v: Array, rng: np.random.Generator) -> Offsets:
     onto = (-2 / (mirror @ mirror) * mirror, seen)
     shift = (np.full(d, np.sqrt(c) - sigma / np.sqrt(d)), direction)
     left, right = _joined([(sigma * u, x) for u, x in (reflect, onto)] + [shift])
-    rows = MixedRows(signs, sigma, left, right, np.arange(d))
+    rows = MixedRows(signs, sigma, left, right, grid, np.arange(d))
     # Weyl: rounding moves a singular value by at most its own Frobenius norm
-    moved = d * GRID
+    moved = d * grid
     return Offsets(rows, float(min(sigma, np.sqrt(c * d)) - moved), float(np.sqrt(c * d) + moved))
 
 
@@ -190,7 +198,7 @@ def paper(v: Array, v_error: Array) -> Offsets:
 
 def gaussian(d: int, rng: np.random.Generator) -> Offsets:
     """Make i.i.d. Gaussian offsets, the paper's randomised variant."""
-    return _measured(np.round(rng.standard_normal((d, d)) / GRID) * GRID)
+    return _measured(np.round(rng.standard_normal((d, d)) / _GRID) * _GRID)
 
 
 def _measured(Z: Array) -> Offsets:
