@@ -179,7 +179,8 @@ class LowRankHead:
         above = "" if self.rank is None else f", or its rank is above {self.rank}"
         otherwise = above + or_biased(self.biases)
         unexplained = MOST_UNEXPLAINED if self.rank is None else _MOST_UNEXPLAINED
-        return (yield from conclude(fit, opened, checks, rng, otherwise, unexplained))
+        gain = 1.0 if told is None or self.biases else _LOUD
+        return (yield from conclude(fit, opened, checks, rng, otherwise, unexplained, gain=gain))
 
 
 def _complete(
