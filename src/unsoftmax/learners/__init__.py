@@ -4,7 +4,8 @@
 """
 
 from unsoftmax.learners.exact_head import ExactHead
+from unsoftmax.learners.label_head import LabelHead
 
-__all__ = ["BY_NAME", "ExactHead"]
+__all__ = ["BY_NAME", "ExactHead", "LabelHead"]
 
-BY_NAME = {"exact": ExactHead}
+BY_NAME = {"exact": ExactHead, "labels": LabelHead}
