@@ -8,4 +8,4 @@ from unsoftmax.learners.label_head import LabelHead
 
 __all__ = ["BY_NAME", "ExactHead", "LabelHead"]
 
-BY_NAME = {"exact": ExactHead, "labels": LabelHead}
+BY_NAME: dict[str, type[ExactHead] | type[LabelHead]] = {"exact": ExactHead, "labels": LabelHead}

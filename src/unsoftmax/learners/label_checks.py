@@ -52,9 +52,7 @@ def closing(
         signs = np.where(model(ends.reshape(-1, length, model.dim)) > 0, 1.0, -1.0)
         ends *= (signs.reshape(2, pairs) * np.array([[1.0], [-1.0]]))[..., None, None]
         X = _beside_the_flip(model, certificate, *ends)
-        families.append(
-            Sequences(X[: int(wanted)], phase="hold-out, closing", purpose="check")
-        )
+        families.append(Sequences(X[: int(wanted)], phase="hold-out, closing", purpose="check"))
     return families
 
 

@@ -171,6 +171,7 @@ class LabelHead:
 
     def _promise(self) -> tuple[float, float, float]:
         """Return ε_W, μ and W of Theorem B.1."""
-        assert self.norm_bound is not None and self.margin is not None
+        assert self.norm_bound is not None
+        assert self.margin is not None
         norm_bound = float(self.norm_bound)
         return math.ldexp(norm_bound, -int(self.bits)), float(self.margin), norm_bound

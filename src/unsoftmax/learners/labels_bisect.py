@@ -3,7 +3,8 @@
     signs      [e_i]                          s_i = ±1; v_i = s_i|v_i|
     largest    [s_i e_i − s_j e_j]            p with |v_p| ≥ |v_i|, groups of 8 at once
     v          [s_i e_i − ρ s_p e_p]          label 1 while ρ < |v_i|/|v_p|: zeros of v fall to 0
-    W          [λa − (c/λ)b; −(c/λ)b]         label 1 while λ² > c(b·v/a·v)(1 + e^{−t}), t = −c a·(W b)
+    W          [λa − (c/λ)b; −(c/λ)b]         label 1 while λ² > c(b·v/a·v)(1 + e^{−t}),
+                                              t = −c a·(W b)
 
 1. Signs; the largest entry; the first bits of v's ratios, enough for balanced offsets a and
    balanced query tokens b (a·v and b·v all alike, so that no threshold is ill-conditioned).
@@ -261,8 +262,8 @@ def _scale(
         lowest += width * int(np.sum(fits))
     if lowest == _LOWEST:
         raise NotIdentifiable(
-            f"Logits are out of reach: even tokens scaled down by 2^{_LOWEST // 2} leave them beyond "
-            f"±{_PILOT}, as with hard attention. v is determined up to its norm, W is not.",
+            f"Logits are out of reach: tokens scaled down by 2^{_LOWEST // 2} leave them "
+            f"beyond ±{_PILOT}, as with hard attention. v is determined up to its norm, W is not.",
             determined={"v": v / np.linalg.norm(v)},
         )
     return float(2.0**lowest)
@@ -277,7 +278,8 @@ def _bisect(entries: Entries, ratios: Ratios, bits: int) -> Generator[Round, Ans
         parts: Round = []
         groups: list[Indices] = []
         repeated = (entries.starts > 1) & (entries.bits < counts.FIRST_BITS)
-        for purpose, chosen in (("data", ~repeated), ("again", repeated)):
+        kinds: tuple[tuple[Purpose, Labels], ...] = (("data", ~repeated), ("again", repeated))
+        for purpose, chosen in kinds:
             k = np.flatnonzero(chosen & (entries.bits < bits))
             if len(k):
                 up, down = entries.scales(k, entries.brackets.middle[k], entries.c[k])

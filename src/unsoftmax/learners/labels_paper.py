@@ -68,7 +68,9 @@ def learn(
     certificate = Certificate({"W": error, "v": float(np.sqrt(dim)) * v_error}, assumes)
     closing = label_checks.closing(model, certificate, checks - len(opened), rng)
     closed = read((yield [*closing]))
-    evidence = label_checks.judge([opening, *closing], [opened, *closed], model, certificate, checks)
+    evidence = label_checks.judge(
+        [opening, *closing], [opened, *closed], model, certificate, checks
+    )
     notes = ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1, to within its error.",)
     return Found(model, certificate, evidence, notes)
 

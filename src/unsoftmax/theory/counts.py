@@ -59,7 +59,7 @@ def rough_bits(dim: int) -> int:
 
 
 def label_head(dim: int, bits: int) -> int:
-    """Count the labels that bisection asks: a bit per query, d² + d − 1 parameters, two checks each.
+    """Count the labels that bisection asks: a bit each, d² + d − 1 parameters, two checks of each.
 
     On top come d signs and 4 tests of them, `comparisons`, and the pilots; entries that start
     again come apart (`label_head_again`).
