@@ -46,6 +46,8 @@ _RANGE, _EDGE, _LOST = 4.0, 3.0, 3.5
 _SMALLER = 8.0
 # Where pilots look, and how many of them may lie outside: then few entries start again.
 _PILOT, _OUTSIDE = 1.5, 8
+# The rough v shifts log p by 2 % at most, so a threshold of 1.5 by 0.02/(1 − σ(1.5)).
+_PILOT_ERROR = 0.15
 # log₂ c is searched between these in three rounds of four: 5³ = 125.
 _LOWEST, _OCTAVES = -62, 125
 # v = 0 and a constant added to the answers show at a token as small as this, which float32 holds.
@@ -143,10 +145,12 @@ def learn(dim: int, bits: int, checks: int, rng: np.random.Generator) -> Steps[S
     ratios = yield from _ratios(signs, opened)
 
     entries = Entries.of(ratios.value(), rng)
-    entries.c[:] = yield from _scale(entries, ratios.value(), rng)
+    pilots, octave = yield from _scale(entries, ratios.value(), rng)
+    entries.c[:] = 2.0**octave
     yield from _bisect(entries, ratios, bits)
 
     fit = _Fit.of(entries, ratios)
+    _refuse_scale(fit, pilots, octave)
     certificate = fit.certificate(checks)
     closing = label_checks.closing(fit.model, certificate, checks - len(opened), rng)
     ends = fit.ends()
@@ -155,7 +159,7 @@ def learn(dim: int, bits: int, checks: int, rng: np.random.Generator) -> Steps[S
     evidence = label_checks.judge(
         [opening, *closing], [opened, *labels[len(ends) :]], fit.model, certificate, checks
     )
-    return Found(fit.model, certificate, evidence, fit.notes())
+    return Found(fit.model, certificate, evidence, fit.notes(certificate))
 
 
 # -- v
@@ -241,8 +245,8 @@ def _refuse_value(labels: Labels, signs: Array, opened: Labels) -> None:
 
 def _scale(
     entries: Entries, v: Array, rng: np.random.Generator
-) -> Generator[Round, Answers, float]:
-    """Find the largest power of 2 at which few |t| exceed 1.5."""
+) -> Generator[Round, Answers, tuple[Indices, int]]:
+    """Find pilots, and the largest power of 2 at which few of their |t| exceed 1.5."""
     n = len(entries.c)
     k = np.sort(rng.choice(n, min(counts.PILOTS, n), replace=False))
     tried, width, lowest = counts.PROBED_SCALES // 3, _OCTAVES, _LOWEST
@@ -263,10 +267,10 @@ def _scale(
     if lowest == _LOWEST:
         raise NotIdentifiable(
             f"Logits are out of reach: tokens scaled down by 2^{_LOWEST // 2} leave them "
-            f"beyond ±{_PILOT}, as with hard attention. v is determined up to its norm, W is not.",
+            f"beyond ±{_PILOT}, as with hard attention or none. v is determined up to its norm, W is not.",
             determined={"v": v / np.linalg.norm(v)},
         )
-    return float(2.0**lowest)
+    return k, lowest
 
 
 def _bisect(entries: Entries, ratios: Ratios, bits: int) -> Generator[Round, Answers, None]:
@@ -419,9 +423,27 @@ class _Fit:
         W_error = entries.b.error(entries.a.error(measured, half), W)
         return Certificate({"W": W_error, "v": v_error}, tuple(assumes))
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, certificate: Certificate) -> tuple[str, ...]:
         """Say what a user should know."""
-        return ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1.",)
+        nothing = np.linalg.norm(self.model.W) <= certificate.errors["W"]
+        return (
+            "Labels do not determine ‖v‖: v is returned with ‖v‖ = 1.",
+            *(("W is 0 as far as the labels tell: see its bound.",) if nothing else ()),
+        )
+
+
+def _refuse_scale(fit: _Fit, pilots: Indices, octave: int) -> None:
+    """Refuse a scale that the pilots' labels chose and their logits, as found, would not."""
+    logits = (fit.low + fit.high)[pilots] / 2 * 2.0**octave / fit.entries.c[pilots]
+    most = len(pilots) // _OUTSIDE
+    too_large = np.count_nonzero(np.abs(logits) > _PILOT + _PILOT_ERROR) > most
+    too_small = np.count_nonzero(np.abs(2 * logits) > _PILOT - _PILOT_ERROR) <= most
+    if too_large or (too_small and octave < _LOWEST + _OCTAVES - 1):
+        raise ModelMismatch(
+            "The labels contradict each other: those that chose the size of the tokens say that "
+            f"logits are {'smaller' if too_large else 'larger'} than they were found to be. Some "
+            "labels are wrong, or they are not the sign of a single attention head."
+        )
 
 
 def _refuse_contradictions(probes: Round, labels: list[Labels]) -> None:
