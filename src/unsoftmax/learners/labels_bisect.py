@@ -267,7 +267,8 @@ def _scale(
     if lowest == _LOWEST:
         raise NotIdentifiable(
             f"Logits are out of reach: tokens scaled down by 2^{_LOWEST // 2} leave them "
-            f"beyond ±{_PILOT}, as with hard attention or none. v is determined up to its norm, W is not.",
+            f"beyond ±{_PILOT}, as with hard attention or none. v is determined up to its norm, "
+            "W is not.",
             determined={"v": v / np.linalg.norm(v)},
         )
     return k, lowest
@@ -457,6 +458,6 @@ def _refuse_contradictions(probes: Round, labels: list[Labels]) -> None:
             f"The labels contradict each other: {wrong} of {asked} just outside of the intervals "
             "that bisection found say that the flip is outside. They must flip once along every "
             "line asked. Either some labels are wrong, or the target computes more coarsely than "
-            "float64 (for float32 ask 16 bits or fewer), or it is not the sign of a single "
-            "attention head without biases."
+            "float64 (float32 supports 16 bits), or it is not the sign of a single attention head "
+            "without biases."
         )

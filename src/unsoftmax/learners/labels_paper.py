@@ -42,7 +42,7 @@ def learn(
     v_error = counts.label_value_error(dim, error, margin, norm_bound)
     rng = np.random.default_rng(seed)
     opening = holdout.opening(dim, checks // 4, rng)
-    v, opened = yield from _values(dim, k, seed, opening)
+    v, opened = yield from average(dim, k, seed, opening)
     if abs(np.linalg.norm(v) - 1) > np.sqrt(dim) * v_error:
         raise ModelMismatch(
             f"The labels of single tokens have a mean of norm {np.linalg.norm(v):.4f} instead of "
@@ -81,7 +81,7 @@ def _rounds(dim: int, k: int, seed: int) -> Iterator[Sphere]:
         yield Sphere(dim, seed, first, count, phase="v", purpose="data")
 
 
-def _values(
+def average(
     dim: int, k: int, seed: int, opening: Sequences
 ) -> Generator[Round, Answers, tuple[Array, NDArray[np.bool_]]]:
     """Average labelled samples of the sphere."""

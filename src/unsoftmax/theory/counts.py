@@ -123,7 +123,7 @@ def label_head_paper(
     --------
     >>> k, steps = label_head_paper(64, 1e-6, 1 / 8, 2.0, 0.01)
     >>> f"{k:.1e}", steps
-    ('1.3e+28', 44)
+    ('1.3e+28', 40)
     """
     eps_v = label_value_error(dim, error, margin, norm_bound)
     # L = 1/(σ(½)σ(−½)) = 4.2551 (Lemma A.1) and the proof's other constants make 0.0087
