@@ -13,36 +13,32 @@
 3. Every t bisected on [−4, 4] in parallel, with the rest of v's bits beside them. Entries
    found beyond ±3 after 4 bits start again at c/8.
 4. Ŵ = Z_a⁻¹(−t̂/c)Z_b⁻ᵀ, t̂ through the final v̂.
-5. End checks: every label just outside of what was found, by more than rounding can move it,
-   must say what monotonicity says. They alone carry the certificate: two labels on either
-   side of a flip prove where it is, whatever the bisection was told.
+5. End checks and the hold-out: `label_fit` and `label_checks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners import holdout, label_checks, offsets
+from unsoftmax.learners import holdout, label_checks
+from unsoftmax.learners.label_fit import Fit, refuse_contradictions, refuse_scale
 from unsoftmax.learners.label_probes import Contrasts, read
-from unsoftmax.learners.offsets import Offsets
+from unsoftmax.learners.label_unknowns import RANGE, Brackets, Entries, Ratios
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Indices, Pairs, Purpose, Round, Singles, UnitVectors
-from unsoftmax.protocol import Answers, Certificate, Found, Steps
-from unsoftmax.theory import counts, thresholds
-from unsoftmax.theory.precision import KAPPA, UNIT
+from unsoftmax.probes import Array, Indices, Purpose, Round, Singles, UnitVectors
+from unsoftmax.protocol import Answers, Found, Steps
+from unsoftmax.theory import counts
 
 Labels: TypeAlias = NDArray[np.bool_]
 
-# Logits are bisected on [−4, 4]: further out σ' is small and rounding moves the flip. The
-# threshold is set through a v known to 1 %, so that σ(3.5) is still told from 1 and σ(4) is not:
-# entries start again from ±3 on, and are lost beyond ±3.5.
-_RANGE, _EDGE, _LOST = 4.0, 3.0, 3.5
+# Thresholds are set through a v known to 1 %, so that σ(3.5) is still told from 1 and σ(4) is not:
+# entries start again from ±3 on, at an eighth of the scale, and are lost beyond ±3.5.
+_EDGE, _LOST = 3.0, 3.5
 _SMALLER = 8.0
 # Where pilots look, and how many of them may lie outside: then few entries start again.
 _PILOT, _OUTSIDE = 1.5, 8
@@ -52,88 +48,6 @@ _PILOT_ERROR = 0.15
 _LOWEST, _OCTAVES = -62, 125
 # v = 0 and a constant added to the answers show at a token as small as this, which float32 holds.
 _TINY = 2.0**-60
-# End checks stand off by twice the rounding (that of the flip, and that of the check) and by
-# this share of the last interval.
-_STAND_OFF = 1 / 8
-
-
-@dataclass(slots=True)
-class Brackets:
-    """Intervals that each hold one flip, halved by labels."""
-
-    low: Array
-    high: Array
-
-    @classmethod
-    def of(cls, count: int, low: float, high: float) -> Brackets:
-        """Start ``count`` intervals alike."""
-        return cls(np.full(count, low), np.full(count, high))
-
-    @property
-    def middle(self) -> Array:
-        """Where to ask next."""
-        return (self.low + self.high) / 2
-
-    def narrow(self, index: Indices, above: Labels) -> None:
-        """Keep the half that the labels name: the flip is above the middle, or below."""
-        middle = self.middle[index]
-        self.low[index] = np.where(above, middle, self.low[index])
-        self.high[index] = np.where(above, self.high[index], middle)
-
-
-@dataclass(frozen=True, slots=True)
-class Ratios:
-    """The unknowns r_i = |v_i|/|v_p|."""
-
-    signs: Array
-    top: int
-    brackets: Brackets
-    others: Indices
-    """All entries but p, as ordered in the brackets."""
-
-    def ask(self, rho: Array, purpose: Purpose, phase: str = "v") -> Contrasts:
-        """Ask whether every r_i is above ρ_i."""
-        top = np.full(len(self.others), self.top)
-        return Contrasts(self.signs, self.others, top, rho, phase=phase, purpose=purpose)
-
-    def value(self) -> Array:
-        """Return v with v_p = ±1; entries that no bit has set are 0."""
-        ratios = np.ones(len(self.signs))
-        found = np.where(self.brackets.low > 0, self.brackets.middle, 0.0)
-        ratios[self.others] = found
-        return self.signs * ratios
-
-
-@dataclass(slots=True)
-class Entries:
-    """The unknowns t = −c a_i·(W b_j), all pairs, ordered by query token and then by offset."""
-
-    a: Offsets
-    b: Offsets
-    ratio: Array
-    """(b·v)/(a·v) of the rough v, which places the thresholds."""
-    c: Array
-    brackets: Brackets
-    bits: Indices
-    starts: Indices
-
-    @classmethod
-    def of(cls, v: Array, rng: np.random.Generator) -> Entries:
-        """Choose offsets and query tokens."""
-        a, b = offsets.balanced(v, rng), offsets.balanced(v, rng)
-        n = len(v) ** 2
-        nothing, once = np.zeros(n, dtype=np.intp), np.ones(n, dtype=np.intp)
-        ratio = np.divide.outer(b.rows @ v, a.rows @ v).ravel()
-        return cls(a, b, ratio, np.ones(n), Brackets.of(n, -_RANGE, _RANGE), nothing, once)
-
-    def ask(self, k: Indices, up: Array, down: Array, phase: str, purpose: Purpose) -> Pairs:
-        """Ask for entries k with offsets scaled by λ and query tokens by −c/λ."""
-        j, i = np.divmod(k, len(self.a.rows))
-        return Pairs(self.a.rows, self.b.rows, i, j, up, -down, phase=phase, purpose=purpose)
-
-    def scales(self, k: Indices, t: Array, c: Array) -> tuple[Array, Array]:
-        """Return λ and c/λ that put the thresholds of entries k at t."""
-        return thresholds.scales(t, c, self.ratio[k])
 
 
 def learn(dim: int, bits: int, checks: int, rng: np.random.Generator) -> Steps[SingleHead]:
@@ -149,13 +63,15 @@ def learn(dim: int, bits: int, checks: int, rng: np.random.Generator) -> Steps[S
     entries.c[:] = 2.0**octave
     yield from _bisect(entries, ratios, bits)
 
-    fit = _Fit.of(entries, ratios)
-    _refuse_scale(fit, pilots, octave)
+    fit = Fit.of(entries, ratios)
+    if octave < _LOWEST + _OCTAVES - 1:
+        limits = (_PILOT - _PILOT_ERROR, _PILOT + _PILOT_ERROR)
+        refuse_scale(fit, pilots, 2.0**octave, limits, len(pilots) // _OUTSIDE)
     certificate = fit.certificate(checks)
     closing = label_checks.closing(fit.model, certificate, checks - len(opened), rng)
     ends = fit.ends()
     labels = read((yield [*ends, *closing]))
-    _refuse_contradictions(ends, labels[: len(ends)])
+    refuse_contradictions(ends, labels[: len(ends)])
     evidence = label_checks.judge(
         [opening, *closing], [opened, *labels[len(ends) :]], fit.model, certificate, checks
     )
@@ -174,13 +90,12 @@ def _ratios(signs: Array, opened: Labels) -> Generator[Round, Answers, Ratios]:
     token = signs[top] * np.eye(1, d, top)
     both = np.concatenate([token, -token, _TINY * token, -_TINY * token])
     tests: Round = [Singles(both, phase="largest entry of v", purpose="data")]
-    for first in (True, *[False] * (counts.rough_bits(d) - 1)):
+    for n in range(counts.rough_bits(d) if d > 1 else 1):
         asked: Round = [ratios.ask(ratios.brackets.middle, "data")] if d > 1 else []
-        if first or asked:
-            labels = read((yield [*(tests if first else []), *asked]))
-        if first:
+        labels = read((yield [*tests, *asked] if n == 0 else asked))
+        if n == 0:
             _refuse_value(labels[0], signs, opened)
-        if asked:
+        if d > 1:
             ratios.brackets.narrow(np.arange(d - 1), labels[-1])
     return ratios
 
@@ -317,147 +232,8 @@ def _start_again(entries: Entries, spare: int) -> int:
     beyond = (found.low >= _EDGE) | (found.high <= -_EDGE)
     tested = (entries.bits == counts.FIRST_BITS) & (entries.starts <= counts.RESTARTS)
     k = np.flatnonzero(beyond & tested)[:spare]
-    found.low[k], found.high[k] = -_RANGE, _RANGE
+    found.low[k], found.high[k] = -RANGE, RANGE
     entries.c[k] /= _SMALLER
     entries.bits[k] = 0
     entries.starts[k] += 1
     return len(k)
-
-
-# -- what was found
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """The recovered head and the intervals that end checks must prove."""
-
-    model: SingleHead
-    entries: Entries
-    ratios: Ratios
-    v: Array
-    """v̂ with v̂_p = ±1."""
-    ratio: Array
-    """(b·v̂)/(a·v̂) of every entry."""
-    low: Array
-    high: Array
-    """Logits at which the end checks ask."""
-    logit_error: Array
-    """Bound on |t̂ − t| given v̂."""
-    ratio_ends: tuple[Array, Array]
-    ratio_error: Array
-
-    @classmethod
-    def of(cls, entries: Entries, ratios: Ratios) -> _Fit:
-        """Read the intervals through the final v̂."""
-        v = ratios.value()
-        norm = float(np.linalg.norm(v))
-        d, found = len(v), entries.brackets
-        a, b = entries.a.rows @ v / norm, entries.b.rows @ v / norm
-        ratio = np.divide.outer(b, a).ravel()
-        every = np.arange(d * d)
-        low, high = (
-            thresholds.threshold(*entries.scales(every, end, entries.c), ratio)
-            for end in (found.low, found.high)
-        )
-        middle = (low + high) / 2
-        measured = (-middle / entries.c).reshape(d, d)
-        W = entries.b.solve(entries.a.solve(measured)).T
-
-        width = high - low
-        score = np.linalg.norm(W @ entries.b.rows.T, axis=0)
-        sizes = [np.linalg.norm(z.rows, axis=1) for z in (entries.a, entries.b)]
-        farthest = np.maximum(np.abs(low), np.abs(high)) + width
-        reach = np.tile(sizes[0], d) + np.repeat(sizes[1], d) / ratio
-        rounding = thresholds.logit_rounding(
-            farthest, np.tile(a, d), entries.c * np.repeat(score, d), reach
-        )
-        stand_off = 2 * rounding + _STAND_OFF * width
-        r = ratios.brackets
-        r_rounding = thresholds.ratio_rounding(r.high, norm)
-        r_stand_off = 2 * r_rounding + _STAND_OFF * (r.high - r.low)
-        r_found = np.abs(np.delete(v, ratios.top))
-        r_error = np.maximum(r.high - r_found, r_found - r.low) + r_stand_off + r_rounding
-        return cls(
-            SingleHead(W, v / norm),
-            entries,
-            ratios,
-            v,
-            ratio,
-            low - stand_off,
-            high + stand_off,
-            width / 2 + stand_off + rounding,
-            (r.low - r_stand_off, r.high + r_stand_off),
-            r_error,
-        )
-
-    def ends(self) -> Round:
-        """Ask just outside of every interval: labels 1 below, 0 above."""
-        every = np.arange(len(self.ratio))
-        parts: Round = []
-        for t in (self.low, self.high):
-            up, down = thresholds.scales(t, self.entries.c, self.ratio)
-            parts.append(self.entries.ask(every, up, down, "end checks", "data"))
-        if len(self.ratios.others):
-            parts += [self.ratios.ask(rho, "data", "end checks") for rho in self.ratio_ends]
-        return parts
-
-    def certificate(self, checks: int) -> Certificate:
-        """Bound the errors of W and v by what the end checks prove."""
-        entries, W, v = self.entries, self.model.W, self.model.v
-        d = len(v)
-        v_error = thresholds.direction_error(self.v, self.ratio_error)
-        through = thresholds.ThroughValues.of(v, v_error, entries.a.rows, entries.b.rows)
-        # the largest logit that the end checks allow
-        highest = ((self.low + self.high) / 2 + self.logit_error).reshape(d, d)
-        measured = float(np.linalg.norm(self.logit_error / entries.c))
-        measured += through.error(highest, entries.c.reshape(d, d))
-        assumes = [
-            "The target is the sign of a single head without biases: what the hold-out tests, it "
-            "cannot prove.",
-            "‖v‖ = 1: labels do not determine it, and the bounds are for v/‖v‖.",
-            "Labels are those of answers off by at most "
-            f"{KAPPA:.0f} × {UNIT:.1e} × max‖x_i‖·‖v‖ from rounding.",
-        ]
-        if not checks:
-            assumes.append("Nothing was checked beyond the ends of the intervals.")
-        half = entries.a.solve((-(self.low + self.high) / 2 / entries.c).reshape(d, d))
-        W_error = entries.b.error(entries.a.error(measured, half), W)
-        return Certificate({"W": W_error, "v": v_error}, tuple(assumes))
-
-    def notes(self, certificate: Certificate) -> tuple[str, ...]:
-        """Say what a user should know."""
-        nothing = np.linalg.norm(self.model.W) <= certificate.errors["W"]
-        return (
-            "Labels do not determine ‖v‖: v is returned with ‖v‖ = 1.",
-            *(("W is 0 as far as the labels tell: see its bound.",) if nothing else ()),
-        )
-
-
-def _refuse_scale(fit: _Fit, pilots: Indices, octave: int) -> None:
-    """Refuse a scale that the pilots' labels chose and their logits, as found, would not."""
-    logits = (fit.low + fit.high)[pilots] / 2 * 2.0**octave / fit.entries.c[pilots]
-    most = len(pilots) // _OUTSIDE
-    too_large = np.count_nonzero(np.abs(logits) > _PILOT + _PILOT_ERROR) > most
-    too_small = np.count_nonzero(np.abs(2 * logits) > _PILOT - _PILOT_ERROR) <= most
-    if too_large or (too_small and octave < _LOWEST + _OCTAVES - 1):
-        raise ModelMismatch(
-            "The labels contradict each other: those that chose the size of the tokens say that "
-            f"logits are {'smaller' if too_large else 'larger'} than they were found to be. Some "
-            "labels are wrong, or they are not the sign of a single attention head."
-        )
-
-
-def _refuse_contradictions(probes: Round, labels: list[Labels]) -> None:
-    """Refuse labels that do not flip once, where bisection found the flip."""
-    wrong = asked = 0
-    for n, label in enumerate(labels):
-        wrong += int(np.count_nonzero(label == bool(n % 2)))
-        asked += len(probes[n])
-    if wrong:
-        raise ModelMismatch(
-            f"The labels contradict each other: {wrong} of {asked} just outside of the intervals "
-            "that bisection found say that the flip is outside. They must flip once along every "
-            "line asked. Either some labels are wrong, or the target computes more coarsely than "
-            "float64 (float32 supports 16 bits), or it is not the sign of a single attention head "
-            "without biases."
-        )
