@@ -16,16 +16,16 @@ def test_the_flip_is_where_it_is_said_to_be():
     ratio, c = np.array([(b @ v) / (a @ v)]), np.array([0.3])
     logit = -c * (a @ W @ b)
     for shift, label in ((-1e-9, True), (1e-9, False)):
-        up, down = thresholds.scales(logit + shift, c, ratio)
-        assert np.allclose(up * down, c, rtol=1e-15)
-        assert np.allclose(thresholds.threshold(up, down, ratio), logit + shift, atol=1e-14)
-        X = np.array([[up * a - down * b, -down * b]])
+        alpha, beta = thresholds.scales(logit + shift, c, ratio)
+        assert np.allclose(alpha * beta, c, rtol=1e-15)
+        assert np.allclose(thresholds.threshold(alpha, beta, ratio), logit + shift, atol=1e-14)
+        X = np.array([[alpha * a - beta * b, -beta * b]])
         assert (us.SingleHead(W, v)(X)[0] > 0) == label
 
 
 def test_beyond_every_logit_is_infinite():
-    up, down = thresholds.scales(np.array([4.0]), np.ones(1), np.ones(1))
-    assert thresholds.threshold(up, down, np.array([1.1]))[0] == np.inf
+    alpha, beta = thresholds.scales(np.array([4.0]), np.ones(1), np.ones(1))
+    assert thresholds.threshold(alpha, beta, np.array([1.1]))[0] == np.inf
 
 
 def test_the_direction_error_is_a_bound():
@@ -54,8 +54,8 @@ def test_the_error_through_the_values_is_a_bound(size):
         found /= np.linalg.norm(found)
         c = rng.uniform(0.5, 2, (d, d))
         true, seen = (np.divide.outer(b @ x, a @ x) for x in (v, found))
-        up, down = thresholds.scales(rng.uniform(-2, 1, (d, d)), c, true)
-        logits = [thresholds.threshold(up, down, ratio) for ratio in (true, seen)]
+        alpha, beta = thresholds.scales(rng.uniform(-2, 1, (d, d)), c, true)
+        logits = [thresholds.threshold(alpha, beta, ratio) for ratio in (true, seen)]
         bound = thresholds.ThroughValues.of(found, float(np.linalg.norm(found - v)), a, b)
         assert np.linalg.norm((logits[1] - logits[0]) / c) <= bound.error(logits[1], c)
 

@@ -63,23 +63,23 @@ class Fit:
         """Read the intervals through the final v̂."""
         v = ratios.value()
         norm = float(np.linalg.norm(v))
-        d, c, found = len(v), entries.c, entries.brackets
+        d, scale, found = len(v), entries.scale, entries.brackets
         a, b = entries.a.rows @ v / norm, entries.b.rows @ v / norm
         ratio = np.divide.outer(b, a).ravel()
         every = np.arange(d * d)
         low, high = (
-            thresholds.threshold(*entries.scales(every, end, c), ratio)
+            thresholds.threshold(*entries.scales(every, end, scale), ratio)
             for end in (found.low, found.high)
         )
         logits = (low + high) / 2
-        W = entries.b.solve(entries.a.solve((-logits / c).reshape(d, d))).T
+        W = entries.b.solve(entries.a.solve((-logits / scale).reshape(d, d))).T
 
         score = np.linalg.norm(W @ entries.b.rows.T, axis=0)
         a_norm, b_norm = (np.linalg.norm(z.rows, axis=1) for z in (entries.a, entries.b))
         farthest = np.maximum(np.abs(low), np.abs(high)) + (high - low)
         reach = np.tile(a_norm, d) + np.repeat(b_norm, d) / ratio
         rounding = thresholds.logit_rounding(
-            farthest, np.tile(a, d), c * np.repeat(score, d), reach
+            farthest, np.tile(a, d), scale * np.repeat(score, d), reach
         )
         r, r_found = ratios.brackets, np.abs(v[ratios.others])
         return cls(
@@ -97,8 +97,8 @@ class Fit:
         """Ask just outside of every interval: in turn below, where labels are 1, and above."""
         every, parts = np.arange(len(self.ratio)), []
         for t in (self.W_ends.low, self.W_ends.high):
-            up, down = thresholds.scales(t, self.entries.c, self.ratio)
-            parts.append(self.entries.ask(every, up, down, "end checks", "data"))
+            alpha, beta = thresholds.scales(t, self.entries.scale, self.ratio)
+            parts.append(self.entries.ask(every, alpha, beta, "end checks", "data"))
         if not len(self.ratios.others):
             return [*parts]
         of_v = [
@@ -111,12 +111,12 @@ class Fit:
         """Bound the errors of W and v by what the end checks prove."""
         entries, W, v = self.entries, self.model.W, self.model.v
         shape = W.shape
-        c = entries.c.reshape(shape)
+        scale = entries.scale.reshape(shape)
         v_error = thresholds.direction_error(self.v, self.v_ends.error)
         through = thresholds.ThroughValues.of(v, v_error, entries.a.rows, entries.b.rows)
-        measured = float(np.linalg.norm(self.W_ends.error / entries.c))
+        measured = float(np.linalg.norm(self.W_ends.error / entries.scale))
         # the largest logits that the end checks allow
-        measured += through.error((self.logits + self.W_ends.error).reshape(shape), c)
+        measured += through.error((self.logits + self.W_ends.error).reshape(shape), scale)
         W_error = entries.b.error(entries.a.error(measured, W @ entries.b.rows.T), W)
         assumes = [
             "The target is the sign of a single head without biases: what the hold-out tests, it "
@@ -154,14 +154,14 @@ def refuse_contradictions(probes: Round, labels: list[NDArray[np.bool_]]) -> Non
 
 
 def refuse_scale(
-    fit: Fit, pilots: Indices, c: float, limits: tuple[float, float], most: int
+    fit: Fit, pilots: Indices, scale: float, limits: tuple[float, float], most: int
 ) -> None:
-    """Refuse a scale c that the pilots' labels chose and their logits, as found, would not.
+    """Refuse a scale s that the pilots' labels chose and their logits, as found, would not.
 
-    At most ``most`` of them may be above the upper limit at c, and more than that must be
-    above the lower one at 2c.
+    At most ``most`` of them may be above the upper limit at s, and more than that must be
+    above the lower one at 2s.
     """
-    logits = np.abs(fit.logits[pilots] * c / fit.entries.c[pilots])
+    logits = np.abs(fit.logits[pilots] * scale / fit.entries.scale[pilots])
     too_large = np.count_nonzero(logits > limits[1]) > most
     too_small = np.count_nonzero(2 * logits > limits[0]) <= most
     if too_large or too_small:

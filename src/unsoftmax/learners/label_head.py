@@ -5,8 +5,8 @@ oracle that answers 1 where f(X) > 0 and 0 elsewhere. "bisect": about one query 
 parameter, bits·(d² + d) and a few hundred more, in about bits + 28 rounds. "paper": k + d²·steps,
 with the k of the theorem, which is out of anybody's reach but for the smallest cases.
 
-    [s_i e_i − ρ s_p e_p]        label 1 ⇔ ρ < |v_i|/|v_p|                      v/‖v‖
-    [λa − (c/λ)b; −(c/λ)b]       label 1 ⇔ λ² > c(b·v/a·v)(1 + e^{c a·(W b)})   a·(W b), so W
+    [g_i e_i − ρ g_p e_p]        label 1 ⇔ ρ < |v_i|/|v_p|, g the signs of v    v/‖v‖
+    [αa − βb; −βb], αβ = s       label 1 ⇔ α² > s(b·v/a·v)(1 + e^{s a·(W b)})   a·(W b), so W
 
 Differences from the paper, with "bisect": (1) v by bisection of its ratios instead of averages,
 zeros of v allowed, no margin; (2) W through offsets and query tokens balanced on v, no bound on

@@ -17,9 +17,9 @@ _BLOCK = 2048
 
 @dataclass(frozen=True, slots=True)
 class Contrasts(Probes):
-    """Single tokens that weigh two entries of v: probe k is s_i e_i − ρ_k s_p e_p.
+    """Single tokens that weigh two entries of v: probe k is g_i e_i − ρ_k g_p e_p.
 
-    ``signs`` are s_1 … s_d; ``i``, ``p`` and ``rho`` are per probe, i ≠ p.
+    ``signs`` are g_1 … g_d; ``i``, ``p`` and ``rho`` are per probe, i ≠ p.
     """
 
     signs: Array

@@ -69,13 +69,14 @@ class Ratios:
 
 @dataclass(slots=True)
 class Entries:
-    """The unknowns t = −c a_i·(W b_j), all pairs, ordered by query token and then by offset."""
+    """The unknowns t = −s a_i·(W b_j), all pairs, ordered by query token and then by offset."""
 
     a: Offsets
     b: Offsets
     ratio: Array
     """(b·v)/(a·v) of the rough v, which places the thresholds."""
-    c: Array
+    scale: Array
+    """s of every entry."""
     brackets: Brackets
     bits: Indices
     starts: Indices
@@ -89,11 +90,11 @@ class Entries:
         ratio = np.divide.outer(b.rows @ v, a.rows @ v).ravel()
         return cls(a, b, ratio, np.ones(n), Brackets.of(n, -RANGE, RANGE), nothing, once)
 
-    def ask(self, k: Indices, up: Array, down: Array, phase: str, purpose: Purpose) -> Pairs:
-        """Ask for entries k with offsets scaled by λ and query tokens by −c/λ."""
+    def ask(self, k: Indices, alpha: Array, beta: Array, phase: str, purpose: Purpose) -> Pairs:
+        """Ask for entries k with offsets scaled by α and query tokens by −β."""
         j, i = np.divmod(k, len(self.a.rows))
-        return Pairs(self.a.rows, self.b.rows, i, j, up, -down, phase=phase, purpose=purpose)
+        return Pairs(self.a.rows, self.b.rows, i, j, alpha, -beta, phase=phase, purpose=purpose)
 
-    def scales(self, k: Indices, t: Array, c: Array) -> tuple[Array, Array]:
-        """Return λ and c/λ that put the thresholds of entries k at t."""
-        return thresholds.scales(t, c, self.ratio[k])
+    def scales(self, k: Indices, t: Array, scale: Array) -> tuple[Array, Array]:
+        """Return α and β that put the thresholds of entries k at t."""
+        return thresholds.scales(t, scale, self.ratio[k])

@@ -1,18 +1,18 @@
 """One attention head from labels by bisection: a bit of a parameter per query.
 
-    signs      [e_i]                          s_i = ±1; v_i = s_i|v_i|
-    largest    [s_i e_i − s_j e_j]            p with |v_p| ≥ |v_i|, groups of 8 at once
-    v          [s_i e_i − ρ s_p e_p]          label 1 while ρ < |v_i|/|v_p|: zeros of v fall to 0
-    W          [λa − (c/λ)b; −(c/λ)b]         label 1 while λ² > c(b·v/a·v)(1 + e^{−t}),
-                                              t = −c a·(W b)
+    signs      [e_i]                          g_i = ±1; v_i = g_i|v_i|
+    largest    [g_i e_i − g_j e_j]            p with |v_p| ≥ |v_i|, groups of 8 at once
+    v          [g_i e_i − ρ g_p e_p]          label 1 while ρ < |v_i|/|v_p|: zeros of v fall to 0
+    W          [αa − βb; −βb], αβ = s         label 1 while α² > s(b·v/a·v)(1 + e^{−t}),
+                                              t = −s a·(W b)
 
 1. Signs; the largest entry; the first bits of v's ratios, enough for balanced offsets a and
    balanced query tokens b (a·v and b·v all alike, so that no threshold is ill-conditioned).
-2. The scale c: 16 random pairs (a, b), thresholds t = ±1.5, the largest power of 2 at which at
+2. The scale s: 16 random pairs (a, b), thresholds t = ±1.5, the largest power of 2 at which at
    most an eighth of them lie outside.
 3. Every t bisected on [−4, 4] in parallel, with the rest of v's bits beside them. Entries
-   found beyond ±3 after 4 bits start again at c/8.
-4. Ŵ = Z_a⁻¹(−t̂/c)Z_b⁻ᵀ, t̂ through the final v̂.
+   found beyond ±3 after 4 bits start again at s/8.
+4. Ŵ = Z_a⁻¹(−t̂/s)Z_b⁻ᵀ, t̂ through the final v̂.
 5. End checks and the hold-out: `label_fit` and `label_checks`.
 """
 
@@ -44,7 +44,7 @@ _SMALLER = 8.0
 _PILOT, _OUTSIDE = 1.5, 8
 # The rough v shifts log p by 2 % at most, so a threshold of 1.5 by 0.02/(1 − σ(1.5)).
 _PILOT_ERROR = 0.15
-# log₂ c is searched between these in three rounds of four: 5³ = 125.
+# log₂ s is searched between these in three rounds of four: 5³ = 125.
 _LOWEST, _OCTAVES = -62, 125
 # v = 0 and a constant added to the answers show at a token as small as this, which float32 holds.
 _TINY = 2.0**-60
@@ -60,7 +60,7 @@ def learn(dim: int, bits: int, checks: int, rng: np.random.Generator) -> Steps[S
 
     entries = Entries.of(ratios.value(), rng)
     pilots, octave = yield from _scale(entries, ratios.value(), rng)
-    entries.c[:] = 2.0**octave
+    entries.scale[:] = 2.0**octave
     yield from _bisect(entries, ratios, bits)
 
     fit = Fit.of(entries, ratios)
@@ -162,18 +162,18 @@ def _scale(
     entries: Entries, v: Array, rng: np.random.Generator
 ) -> Generator[Round, Answers, tuple[Indices, int]]:
     """Find pilots, and the largest power of 2 at which few of their |t| exceed 1.5."""
-    n = len(entries.c)
+    n = len(entries.scale)
     k = np.sort(rng.choice(n, min(counts.PILOTS, n), replace=False))
     tried, width, lowest = counts.PROBED_SCALES // 3, _OCTAVES, _LOWEST
     while width > 1:
         width //= tried + 1
         octaves = lowest + width * np.arange(1, tried + 1)
         at = np.repeat([_PILOT, -_PILOT], tried)
-        c, t, every = np.broadcast_arrays(
+        scale, t, every = np.broadcast_arrays(
             np.exp2(np.tile(octaves, 2))[:, None], at[:, None], k[None]
         )
-        up, down = entries.scales(every.ravel(), t.ravel(), c.ravel())
-        probes = entries.ask(every.ravel(), up, down, "scale of W", "pilot")
+        alpha, beta = entries.scales(every.ravel(), t.ravel(), scale.ravel())
+        probes = entries.ask(every.ravel(), alpha, beta, "scale of W", "pilot")
         [labels] = read((yield [probes]))
         beyond, within = labels.reshape(2, tried, len(k))
         outside = np.count_nonzero(beyond | ~within, axis=1)
@@ -202,9 +202,9 @@ def _bisect(entries: Entries, ratios: Ratios, bits: int) -> Generator[Round, Ans
         for purpose, chosen in kinds:
             k = np.flatnonzero(chosen & (entries.bits < bits))
             if len(k):
-                up, down = entries.scales(k, entries.brackets.middle[k], entries.c[k])
+                alpha, beta = entries.scales(k, entries.brackets.middle[k], entries.scale[k])
                 name = "W" if purpose == "data" else "W, again"
-                parts.append(entries.ask(k, up, down, name, purpose))
+                parts.append(entries.ask(k, alpha, beta, name, purpose))
                 groups.append(k)
         if remaining:
             parts.append(ratios.ask(ratios.brackets.middle, "data"))
@@ -233,7 +233,7 @@ def _start_again(entries: Entries, spare: int) -> int:
     tested = (entries.bits == counts.FIRST_BITS) & (entries.starts <= counts.RESTARTS)
     k = np.flatnonzero(beyond & tested)[:spare]
     found.low[k], found.high[k] = -RANGE, RANGE
-    entries.c[k] /= _SMALLER
+    entries.scale[k] /= _SMALLER
     entries.bits[k] = 0
     entries.starts[k] += 1
     return len(k)

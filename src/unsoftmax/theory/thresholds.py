@@ -3,11 +3,11 @@
 A label is the sign of what the target computes, off by at most η(X) = κu·max_i‖x_i‖·‖v‖ and
 by the rounding of the scores, κu‖x_i‖‖W x_N‖. With ‖v‖ = 1:
 
-    f([s_i e_i − ρ s_p e_p]) = |v_i| − ρ|v_p|                flips at ρ = |v_i|/|v_p|
-    X = [λa + (μ)b; (μ)b],  b·v < 0 < a·v:
-    f(X) = μ b·v + (λa·v)·σ(t), t = λμ a·(W b)                flips at σ(t) = −(μ/λ)(b·v)/(a·v)
+    f([g_i e_i − ρ g_p e_p]) = |v_i| − ρ|v_p|                flips at ρ = |v_i|/|v_p|
+    X = [αa + (β)b; (β)b],  b·v < 0 < a·v:
+    f(X) = β b·v + (αa·v)·σ(t), t = αβ a·(W b)                flips at σ(t) = −(β/α)(b·v)/(a·v)
 
-With λμ = c fixed the logit stays and λ moves the threshold: λ² = c·(−b·v/a·v)·(1 + e^{−t}).
+With αβ = s fixed the logit stays and α moves the threshold: α² = s·(−b·v/a·v)·(1 + e^{−t}).
 Source: beyond the paper, whose Theorem B.1 bisects the same two tokens with a = e_i, b = e_j.
 """
 
@@ -24,15 +24,15 @@ from unsoftmax.theory.precision import KAPPA, UNIT
 _PROBES = 2.0
 
 
-def scales(t: Array, c: Array, ratio: Array) -> tuple[Array, Array]:
-    """Return λ and μ = c/λ that put the threshold at the logit t; ``ratio`` is |b·v|/(a·v)."""
-    up = np.sqrt(c * ratio * (1 + np.exp(-t)))
-    return up, c / up
+def scales(t: Array, scale: Array, ratio: Array) -> tuple[Array, Array]:
+    """Return α and β = s/α that put the threshold at the logit t; ``ratio`` is |b·v|/(a·v)."""
+    alpha = np.sqrt(scale * ratio * (1 + np.exp(-t)))
+    return alpha, scale / alpha
 
 
-def threshold(up: Array, down: Array, ratio: Array) -> Array:
+def threshold(alpha: Array, beta: Array, ratio: Array) -> Array:
     """Return the logit at which the label flips, inf where no logit is that large."""
-    p = down / up * ratio
+    p = beta / alpha * ratio
     with np.errstate(divide="ignore", invalid="ignore"):
         logit: Array = np.where(p < 1, np.log(p) - np.log1p(-p), np.inf)
     return logit
@@ -54,9 +54,9 @@ def logit_rounding(t: Array, a_value: Array, b_score: Array, size: Array) -> Arr
     a_value : ndarray
         a·v̂ of the offsets.
     b_score : ndarray
-        c‖W b‖, the size of the scores per unit of ‖x‖/λ.
+        s‖W b‖, the size of the scores per unit of ‖x‖/α.
     size : ndarray
-        ‖λa + μb‖/λ at most: ‖a‖ + (μ/λ)‖b‖.
+        ‖αa + βb‖/α at most: ‖a‖ + (β/α)‖b‖.
     """
     p = 1 / (1 + np.exp(-np.abs(t)))
     values = (KAPPA + _PROBES) * UNIT * size / (a_value * p * (1 - p))
@@ -108,8 +108,8 @@ class ThroughValues:
             values.append(value)
         return cls(values[0], values[1], shifts[0], shifts[1], largest)
 
-    def error(self, t: Array, c: Array) -> float:
-        """Bound ‖Δ(t/c)‖_F for logits t (query tokens, offsets) read at scales c.
+    def error(self, t: Array, scale: Array) -> float:
+        """Bound ‖Δ(t/s)‖_F for logits t (query tokens, offsets) read at scales s.
 
         dt = d(log p)/(1 − p), and log p moves by log(1 + b·η/b·v̂) − log(1 + a·η/a·v̂).
         """
@@ -120,7 +120,7 @@ class ThroughValues:
         q = q - (1 - q) * np.expm1(2 * x / (1 - x))
         if not np.all(q > 0):
             return float("inf")
-        gain = 1 / (q * c)
+        gain = 1 / (q * scale)
         per_token = np.sqrt(np.max(np.sum(gain**2, axis=1)))
         per_offset = np.sqrt(np.max(np.sum(gain**2, axis=0)))
         return float((per_token * self.b_shift + per_offset * self.a_shift) / (1 - x))
