@@ -199,7 +199,8 @@ def test_the_certificate_holds(trials, evidence):
         assert recovery.evidence.passed
         assert_within_certificate(recovery, target, (seed, d, bits))
         assert np.isfinite(recovery.certificate.W_error)
-        looseness.append(recovery.certificate.W_error / np.linalg.norm(recovery.model.W - target.W))
+        if error := np.linalg.norm(recovery.model.W - target.W):
+            looseness.append(recovery.certificate.W_error / error)
     assert np.median(looseness) <= 30
     evidence(
         "certificate from labels, 4 to 52 bits",
@@ -361,6 +362,29 @@ def test_hard_attention_has_no_finite_W():
     with pytest.raises(us.NotIdentifiable, match="hard attention") as refused:
         us.learn(labels(lambda X: (X @ v)[np.arange(len(X)), (X @ v).argmax(axis=1)]), learner(4))
     assert np.allclose(refused.value.determined["v"], v / np.linalg.norm(v), atol=0.01)
+
+
+def test_one_logit_out_of_reach_of_all_scales_is_refused():
+    """By hand: labels of one pair of tokens say +∞ at every scale."""
+    target, steps, scales = head(3, 0), learner(3).steps(0), set()
+
+    def answer(probes):
+        y = (target(probes[0 : len(probes)]) > 0).astype(float)
+        if probes.phase.startswith("W"):
+            odd = (probes.i == 1) & (probes.j == 2)
+            scales.update(np.round(np.log2(-probes.alpha * probes.beta)[odd]))
+            y[odd] = 1.0
+        return y
+
+    def drive():
+        parts = next(steps)
+        while True:
+            parts = steps.send([answer(probes) for probes in parts])
+
+    with pytest.raises(us.NotIdentifiable, match="1 of 9 logits") as refused:
+        drive()
+    assert np.allclose(refused.value.determined["v"], direction(target), atol=1e-14)
+    assert len(scales) == 1 + counts.RESTARTS
 
 
 @pytest.mark.parametrize("name", ["values", "signs", "classes"])

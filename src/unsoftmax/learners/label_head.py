@@ -159,7 +159,7 @@ class LabelHead:
             at_most=queries + counts.label_head_again(d),
             tokens=queries + two_tokens,
             rounds=counts.label_head_rounds(d, bits),
-            formula="(bits + 2)(d² + d − 1) + d + 4 + comparisons + pilots",
+            formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
