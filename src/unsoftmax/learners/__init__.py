@@ -6,8 +6,13 @@
 from typing import Any
 
 from unsoftmax.learners.exact_head import ExactHead
+from unsoftmax.learners.label_head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
 
-__all__ = ["BY_NAME", "ExactHead", "LowRankHead"]
+__all__ = ["BY_NAME", "ExactHead", "LabelHead", "LowRankHead"]
 
-BY_NAME: dict[str, type[Any]] = {"exact": ExactHead, "low-rank": LowRankHead}
+BY_NAME: dict[str, type[Any]] = {
+    "exact": ExactHead,
+    "low-rank": LowRankHead,
+    "labels": LabelHead,
+}
