@@ -64,7 +64,7 @@ class Fit:
         v = ratios.value()
         norm = float(np.linalg.norm(v))
         d, scale, found = len(v), entries.scale, entries.brackets
-        a, b = entries.a.rows @ v / norm, entries.b.rows @ v / norm
+        a, b = entries.a_rows @ v / norm, entries.b_rows @ v / norm
         ratio = np.divide.outer(b, a).ravel()
         every = np.arange(d * d)
         low, high = (
@@ -74,8 +74,8 @@ class Fit:
         logits = (low + high) / 2
         W = entries.b.solve(entries.a.solve((-logits / scale).reshape(d, d))).T
 
-        score = np.linalg.norm(W @ entries.b.rows.T, axis=0)
-        a_norm, b_norm = (np.linalg.norm(z.rows, axis=1) for z in (entries.a, entries.b))
+        score = np.linalg.norm(W @ entries.b_rows.T, axis=0)
+        a_norm, b_norm = (np.linalg.norm(z, axis=1) for z in (entries.a_rows, entries.b_rows))
         farthest = np.maximum(np.abs(low), np.abs(high)) + (high - low)
         reach = np.tile(a_norm, d) + np.repeat(b_norm, d) / ratio
         rounding = thresholds.logit_rounding(
@@ -113,11 +113,11 @@ class Fit:
         shape = W.shape
         scale = entries.scale.reshape(shape)
         v_error = thresholds.direction_error(self.v, self.v_ends.error)
-        through = thresholds.ThroughValues.of(v, v_error, entries.a.rows, entries.b.rows)
+        through = thresholds.ThroughValues.of(v, v_error, entries.a_rows, entries.b_rows)
         measured = float(np.linalg.norm(self.W_ends.error / entries.scale))
         # the largest logits that the end checks allow
         measured += through.error((self.logits + self.W_ends.error).reshape(shape), scale)
-        W_error = entries.b.error(entries.a.error(measured, W @ entries.b.rows.T), W)
+        W_error = entries.b.error(entries.a.error(measured, W @ entries.b_rows.T), W)
         assumes = [
             "The target is the sign of a single head without biases: what the hold-out tests, it "
             "cannot prove.",

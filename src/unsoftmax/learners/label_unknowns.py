@@ -73,6 +73,8 @@ class Entries:
 
     a: Offsets
     b: Offsets
+    a_rows: Array
+    b_rows: Array
     ratio: Array
     """(b·v)/(a·v) of the rough v, which places the thresholds."""
     scale: Array
@@ -87,13 +89,15 @@ class Entries:
         a, b = offsets.balanced(v, rng), offsets.balanced(v, rng)
         n = len(v) ** 2
         nothing, once = np.zeros(n, dtype=np.intp), np.ones(n, dtype=np.intp)
-        ratio = np.divide.outer(b.rows @ v, a.rows @ v).ravel()
-        return cls(a, b, ratio, np.ones(n), Brackets.of(n, -RANGE, RANGE), nothing, once)
+        a_rows, b_rows = a.made(), b.made()
+        ratio = np.divide.outer(b_rows @ v, a_rows @ v).ravel()
+        brackets = Brackets.of(n, -RANGE, RANGE)
+        return cls(a, b, a_rows, b_rows, ratio, np.ones(n), brackets, nothing, once)
 
     def ask(self, k: Indices, alpha: Array, beta: Array, phase: str, purpose: Purpose) -> Pairs:
         """Ask for entries k with offsets scaled by α and query tokens by −β."""
-        j, i = np.divmod(k, len(self.a.rows))
-        return Pairs(self.a.rows, self.b.rows, i, j, alpha, -beta, phase=phase, purpose=purpose)
+        j, i = np.divmod(k, len(self.a_rows))
+        return Pairs(self.a_rows, self.b_rows, i, j, alpha, -beta, phase=phase, purpose=purpose)
 
     def scales(self, k: Indices, t: Array, scale: Array) -> tuple[Array, Array]:
         """Return α and β that put the thresholds of entries k at t."""
