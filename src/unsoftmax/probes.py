@@ -24,15 +24,34 @@ Purpose: TypeAlias = Literal["data", "pilot", "again", "check"]
 Round: TypeAlias = "list[Probes]"
 
 
+class LazyRows(ABC):
+    """Rows of a matrix that are made when they are asked for."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Number of rows and their dimension."""
+
+    @abstractmethod
+    def __getitem__(self, index: Indices) -> Array: ...
+
+    @abstractmethod
+    def pick(self, index: Indices) -> LazyRows | Array:
+        """Return some of the rows."""
+
+    @abstractmethod
+    def design(self) -> Design:
+        """Everything that determines the rows, as named arrays."""
+
+
 @dataclass(frozen=True, slots=True)
-class UnitVectors:
+class UnitVectors(LazyRows):
     """The rows e_1 … e_d of the identity, without the d×d array."""
 
     dim: int
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Number of rows and their dimension."""
+    def shape(self) -> tuple[int, int]:  # noqa: D102
         return self.dim, self.dim
 
     def __getitem__(self, index: Indices) -> Array:
@@ -40,8 +59,19 @@ class UnitVectors:
         rows[np.arange(len(index)), index] = 1.0
         return rows
 
+    def pick(self, index: Indices) -> LazyRows | Array:  # noqa: D102
+        return self if np.array_equal(index, np.arange(self.dim)) else self[index]
 
-Rows: TypeAlias = "Array | UnitVectors"
+    def design(self) -> Design:  # noqa: D102
+        return {"unit_vectors": np.array([self.dim], dtype=np.intp)}
+
+
+Rows: TypeAlias = "Array | LazyRows"
+
+
+def pick(rows: Rows, index: Indices) -> Rows:
+    """Return some of the rows, lazy if they were."""
+    return rows.pick(index) if isinstance(rows, LazyRows) else rows[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +166,11 @@ class Singles(Probes):
 class Grid(Probes):
     """Every offset a_i with every query token b_j: the two tokens [α_j a_i + β_j b_j; β_j b_j].
 
-    Ordered by query token, then by offset: answers reshape to (query tokens, offsets).
+    Ordered by query token, then by offset; the other way round where offsets are lazy, so
+    that each is made once.
     """
 
-    offsets: Array
+    offsets: Rows
     queries: Rows
     alpha: Array
     beta: Array
@@ -153,14 +184,22 @@ class Grid(Probes):
         return int(self.offsets.shape[1])
 
     def __len__(self) -> int:
-        return len(self.offsets) * int(self.queries.shape[0])
+        return int(self.offsets.shape[0]) * int(self.queries.shape[0])
+
+    def table(self, y: Array) -> Array:
+        """Arrange answers as (query tokens, offsets)."""
+        if isinstance(self.offsets, LazyRows):
+            return y.reshape(self.offsets.shape[0], -1).T
+        return y.reshape(-1, self.offsets.shape[0])
 
     def __getitem__(self, span: slice) -> Array:
         start, stop, _ = span.indices(len(self))
-        per_token = len(self.offsets)
         X = np.empty((max(0, stop - start), 2, self.dim))
         if not len(X):
             return X
+        if isinstance(self.offsets, LazyRows):
+            return self._by_offset(self.offsets, start, stop, X)
+        per_token = len(self.offsets)
         first, last = start // per_token, (stop - 1) // per_token
         b = self.beta[first : last + 1, None] * self.queries[np.arange(first, last + 1)]
         # scales are few: tokens that share one share its scaled offsets
@@ -177,9 +216,23 @@ class Grid(Probes):
             done += take
         return X
 
+    def _by_offset(self, offsets: LazyRows, start: int, stop: int, X: Array) -> Array:
+        per_offset = int(self.queries.shape[0])
+        b = self.beta[:, None] * self.queries[np.arange(per_offset)]
+        first, last = start // per_offset, (stop - 1) // per_offset
+        rows = offsets[np.arange(first, last + 1)]
+        for i in range(first, last + 1):
+            low, high = max(start, i * per_offset), min(stop, (i + 1) * per_offset)
+            j = slice(low - i * per_offset, high - i * per_offset)
+            pair = X[low - start : high - start]
+            np.multiply(self.alpha[j, None], rows[i - first], out=pair[:, 0])
+            pair[:, 0] += b[j]
+            pair[:, 1] = b[j]
+        return X
+
     def design(self) -> Design:  # noqa: D102
         return {
-            "offsets": self.offsets,
+            **_named("offsets", self.offsets),
             **_named("queries", self.queries),
             "alpha": self.alpha,
             "beta": self.beta,
@@ -193,7 +246,7 @@ class Pairs(Probes):
     Probe k is [α_k a_i + β_k b_j; β_k b_j] with i = ``i[k]``, j = ``j[k]``.
     """
 
-    offsets: Array
+    offsets: Rows
     queries: Rows
     i: Indices
     j: Indices
@@ -217,7 +270,7 @@ class Pairs(Probes):
 
     def design(self) -> Design:  # noqa: D102
         return {
-            "offsets": self.offsets,
+            **_named("offsets", self.offsets),
             **_named("queries", self.queries),
             "i": self.i,
             "j": self.j,
@@ -227,6 +280,6 @@ class Pairs(Probes):
 
 
 def _named(name: str, rows: Rows) -> Design:
-    if isinstance(rows, UnitVectors):
-        return {f"{name}.unit_vectors": np.array([rows.dim], dtype=np.intp)}
+    if isinstance(rows, LazyRows):
+        return {f"{name}.{part}": array for part, array in rows.design().items()}
     return {name: rows}

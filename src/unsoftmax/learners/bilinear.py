@@ -24,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows
+from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows, pick
 from unsoftmax.protocol import Answers
 from unsoftmax.theory.certificates import measurement_error
 from unsoftmax.theory.two_tokens import Gates, Values, Vectors, read_gates
 
 Exponents: TypeAlias = NDArray[np.int64]
 Split: TypeAlias = Callable[[Exponents], tuple[Array, Array]]
+Ask: TypeAlias = Generator[Round, Answers, None]
 
 # A pilot beyond this has lost digits.
 _LARGEST = 6.0
@@ -61,12 +62,19 @@ def offset_only(k: Exponents) -> tuple[Array, Array]:
     return np.exp2(k), np.ones(len(k))
 
 
-def capped(limit: float) -> Split:
-    """Split s = 2^k with offsets scaled by at most ``limit`` and β ≤ α.
+def beside_bias(shift: Array) -> Split:
+    """Split s = 2^k where every logit has a part α·z·w of its own.
 
-    The part z·w of a logit grows with the offset alone: ``limit`` keeps it in range. Where
-    2^k is out of reach the largest s that is not is taken.
+    It grows with the offset alone, so offsets are scaled as far as it stays moderate, and
+    query tokens as far as β ≤ α. Where 2^k is out of reach the largest s that is not is taken.
+
+    Parameters
+    ----------
+    shift : ndarray
+        z_i·w of every offset.
     """
+    rms = float(np.sqrt(np.mean(shift**2)))
+    limit = float(np.exp2(np.floor(np.log2(max(2.0 / max(rms, 1e-100), 1e-100)))))
 
     def split(k: Exponents) -> tuple[Array, Array]:
         alpha = np.minimum(np.exp2(np.maximum(k, 0)), limit)
@@ -77,47 +85,63 @@ def capped(limit: float) -> Split:
 
 @dataclass(slots=True)
 class Block:
-    """The answers of one block, (query tokens, offsets), with the scales they were asked at."""
+    """Answers to (query tokens, offsets), with the scales they were asked at; NaN before that."""
 
-    offsets: Array
+    offsets: Rows
     queries: Rows
     values: Values
-    y: Array
-    alpha: Array
-    beta: Array
-    shift: Array
+    split: Split
+    phase: str
+    shift: Array | None = None
     """z_i·w, the part of a logit per unit offset that is not the query token's."""
+    y: Array = field(init=False)
+    alpha: Array = field(init=False)
+    beta: Array = field(init=False)
     a: Vectors = field(init=False)
     b: Vectors = field(init=False)
-    again: int = 0
+    again: int = field(init=False, default=0)
     """Queries that were asked again."""
 
     def __post_init__(self) -> None:
+        self.y, self.alpha, self.beta = np.full((3, *self.shape), np.nan)
         self.a = Vectors.of(self.offsets, self.values)
         self.b = Vectors.of(self.queries, self.values).take((slice(None), None))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of query tokens and of offsets."""
+        return self.queries.shape[0], self.offsets.shape[0]
 
     @property
     def scale(self) -> Array:
         """S = αβ of every answer."""
         return self.alpha * self.beta
 
-    def gates(self) -> Gates:
+    def gates(self, values: Values | None = None) -> Gates:
         """Read every answer through the two-token identity."""
-        return read_gates(self.y, self.a, self.b, self.alpha, self.beta, self.values)
+        return read_gates(self.y, self.a, self.b, self.alpha, self.beta, values or self.values)
 
-    def measured(self, gates: Gates) -> Array:
+    def measured(self) -> Array:
         """Return M̂, (query tokens, offsets)."""
-        measured: Array = (gates.logit / self.alpha - self.shift) / self.beta
+        shift = 0.0 if self.shift is None else self.shift
+        measured: Array = (self.gates().logit / self.alpha - shift) / self.beta
         return measured
 
-    def error(self, columns: Array, w: Array, stretch: float, shift_error: float = 0.0) -> float:
+    def error(
+        self,
+        values: Values,
+        columns: Array,
+        w: Array,
+        stretch: float,
+        shift_error: float = 0.0,
+    ) -> float:
         """Bound ‖M̂ − M‖_F; see `measurement_error`.
 
-        ``columns`` are the norms ‖W b_j‖, ``stretch`` is ‖Z‖₂, and ``shift_error`` bounds
-        ‖Δshift‖₂.
+        ``values`` holds the precision that is assumed, ``columns`` are the norms ‖W b_j‖,
+        ``stretch`` is ‖Z‖₂, and ``shift_error`` bounds ‖Δshift‖₂.
         """
         direct = measurement_error(
-            self.gates(),
+            self.gates(values),
             self.y,
             self.a,
             self.b,
@@ -126,15 +150,75 @@ class Block:
             self.scale,
             self.beta * columns[:, None] + np.linalg.norm(w),
             stretch,
-            self.values,
+            values,
         )
         repeated = np.sqrt(np.max(np.sum(self.beta**-2, axis=0)))
         return direct + float(shift_error * repeated)
 
+    def unbounded(self, values: Values) -> tuple[str, ...]:
+        """Say how many logits have no bound."""
+        margin = self.gates(values).margin
+        lost = np.count_nonzero(~(margin > 0))
+        if not lost:
+            return ()
+        return (
+            f"No bound on W: {lost} of {margin.size} answers are within their own error of b·v or "
+            "(a+b)·v, so their logits are unbounded.",
+        )
+
+    def ask(self, tokens: slice, offsets: slice, k: Exponents) -> Ask:
+        """Ask for some query tokens, at a scale each, with some offsets."""
+        rows = np.arange(*tokens.indices(self.shape[0]))
+        columns = np.arange(*offsets.indices(self.shape[1]))
+        alpha, beta = self.split(k)
+        self.alpha[tokens, offsets] = alpha[:, None]
+        self.beta[tokens, offsets] = beta[:, None]
+        grid = Grid(
+            pick(self.offsets, columns),
+            pick(self.queries, rows),
+            alpha,
+            beta,
+            phase=self.phase,
+            purpose="data",
+        )
+        [y] = yield [grid]
+        self.y[tokens, offsets] = grid.table(y)
+
+    def ask_some(self, j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Ask:
+        """Ask for single pairs of a query token and an offset, at a scale each."""
+        alpha, beta = self.split(k)
+        self.alpha[j, i], self.beta[j, i] = alpha, beta
+        name = f"{self.phase}, again" if purpose == "again" else self.phase
+        pairs = Pairs(self.offsets, self.queries, i, j, alpha, beta, phase=name, purpose=purpose)
+        [self.y[j, i]] = yield [pairs]
+        self.again += len(j) if purpose == "again" else 0
+
+    def pilot(self, tokens: Indices, k: Exponents, spare: int) -> Ask:
+        """Ask for the first offset, again where the logit is out of range; ``k`` is adjusted."""
+        purpose: Purpose = "pilot"
+        for lower in _SATURATED:
+            zeros = np.zeros(len(tokens), dtype=np.intp)
+            yield from self.ask_some(tokens, zeros, k[tokens], purpose)
+            better = _better_scale(self, tokens, k[tokens], lower)
+            changed = np.not_equal(self.split(better), self.split(k[tokens])).any(axis=0)
+            tokens, purpose = tokens[changed][: spare - self.again], "again"
+            if not lower or not len(tokens):
+                break
+            k[tokens] = better[changed][: len(tokens)]
+
+    def retry(self, k: Exponents, spare: int) -> Ask:
+        """Ask again what is out of range or much less precise than its column, worst first."""
+        while self.again < spare:
+            j, i, k_better = (x[: spare - self.again] for x in _poor(self, k))
+            if not len(j):
+                break
+            yield from self.ask_some(j, i, k_better, "again")
+        _refuse_unreadable(self)
+
 
 def measure(
     values: Values,
-    offsets: Array,
+    offsets: Rows,
     queries: Rows,
     split: Split,
     phase: str,
@@ -147,11 +231,11 @@ def measure(
     ----------
     values : Values
         v̂ and ĉ.
-    offsets, queries : ndarray (n_a, d), Rows (n_b, d)
+    offsets, queries : Rows (n_a, d), (n_b, d)
         What to ask; no offset with z·v = 0.
     split : callable
         How a scale s = 2^k becomes α (offset) and β (query token): `free`, `offset_only`
-        or `capped`.
+        or `beside_bias`.
     phase : str
         Name of the progress shown.
     spare : int
@@ -159,56 +243,22 @@ def measure(
     shift : ndarray (n_a,), optional
         z_i·w, already measured, when queries have a bias.
     """
-    shape = (queries.shape[0], len(offsets))
-    y, alpha, beta = np.full((3, *shape), np.nan)
-    shift = np.zeros(shape[1]) if shift is None else shift
-    block = Block(offsets, queries, values, y, alpha, beta, shift)
-    everyone = np.arange(shape[0])
-    k = np.full(shape[0], int(np.round(np.log2(np.sqrt(block.offsets.shape[1]) * _TARGET))))
-
-    def pairs(j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Round:
-        alpha, beta = block.alpha[j, i], block.beta[j, i] = split(k)
-        name = f"{phase}, again" if purpose == "again" else phase
-        probes = Pairs(offsets, queries, i, j, alpha, beta, phase=name, purpose=purpose)
-        return [probes]
-
-    def grid(first: int, last: int | None) -> Round:
-        alpha, beta = split(k)
-        block.alpha[:, first:last] = alpha[:, None]
-        block.beta[:, first:last] = beta[:, None]
-        rows = offsets[first:last]
-        return [Grid(rows, queries, alpha, beta, phase=phase, purpose="data")]
-
-    # 1. pilots
-    asking = everyone
-    purpose: Purpose = "pilot"
-    for lower in _SATURATED:
-        zeros = np.zeros(len(asking), dtype=np.intp)
-        [block.y[asking, 0]] = yield pairs(asking, zeros, k[asking], purpose)
-        better = _better_scale(block, asking, k[asking], lower)
-        changed = np.not_equal(split(better), split(k[asking])).any(axis=0)
-        asking, purpose = asking[changed][: spare - block.again], "again"
-        if not lower or not len(asking):
-            break
-        k[asking] = better[changed][: len(asking)]
-        block.again += len(asking)
-
-    # 2. to 4.: from one offset to all
+    block = Block(offsets, queries, values, split, phase, shift)
+    tokens, count = block.shape
+    k = first_scale(block)
+    yield from block.pilot(np.arange(tokens), k, spare)
     for first, last, reserve in _STAGES:
-        if first < shape[1]:
+        if first < count:
             k = _suggested_scale(block, first, k) - reserve
-            part = yield grid(first, last)
-            block.y[:, first:last] = part[0].reshape(shape[0], -1)
-
-    # 5. again, the worst first
-    while block.again < spare:
-        j, i, k_better = (x[: spare - block.again] for x in _poor(block, k, split))
-        if not len(j):
-            break
-        [block.y[j, i]] = yield pairs(j, i, k_better, "again")
-        block.again += len(j)
-    _refuse_unreadable(block)
+            yield from block.ask(slice(None), slice(first, last), k)
+    yield from block.retry(k, spare)
     return block
+
+
+def first_scale(block: Block) -> Exponents:
+    """Guess a scale for query tokens of norm 1: logits are moderate for the W of trained heads."""
+    octaves = int(np.round(np.log2(np.sqrt(block.offsets.shape[1]) * _TARGET)))
+    return np.full(block.shape[0], octaves)
 
 
 def _refuse_unreadable(block: Block) -> None:
@@ -236,7 +286,7 @@ def _read(block: Block, j: Indices | slice, i: int | slice) -> tuple[Array, Arra
     alpha, beta = block.alpha[j, i], block.beta[j, i]
     b = block.b.take((j, slice(None)) if isinstance(i, slice) else (j, 0))
     gates = read_gates(block.y[j, i], block.a.take(i), b, alpha, beta, block.values)
-    logit = gates.logit - alpha * block.shift[i]
+    logit = gates.logit if block.shift is None else gates.logit - alpha * block.shift[i]
     logit = np.where(gates.margin > 3 * gates.p_error, logit, np.nan)
     return logit, gates.logit_error, gates
 
@@ -248,7 +298,7 @@ def _better_scale(block: Block, j: Indices, k: Exponents, lower: int) -> Exponen
     with np.errstate(divide="ignore", invalid="ignore"):
         step = np.where(np.abs(gates.logit) > _LARGEST, _octaves(_TARGET / size), 0.0)
         step = np.where(size <= _RESOLVED * error, _octaves(_TARGET / _RESOLVED / error), step)
-        if len(block.offsets) < _ENOUGH:
+        if block.shape[1] < _ENOUGH:
             step = np.where(size < _SMALLEST, np.maximum(step, _octaves(_TARGET / size)), step)
     step = np.where(np.isnan(logit), lower, step)
     return np.clip(k + step, -_EXTREME, _EXTREME).astype(np.int64)
@@ -274,7 +324,7 @@ def _suggested_scale(block: Block, seen: int, k: Exponents) -> Exponents:
     return np.clip(suggested, -_EXTREME, _EXTREME).astype(np.int64)
 
 
-def _poor(block: Block, k: Exponents, split: Split) -> tuple[Indices, Indices, Exponents]:
+def _poor(block: Block, k: Exponents) -> tuple[Indices, Indices, Exponents]:
     """Find answers far less precise than their column, worst first, and a better scale."""
     logit, error, _ = _read(block, slice(None), slice(None))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -289,7 +339,8 @@ def _poor(block: Block, k: Exponents, split: Split) -> tuple[Indices, Indices, E
     better = np.where(np.isfinite(logit[j, i]), np.minimum(at_one, k[j]), lower)
     worst_first = np.argsort(-blame[j, i], kind="stable")
     j, i, better = j[worst_first], i[worst_first], better[worst_first].astype(np.int64)
-    changes = (split(better)[0] != block.alpha[j, i]) | (split(better)[1] != block.beta[j, i])
+    alpha, beta = block.split(better)
+    changes = (alpha != block.alpha[j, i]) | (beta != block.beta[j, i])
     return j[changes], i[changes], better[changes]
 
 

@@ -51,25 +51,29 @@ class Shares:
         return cls(quarter, eighth, quarter, checks - 2 * quarter - eighth)
 
 
-def opening(dim: int, count: int, rng: np.random.Generator) -> Sequences:
+def opening(dim: int, count: int, rng: np.random.Generator, radius: float = np.inf) -> Sequences:
     """Three tokens at eight sizes in turn, the middle ones first."""
     powers = np.array([0, -1, 1, -2, 2, -3, 3, -4])[np.arange(count) % 8]
     tokens = rng.standard_normal((count, 3, dim)) / np.sqrt(dim)
-    return _check("opening", 4.0 ** powers[:, None, None] * tokens)
+    return _check("opening", 4.0 ** powers[:, None, None] * tokens, radius)
 
 
-def straight(dim: int, count: int, rng: np.random.Generator) -> Sequences:
+def straight(dim: int, count: int, rng: np.random.Generator, radius: float = np.inf) -> Sequences:
     """Single tokens of norm about 1."""
-    return _check("straight", rng.standard_normal((count, 1, dim)) / np.sqrt(dim))
+    return _check("straight", rng.standard_normal((count, 1, dim)) / np.sqrt(dim), radius)
 
 
 def repeated(probes: Sequences, count: int) -> Sequences:
     """Ask the first of earlier probes again."""
-    return _check("repeats", probes.X[:count])
+    return _check("repeats", probes.X[:count], np.inf)
 
 
 def closing(
-    model: SingleHead, certificate: Certificate, count: int, rng: np.random.Generator
+    model: SingleHead,
+    certificate: Certificate,
+    count: int,
+    rng: np.random.Generator,
+    radius: float = np.inf,
 ) -> list[Sequences]:
     """Long sequences at moderate logits of ``model``, one family per length."""
     d = model.dim
@@ -84,7 +88,7 @@ def closing(
         alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)])
         b = beta * query
         sequences.setdefault(length, []).append(np.vstack([alpha * offsets + b, b]))
-    return [_check("closing", np.array(X)) for X in sequences.values()]
+    return [_check("closing", np.array(X), radius) for X in sequences.values()]
 
 
 def _sizes(
@@ -111,9 +115,15 @@ def _sizes(
     return float(alpha[best] * shrink), float(beta[best] * shrink)
 
 
-def _check(phase: str, X: Array) -> Sequences:
-    """Round tokens to float32, so that every target is asked exactly this."""
+def _check(phase: str, X: Array, radius: float) -> Sequences:
+    """Round tokens to float32, so that every target is asked exactly this; none beyond ``radius``."""
     rounded = X.astype(np.float32).astype(np.float64)
+    largest = np.linalg.norm(rounded, axis=2).max(axis=1)
+    beyond = largest > radius
+    if np.any(beyond):
+        # a power of two keeps them float32 numbers
+        octaves = np.ceil(np.log2(largest[beyond] / radius))
+        rounded[beyond] *= np.exp2(-octaves)[:, None, None]
     return Sequences(rounded, phase=f"hold-out, {phase}", purpose="check")
 
 

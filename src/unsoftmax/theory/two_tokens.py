@@ -21,8 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.probes import Array, Rows, UnitVectors
+from unsoftmax.probes import Array, LazyRows, Rows, UnitVectors
 from unsoftmax.theory.precision import Precision
+
+# Lazy rows are read 8 MiB at a time.
+_LAZY_NUMBERS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,16 @@ class Vectors:
         """Read the rows through the value vector."""
         if isinstance(rows, UnitVectors):
             return cls(values.v, values.v_error, np.ones(rows.dim))
+        if isinstance(rows, LazyRows):
+            count, dim = rows.shape
+            step = max(1, _LAZY_NUMBERS // dim)
+            parts = [np.arange(i, min(i + step, count)) for i in range(0, count, step)]
+            seen = [cls.of(rows[part], values) for part in parts]
+            return cls(
+                np.concatenate([x.value for x in seen]),
+                np.concatenate([x.value_error for x in seen]),
+                np.concatenate([x.norm for x in seen]),
+            )
         return cls(rows @ values.v, np.abs(rows) @ values.v_error, np.linalg.norm(rows, axis=1))
 
     def take(self, index: Any) -> Vectors:
