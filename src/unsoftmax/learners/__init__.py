@@ -4,7 +4,8 @@
 """
 
 from unsoftmax.learners.exact_head import ExactHead
+from unsoftmax.learners.sensing_head import SensingHead
 
-__all__ = ["BY_NAME", "ExactHead"]
+__all__ = ["BY_NAME", "ExactHead", "SensingHead"]
 
-BY_NAME = {"exact": ExactHead}
+BY_NAME = {"exact": ExactHead, "sensing": SensingHead}

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.probes import Array
 
@@ -30,15 +31,21 @@ from unsoftmax.probes import Array
 # Gauss–Newton steps, and the slowest problems (as many measurements as d²) still end.
 _GAP = 1e-9
 _STEPS = 6000
-# Noise costs the objective Σ(t − 𝒜(W))²/(2μ): a gap of a tenth of that is as good as none.
-_OF_NOISE = 0.1
 # γ in units of ‖W‖_F and over-relaxation: the fewest steps of those tried (0.05 … 1.6 and
 # 1 … 1.9) over 108 problems of d = 4 … 24, half of which do not recover W.
 _GAMMA = 0.1
 _RELAXED = 1.7
 # The gap costs another SVD: looked at every so many steps.
 _LOOK = 10
+# From this gap on the rank may show; tried again after half as many steps more.
+_HOPEFUL = 1e-5
+_TRIED_EVERY = 1.5
+# Under little noise y drifts by μ a step where it is not unique, and the gap no longer halves:
+# it has stagnated when that takes as many steps as all before, and these.
+_PATIENCE = 200
 _NEWTON_STEPS = 12
+# Measurements this many times as noisy as the median teach the splitting nothing but to drift.
+_COARSE = 100.0
 # Where singular values drop by this much the rest may be noise, or on its way to 0.
 _DROP = 10.0
 # Without noise a residual of this share of ‖t‖ is still rounding.
@@ -71,6 +78,10 @@ class Measurements:
 
     def __len__(self) -> int:
         return len(self.t)
+
+    def pick(self, which: NDArray[np.bool_]) -> Measurements:
+        """Return some of them."""
+        return Measurements(self.a[which], self.b[which], self.t[which], self.noise[which])
 
     def of(self, W: Array) -> Array:
         """Return 𝒜(W)."""
@@ -191,6 +202,9 @@ class _Splitting:
     """Douglas–Rachford splitting with everything that its steps need."""
 
     measured: Measurements
+    """All of them, for the fit."""
+    core: Measurements
+    """Those that are precise enough for the splitting."""
     mu: Array
     tau: float
     """μ_k = τ e_k²."""
@@ -202,25 +216,27 @@ class _Splitting:
     def of(cls, measured: Measurements) -> _Splitting:
         """Choose penalty and step, and invert."""
         # unit rows: E t² = ‖W‖²_F/d²
-        gamma = _GAMMA * measured.dim * float(np.sqrt(np.mean(measured.t**2)))
-        tau = _penalty(measured)
-        mu = tau * measured.noise**2
-        return cls(measured, mu, tau, gamma, np.linalg.inv(measured.gram() + np.diag(mu / gamma)))
+        core = measured.pick(measured.noise <= _COARSE * np.median(measured.noise))
+        gamma = _GAMMA * measured.dim * float(np.sqrt(np.mean(core.t**2)))
+        tau = _penalty(core)
+        mu = tau * core.noise**2
+        inverse = np.linalg.inv(core.gram() + np.diag(mu / gamma))
+        return cls(measured, core, mu, tau, gamma, inverse)
 
     def run(self) -> Minimiser:
-        """Go on until the gap is closed, then polish."""
-        d = self.measured.dim
+        """Go on until the gap is closed, or until the minimiser's rank shows and closes it."""
+        d = self.core.dim
         Z, U = np.zeros((2, d, d))
-        gap, rank, steps = np.inf, d, 0
-        enough = _GAP
-        while gap > enough and steps < _STEPS:
+        gap, enough, least, rank = np.inf, _GAP, np.inf, d
+        steps = tried = halved = 0
+        while gap > enough and steps < min(_STEPS, 2 * halved + _PATIENCE):
             for _ in range(_LOOK):
                 left, values, right = np.linalg.svd(Z - U)
                 rank = int(np.count_nonzero(values > self.gamma))
                 X = (left[:, :rank] * (values[:rank] - self.gamma)) @ right[:rank]
                 M = _RELAXED * X + (1 - _RELAXED) * Z + U
-                y = self.inverse @ (self.measured.t - self.measured.of(M))
-                U = -self.measured.adjoint(y)
+                y = self.inverse @ (self.core.t - self.core.of(M))
+                U = -self.core.adjoint(y)
                 Z = M - U
             steps += _LOOK
             y = y / self.gamma
@@ -228,34 +244,41 @@ class _Splitting:
             primal = float(np.linalg.norm(Z, "nuc")) + fit
             # a dual point is feasible once it is shrunk to ‖𝒜ᵀ(y)‖₂ ≤ 1
             y = y / max(1.0, float(np.linalg.norm(U, 2)) / self.gamma)
-            dual = float(self.measured.t @ y - self.mu @ y**2 / 2)
+            dual = float(self.core.t @ y - self.mu @ y**2 / 2)
             gap = (primal - dual) / primal
-            enough = max(_GAP, _OF_NOISE * fit / primal)
-        above = gap * primal
-        for candidate in _candidates(Z, rank):
-            polished = _fit(self.measured, Z, candidate)
-            if polished is None:
-                continue
-            excess = self._objective(polished[0]) - dual
-            if excess <= self._slack(above, candidate, polished[1]):
-                excess = max(0.0, excess) / primal
-                return Minimiser(polished[0], candidate, excess, True, steps)
+            # a gap below what noise costs says nothing more
+            enough = max(_GAP, fit / primal)
+            if gap < least / 2:
+                least, halved = gap, steps
+            if gap <= enough or (gap <= _HOPEFUL and steps >= _TRIED_EVERY * tried):
+                tried = steps
+                polished = self._polished(Z, rank, dual, enough * primal, steps)
+                if polished is not None:
+                    return polished
         return Minimiser(Z, rank, gap, False, steps)
 
+    def _polished(
+        self, Z: Array, rank: int, dual: float, gap: float, steps: int
+    ) -> Minimiser | None:
+        """Fit a matrix of the rank that Z shows; take it if it is a minimiser within ``gap``."""
+        for candidate in _candidates(Z, rank):
+            fitted = _fit(self.measured, Z, candidate)
+            if fitted is None:
+                continue
+            W, smallest = fitted
+            objective = self._objective(W)
+            # The penalty trades fit for norm, and the best fit forgoes that: on the tangent
+            # space it is worth at most τ‖UVᵀ‖²_F/(2σ_min²), twice that with all left out.
+            slack = gap + self.tau * candidate / smallest**2
+            if objective - dual <= 2 * slack:
+                return Minimiser(W, candidate, max(0.0, objective - dual) / objective, True, steps)
+        return None
+
     def _objective(self, W: Array) -> float:
-        residual = self.measured.t - self.measured.of(W)
+        residual = self.core.t - self.core.of(W)
         noisy = self.mu > 0
         lost = float(np.sum(residual[noisy] ** 2 / (2 * self.mu[noisy])))
         return float(np.linalg.norm(W, "nuc")) + lost
-
-    def _slack(self, gap: float, rank: int, smallest: float) -> float:
-        """Bound how far the best fit of a rank may be above the penalised optimum.
-
-        The penalty trades fit for norm: on the tangent space it gains at most
-        τ‖UVᵀ‖²_F/(2 σ_min²), twice that with all that is left out.
-        """
-        size = self.gamma / _GAMMA
-        return 2 * gap + self.tau * rank / smallest**2 + _ROUNDING * rank * size
 
 
 def _candidates(Z: Array, rank: int) -> list[int]:

@@ -17,3 +17,28 @@ def single_head(dim: int, *, biases: bool = False) -> int:
     (147840, 148225)
     """
     return (dim + 1) ** 2 if biases else dim * dim + dim
+
+
+def of_rank(dim: int, rank: int) -> int:
+    """Count the free parameters of a d×d matrix of rank r: r(2d − r).
+
+    Examples
+    --------
+    >>> of_rank(384, 32), of_rank(8, 8)
+    (23552, 64)
+    """
+    return rank * (2 * dim - rank)
+
+
+def sensing(dim: int, rank: int) -> int:
+    """Count the Gaussian measurements that find a W of rank r by its nuclear norm in practice.
+
+    3·r(2d − r) and 8 more, d² at most: with d² no choice is left. Theorem 5.1 says O(rd);
+    benchmarks/sensing.py measures where recovery sets in.
+
+    Examples
+    --------
+    >>> sensing(32, 2), sensing(384, 32), sensing(8, 3)
+    (380, 70664, 64)
+    """
+    return min(dim * dim, 3 * of_rank(dim, rank) + 8)
