@@ -250,12 +250,14 @@ class _Splitting:
             enough = max(_GAP, fit / primal)
             if gap < least / 2:
                 least, halved = gap, steps
-            if gap <= enough or (gap <= _HOPEFUL and steps >= _TRIED_EVERY * tried):
+            if gap <= _HOPEFUL and steps >= _TRIED_EVERY * tried:
                 tried = steps
                 polished = self._polished(Z, rank, dual, enough * primal, steps)
                 if polished is not None:
                     return polished
-        return Minimiser(Z, rank, gap, False, steps)
+        # the gap may be the dual's fault alone
+        polished = self._polished(Z, rank, dual, gap * primal, steps)
+        return polished or Minimiser(Z, rank, gap, False, steps)
 
     def _polished(
         self, Z: Array, rank: int, dual: float, gap: float, steps: int

@@ -172,7 +172,18 @@ class SensingHead:
         model = SingleHead.from_factors(K, Q, opened.values.v)
         fit = _Fit(model, opened.values, asked, int(self.rank))
         otherwise = f", its W has a rank above {self.rank}{or_biased(False)}"
-        return (yield from conclude(fit, opened, checks, rng, otherwise))
+        try:
+            return (yield from conclude(fit, opened, checks, rng, otherwise))
+        except ModelMismatch as error:
+            # as many equations as unknowns: another matrix of that rank may solve them too
+            if self._count > counts.of_rank(int(self.dim), found.rank) or self._count >= self._usual:
+                raise
+            raise NotIdentifiable(
+                f"The matrix of least nuclear norm with the {self._count} measurements has rank "
+                f"{found.rank}, but it is not W: ask more, {self._usual} usually suffice. v is "
+                "determined.",
+                determined={"v": opened.values.v, "c": opened.values.c},
+            ) from error
 
     def _refuse(self, rank: int, asked: _Asked) -> None:
         values = asked.values
