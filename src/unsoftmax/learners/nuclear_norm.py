@@ -19,7 +19,6 @@ Measured (one core): d = 32, rank 3, 549 measurements: 80 steps, 0.1 s, error 3e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,7 +111,8 @@ class Measurements:
         left, right = self.a @ U, self.b @ V
         across = np.einsum("ki,kj->kij", left[:, :rank], right).reshape(len(self), -1)
         down = np.einsum("ki,kj->kij", left[:, rank:], right[:, :rank]).reshape(len(self), -1)
-        return np.hstack([across, down])
+        both: Array = np.hstack([across, down])
+        return both
 
     @property
     def weights(self) -> Array:
@@ -220,7 +220,7 @@ class _Splitting:
         gamma = _GAMMA * measured.dim * float(np.sqrt(np.mean(core.t**2)))
         tau = _penalty(core)
         mu = tau * core.noise**2
-        inverse = np.linalg.inv(core.gram() + np.diag(mu / gamma))
+        inverse: Array = np.asarray(np.linalg.inv(core.gram() + np.diag(mu / gamma)), np.float64)
         return cls(measured, core, mu, tau, gamma, inverse)
 
     def run(self) -> Minimiser:
@@ -309,35 +309,23 @@ def _fit(measured: Measurements, start: Array, rank: int) -> tuple[Array, float]
     Returns it with the smallest gain of the weighted measurements on its tangent space, or
     None where they do not determine it or it does not fit them.
     """
-    d = measured.dim
-    if rank * (2 * d - rank) > len(measured):
+    if rank * (2 * measured.dim - rank) > len(measured):
         return None
-    W, smallest = _truncated(start, rank), np.inf
-    for W, smallest in _newton(measured, W, rank):
-        if not smallest > 0:
-            return None
-    return (W, smallest) if measured.strain(W) <= 1 else None
-
-
-def _newton(measured: Measurements, W: Array, rank: int) -> Iterator[tuple[Array, float]]:
-    """Take Gauss–Newton steps until they no longer shrink; gains on the way."""
     weights = measured.weights
-    last = np.inf
+    W, smallest, last = _truncated(start, rank), np.inf, np.inf
     for _ in range(_NEWTON_STEPS if rank else 0):
         left, _, right = np.linalg.svd(W)
-        J = measured.tangent(left, right.T, rank) * weights[:, None]
-        residual = weights * (measured.t - measured.of(W))
-        x, _, found, gains = np.linalg.lstsq(J, residual)
-        if found < J.shape[1]:
-            yield W, 0.0
-            return
-        step = float(np.linalg.norm(x))
+        tangent = measured.tangent(left, right.T, rank) * weights[:, None]
+        x, found, gains = _least_squares(tangent, weights * (measured.t - measured.of(W)))
+        if found < tangent.shape[1]:
+            return None
         W = _truncated(W + _tangent_step(x, left, right, rank), rank)
-        yield W, float(gains[-1])
+        smallest, step = float(gains[-1]), float(np.linalg.norm(x))
         # quadratic until rounding: then steps stop halving
         if step > last / 2 or step <= np.finfo(float).eps * np.linalg.norm(W):
-            return
+            break
         last = step
+    return (W, smallest) if measured.strain(W) <= 1 else None
 
 
 def _tangent_step(x: Array, left: Array, right: Array, rank: int) -> Array:
@@ -354,6 +342,12 @@ def _truncated(W: Array, rank: int) -> Array:
     return best
 
 
+def _least_squares(A: Array, y: Array) -> tuple[Array, int, Array]:
+    """Return the solution, the rank of ``A`` and its singular values."""
+    x, _, rank, gains = np.linalg.lstsq(A, y)
+    return np.asarray(x, np.float64), int(rank), np.asarray(gains, np.float64)
+
+
 def _by_least_squares(measured: Measurements) -> Minimiser:
     """Solve where d² measurements or more leave the nuclear norm no choice.
 
@@ -361,7 +355,7 @@ def _by_least_squares(measured: Measurements) -> Minimiser:
     """
     d = measured.dim
     rows = measured.matrix() * measured.weights[:, None]
-    solution, _, found, gains = np.linalg.lstsq(rows, measured.weights * measured.t)
+    solution, found, gains = _least_squares(rows, measured.weights * measured.t)
     W = solution.reshape(d, d)
     if found < d * d:
         return Minimiser(W, d, np.inf, False, 0)
