@@ -3,9 +3,16 @@
 `BY_NAME` is how the command line calls the learners.
 """
 
+from typing import Any
+
 from unsoftmax.learners.exact_head import ExactHead
+from unsoftmax.learners.low_rank_head import LowRankHead
 from unsoftmax.learners.sensing_head import SensingHead
 
-__all__ = ["BY_NAME", "ExactHead", "SensingHead"]
+__all__ = ["BY_NAME", "ExactHead", "LowRankHead", "SensingHead"]
 
-BY_NAME = {"exact": ExactHead, "sensing": SensingHead}
+BY_NAME: dict[str, type[Any]] = {
+    "exact": ExactHead,
+    "low-rank": LowRankHead,
+    "sensing": SensingHead,
+}
