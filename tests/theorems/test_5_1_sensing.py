@@ -261,6 +261,8 @@ def test_hard_attention_is_refused():
 ROUNDINGS = {
     "float32": lambda y: y.astype(np.float32),
     "six decimals": lambda y: np.round(y, 6),
+    "four decimals": lambda y: np.round(y, 4),
+    "float16": lambda y: y.astype(np.float16),
     "nine digits": lambda y: np.array([float(f"{x:.9g}") for x in y]),
 }
 
@@ -282,7 +284,8 @@ def test_the_certificate_holds_for_rounded_answers(rounding, trials, evidence):
         assert error <= recovery.certificate.W_error
         assert recovery.notes
         loose.append(recovery.certificate.W_error / error)
-    assert refused <= 0.1 * count
+    coarse = rounding in ("four decimals", "float16")
+    assert refused <= (0.8 if coarse else 0.1) * count
     evidence(
         f"SensingHead's certificate, {rounding} answers",
         trials=count,
@@ -296,6 +299,34 @@ def test_the_certificate_holds_for_rounded_answers(rounding, trials, evidence):
 def test_the_certificate_says_what_it_rests_on():
     recovery = us.learn(hidden(low_rank(8, 1, 0)), us.learners.SensingHead(8, 2))
     assert any("rank 2 or less" in sentence for sentence in recovery.certificate.assumes)
+
+
+def test_answers_that_change_from_call_to_call_widen_the_certificate():
+    for size in (1e-10, 1e-7):
+        target, noise = low_rank(10, 1, 0), np.random.default_rng(1)
+        recovery = us.learn(
+            lambda X, f=target, g=noise, s=size: f(X) + s * g.standard_normal(len(X)),
+            us.learners.SensingHead(10, 1),
+        )
+        error = np.linalg.norm(recovery.model.W - target.W)
+        assert size < error <= recovery.certificate.W_error
+        assert any("standard deviation" in note for note in recovery.notes)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_scale_found_with_rounded_answers(scale):
+    """To lower logits query tokens are scaled, not offsets: decimals cost no more."""
+    target = low_rank(10, 1, 0, scale=scale)
+    recovery = us.learn(lambda X: np.round(target(X), 6), us.learners.SensingHead(10, 1))
+    assert relative(recovery.model.W, target.W) <= 1e-5
+
+
+def test_a_singular_value_in_the_rounding_does_not_unbound_the_certificate():
+    one, two = low_rank(12, 1, 0), low_rank(12, 1, 1)
+    target = us.SingleHead(one.W + 1e-13 * two.W, one.v)
+    recovery = us.learn(hidden(target), us.learners.SensingHead(12, 2))
+    error = np.linalg.norm(recovery.model.W - target.W)
+    assert error <= recovery.certificate.W_error <= 1e-10
 
 
 def test_float32_inside():

@@ -45,6 +45,8 @@ _PATIENCE = 200
 _NEWTON_STEPS = 12
 # Measurements this many times as noisy as the median teach the splitting nothing but to drift.
 _COARSE = 100.0
+# Noise that the inverse of all measurements amplifies to this share of W leaves no rank to see.
+_GARBLED = 1e-3
 # Where singular values drop by this much the rest may be noise, or on its way to 0.
 _DROP = 10.0
 # Without noise a residual of this share of ‖t‖ is still rounding.
@@ -252,18 +254,20 @@ class _Splitting:
                 least, halved = gap, steps
             if gap <= _HOPEFUL and steps >= _TRIED_EVERY * tried:
                 tried = steps
-                polished = self._polished(Z, rank, dual, enough * primal, steps)
+                polished = self._polished(Z, _candidates(Z, rank), dual, enough * primal, steps)
                 if polished is not None:
                     return polished
-        # the gap may be the dual's fault alone
-        polished = self._polished(Z, rank, dual, gap * primal, steps)
+        # the gap may be the dual's fault alone, and noise may hide where singular values drop
+        noisy = enough > _GAP
+        candidates = list(range(rank + 1)) if noisy else _candidates(Z, rank)
+        polished = self._polished(Z, candidates, dual, gap * primal, steps)
         return polished or Minimiser(Z, rank, gap, False, steps)
 
     def _polished(
-        self, Z: Array, rank: int, dual: float, gap: float, steps: int
+        self, Z: Array, candidates: list[int], dual: float, gap: float, steps: int
     ) -> Minimiser | None:
-        """Fit a matrix of the rank that Z shows; take it if it is a minimiser within ``gap``."""
-        for candidate in _candidates(Z, rank):
+        """Fit matrices of these ranks; take the first that is a minimiser within ``gap``."""
+        for candidate in candidates:
             fitted = _fit(self.measured, Z, candidate)
             if fitted is None:
                 continue
@@ -362,6 +366,8 @@ def _by_least_squares(measured: Measurements) -> Minimiser:
     values = np.linalg.svd(W, compute_uv=False)
     # weighted by 1/e_k a measurement is off by at most 1
     unsure = np.sqrt(len(measured)) / gains[-1] if np.any(measured.noise) else 0.0
+    if unsure > _GARBLED * values[0]:
+        return _Splitting.of(measured).run()
     floor = 2 * unsure + _ROUNDING * gains[0] / gains[-1] * values[0]
     for rank in range(int(np.count_nonzero(values > floor)), d + 1):
         polished = _fit(measured, W, rank)
