@@ -55,7 +55,7 @@ def _split(k: NDArray[np.int64]) -> tuple[Array, Array]:
     return np.exp2(both + np.where(k > 0, apart, 0)), np.exp2(both - np.where(k < 0, apart, 0))
 
 
-def spare(count: int) -> int:
+def spare_of(count: int) -> int:
     """Return how many of ``count`` may be asked again: pilots, and a quarter of all."""
     return (len(_SATURATED) - 1) * min(_PILOTS, count) + max(_PILOTS, count // 4)
 

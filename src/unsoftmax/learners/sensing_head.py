@@ -36,6 +36,9 @@ from unsoftmax.theory.certificates import rank_error
 from unsoftmax.theory.precision import UNIT, Precision
 from unsoftmax.theory.two_tokens import Values
 
+# The solver holds a few m×m matrices: half a gigabyte each, and minutes.
+_MOST = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class SensingHead:
@@ -55,7 +58,8 @@ class SensingHead:
     Raises
     ------
     ValueError, TypeError
-        A setting is out of range, or not of its type.
+        A setting is out of range, or not of its type; on learning, before anything is asked,
+        if m is above 8,192: the convex programme holds m×m numbers.
 
     Notes
     -----
@@ -124,7 +128,7 @@ class SensingHead:
         formula = "3·r(2d − r) + 5d" if m < d * d else "d + d²"
         return Plan(
             queries=d + m,
-            at_most=d + m + gaussian.spare(m),
+            at_most=d + m + gaussian.spare_of(m),
             tokens=d + 2 * m,
             rounds=3 + gaussian.ROUNDS,
             formula=formula if self.measurements is None else f"d + {m:,} measurements",
@@ -132,10 +136,16 @@ class SensingHead:
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        if self._count > _MOST:
+            raise ValueError(
+                f"{self._count:,} measurements are more than the convex programme can take, "
+                f"{_MOST:,}. Learn with LowRankHead (--model low-rank), which needs "
+                f"{counts.low_rank_head(int(self.dim), int(self.rank)):,} queries and none of it."
+            )
         rng = np.random.default_rng(self.seed)
         opened = yield from read_opening(self.dim, False, checks, rng)
         asked = GaussianBlock.draw(self._count, opened.values, rng)
-        yield from asked.ask(gaussian.spare(self._count))
+        yield from asked.ask(gaussian.spare_of(self._count))
         found = minimise(asked.measurements())
         if not found.determined or found.rank > self.rank:
             self._refuse(found, asked)
@@ -229,7 +239,12 @@ class _Fit:
             "w": 0.0,
             "c": 0.0,
         }
+        unbounded = (
+            "No bound on W: the measurements' errors are too large beside its singular values, or "
+            "their gain is 0.",
+        )
         return errors, (
+            *(() if np.isfinite(errors["W"]) else unbounded),
             f"W has rank {self.rank} or less, and is near the matrix of least nuclear norm: the "
             "bound comes from the measurements' smallest gain among the matrices of that rank "
             "around it.",
