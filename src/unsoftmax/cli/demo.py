@@ -97,7 +97,7 @@ def demo(
         show_json({**{name: run.to_json() for name, run in runs.items()}, "out": str(out)})
         return
     show_columns(
-        "all-MiniLM-L6-v2, layer 0, head 0, output coordinate 0 (d = 384, rank 32); errors relative",
+        "all-MiniLM-L6-v2, layer 0, head 0, coordinate 0 (d = 384, r = 32)",
         {f"--model {name}": run.rows() for name, run in runs.items()},
     )
     for name, run in runs.items():

@@ -298,21 +298,23 @@ def measure(
     return block
 
 
-def common_scale(block: Block, k: int, reserve: int = 0) -> Exponents:
+def common_scale(block: Block, k: int | None = None) -> Exponents:
     """Suggest one scale for all query tokens from every logit seen so far.
 
-    For tokens that are random to W: then all columns W b are about equally long.
+    For tokens that are random to W: then all columns W b are about equally long. ``k`` is
+    taken where no logit was asked; where none can be told from 0 the scale stays.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         measured = block.measured()
         error = block.gates().logit_error / block.scale
-    usable = np.isfinite(measured) & np.isfinite(error)
-    suggested = k
+        usable = np.isfinite(measured) & np.isfinite(error)
+        asked = np.log2(block.scale[np.isfinite(block.y)])
+    suggested = int(np.median(asked)) if k is None else k
     if np.any(usable):
         rms = float(np.sqrt(np.mean(measured[usable] ** 2)))
         if rms > np.sqrt(np.mean(error[usable] ** 2)):
             suggested = int(_octaves(np.array(_TARGET / rms)))
-    return np.full(block.shape[0], suggested - reserve)
+    return np.full(block.shape[0], suggested)
 
 
 def first_scale(block: Block) -> Exponents:

@@ -77,7 +77,7 @@ def find_columns(
     dim = len(values.v)
     block, beta, seen = yield from _first(values, Z, T, biases, split)
     if rank is None:
-        count, width = 1, seen
+        count = 0
         while True:
             count, width = _next(count, dim)
             block = yield from _lead(block, T, count, width, seen)
@@ -93,7 +93,7 @@ def find_columns(
         tokens, left_out, notes = _best(block, width, rank), 0.0, ()
     if len(tokens):
         block = block.kept(tokens)
-        k = common_scale(block, 0)
+        k = common_scale(block)
         if width < dim:
             yield from block.ask(slice(None), slice(width, None), k)
         yield from block.retry(k, 2 * (len(tokens) + 1))
@@ -116,7 +116,7 @@ def _first(
     for first, last, reserve in STAGES:
         if last is not None and first < block.shape[1]:
             seen = min(last, block.shape[1])
-            k = common_scale(block, int(k[0]), reserve)
+            k = common_scale(block) - reserve
             yield from block.ask(slice(0, 1), slice(first, seen), k)
     yield from block.retry(k, 2 + _FIRST_AGAIN)
     return block, beta, seen
@@ -127,24 +127,21 @@ def _lead(
 ) -> Generator[Round, Answers, Block]:
     """Ask until the first ``count`` tokens are known at the first ``width`` offsets."""
     known = block.shape[0]
-    k = common_scale(block, 0)
     if width > seen:
-        yield from block.ask(slice(None), slice(seen, width), k)
+        yield from block.ask(slice(None), slice(seen, width), common_scale(block))
     if count > known:
         block = block.widened(pick(T.rows, np.arange(count)))
         begun = known
         if known == 1:
             # by chance the first column may be short: four more tell before the rest is asked
             begun = min(count, 1 + _FEW)
-            k = common_scale(block, 0, _CAUTION)
+            k = common_scale(block) - _CAUTION
             yield from block.ask(slice(1, begun), slice(0, 1), k[1:begun])
-            k = common_scale(block, 0)
+            k = common_scale(block)
             yield from block.ask(slice(1, begun), slice(1, width), k[1:begun])
         if begun < count:
-            yield from block.ask(
-                slice(begun, None), slice(0, width), common_scale(block, 0)[begun:]
-            )
-    yield from block.retry(common_scale(block, 0), 2 * (count + 1))
+            yield from block.ask(slice(begun, None), slice(0, width), common_scale(block)[begun:])
+    yield from block.retry(common_scale(block), 2 * (count + 1))
     return block
 
 
@@ -153,7 +150,7 @@ def _one_more(block: Block, T: Offsets, width: int) -> Generator[Round, Answers,
     new = block.shape[0]
     block = block.widened(pick(T.rows, np.arange(new + 1)))
     j, i = np.full(width, new), np.arange(width)
-    yield from block.ask_some(j, i, common_scale(block, 0)[j], "again")
+    yield from block.ask_some(j, i, common_scale(block)[j], "again")
     return block
 
 

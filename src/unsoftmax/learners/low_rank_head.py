@@ -54,11 +54,12 @@ from unsoftmax.theory import counts
 from unsoftmax.theory.precision import UNIT, Precision
 from unsoftmax.theory.two_tokens import Values
 
-# Additive noise falls by this where nothing caps the tokens' norms.
-_LOUD = 2.0**40
-# Columns at r tokens say how long the others are: for small r only roughly. The first few are
-# asked these octaves below.
-_CAUTION, _FEW = 2, 8
+# Additive noise falls by this where nothing caps the tokens' norms; in v by more, since every
+# offset sees v's error.
+_LOUD, _LOUD_SINGLES = 2.0**40, 2.0**46
+# Columns at r tokens say how long the others are: where r is small only roughly, and two more
+# are asked two octaves below.
+_CAUTION, _FEW, _ENOUGH = 2, 2, 8
 # What is left out by too small a rank must not pass for coarse arithmetic: naive loops at
 # d = 1024 are 8 times as coarse as is assumed.
 _MOST_UNEXPLAINED = 16.0
@@ -163,7 +164,7 @@ class LowRankHead:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
         told = None if self.tolerance is None else Precision.told(self.tolerance)
-        scale = None if told is None else _LOUD
+        scale = None if told is None else _LOUD_SINGLES
         opened = yield from read_opening(self.dim, self.biases, checks, rng, told, scale)
         values = opened.values
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
@@ -209,10 +210,11 @@ def _complete(
     if len(rest):
         rows = Block(A, pick(T.rows, rest), values, split, "W, rows", shift)
         size = float(np.sqrt(np.mean(seen**2)))
-        k = common_scale(rows, int(np.round(np.log2(0.5 / size))) if size else 0, _CAUTION)
-        few = min(_FEW, len(rest))
-        yield from rows.ask(slice(0, few), slice(None), k[:few])
-        k = common_scale(rows, int(k[0]))
+        k = common_scale(rows, int(np.round(np.log2(0.5 / size))) if size else 0)
+        few = min(_FEW, len(rest)) if rank < _ENOUGH else 0
+        if few:
+            yield from rows.ask(slice(0, few), slice(None), k[:few] - _CAUTION)
+            k = common_scale(rows)
         if few < len(rest):
             yield from rows.ask(slice(few, None), slice(None), k[few:])
         yield from rows.retry(k, max(0, spare))

@@ -20,8 +20,8 @@ _GRID = 2.0**-22
 DENSE_GRID = 2.0**-16
 # Refined to float64's last bit.
 _ALL_BITS = 54
-# Lazy rows are multiplied 8 MiB at a time.
-_ROWS_NUMBERS = 2**20
+# Lazy rows are multiplied 2 MiB at a time.
+_ROWS_NUMBERS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
