@@ -12,24 +12,19 @@ Writes a picture and, with the date and the commit, a table. One process, about 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
-import platform
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 import unsoftmax as us
+from measuring import ROOT, environment, publish, relative, table
 from unsoftmax.theory import counts
 
-ROOT = Path(__file__).parent.parent
 DIMS = (16, 24, 32)
 RANKS = (1, 2, 3)
 RATIOS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0, 3.5, 4.0, 4.5, 5.0)
@@ -74,7 +69,7 @@ def measure(dim: int, rank: int, ratio: float, seeds: int) -> Cell:
         try:
             learner = us.learners.SensingHead(dim, rank, measurements=m, seed=seed)
             found = us.learn(target, learner).model
-            errors.append(float(np.linalg.norm(found.W - target.W) / np.linalg.norm(target.W)))
+            errors.append(relative(found.W, target.W))
         except (us.NotIdentifiable, us.ModelMismatch):
             refused += 1
         seconds.append(time.perf_counter() - start)
@@ -120,40 +115,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     panels[0].set_ylabel("heads recovered")
     panels[-1].legend(loc="lower right", fontsize=8.5, framealpha=0.95)
     figure.supxlabel("measurements per free parameter of W,  m / r(2d − r)", fontsize=10.5)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, metadata={"Software": "unsoftmax"})
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Lay out a markdown table whose columns also line up as plain text."""
-    cells = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in cells
-    ]
-    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def environment() -> str:
-    """Say when and with what this was measured; no names of hosts, no paths."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--", "src"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name.lower())}" for name in ("NumPy", "Matplotlib")
-    )
-    return (
-        f"Measured on {datetime.now(UTC):%Y-%m-%d} at commit {commit or 'unknown'}"
-        + (" with uncommitted changes" if changed else "")
-        + f"; Python {platform.python_version()}, {versions}, {platform.machine()}, "
-        + f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before."
-    )
 
 
 def document(cells: Sequence[Cell], seeds: int, header: str, seconds: float) -> str:
@@ -227,9 +189,8 @@ def main() -> None:
             print(f"\rrank {rank}, d = {dim}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     text = document(cells, options.seeds, header, time.perf_counter() - start)
-    print(text)
+    publish(text, options.out)
     draw(cells, options.out.with_suffix(".png"))
-    options.out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
