@@ -63,7 +63,8 @@ class SensingHead:
 
     Notes
     -----
-    *Queries*: d + m; asked again where a logit was out of range, typically fewer than m/50.
+    *Queries*: d + m; asked again where a logit was out of range: none, or the 8 pilots,
+    as a rule.
     *Determined up to* nothing; W is free when v = 0. With few measurements the matrix of least
     nuclear norm is not W: its rank shows it, and it is refused.
     *Source*: Theorem 5.1 of arXiv 2601.16873, the guarantee from Cai and Zhang, "ROP: Matrix
