@@ -446,8 +446,8 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
     mismatch(exact(DIM, seed=1), "seed was 0 and is now 1")
     mismatch(exact(DIM), "holdout was 8 and is now 12", holdout=12)
     mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
-    monkeypatch.setattr(exact, "revision", 2)
-    mismatch(exact(DIM), "revision was 1 and is now 2")
+    monkeypatch.setattr(exact, "revision", 99)
+    mismatch(exact(DIM), "revision was 2 and is now 99")
 
 
 def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed, tmp_path):

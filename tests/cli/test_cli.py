@@ -295,7 +295,7 @@ def test_plan_of_labels(folder):
     [
         (["--dim", 4], "--bits is missing"),
         (["--bits", 8], "--dim is missing"),
-        (["--dim", 4, "--bits", 8, "--margin", 0.1], "needs no margin"),
+        (["--dim", 4, "--bits", 8, "--margin", 0.9], "margin must be at most"),
         (["--dim", 4, "--bits", 8, "--method", "paper"], "needs norm_bound"),
     ],
 )
@@ -319,3 +319,12 @@ def test_learn_from_labels(folder):
     values = run(folder, "learn", "mine:head", *words, "other")
     assert values.returncode == 3
     assert "us.oracles.labels" in values.stderr
+
+
+def test_a_learner_that_cannot_be_run_is_a_sentence(folder):
+    words = ["--model", "sensing", "--dim", 384, "--rank", 32]
+    assert run(folder, "plan", *words).returncode == 0
+    done = run(folder, "learn", "mine:head", *words, "--out", "o")
+    assert done.returncode == 2
+    assert "low-rank" in done.stderr or "LowRankHead" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -587,8 +587,8 @@ def test_labels_are_read_as_bits():
         ({"dim": 2, "bits": 8.5}, TypeError),
         ({"dim": 2, "bits": 8, "seed": -1}, ValueError),
         ({"dim": 2, "bits": 8, "method": "average"}, ValueError),
-        ({"dim": 2, "bits": 8, "margin": 0.1}, ValueError),
-        ({"dim": 2, "bits": 8, "norm_bound": 2.0}, ValueError),
+        ({"dim": 2, "bits": 8, "margin": 0.9}, ValueError),
+        ({"dim": 2, "bits": 8, "norm_bound": -2.0}, ValueError),
         ({"dim": 2, "bits": 1, "method": "paper"}, ValueError),
         ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0}, ValueError),
         ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0, "margin": 0.8}, ValueError),
@@ -599,3 +599,12 @@ def test_labels_are_read_as_bits():
 def test_settings_out_of_range(arguments, error):
     with pytest.raises(error, match=r"dim|bits|seed|method|margin|norm_bound"):
         us.learners.LabelHead(**arguments)
+
+
+def test_bounds_that_bisection_does_not_need_are_checked():
+    target = us.SingleHead(np.diag([3.0, 4.0]), [0.6, 0.8])
+    good = us.learners.LabelHead(2, 20, norm_bound=5.1, margin=0.59)
+    assert us.learn(labels(target), good).evidence.passed
+    for settings, name in (({"norm_bound": 4.9}, "norm_bound"), ({"margin": 0.61}, "margin")):
+        with pytest.raises(us.ModelMismatch, match=f"contradicts {name}"):
+            us.learn(labels(target), us.learners.LabelHead(2, 20, **settings))

@@ -87,6 +87,8 @@ def learn(
                 workers=workers,
                 progress=watcher,
             )
+    except ValueError as error:  # the learner cannot be run with these settings
+        raise Refusal(str(error)) from error
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(
             f"every answer so far is in {book}. Run the same command to go on."

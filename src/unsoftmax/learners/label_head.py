@@ -23,9 +23,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners import labels_bisect, labels_paper
+from unsoftmax.learners.settings import one_of, positive, whole
 from unsoftmax.models import SingleHead
-from unsoftmax.protocol import Plan, Steps
+from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory import label_counts
 
 # 4 bits tell whether an entry is in range; beyond 52 a halved interval has no middle in float64.
@@ -45,9 +47,9 @@ class LabelHead:
         50 exhaust float64 labels, 16 those of a float32 target. With "paper" the error
         allowed is ‖ΔW‖_F ≤ norm_bound·2^-bits.
     norm_bound : float, optional
-        Bound on ‖W‖_F; needed by "paper" alone.
+        Bound on ‖W‖_F. "paper" needs it; with "bisect" it is only checked in the end.
     margin : float, optional
-        Every |v_i| is at least margin·‖v‖; needed by "paper" alone.
+        Every |v_i| is at least margin·‖v‖. "paper" needs it; "bisect" checks it.
     method : {"bisect", "paper"}
         Bisection of everything, or the paper's averages and bisection.
     seed : int
@@ -95,30 +97,15 @@ class LabelHead:
 
     def __post_init__(self) -> None:
         for name, least in (("dim", 1), ("bits", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{name} must be a whole number; it is {value!r}.")
-            if value < least:
-                raise ValueError(f"{name} must be {least} or more; it is {value}.")
-        if self.method not in ("bisect", "paper"):
-            raise ValueError(f'method must be "bisect" or "paper"; it is {self.method!r}.')
-        given = {"norm_bound": self.norm_bound, "margin": self.margin}
-        if self.method == "bisect":
-            if not _FEWEST <= self.bits <= _MOST:
-                raise ValueError(
-                    f"bits must be {_FEWEST} to {_MOST} for bisection; it is {self.bits}."
-                )
-            for name, value in given.items():
-                if value is not None:
-                    raise ValueError(f'Bisection needs no {name}: leave it out, or method="paper".')
-            return
-        for name, value in given.items():
-            if value is None:
+            whole(name, getattr(self, name), least)
+        one_of("method", self.method, ("bisect", "paper"))
+        if self.method == "bisect" and not _FEWEST <= self.bits <= _MOST:
+            raise ValueError(f"bits must be {_FEWEST} to {_MOST} for bisection; it is {self.bits}.")
+        for name in ("norm_bound", "margin"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+            elif self.method == "paper":
                 raise ValueError(f'method="paper" needs {name}.')
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-                raise TypeError(f"{name} must be a number; it is {value!r}.")
-            if not (value > 0 and np.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite; it is {value!r}.")
         largest = 1 / math.sqrt(self.dim)
         if float(self.margin or 0) > largest:
             raise ValueError(
@@ -168,8 +155,27 @@ class LabelHead:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         d, seed = int(self.dim), int(self.seed)
         if self.method == "paper":
-            return labels_paper.learn(d, *self._promise(), checks, seed)
-        return labels_bisect.learn(d, int(self.bits), checks, np.random.default_rng(seed))
+            return (yield from labels_paper.learn(d, *self._promise(), checks, seed))
+        found = yield from labels_bisect.learn(
+            d, int(self.bits), checks, np.random.default_rng(seed)
+        )
+        self._refuse_beyond(found)
+        return found
+
+    def _refuse_beyond(self, found: Found[SingleHead]) -> None:
+        """Refuse what contradicts the bounds that bisection does not need, where they are given."""
+        W, v = np.linalg.norm(found.model.W), np.min(np.abs(found.model.v))
+        errors = found.certificate.errors
+        if self.norm_bound is not None and W - errors["W"] > self.norm_bound:
+            raise ModelMismatch(
+                f"The labels are those of a head with ‖W‖_F = {W:.3g}, which contradicts "
+                f"norm_bound = {self.norm_bound:.3g}: leave it out, bisection needs none."
+            )
+        if self.margin is not None and v + errors["v"] < self.margin:
+            raise ModelMismatch(
+                f"The labels are those of a head whose smallest |v_i| is {v:.3g}‖v‖, which "
+                f"contradicts margin = {self.margin:.3g}: leave it out, bisection needs none."
+            )
 
     def _promise(self) -> tuple[float, float, float]:
         """Return ε_W, μ and W of Theorem B.1."""
