@@ -605,6 +605,9 @@ def test_bounds_that_bisection_does_not_need_are_checked():
     target = us.SingleHead(np.diag([3.0, 4.0]), [0.6, 0.8])
     good = us.learners.LabelHead(2, 20, norm_bound=5.1, margin=0.59)
     assert us.learn(labels(target), good).evidence.passed
-    for settings, name in (({"norm_bound": 4.9}, "norm_bound"), ({"margin": 0.61}, "margin")):
+    for name, wrong in (
+        ("norm_bound", us.learners.LabelHead(2, 20, norm_bound=4.9)),
+        ("margin", us.learners.LabelHead(2, 20, margin=0.61)),
+    ):
         with pytest.raises(us.ModelMismatch, match=f"contradicts {name}"):
-            us.learn(labels(target), us.learners.LabelHead(2, 20, **settings))
+            us.learn(labels(target), wrong)
