@@ -3,8 +3,9 @@
 `BY_NAME` is how the command line calls the learners.
 """
 
+from unsoftmax.learners.approximate_head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
 
-__all__ = ["BY_NAME", "ExactHead"]
+__all__ = ["BY_NAME", "ApproximateHead", "ExactHead"]
 
-BY_NAME = {"exact": ExactHead}
+BY_NAME = {"exact": ExactHead, "approximate": ApproximateHead}
