@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import scipy.fft
 
 from unsoftmax.learners import approximate_paper, offsets
 from unsoftmax.learners.opening import read_opening
+from unsoftmax.learners.reach import PILOTS, Reach, on_grid, orthogonal
 from unsoftmax.learners.settings import one_of, positive, whole
-from unsoftmax.learners.tolerated import Bounded, Pass, Terms, refuse_norm, solve, verify
+from unsoftmax.learners.tolerated import Bounded, Pass, Terms, refuse, solve, verify
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Singles
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -35,25 +35,6 @@ from unsoftmax.theory import counts
 from unsoftmax.theory.precision import Precision
 from unsoftmax.theory.two_tokens import Values
 
-# Without a radius: ±τ moves nothing by more than 1e-12 τ, and 2⁴⁰·z + 2⁻⁴⁰·b is 2⁴⁰·z in float64
-# and in float32 alike, so that no target sees other tokens than were meant.
-_STRETCH = 40
-# Tokens on this grid, times scales of few bits, are exact in float32, where most targets compute.
-_GRID = 2.0**-14
-# Below this share of the radius query tokens leave the rest to the offset all the same: 2⁻¹⁰
-# keeps α = R(1 − 2⁻¹⁰) short.
-_SHORTEST = 2.0**-10
-# Errors of W are least for logits of RMS 1 (σ' falls beyond); scales are powers of two, so
-# pilots are kept between a quarter of that and a bit more.
-_TARGET, _LARGEST = 0.9, 1.3
-# With ‖W‖_F ≤ W̄ no logit is beyond this, and σ' ≥ 0.1.
-_BOUNDED = 2.0
-# Pilots are asked this often at most: lower by so many octaves where they are saturated (±τ
-# hides |t| > 5 or so, float64 |t| > 30).
-_PILOTS = 4
-_LOWER = (4, 8, 16)
-_LOWER_STRETCHED = (20, 24, 24)
-_EXTREME = 100.0
 # Answers whose format is looked at.
 _WITNESSES = 256
 
@@ -156,13 +137,13 @@ class ApproximateHead:
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
         d, repeats = int(self.dim), int(self.repeats)
         queries = repeats * counts.single_head(d)
-        again = 0 if self.norm_bound is not None else (_PILOTS - 1) * d
+        again = 0 if self.norm_bound is not None else (PILOTS - 1) * d
         return Plan(
             queries=queries,
             at_most=queries + again,
             tokens=2 * queries - repeats * d,
             # opening and repeats; v again; pilots and the rest; hold-out
-            rounds=2 + (repeats > 1) + 1 + (0 if self.norm_bound is not None else _PILOTS) + 1,
+            rounds=2 + (repeats > 1) + 1 + (0 if self.norm_bound is not None else PILOTS) + 1,
             formula="d + d²" if repeats == 1 else "repeats·(d + d²)",
         )
 
@@ -172,15 +153,15 @@ class ApproximateHead:
         terms = Terms(self.tolerance, self.norm_bound, self.radius)
         if self.probes == "paper":
             return (yield from approximate_paper.learn(self.dim, terms, self.repeats, checks, rng))
-        scale = 2.0**_STRETCH if self.radius is None else self.radius
+        reach = Reach(self.radius)
         opened = yield from read_opening(
-            self.dim, False, checks, rng, terms.precision, scale, terms.cap
+            self.dim, False, checks, rng, terms.precision, reach.single, terms.cap
         )
-        values = yield from self._averaged(opened.values, scale, rng)
-        passes = yield from self._passes(values, rng)
+        values = yield from self._averaged(opened.values, reach.single, rng)
+        passes = yield from self._passes(values, reach, rng)
         values = self._as_answered(values, passes)
         W, W_error = solve(passes, values, self.norm_bound)
-        refuse_norm(W, W_error, self.norm_bound)
+        refuse(W, W_error, values, terms)
         fit = Bounded(SingleHead(W, values.v), values, W_error, terms.assumes)
         return (yield from verify(fit, opened, checks, rng, terms))
 
@@ -190,7 +171,7 @@ class ApproximateHead:
         """Ask for v again in new bases, and average."""
         if self.repeats == 1:
             return values
-        bases = [_orthogonal(self.dim, rng) for _ in range(self.repeats - 1)]
+        bases = [orthogonal(self.dim, rng) for _ in range(self.repeats - 1)]
         answers = yield [Singles(U, scale, phase="v", purpose="data") for U in bases]
         inverses = [np.linalg.inv(U) for U in bases]
         found = [inverse @ y / scale for inverse, y in zip(inverses, answers, strict=True)]
@@ -205,20 +186,20 @@ class ApproximateHead:
         return replace(values, v=v, v_error=v_error)
 
     def _passes(
-        self, values: Values, rng: np.random.Generator
+        self, values: Values, reach: Reach, rng: np.random.Generator
     ) -> Generator[Round, Answers, list[Pass]]:
         """Ask for W, every pass with new offsets and query tokens."""
         bases = [
-            (_on_grid(offsets.balanced(values.v, rng).rows), _orthogonal(self.dim, rng))
+            (on_grid(offsets.balanced(values.v, rng).rows), orthogonal(self.dim, rng))
             for _ in range(self.repeats)
         ]
         passes, grids = [], []
         if self.norm_bound is None:
-            k, piloted, others = yield from self._pilots(*bases[0], values)
+            k, piloted, others = yield from self._pilots(*bases[0], values, reach)
             passes, grids = [piloted], [others]
         else:
-            k = min(float(np.floor(np.log2(_BOUNDED / self.norm_bound))), self._most)
-        alpha, beta = self._split(k)
+            k = reach.bounded(self.norm_bound)
+        alpha, beta = reach.split(k)
         every = np.full(self.dim, alpha), np.full(self.dim, beta)
         whole_passes = [
             Grid(Z, B, *every, phase="W", purpose="data") for Z, B in bases[len(passes) :]
@@ -232,68 +213,30 @@ class ApproximateHead:
         return passes
 
     def _pilots(
-        self, Z: Array, B: Array, values: Values
+        self, Z: Array, B: Array, values: Values, reach: Reach
     ) -> Generator[Round, Answers, tuple[float, Pass, Pairs]]:
         """Find the scale by asking offset i with query token i; return it with the first pass.
 
         The pass lacks the answers to the pairs that are returned with it.
         """
         d = self.dim
-        diagonal = np.arange(d)
-        k = self._most if self.radius else float(np.round(np.log2(np.sqrt(d) * _TARGET)))
+        k = reach.first(d)
         purpose: Purpose = "pilot"
-        for attempt in range(_PILOTS):
-            alpha, beta = self._split(k)
-            phase = "W" if purpose == "pilot" else "W, again"
-            [y] = yield [self._pairs(Z, B, diagonal, diagonal, k, phase, purpose)]
-            asked = Pass(Z, B, np.full((d, d), alpha), np.full((d, d), beta), np.diag(y))
-            better = self._better(asked, values, k, attempt)
+        for attempt in range(PILOTS):
+            alpha, beta = (np.full((d, d), scale) for scale in reach.split(k))
+            asked = Pass(Z, B, alpha, beta, np.zeros((d, d)))
+            every = np.arange(d)
+            [y] = yield [_pairs(asked, every, every, purpose)]
+            np.fill_diagonal(asked.y, y)
+            better = reach.better(asked, values, k, attempt)
             if better == k:
                 break
-            last, k, purpose = k, better, "again"
-        else:
-            # the pilots stay as they are, only less precise
-            assert last != k
-        alpha, beta = self._split(k)
+            # after the last attempt these pilots stay: only less precise than the rest
+            k, purpose = better, "again"
         rest = ~np.eye(d, dtype=bool)
-        asked.alpha[rest], asked.beta[rest] = alpha, beta
+        asked.alpha[rest], asked.beta[rest] = reach.split(k)
         j, i = np.nonzero(rest)
-        return k, asked, self._pairs(Z, B, j, i, k, "W", "data")
-
-    def _pairs(
-        self, Z: Array, B: Array, j: Indices, i: Indices, k: float, phase: str, purpose: Purpose
-    ) -> Pairs:
-        alpha, beta = self._split(k)
-        every = np.full(len(j), alpha), np.full(len(j), beta)
-        return Pairs(Z, B, i, j, *every, phase=phase, purpose=purpose)
-
-    def _better(self, asked: Pass, values: Values, k: float, attempt: int) -> float:
-        """Suggest a scale; the same when pilots are in range."""
-        within = asked.read(values, None)
-        t, noise = np.diag(within.logit), float(np.median(4 * np.diag(within.p_error)))
-        unbounded = ~np.isfinite(np.diag(within.low)) | ~np.isfinite(np.diag(within.high))
-        if noise < 1 and np.mean(unbounded) > 0.25:
-            steps = _LOWER if self.radius else _LOWER_STRETCHED
-            return k - steps[min(attempt, len(steps) - 1)]
-        size = float(np.sqrt(np.mean(t**2)))
-        resolved = size > 3 * noise
-        octaves = float(np.floor(np.log2(_TARGET / (size if resolved else size + noise))))
-        if size > _LARGEST and resolved:
-            return k + octaves
-        return min(k + octaves, self._most) if octaves > 1 else k
-
-    @property
-    def _most(self) -> float:
-        """Largest log₂(αβ): query tokens of a quarter of the radius."""
-        return _EXTREME if self.radius is None else 2 * float(np.log2(self.radius)) - 2
-
-    def _split(self, k: float) -> tuple[float, float]:
-        """Split αβ ≈ 2^k into the largest α there may be, and β."""
-        if self.radius is not None:
-            beta = min(float(np.exp2(k)) / self.radius, self.radius / 4)
-            return self.radius - max(beta, _SHORTEST * self.radius), beta
-        up = _STRETCH + max(0.0, float(np.ceil(k / 2)))
-        return float(np.exp2(up)), float(np.exp2(k - up))
+        return k, asked, _pairs(asked, j, i, "data")
 
     def _as_answered(self, values: Values, passes: list[Pass]) -> Values:
         """Widen the precision by the format of the answers, which counts where they are large."""
@@ -310,23 +253,8 @@ class ApproximateHead:
         return replace(values, precision=precision, v_error=v_error)
 
 
-def _orthogonal(dim: int, rng: np.random.Generator) -> Array:
-    """Make a random basis, orthonormal up to the grid: a cosine transform, signs, a reflection.
-
-    As in `offsets.balanced`, the same bits whatever the BLAS.
-    """
-    if dim == 1:
-        return np.ones((1, 1))
-    U = scipy.fft.dct(np.diag(rng.choice([-1.0, 1.0], dim)), axis=0, norm="ortho")
-    for _ in range(2):
-        mirror = rng.standard_normal(dim)
-        U = U - 2 / (mirror @ mirror) * np.outer(U @ mirror, mirror)
-        U = U[rng.permutation(dim)]
-    return _on_grid(U)
-
-
-def _on_grid(rows: Array) -> Array:
-    """Cut rows to the grid; none becomes longer than 1."""
-    cut: Array = np.trunc(rows / _GRID) * _GRID
-    norms = np.linalg.norm(cut, axis=1, keepdims=True)
-    return np.where(norms > 1, cut * (1 - _GRID), cut)
+def _pairs(asked: Pass, j: Indices, i: Indices, purpose: Purpose) -> Pairs:
+    """Ask query token j[n] with offset i[n] at the scales that the pass has for them."""
+    scales = asked.alpha[j, i], asked.beta[j, i]
+    phase = "W, again" if purpose == "again" else "W"
+    return Pairs(asked.Z, asked.B, i, j, *scales, phase=phase, purpose=purpose)

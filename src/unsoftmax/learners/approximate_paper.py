@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from unsoftmax.learners.opening import read_opening
-from unsoftmax.learners.tolerated import Bounded, Pass, Terms, refuse_norm, solve, verify
+from unsoftmax.learners.tolerated import Bounded, Pass, Terms, refuse, solve, verify
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Grid, Probes, Round, Singles, UnitVectors
 from unsoftmax.protocol import Answers, Found
@@ -56,7 +56,7 @@ def learn(
     ]
     answers = yield grids * repeats
     for n, rows in enumerate(kinds):
-        y[:, rows] = np.mean([part.reshape(-1, dim) for part in answers[n :: len(kinds)]], axis=0)
+        y[:, rows] = np.mean([part.reshape(dim, -1) for part in answers[n :: len(kinds)]], axis=0)
 
     # an entry that counts as 0 is 0, or at most |v̂_i| + τ
     counted = Values(
@@ -79,6 +79,6 @@ def learn(
         if promised < W_error:
             W_error = promised
             assumes = (*assumes, "‖v‖ ≤ 1, and entries of v within the tolerance of 0 are 0.")
-    refuse_norm(W, W_error, norm_bound)
+    refuse(W, W_error, values, terms)
     fit = Bounded(SingleHead(W, values.v), values, W_error, assumes)
     return (yield from verify(fit, opened, checks, rng, terms))

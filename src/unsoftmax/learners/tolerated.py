@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners import holdout
 from unsoftmax.learners.opening import Opening
 from unsoftmax.learners.verdict import Fit, certificate_of
@@ -136,13 +136,22 @@ def _refuse_impossible(readings: list[Within], norm_bound: float | None) -> None
         )
 
 
-def refuse_norm(W: Array, error: float, norm_bound: float | None) -> None:
-    """Refuse a W that is certainly larger than the user said."""
-    size = float(np.linalg.norm(W))
+def refuse(W: Array, error: float, values: Values, terms: Terms) -> None:
+    """Refuse a W that is certainly larger than the user said, or that no answer bounds.
+
+    Under a radius ±τ may hide W; without one nothing does but logits that are infinite.
+    """
+    size, norm_bound = float(np.linalg.norm(W)), terms.norm_bound
     if norm_bound is not None and size - error > norm_bound * _SLACK:
         raise ModelMismatch(
             f"‖W‖_F is at least {size - error:.3g}, more than the norm bound of {norm_bound:g}: "
             "give a larger one."
+        )
+    if terms.radius is None and not np.isfinite(error):
+        raise NotIdentifiable(
+            "Some logits are out of the answers' reach at every scale tried, as with hard "
+            "attention. v is determined, W is not. " + " ".join(values.precision.why),
+            determined={"v": values.v, "c": 0.0},
         )
 
 
