@@ -32,7 +32,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Singles
 from unsoftmax.protocol import Answers, Plan, Steps
 from unsoftmax.theory import counts
-from unsoftmax.theory.precision import Precision
+from unsoftmax.theory.precision import KAPPA, UNIT, Precision
 from unsoftmax.theory.two_tokens import Values
 
 # Answers whose format is looked at.
@@ -175,13 +175,16 @@ class ApproximateHead:
         answers = yield [Singles(U, scale, phase="v", purpose="data") for U in bases]
         inverses = [np.linalg.inv(U) for U in bases]
         found = [inverse @ y / scale for inverse, y in zip(inverses, answers, strict=True)]
+        size = np.full(self.dim, scale * values.norm)
         errors = [
-            np.abs(inverse) @ (values.precision.of_one_term * np.abs(y) + self.tolerance) / scale
+            np.abs(inverse)
+            @ (values.precision.error(size, y) + self.dim * UNIT * np.abs(y))
+            / scale
             for inverse, y in zip(inverses, answers, strict=True)
         ]
         v = np.mean([values.v, *found], axis=0)
         # unit vectors bound each entry best, whatever the average says
-        first = np.abs(v - values.v) + values.v_error
+        first = np.abs(v - values.v) + values.v_error + 2 * UNIT * np.abs(v)
         v_error = np.minimum(first, np.mean([values.v_error, *errors], axis=0))
         return replace(values, v=v, v_error=v_error)
 
@@ -250,6 +253,8 @@ class ApproximateHead:
             why=values.precision.why + (seen.why if seen.relative else ()),
         )
         v_error = values.v_error + precision.of_one_term * np.abs(values.v)
+        if self.repeats > 1:  # sums of d terms, in bases whose rows' 1-norms are below √d
+            v_error = v_error + np.sqrt(self.dim) * KAPPA * precision.unit * values.norm
         return replace(values, precision=precision, v_error=v_error)
 
 
