@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
-from unsoftmax.protocol import Learner, Model
+from unsoftmax.protocol import Learner, Model, Oracle
+
+
+def _values(model: Model) -> Oracle:
+    return model
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,12 @@ class Case:
     """From a seed."""
     target: Callable[[int], Model]
     """From a seed; every call makes another target of the class."""
+    oracle: Callable[[Model], Oracle] = _values
+    """What a target is asked through."""
+    accuracy: float = 1e-9
+    """How close a recovery must come."""
+    single: bool = True
+    """Whether every probe is a float32 number."""
 
 
 def _head(dim: int, biases: bool) -> Callable[[int], us.SingleHead]:
@@ -30,6 +40,25 @@ def _head(dim: int, biases: bool) -> Callable[[int], us.SingleHead]:
         return us.SingleHead(W, v, rng.standard_normal(dim), 0.5) if biases else us.SingleHead(W, v)
 
     return make
+
+
+def _low_rank(dim: int, rank: int, biases: bool = False) -> Callable[[int], us.SingleHead]:
+    def make(seed: int) -> us.SingleHead:
+        rng = np.random.default_rng([dim, rank, seed])
+        K, Q = rng.standard_normal((2, rank, dim)) / np.sqrt(dim)
+        v = rng.standard_normal(dim)
+        w = K.T @ rng.standard_normal(rank) if biases else None
+        return us.SingleHead.from_factors(K, Q, v, w, 0.5 if biases else 0.0)
+
+    return make
+
+
+def _low(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.LowRankHead(dim, seed=seed, **settings)
+
+
+def _to_six_decimals(model: Model) -> Oracle:
+    return lambda X: np.round(model(X), 6)
 
 
 def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
@@ -42,4 +71,13 @@ CASES = [
     Case("ExactHead gaussian", _exact(6, probes="gaussian"), _head(6, False)),
     Case("ExactHead with biases", _exact(7, biases=True), _head(7, True)),
     Case("ExactHead in one dimension", _exact(1), _head(1, False)),
+    Case("LowRankHead", _low(9, rank=2), _low_rank(9, 2)),
+    Case("LowRankHead with biases", _low(9, rank=2, biases=True), _low_rank(9, 2, True)),
+    Case("LowRankHead, rank unknown", _low(12), _low_rank(12, 3)),
+    Case(
+        "LowRankHead, approximate values",
+        _low(9, rank=2, tolerance=5e-7),
+        _low_rank(9, 2),
+        _to_six_decimals,
+    ),
 ]

@@ -25,20 +25,21 @@ def same_bits(a, b):
 
 def test_declared_queries_are_counted_queries(case):
     for seed in range(3):
-        learner, oracle = case.learner(seed), Counted(case.target(seed))
+        learner, oracle = case.learner(seed), Counted(case.oracle(case.target(seed)))
         plan = learner.plan()
         recovery = us.learn(oracle, learner, holdout=24)
         counts = dict(recovery.counts)
         again = counts.pop("again", 0)
         assert counts.pop("check") == 24
-        assert sum(counts.values()) == plan.queries
-        assert oracle.queries == plan.queries + again + 24 == recovery.queries
-        assert plan.queries + again <= plan.at_most
+        asked = sum(counts.values())
+        assert plan.queries in (asked, None)
+        assert oracle.queries == asked + again + 24 == recovery.queries
+        assert asked + again <= plan.at_most
 
 
 def test_rounds_are_at_most_as_planned(case):
     """Driven by hand: next and send are all that a learner needs."""
-    learner, target = case.learner(0), case.target(0)
+    learner, target = case.learner(0), case.oracle(case.target(0))
     steps = learner.steps(32)
     parts, rounds, found = next(steps), 1, None
     while found is None:
@@ -54,7 +55,7 @@ def test_rounds_are_at_most_as_planned(case):
 def test_the_model_is_recovered_within_its_certificate(case):
     for seed in range(3):
         target = case.target(seed)
-        recovery = us.learn(target, case.learner(seed))
+        recovery = us.learn(case.oracle(target), case.learner(seed))
         assert recovery.evidence.passed
         for name, bound in recovery.certificate.errors.items():
             error = np.linalg.norm(
@@ -65,7 +66,7 @@ def test_the_model_is_recovered_within_its_certificate(case):
 
 
 def test_batches_and_threads_change_nothing(case):
-    target = case.target(1)
+    target = case.oracle(case.target(1))
 
     def one_by_one(X):
         # whatever the batch, every sequence is answered alone: same bits
@@ -79,7 +80,7 @@ def test_batches_and_threads_change_nothing(case):
 
 
 def test_asking_again_changes_nothing(case):
-    runs = [us.learn(case.target(2), case.learner(2)) for _ in range(2)]
+    runs = [us.learn(case.oracle(case.target(2)), case.learner(2)) for _ in range(2)]
     assert same_bits(runs[0].model, runs[1].model)
     assert runs[0].to_json() == runs[1].to_json()
 
@@ -87,14 +88,14 @@ def test_asking_again_changes_nothing(case):
 def test_two_targets_that_are_equal_give_models_that_are_equal(case):
     target = case.target(3)
     for seed in (0, 1):
-        found = us.learn(target, case.learner(seed)).model
-        assert us.equivalent(found, target, rtol=1e-9)
-        assert us.equivalent(us.canonical(found), us.canonical(target), rtol=1e-9)
+        found = us.learn(case.oracle(target), case.learner(seed)).model
+        assert us.equivalent(found, target, rtol=case.accuracy)
+        assert us.equivalent(us.canonical(found), us.canonical(target), rtol=case.accuracy)
 
 
 def test_answers_are_taken_by_value(case):
     """The oracle may do what it likes with the array it was given."""
-    target = case.target(1)
+    target = case.oracle(case.target(1))
 
     def vandal(X):
         y = target(X)
@@ -129,7 +130,9 @@ def test_the_same_seed_asks_the_same_and_another_asks_other(case):
 
 def test_probes_survive_float32(case):
     """Targets compute in float32: what they are asked must not change on the way."""
-    target = case.target(0)
+    if not case.single:
+        pytest.skip("bisection and loud probes need all of float64")
+    target = case.oracle(case.target(0))
 
     def single(X):
         assert np.array_equal(X.astype(np.float32).astype(np.float64), X)

@@ -18,10 +18,13 @@ from unsoftmax.report.figures import draw_head
 def test_table_and_files(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)], env={"COLUMNS": "120"})
     assert done.exit_code == 0
+    assert "23,969" in done.stdout
     assert "148,225" in done.stdout
     assert "certified" in done.stdout
     told = json.loads((tmp_path / "recovery.json").read_text(encoding="utf-8"))
     assert told["evidence"]["passed"]
+    assert isinstance(us.load(tmp_path / "exact" / "model.safetensors"), us.SingleHead)
+    assert us.load(tmp_path / "model.safetensors").arrays()["K"].shape == (32, 384)
     assert (tmp_path / "recovery.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -92,6 +92,14 @@ def show_table(title: str, rows: list[tuple[str, str]]) -> None:
     stdout.print(table)
 
 
+def show_columns(title: str, columns: dict[str, list[tuple[str, str]]]) -> None:
+    """Print several lists of the same names and their values side by side."""
+    table = Table("", *columns, title=title, title_justify="left")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(row[0][0], *(value for _, value in row))
+    stdout.print(table)
+
+
 def query_rows(recovery: Recovery[Model], formula: str) -> list[tuple[str, str]]:
     """Say what was asked, each purpose apart."""
     counts = dict(recovery.counts)

@@ -35,10 +35,10 @@ def build(model: str, settings: Settings) -> Learner[Model]:
     if "dim" in known and "dim" not in settings:
         raise Refusal("--dim is missing: the dimension of a token.")
     try:
-        built: Learner[Model] = learner(**settings)
+        made: Learner[Model] = learner(**settings)
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
-    return built
+    return made
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

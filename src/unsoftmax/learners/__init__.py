@@ -3,9 +3,16 @@
 `BY_NAME` is how the command line calls the learners.
 """
 
+from typing import Any
+
 from unsoftmax.learners.approximate_head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
+from unsoftmax.learners.low_rank_head import LowRankHead
 
-__all__ = ["BY_NAME", "ApproximateHead", "ExactHead"]
+__all__ = ["BY_NAME", "ApproximateHead", "ExactHead", "LowRankHead"]
 
-BY_NAME = {"exact": ExactHead, "approximate": ApproximateHead}
+BY_NAME: dict[str, type[Any]] = {
+    "exact": ExactHead,
+    "low-rank": LowRankHead,
+    "approximate": ApproximateHead,
+}

@@ -40,7 +40,7 @@ _TARGET = 0.5
 _ENOUGH = 5
 _SMALLEST = 0.1
 # Where each stage ends, and by how many octaves it stays below the suggested scale.
-_STAGES = ((1, 2, 3), (2, 5, 2), (5, None, 0))
+STAGES = ((1, 2, 3), (2, 5, 2), (5, None, 0))
 # An answer is asked again when its error is this many times its column's median: at 1e3 the
 # worst runs at d = 128 lost a digit, below 60 generic columns are asked again for nothing.
 _POOR = 60.0
@@ -62,8 +62,35 @@ def offset_only(k: Exponents) -> tuple[Array, Array]:
     return np.exp2(k), np.ones(len(k))
 
 
-def beside_bias(shift: Array) -> Split:
-    """Split s = 2^k where every logit has a part α·z·w of its own.
+def loud(gain: float) -> Split:
+    """Split s = 2^k with offsets scaled up by ``gain`` more, query tokens down by as much.
+
+    Logits stay, answers grow: additive noise counts for 1/``gain`` of what it did.
+    """
+
+    def split(k: Exponents) -> tuple[Array, Array]:
+        alpha, beta = free(k)
+        return gain * alpha, beta / gain
+
+    return split
+
+
+def even(k: Exponents) -> tuple[Array, Array]:
+    """Split s = 2^k into two factors as equal as powers of two can be."""
+    return np.exp2(k - k // 2), np.exp2(k // 2)
+
+
+def at_query_scale(beta: float) -> Split:
+    """Split s = 2^k for query tokens whose scale is settled."""
+
+    def split(k: Exponents) -> tuple[Array, Array]:
+        return np.exp2(k) / beta, np.full(len(k), beta)
+
+    return split
+
+
+def beside_bias(shift: Array, split: Split = free) -> Split:
+    """Change a split of s = 2^k for logits that have a part α·z·w of their own.
 
     It grows with the offset alone, so offsets are scaled as far as it stays moderate, and
     query tokens as far as β ≤ α. Where 2^k is out of reach the largest s that is not is taken.
@@ -76,11 +103,11 @@ def beside_bias(shift: Array) -> Split:
     rms = float(np.sqrt(np.mean(shift**2)))
     limit = float(np.exp2(np.floor(np.log2(max(2.0 / max(rms, 1e-100), 1e-100)))))
 
-    def split(k: Exponents) -> tuple[Array, Array]:
-        alpha = np.minimum(np.exp2(np.maximum(k, 0)), limit)
+    def beside(k: Exponents) -> tuple[Array, Array]:
+        alpha = np.minimum(split(k)[0], limit)
         return alpha, np.minimum(alpha, np.exp2(k) / alpha)
 
-    return split
+    return beside
 
 
 @dataclass(slots=True)
@@ -111,6 +138,22 @@ class Block:
     def shape(self) -> tuple[int, int]:
         """Number of query tokens and of offsets."""
         return self.queries.shape[0], self.offsets.shape[0]
+
+    def widened(self, queries: Rows) -> Block:
+        """Return the block with room for more query tokens; these begin with the old ones."""
+        wider = Block(self.offsets, queries, self.values, self.split, self.phase, self.shift)
+        for mine, its in ((self.y, wider.y), (self.alpha, wider.alpha), (self.beta, wider.beta)):
+            its[: len(mine)] = mine
+        wider.again = self.again
+        return wider
+
+    def kept(self, tokens: Indices) -> Block:
+        """Return the block of some query tokens alone."""
+        rows = pick(self.queries, tokens)
+        kept = Block(self.offsets, rows, self.values, self.split, self.phase, self.shift)
+        kept.y, kept.alpha, kept.beta = (x[tokens] for x in (self.y, self.alpha, self.beta))
+        kept.again = self.again
+        return kept
 
     @property
     def scale(self) -> Array:
@@ -247,12 +290,31 @@ def measure(
     tokens, count = block.shape
     k = first_scale(block)
     yield from block.pilot(np.arange(tokens), k, spare)
-    for first, last, reserve in _STAGES:
+    for first, last, reserve in STAGES:
         if first < count:
             k = _suggested_scale(block, first, k) - reserve
             yield from block.ask(slice(None), slice(first, last), k)
     yield from block.retry(k, spare)
     return block
+
+
+def common_scale(block: Block, k: int | None = None) -> Exponents:
+    """Suggest one scale for all query tokens from every logit seen so far.
+
+    For tokens that are random to W: then all columns W b are about equally long. ``k`` is
+    taken where no logit was asked; where none can be told from 0 the scale stays.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        measured = block.measured()
+        error = block.gates().logit_error / block.scale
+        usable = np.isfinite(measured) & np.isfinite(error)
+        asked = np.log2(block.scale[np.isfinite(block.y)])
+    suggested = int(np.median(asked)) if k is None else k
+    if np.any(usable):
+        rms = float(np.sqrt(np.mean(measured[usable] ** 2)))
+        if rms > np.sqrt(np.mean(error[usable] ** 2)):
+            suggested = int(_octaves(np.array(_TARGET / rms)))
+    return np.full(block.shape[0], suggested)
 
 
 def first_scale(block: Block) -> Exponents:
@@ -264,6 +326,7 @@ def first_scale(block: Block) -> Exponents:
 def _refuse_unreadable(block: Block) -> None:
     """Refuse answers outside what any weights can give, and logits still out of range."""
     gates = block.gates()
+    asked = np.isfinite(block.y)
     outside = np.maximum(-gates.p, gates.p - 1) > 3 * gates.p_error
     if np.any(outside):
         raise ModelMismatch(
@@ -271,8 +334,7 @@ def _refuse_unreadable(block: Block) -> None:
             "what any attention weights between them can give: the target is not a single "
             "attention head."
         )
-    if not np.all(np.isfinite(gates.logit)):
-        lost = np.count_nonzero(~np.isfinite(gates.logit))
+    if lost := np.count_nonzero(asked & ~np.isfinite(gates.logit)):
         raise NotIdentifiable(
             f"{lost} of {outside.size} logits are out of the answers' reach: they equal b·v or "
             "(a+b)·v to the last digit at every scale tried, as with hard attention. v is "
@@ -327,13 +389,15 @@ def _suggested_scale(block: Block, seen: int, k: Exponents) -> Exponents:
 def _poor(block: Block, k: Exponents) -> tuple[Indices, Indices, Exponents]:
     """Find answers far less precise than their column, worst first, and a better scale."""
     logit, error, _ = _read(block, slice(None), slice(None))
+    asked = np.isfinite(block.y)
     with np.errstate(invalid="ignore", divide="ignore"):
         # the offset's own share, 1/|a·v|, is no fault of the scale
         blame = error / block.scale * np.abs(block.a.value) / block.a.norm
         blame = np.where(np.isfinite(logit), blame, np.inf)
         # by the lower quartile: finite even where half of a column is saturated
-        typical = np.partition(blame, blame.shape[1] // 4, axis=1)[:, blame.shape[1] // 4, None]
-        j, i = np.nonzero(blame > _POOR * typical)
+        quartile = np.count_nonzero(asked, axis=1) // 4
+        typical = np.take_along_axis(np.sort(blame, axis=1), quartile[:, None], axis=1)
+        j, i = np.nonzero(asked & (blame > _POOR * typical))
         at_one = _octaves(block.scale[j, i] / np.abs(logit[j, i]))
         lower = _octaves(block.scale[j, i]) - 6
     better = np.where(np.isfinite(logit[j, i]), np.minimum(at_one, k[j]), lower)

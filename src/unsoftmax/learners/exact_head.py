@@ -83,7 +83,7 @@ class ExactHead:
     probes: Literal["balanced", "paper", "gaussian"] = "balanced"
     seed: int = 0
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
@@ -120,6 +120,7 @@ class ExactHead:
         opened = yield from read_opening(self.dim, self.biases, checks, rng)
         values = opened.values
         Z = self._offsets(values, rng)
+        rows = Z.made()
         w = np.zeros(self.dim)
         bias: Block | None = None
         split: Split = free
@@ -127,13 +128,13 @@ class ExactHead:
         spare = _AGAIN_PER_TOKEN * (self.dim + self.biases)
         if self.biases:
             bias = yield from measure(
-                values, Z.rows, np.zeros((1, self.dim)), offset_only, "w", spare
+                values, rows, np.zeros((1, self.dim)), offset_only, "w", spare
             )
             spare -= bias.again
             [shift] = bias.measured()
             w = Z.solve(shift[None])[:, 0]
             split = beside_bias(shift)
-        block = yield from measure(values, Z.rows, UnitVectors(self.dim), split, "W", spare, shift)
+        block = yield from measure(values, rows, UnitVectors(self.dim), split, "W", spare, shift)
         model = SingleHead(Z.solve(block.measured()), values.v, w, values.c)
 
         fit = _Fit(model, values, block, bias, Z)

@@ -74,8 +74,13 @@ def closing(
     count: int,
     rng: np.random.Generator,
     radius: float = np.inf,
+    gain: float = 1.0,
 ) -> list[Sequences]:
-    """Long sequences at moderate logits of ``model``, one family per length."""
+    """Long sequences at moderate logits of ``model``, one family per length.
+
+    Offsets are ``gain`` times as large as logits ask for, query tokens as much smaller: where
+    answers are noisy, larger ones tell more.
+    """
     d = model.dim
     sequences: dict[int, list[Array]] = {}
     for n in range(count):
@@ -86,8 +91,8 @@ def closing(
         if n % 2:
             query = rng.standard_normal(d) / np.sqrt(d)
         alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)])
-        b = beta * query
-        sequences.setdefault(length, []).append(np.vstack([alpha * offsets + b, b]))
+        b = beta / gain * query
+        sequences.setdefault(length, []).append(np.vstack([gain * alpha * offsets + b, b]))
     return [_check("closing", np.array(X), radius) for X in sequences.values()]
 
 
@@ -116,7 +121,7 @@ def _sizes(
 
 
 def _check(phase: str, X: Array, radius: float) -> Sequences:
-    """Round tokens to float32, so that every target is asked exactly this; none beyond ``radius``."""
+    """Round tokens to float32, so that every target is asked exactly this; none is too long."""
     rounded = X.astype(np.float32).astype(np.float64)
     largest = np.linalg.norm(rounded, axis=2).max(axis=1)
     beyond = largest > radius

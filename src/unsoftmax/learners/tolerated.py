@@ -189,9 +189,8 @@ def verify(
     they are and makes the answers large beside ±τ.
     """
     certificate = certificate_of(fit, checks)
-    closing = holdout.closing(fit.model, certificate, opened.closing, rng, terms.cap)
-    if terms.radius is None:
-        closing = [_stretched(family) for family in closing]
+    gain = _STRETCH if terms.radius is None else 1.0
+    closing = holdout.closing(fit.model, certificate, opened.closing, rng, terms.cap, gain)
     closed = yield list(closing)
     evidence = _judge(
         [opened.probes, *closing], [opened.answers, *closed], fit, certificate, checks
@@ -204,13 +203,6 @@ def verify(
             "is too small."
         )
     return Found(fit.model, certificate, evidence, fit.notes())
-
-
-def _stretched(probes: Sequences) -> Sequences:
-    query = probes.X[:, -1:]
-    X = _STRETCH * (probes.X - query) + query / _STRETCH
-    X[:, -1:] = query / _STRETCH
-    return Sequences(X, phase=probes.phase, purpose=probes.purpose)
 
 
 def _judge(

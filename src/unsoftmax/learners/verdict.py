@@ -24,10 +24,10 @@ from unsoftmax.theory.two_tokens import Values
 
 # How much coarser than they look the answers may be to explain the hold-out: a second head
 # that is 1e-5 of the first would take 10⁵ and more for float64 answers. Known formats are exact.
-_MOST_UNEXPLAINED = 2.0**12
+MOST_UNEXPLAINED = 2.0**12
 _MOST_UNEXPLAINED_COARSE = 2.0
 # Heads leave residuals of up to ¼ of what their certificate allows; what leaves more gets a
-# certificate wider by as much.
+# certificate wider by twice as much: it may be by chance that they were not larger.
 _STRAIN = 4.0
 
 
@@ -58,7 +58,9 @@ def conclude(
     checks: int,
     rng: np.random.Generator,
     otherwise: str,
+    unexplained: float = MOST_UNEXPLAINED,
     radius: float = np.inf,
+    gain: float = 1.0,
 ) -> Generator[Round, Answers, Found[SingleHead]]:
     """Ask the closing hold-out and return what was found, or refuse it.
 
@@ -72,14 +74,18 @@ def conclude(
         Queries of the whole hold-out.
     otherwise : str
         What else may explain a target that is not predicted.
+    unexplained : float
+        How much coarser than they look float64 answers may be to explain the hold-out.
     radius : float
         No token of the hold-out is longer.
+    gain : float
+        How much louder its offsets are than logits ask for; see `holdout.closing`.
     """
     certificate = certificate_of(fit, checks)
-    closing = holdout.closing(fit.model, certificate, opened.closing, rng, radius)
+    closing = holdout.closing(fit.model, certificate, opened.closing, rng, radius, gain)
     closed = yield list(closing)
     probes, answers = [opened.probes, *closing], [opened.answers, *closed]
-    fit, evidence = _judged(fit, probes, answers, checks, otherwise)
+    fit, evidence = _judged(fit, probes, answers, checks, unexplained, otherwise)
     certificate = certificate_of(fit, checks)
     notes = fit.notes()
     if not np.isfinite(certificate.errors["W"]):
@@ -103,14 +109,19 @@ def certificate_of(fit: Fit, checks: int) -> Certificate:
 
 
 def _judged(
-    fit: F, probes: list[Sequences], answers: list[Array], checks: int, otherwise: str
+    fit: F,
+    probes: list[Sequences],
+    answers: list[Array],
+    checks: int,
+    unexplained: float,
+    otherwise: str,
 ) -> tuple[F, Evidence]:
     """Hold the fit against the hold-out; assume coarser answers as far as allowed, or refuse.
 
     Returns the fit whose certificate the hold-out supports.
     """
     precision = fit.values.precision
-    limit = _MOST_UNEXPLAINED if precision == Precision() else _MOST_UNEXPLAINED_COARSE
+    limit = unexplained if precision == Precision() else _MOST_UNEXPLAINED_COARSE
     factor, wider = 1.0, fit
     while True:
         certificate = certificate_of(wider, checks)
@@ -119,7 +130,7 @@ def _judged(
         )
         if evidence.passed or not checks:
             if strain > 1 / _STRAIN:
-                wider = _coarser(wider, _STRAIN * strain)
+                wider = _coarser(wider, 2 * _STRAIN * strain)
             return wider, evidence
         factor *= 2 * max(1.0, evidence.max_residual / evidence.tolerance)
         if not factor <= limit:  # also when there is nothing to compare

@@ -17,3 +17,16 @@ def single_head(dim: int, *, biases: bool = False) -> int:
     (147840, 148225)
     """
     return (dim + 1) ** 2 if biases else dim * dim + dim
+
+
+def low_rank_head(dim: int, rank: int, *, biases: bool = False) -> int:
+    """Count the free parameters of a head whose W, or [W w] with biases, has rank r.
+
+    d for v and r(2d − r) for W; with biases r(2d + 1 − r) for [W w] and one for c.
+
+    Examples
+    --------
+    >>> low_rank_head(384, 32), low_rank_head(384, 32, biases=True)
+    (23936, 23969)
+    """
+    return dim + biases + rank * (2 * dim + biases - rank)

@@ -140,6 +140,11 @@ class Precision:
             why=self.why + why,
         )
 
+    @classmethod
+    def told(cls, tolerance: float) -> Precision:
+        """Take the user's word that answers are within ``tolerance``, arithmetic apart."""
+        return cls(absolute=tolerance, why=(f"Answers are within ±{tolerance:.3g}, as told.",))
+
     def with_noise(self, deviation: float, repeats: int) -> Precision:
         """Add noise whose deviation was estimated from so many repeated questions."""
         if not deviation:

@@ -24,8 +24,8 @@ import numpy as np
 from unsoftmax.probes import Array, LazyRows, Rows, UnitVectors
 from unsoftmax.theory.precision import Precision
 
-# Lazy rows are read 8 MiB at a time.
-_LAZY_NUMBERS = 2**20
+# Lazy rows are read 2 MiB at a time.
+_LAZY_NUMBERS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
