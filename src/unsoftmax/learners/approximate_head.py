@@ -23,9 +23,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from unsoftmax.learners import approximate_paper, offsets
+from unsoftmax.learners import approximate_paper
 from unsoftmax.learners.opening import read_opening
-from unsoftmax.learners.reach import PILOTS, Reach, on_grid, orthogonal
+from unsoftmax.learners.reach import PILOTS, Reach, balanced, basis
 from unsoftmax.learners.settings import one_of, positive, whole
 from unsoftmax.learners.tolerated import Bounded, Pass, Terms, refuse, solve, verify
 from unsoftmax.models import SingleHead
@@ -171,7 +171,7 @@ class ApproximateHead:
         """Ask for v again in new bases, and average."""
         if self.repeats == 1:
             return values
-        bases = [orthogonal(self.dim, rng) for _ in range(self.repeats - 1)]
+        bases = [basis(self.dim, rng) for _ in range(self.repeats - 1)]
         answers = yield [Singles(U, scale, phase="v", purpose="data") for U in bases]
         inverses = [np.linalg.inv(U) for U in bases]
         found = [inverse @ y / scale for inverse, y in zip(inverses, answers, strict=True)]
@@ -192,10 +192,7 @@ class ApproximateHead:
         self, values: Values, reach: Reach, rng: np.random.Generator
     ) -> Generator[Round, Answers, list[Pass]]:
         """Ask for W, every pass with new offsets and query tokens."""
-        bases = [
-            (on_grid(offsets.balanced(values.v, rng).rows), orthogonal(self.dim, rng))
-            for _ in range(self.repeats)
-        ]
+        bases = [(balanced(values.v, rng), basis(self.dim, rng)) for _ in range(self.repeats)]
         passes, grids = [], []
         if self.norm_bound is None:
             k, piloted, others = yield from self._pilots(*bases[0], values, reach)

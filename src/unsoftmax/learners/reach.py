@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.fft
 
+from unsoftmax.learners import offsets
 from unsoftmax.learners.tolerated import Pass
 from unsoftmax.probes import Array
 from unsoftmax.theory.two_tokens import Values
@@ -92,22 +92,17 @@ class Reach:
         return min(k + octaves, self.most) if octaves > 1 else k
 
 
-def orthogonal(dim: int, rng: np.random.Generator) -> Array:
-    """Make a random basis, orthonormal up to the grid: a cosine transform, signs, reflections.
-
-    As in `offsets.balanced`, the same bits whatever the BLAS.
-    """
-    if dim == 1:
-        return np.ones((1, 1))
-    U = scipy.fft.dct(np.diag(rng.choice([-1.0, 1.0], dim)), axis=0, norm="ortho")
-    for _ in range(2):
-        mirror = rng.standard_normal(dim)
-        U = U - 2 / (mirror @ mirror) * np.outer(U @ mirror, mirror)
-        U = U[rng.permutation(dim)]
-    return on_grid(U)
+def basis(dim: int, rng: np.random.Generator) -> Array:
+    """Make a random basis, orthonormal up to the grid."""
+    return _on_grid(offsets.rotation(dim, rng).made())
 
 
-def on_grid(rows: Array) -> Array:
+def balanced(v: Array, rng: np.random.Generator) -> Array:
+    """Make balanced offsets on the grid; see `offsets.balanced`."""
+    return _on_grid(offsets.balanced(v, rng).made())
+
+
+def _on_grid(rows: Array) -> Array:
     """Cut rows to the grid; none becomes longer than 1."""
     cut: Array = np.trunc(rows / _GRID) * _GRID
     norms = np.linalg.norm(cut, axis=1, keepdims=True)
