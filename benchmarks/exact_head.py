@@ -14,32 +14,33 @@ something only when nothing else runs: the load average is in the header.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import multiprocessing
-import os
-import platform
-import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from scipy.optimize import minimize
 
 import unsoftmax as us
+from measuring import (
+    ROOT,
+    Timed,
+    apart,
+    environment,
+    middle,
+    peak_memory,
+    publish,
+    relative,
+    table,
+)
 from unsoftmax.probes import Array
 
 Probes = Literal["balanced", "paper", "gaussian"]
 
-ROOT = Path(__file__).parent.parent
 DIMS = (16, 32, 64, 128, 256, 512)
 LARGE = 1024
 STUDENT_DIMS = (16, 32)
@@ -47,9 +48,6 @@ STUDENT_RESTARTS = 3
 STUDENT_STEPS = 3000
 PROBES: tuple[Probes, ...] = ("balanced", "paper", "gaussian")
 SMALL = {"Gaussian v": 1.0, "8 at 1e-8": 1e-8, "8 at 1e-10": 1e-10}
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 # -- one recovery
@@ -82,24 +80,6 @@ class Run:
     ledger: int
 
 
-class Timed:
-    """An oracle's own account of its queries and its time."""
-
-    def __init__(self, target: Callable[[Array], Array]) -> None:
-        self.target = target
-        self.queries = self.calls = 0
-        self.seconds = 0.0
-
-    def __call__(self, X: Array) -> Array:
-        """Answer, and note how long it took."""
-        self.queries += len(X)
-        self.calls += 1
-        start = time.perf_counter()
-        answers = self.target(X)
-        self.seconds += time.perf_counter() - start
-        return answers
-
-
 def head(dim: int, small: float, seed: int) -> us.SingleHead:
     rng = np.random.default_rng([dim, seed])
     W = rng.standard_normal((dim, dim)) / np.sqrt(dim)
@@ -110,16 +90,6 @@ def head(dim: int, small: float, seed: int) -> us.SingleHead:
 
 def sequences(dim: int, count: int, deviation: float, rng: np.random.Generator) -> Array:
     return deviation * rng.standard_normal((count, 8, dim))
-
-
-def relative(found: Array, true: Array) -> float:
-    return float(np.linalg.norm(found - true) / np.linalg.norm(true))
-
-
-def peak_memory() -> int:
-    """Return the most memory this process ever held, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def recover(case: Case) -> Run:
@@ -224,30 +194,6 @@ def train(lesson: Lesson) -> Grade:
 # -- all of them
 
 
-def apart(work: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """Do each task in a fresh process, one after the other."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
-        done = []
-        for number, result in enumerate(pool.map(work, tasks), 1):
-            print(f"\r{number} of {len(tasks)} runs", end="", file=sys.stderr, flush=True)
-            done.append(result)
-    print(file=sys.stderr)
-    return done
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Lay out a markdown table whose columns also line up as plain text."""
-    cells = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
-    return "\n".join(lines)
-
-
 def error_of(runs: Sequence[Run]) -> str:
     errors = [run.error for run in runs if run.error is not None]
     if not errors:
@@ -259,10 +205,6 @@ def error_of(runs: Sequence[Run]) -> str:
 def seeds_of(dim: int, seeds: int) -> range:
     """Return the seeds to measure: where a run takes minutes one must do."""
     return range(seeds if dim < LARGE else 1)
-
-
-def middle(values: Iterable[float], places: int) -> str:
-    return f"{median(values):,.{places}f}"
 
 
 def accuracy(dims: Sequence[int], seeds: int) -> str:
@@ -352,26 +294,6 @@ def students(dims: Sequence[int], seeds: int) -> str:
     return table(["d", "how", "queries", "error of W", "error of f", "seconds"], rows)
 
 
-def environment() -> str:
-    """Say when and with what this was measured; no names of hosts, no paths."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--", "src"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name.lower())}" for name in ("NumPy", "SciPy")
-    )
-    return (
-        f"Measured on {datetime.now(UTC):%Y-%m-%d} at commit {commit or 'unknown'}"
-        + (" with uncommitted changes" if changed else "")
-        + f"; Python {platform.python_version()}, {versions}, {platform.machine()}, "
-        + f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before."
-    )
-
-
 def document(dims: Sequence[int], seeds: int) -> str:
     student_dims = [dim for dim in dims if dim in STUDENT_DIMS]
     return f"""# ExactHead: exactness and cost
@@ -423,9 +345,7 @@ def main() -> None:
     options = parser.parse_args()
     dims = [*options.dims, *([LARGE] if options.large else [])]
     text = document(dims, options.seeds)
-    print(text)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(text, encoding="utf-8")
+    publish(text, options.out)
 
 
 if __name__ == "__main__":

@@ -139,3 +139,16 @@ def test_probes_survive_float32(case):
         return target(X)
 
     us.learn(single, case.learner(0))
+
+
+def test_a_run_that_stopped_goes_on_and_nothing_is_asked_twice(case, tmp_path):
+    target = case.oracle(case.target(5))
+    whole = us.learn(target, case.learner(5))
+    ledger = tmp_path / "ledger.sqlite"
+    counted = Counted(target)
+    for part in (0.2, 0.6):
+        with pytest.raises(us.BudgetExceeded):
+            us.learn(counted, case.learner(5), budget=int(part * whole.queries), ledger=ledger)
+    again = us.learn(counted, case.learner(5), ledger=ledger)
+    assert same_bits(again.model, whole.model)
+    assert counted.queries == again.queries <= whole.queries + 2 * 8
