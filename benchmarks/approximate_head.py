@@ -148,8 +148,8 @@ def worst_ratio(dim: int, shape: str, seed: int) -> float:
         ApproximateHead(dim, 1e-9, norm_bound=2.0, probes="paper", seed=seed),
     ):
         # as many answers as parameters: the estimate is the inverse of asking
-        J: Array = np.linalg.inv(jacobian(target, by_hand(learner, target)[0]))[dim:]
-        found.append(worst_case(J, dim, rng))
+        inverse = np.linalg.inv(jacobian(target, by_hand(learner, target)[0]))
+        found.append(worst_case(np.asarray(inverse[dim:], dtype=np.float64), dim, rng))
     return found[0] / found[1]
 
 
