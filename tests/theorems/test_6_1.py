@@ -531,6 +531,15 @@ IMPOSTORS = tuple(impostors(2, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize("name", IMPOSTORS)
+def test_impostors_are_refused_within_a_radius(name, trials):
+    for d, seed in itertools.product((2, 5, 16), range(trials(3, 25))):
+        target = impostors(d, np.random.default_rng([d, seed]))[name]
+        capped = us.oracles.norm_capped(us.oracles.rounded(target, 6), 1.5)
+        with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
+            us.learn(capped, Approximate(d, 5e-7, radius=1.5, seed=seed))
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
 def test_impostors_are_refused_through_one_decimal(name, trials):
     """Stretched tokens see through rounding, the hold-out's too."""
     for d, seed in itertools.product((2, 5, 16), range(trials(3, 25))):
@@ -543,6 +552,8 @@ def test_hard_attention_has_no_finite_W():
     v = np.arange(1.0, 5.0)
     with pytest.raises(us.NotIdentifiable, match="hard attention"):
         us.learn(lambda X: (X @ v).max(axis=1), Approximate(4, 0.1))
+    with pytest.raises(us.NotIdentifiable, match="hard attention"):
+        us.learn(lambda X: (X @ v).max(axis=1), Approximate(4, 1e-4, radius=1.0))
 
 
 # -- settings

@@ -161,7 +161,7 @@ class ApproximateHead:
         passes = yield from self._passes(values, reach, rng)
         values = self._as_answered(values, passes)
         W, W_error = solve(passes, values, self.norm_bound)
-        refuse(W, W_error, values, terms)
+        refuse(passes, W, W_error, values, terms)
         fit = Bounded(SingleHead(W, values.v), values, W_error, terms.assumes)
         return (yield from verify(fit, opened, checks, rng, terms))
 

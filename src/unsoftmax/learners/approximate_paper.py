@@ -72,6 +72,6 @@ def learn(
     entrywise = errors + np.where(zero[:, None], errors[largest], 0.0)
     W_error = min(W_error, float(np.linalg.norm(entrywise)))
     # The theorem's own bound takes each of these steps at its worst: it is no help here.
-    refuse(W, W_error, values, terms)
+    refuse([asked], W, W_error, counted, terms)
     fit = Bounded(SingleHead(W, values.v), values, W_error, terms.assumes)
     return (yield from verify(fit, opened, checks, rng, terms))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners import offsets
-from unsoftmax.learners.tolerated import Pass
+from unsoftmax.learners.tolerated import Pass, saturated
 from unsoftmax.probes import Array
 from unsoftmax.theory.two_tokens import Values
 
@@ -79,9 +79,7 @@ class Reach:
         """Suggest a scale from pilots on the diagonal; the same when they are in range."""
         within = asked.read(values, None)
         t, noise = np.diag(within.logit), float(np.median(4 * np.diag(within.p_error)))
-        unbounded = ~np.isfinite(np.diag(within.low)) | ~np.isfinite(np.diag(within.high))
-        # where ±τ hides everything a smaller scale would not show more
-        if noise < 1 and np.mean(unbounded) > 0.25:
+        if saturated(np.diag(within.open), np.diag(within.p_error)):
             steps = _LOWER_STRETCHED if self.radius is None else _LOWER
             return k - steps[min(attempt, len(steps) - 1)]
         size = float(np.sqrt(np.mean(t**2)))

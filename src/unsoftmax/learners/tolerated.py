@@ -16,6 +16,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners import holdout
@@ -30,6 +31,10 @@ from unsoftmax.theory.two_tokens import Values, Vectors
 
 # Rounding of norms and logits themselves, beside a bound that is otherwise exact.
 _SLACK = 1 + 1e-9
+# Answers that are off by this much of p tell nothing apart.
+_HIDDEN = 0.25
+# At a scale that suits the others a few logits may still be beyond what answers resolve.
+_MOST_OPEN = 0.25
 # How far the hold-out's tokens are stretched where no radius forbids it.
 _STRETCH = 2.0**20
 
@@ -136,10 +141,18 @@ def _refuse_impossible(readings: list[Within], norm_bound: float | None) -> None
         )
 
 
-def refuse(W: Array, error: float, values: Values, terms: Terms) -> None:
-    """Refuse a W that is certainly larger than the user said, or that no answer bounds.
+def saturated(without_end: NDArray[np.bool_], p_error: Array) -> bool:
+    """Tell whether logits are too large to read, and not merely hidden by ±τ.
 
-    Under a radius ±τ may hide W; without one nothing does but logits that are infinite.
+    Where answers cannot tell p = ¼ from ½ a smaller scale would not show more.
+    """
+    return bool(np.median(p_error) < _HIDDEN and np.mean(without_end) > _MOST_OPEN)
+
+
+def refuse(passes: list[Pass], W: Array, error: float, values: Values, terms: Terms) -> None:
+    """Refuse a W that is certainly larger than the user said, or out of the answers' reach.
+
+    Under a radius ±τ may hide single logits; without one only infinite logits are hidden.
     """
     size, norm_bound = float(np.linalg.norm(W)), terms.norm_bound
     if norm_bound is not None and size - error > norm_bound * _SLACK:
@@ -147,10 +160,15 @@ def refuse(W: Array, error: float, values: Values, terms: Terms) -> None:
             f"‖W‖_F is at least {size - error:.3g}, more than the norm bound of {norm_bound:g}: "
             "give a larger one."
         )
-    if terms.radius is None and not np.isfinite(error):
+    if np.isfinite(error):
+        return
+    readings = [one.read(values, norm_bound) for one in passes]
+    ends, errors = (np.stack(x) for x in zip(*((r.open, r.p_error) for r in readings), strict=True))
+    if terms.radius is None or saturated(ends, errors):
         raise NotIdentifiable(
-            "Some logits are out of the answers' reach at every scale tried, as with hard "
-            "attention. v is determined, W is not. " + " ".join(values.precision.why),
+            f"{np.count_nonzero(ends)} of {ends.size} logits are out of the answers' reach at "
+            "every scale tried, as with hard attention. v is determined, W is not. "
+            + " ".join(values.precision.why),
             determined={"v": values.v, "c": 0.0},
         )
 

@@ -45,6 +45,11 @@ class Within:
     """Where no logit agrees with the answer."""
 
     @property
+    def open(self) -> NDArray[np.bool_]:
+        """Where the logit may be anything on one side."""
+        return ~(np.isfinite(self.low) & np.isfinite(self.high))
+
+    @property
     def error(self) -> Array:
         """Bound on |t̂ − t|."""
         return np.maximum(self.high - self.logit, self.logit - self.low)
