@@ -271,3 +271,46 @@ def test_demo(folder):
         assert (folder / "demo" / name).stat().st_size > 0
     found = us.load(folder / "demo" / "model.safetensors")
     assert np.linalg.matrix_rank(found.W, tol=1e-10) == 32
+
+
+# -- labels
+
+
+def test_plan_of_labels(folder):
+    done = run(folder, "plan", "--model", "labels", "--dim", 64, "--bits", 50)
+    assert done.returncode == 0
+    assert "216,972" in done.stdout
+    paper = ["--method", "paper", "--norm-bound", 2, "--margin", 0.125]
+    shown = run(folder, "plan", "--model", "labels", "--dim", 64, "--bits", 21, *paper, "--json")
+    assert json.loads(shown.stdout)["queries"] > 10**28
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--dim", 4], "--bits is missing"),
+        (["--bits", 8], "--dim is missing"),
+        (["--dim", 4, "--bits", 8, "--margin", 0.1], "needs no margin"),
+        (["--dim", 4, "--bits", 8, "--method", "paper"], "needs norm_bound"),
+    ],
+)
+def test_settings_of_labels_that_do_not_fit(folder, words, says):
+    done = run(folder, "plan", "--model", "labels", *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_learn_from_labels(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write("\ndef labels(X):\n    return head(X) > 0\n")
+    words = ["--model", "labels", "--dim", 6, "--bits", 30, "--out"]
+    done = run(folder, "learn", "mine:labels", *words, "found")
+    assert done.returncode == 0, done.stderr
+    found = us.load(folder / "found" / "model.safetensors")
+    rng = np.random.default_rng(7)
+    W, v = rng.standard_normal((6, 6)), rng.standard_normal(6)
+    assert np.allclose(found.W, W, rtol=0, atol=1e-7)
+    assert np.allclose(found.v, v / np.linalg.norm(v), rtol=0, atol=1e-7)
+    values = run(folder, "learn", "mine:head", *words, "other")
+    assert values.returncode == 3
+    assert "us.oracles.labels" in values.stderr

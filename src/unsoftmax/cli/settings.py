@@ -34,6 +34,10 @@ def build(model: str, settings: Settings) -> Learner[Model]:
             raise Refusal(f"--{name.replace('_', '-')} is no setting of --model {model}.")
     if "dim" in known and "dim" not in settings:
         raise Refusal("--dim is missing: the dimension of a token.")
+    for field in fields(learner):
+        if field.default is MISSING and field.name not in settings:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise Refusal(f"{flag} is missing: --model {model} needs it (see --help).")
     try:
         made: Learner[Model] = learner(**settings)
     except (TypeError, ValueError) as error:
@@ -78,8 +82,10 @@ def _options() -> dict[str, Any]:
                 text += f" One of: {', '.join(get_args(hint))}."
             if field.default not in (MISSING, None, False):
                 text += f" [default: {field.default}]"
-            if field.default is MISSING:
+            if field.name == "dim":
                 text += " Needed, unless the target knows it."
+            elif field.default is MISSING:
+                text += " Needed."
             flag = f"--{field.name.replace('_', '-')}"
             options[field.name] = Annotated[kind | None, typer.Option(flag, help=text)]
     return options

@@ -7,12 +7,14 @@ from typing import Any
 
 from unsoftmax.learners.approximate_head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
+from unsoftmax.learners.label_head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
 
-__all__ = ["BY_NAME", "ApproximateHead", "ExactHead", "LowRankHead"]
+__all__ = ["BY_NAME", "ApproximateHead", "ExactHead", "LabelHead", "LowRankHead"]
 
 BY_NAME: dict[str, type[Any]] = {
     "exact": ExactHead,
     "low-rank": LowRankHead,
     "approximate": ApproximateHead,
+    "labels": LabelHead,
 }

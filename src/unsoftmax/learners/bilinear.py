@@ -48,6 +48,8 @@ _POOR = 60.0
 _RESOLVED = 100.0
 # A saturated pilot says only that |t| > 30: try a million times less, and once more.
 _SATURATED = (-20, -24, 0)
+# Other saturated answers bound the scale from above, well below where they were asked.
+_SATURATED_STEP = 6
 # Scaled tokens and their answers must stay in float32's range, 2^±126, for ‖v‖ up to 10⁶.
 _EXTREME = 100
 
@@ -308,12 +310,15 @@ def common_scale(block: Block, k: int | None = None) -> Exponents:
         measured = block.measured()
         error = block.gates().logit_error / block.scale
         usable = np.isfinite(measured) & np.isfinite(error)
-        asked = np.log2(block.scale[np.isfinite(block.y)])
-    suggested = int(np.median(asked)) if k is None else k
+        asked = np.isfinite(block.y)
+        octaves = np.log2(block.scale)
+    suggested = int(np.median(octaves[asked])) if k is None else k
     if np.any(usable):
         rms = float(np.sqrt(np.mean(measured[usable] ** 2)))
         if rms > np.sqrt(np.mean(error[usable] ** 2)):
             suggested = int(_octaves(np.array(_TARGET / rms)))
+    if np.any(saturated := asked & ~np.isfinite(error)):
+        suggested = min(suggested, int(np.min(octaves[saturated])) - _SATURATED_STEP)
     return np.full(block.shape[0], suggested)
 
 
@@ -382,7 +387,9 @@ def _suggested_scale(block: Block, seen: int, k: Exponents) -> Exponents:
     with np.errstate(invalid="ignore"):
         scales = np.where(usable, np.inf, block.scale[:, :seen])
         lowest = np.min(np.log2(scales), axis=1)
-    suggested = np.minimum(suggested, np.where(np.isfinite(lowest), lowest - 6, _EXTREME))
+    suggested = np.minimum(
+        suggested, np.where(np.isfinite(lowest), lowest - _SATURATED_STEP, _EXTREME)
+    )
     return np.clip(suggested, -_EXTREME, _EXTREME).astype(np.int64)
 
 
@@ -399,7 +406,7 @@ def _poor(block: Block, k: Exponents) -> tuple[Indices, Indices, Exponents]:
         typical = np.take_along_axis(np.sort(blame, axis=1), quartile[:, None], axis=1)
         j, i = np.nonzero(asked & (blame > _POOR * typical))
         at_one = _octaves(block.scale[j, i] / np.abs(logit[j, i]))
-        lower = _octaves(block.scale[j, i]) - 6
+        lower = _octaves(block.scale[j, i]) - _SATURATED_STEP
     better = np.where(np.isfinite(logit[j, i]), np.minimum(at_one, k[j]), lower)
     worst_first = np.argsort(-blame[j, i], kind="stable")
     j, i, better = j[worst_first], i[worst_first], better[worst_first].astype(np.int64)
