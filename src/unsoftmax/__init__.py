@@ -7,7 +7,7 @@
 True
 """
 
-from unsoftmax import learners
+from unsoftmax import learners, oracles, theory
 from unsoftmax.campaign import Budget, Progress, Recovery, learn
 from unsoftmax.errors import (
     BudgetExceeded,
@@ -42,4 +42,6 @@ __all__ = [
     "learn",
     "learners",
     "load",
+    "oracles",
+    "theory",
 ]

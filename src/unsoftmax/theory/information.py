@@ -1,0 +1,69 @@
+"""What answers can tell at best: the Jacobian of a head's answers, and the Cramér–Rao bound.
+
+With α the attention weights of a sequence X and f = Σ_i α_i x_i·v,
+
+    ∂f/∂v = Σ_i α_i x_i,        ∂f/∂W = Σ_i α_i (x_i·v − f) x_i x_Nᵀ.
+
+Answers with independent Gaussian noise of deviation σ carry the Fisher information JᵀJ/σ², J
+having one row per answer; no unbiased estimate has a smaller covariance than its inverse.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array
+
+
+def jacobian(head: SingleHead, X: Array) -> Array:
+    """Differentiate a head's answers by its parameters.
+
+    Parameters
+    ----------
+    head : SingleHead
+        Where to differentiate; w and c are taken as known.
+    X : ndarray (B, N, d)
+        Sequences.
+
+    Returns
+    -------
+    ndarray (B, d + d²)
+        By v, then by W row by row.
+
+    Examples
+    --------
+    >>> jacobian(SingleHead(np.eye(2), [1.0, 0.0]), np.array([[[3.0, 1.0]]]))
+    array([[3., 1., 0., 0., 0., 0.]])
+    """
+    scores = np.einsum("bnd,bd->bn", X, head.scores_of(X[:, -1]))
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    values = X @ head.v
+    spread = weights * (values - np.einsum("bn,bn->b", weights, values)[:, None])
+    by_v = np.einsum("bn,bnd->bd", weights, X)
+    by_W = np.einsum("bn,bnd,be->bde", spread, X, X[:, -1])
+    return np.concatenate([by_v, by_W.reshape(len(X), -1)], axis=1)
+
+
+def cramer_rao(head: SingleHead, X: Array, deviation: float) -> tuple[float, float]:
+    """Bound the RMS of ‖v̂ − v‖₂ and ‖Ŵ − W‖_F from noisy answers to X, for unbiased estimates.
+
+    Parameters
+    ----------
+    head, X : SingleHead, ndarray (B, 2 or more, d)
+        The target, and all sequences that were asked; single tokens x as [x; x].
+    deviation : float
+        Standard deviation of the noise of each answer.
+
+    Examples
+    --------
+    >>> X = np.array([[[1.0], [1.0]], [[1.0], [0.5]]])
+    >>> v_error, W_error = cramer_rao(SingleHead([[0.0]], [1.0]), X, 0.01)
+    >>> round(v_error, 6), W_error > v_error
+    (0.01, True)
+    """
+    d = head.dim
+    # (JᵀJ)⁻¹ = RR ᵀ with R = J⁺: no squared condition
+    R = deviation * np.linalg.pinv(jacobian(head, X))
+    return float(np.linalg.norm(R[:d])), float(np.linalg.norm(R[d:]))
