@@ -10,27 +10,24 @@ found on the way with queries that count as data:
 4. the rest at the scale that puts the RMS of these five at ½;
 5. again, what is still out of range or much less precise than its column.
 
-At most ``spare`` queries are asked again. To raise a logit the offset is scaled up,
-to lower it the query token is scaled down: an answer is off by about u·‖a+b‖, so ‖b‖ ≤ ‖a‖.
+At most ``spare`` queries are asked again. `unsoftmax.learners.scales` says how a scale is divided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.scales import Exponents, Split
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows, pick
 from unsoftmax.protocol import Answers
 from unsoftmax.theory.certificates import measurement_error
 from unsoftmax.theory.two_tokens import Gates, Values, Vectors, read_gates
 
-Exponents: TypeAlias = NDArray[np.int64]
-Split: TypeAlias = Callable[[Exponents], tuple[Array, Array]]
 Ask: TypeAlias = Generator[Round, Answers, None]
 
 # A pilot beyond this has lost digits.
@@ -52,64 +49,6 @@ _SATURATED = (-20, -24, 0)
 _SATURATED_STEP = 6
 # Scaled tokens and their answers must stay in float32's range, 2^±126, for ‖v‖ up to 10⁶.
 _EXTREME = 100
-
-
-def free(k: Exponents) -> tuple[Array, Array]:
-    """Split s = 2^k: offsets scaled up for k > 0, query tokens scaled down for k < 0."""
-    return np.exp2(np.maximum(k, 0)), np.exp2(np.minimum(k, 0))
-
-
-def offset_only(k: Exponents) -> tuple[Array, Array]:
-    """Split s = 2^k for the query token 0, which has no scale."""
-    return np.exp2(k), np.ones(len(k))
-
-
-def loud(gain: float) -> Split:
-    """Split s = 2^k with offsets scaled up by ``gain`` more, query tokens down by as much.
-
-    Logits stay, answers grow: additive noise counts for 1/``gain`` of what it did.
-    """
-
-    def split(k: Exponents) -> tuple[Array, Array]:
-        alpha, beta = free(k)
-        return gain * alpha, beta / gain
-
-    return split
-
-
-def even(k: Exponents) -> tuple[Array, Array]:
-    """Split s = 2^k into two factors as equal as powers of two can be."""
-    return np.exp2(k - k // 2), np.exp2(k // 2)
-
-
-def at_query_scale(beta: float) -> Split:
-    """Split s = 2^k for query tokens whose scale is settled."""
-
-    def split(k: Exponents) -> tuple[Array, Array]:
-        return np.exp2(k) / beta, np.full(len(k), beta)
-
-    return split
-
-
-def beside_bias(shift: Array, split: Split = free) -> Split:
-    """Change a split of s = 2^k for logits that have a part α·z·w of their own.
-
-    It grows with the offset alone, so offsets are scaled as far as it stays moderate, and
-    query tokens as far as β ≤ α. Where 2^k is out of reach the largest s that is not is taken.
-
-    Parameters
-    ----------
-    shift : ndarray
-        z_i·w of every offset.
-    """
-    rms = float(np.sqrt(np.mean(shift**2)))
-    limit = float(np.exp2(np.floor(np.log2(max(2.0 / max(rms, 1e-100), 1e-100)))))
-
-    def beside(k: Exponents) -> tuple[Array, Array]:
-        alpha = np.minimum(split(k)[0], limit)
-        return alpha, np.minimum(alpha, np.exp2(k) / alpha)
-
-    return beside
 
 
 @dataclass(slots=True)

@@ -18,16 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import qr
 
-from unsoftmax.learners.bilinear import (
-    STAGES,
-    Block,
-    Split,
-    at_query_scale,
-    common_scale,
-    even,
-    first_scale,
-)
+from unsoftmax.learners.bilinear import STAGES, Block, common_scale, first_scale
 from unsoftmax.learners.offsets import Offsets
+from unsoftmax.learners.scales import Split, at_query_scale, even
 from unsoftmax.probes import Array, Indices, Round, pick
 from unsoftmax.protocol import Answers
 from unsoftmax.theory.two_tokens import Values

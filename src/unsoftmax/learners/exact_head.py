@@ -23,9 +23,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from unsoftmax.learners import offsets
-from unsoftmax.learners.bilinear import Block, Split, beside_bias, free, measure, offset_only
+from unsoftmax.learners.bilinear import Block, measure
 from unsoftmax.learners.offsets import Offsets
 from unsoftmax.learners.opening import or_biased, read_opening
+from unsoftmax.learners.scales import Split, beside_bias, free, offset_only
 from unsoftmax.learners.settings import flag, one_of, whole
 from unsoftmax.learners.verdict import conclude
 from unsoftmax.models import SingleHead

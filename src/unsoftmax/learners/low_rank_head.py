@@ -32,19 +32,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.learners import offsets
-from unsoftmax.learners.bilinear import (
-    Block,
-    Split,
-    beside_bias,
-    common_scale,
-    even,
-    loud,
-    measure,
-    offset_only,
-)
+from unsoftmax.learners.bilinear import Block, common_scale, measure
 from unsoftmax.learners.column_space import Columns, find_columns, growths
 from unsoftmax.learners.offsets import DENSE_GRID, Offsets
 from unsoftmax.learners.opening import or_biased, read_opening
+from unsoftmax.learners.scales import Split, beside_bias, even, loud, offset_only
 from unsoftmax.learners.settings import flag, positive, whole
 from unsoftmax.learners.verdict import MOST_UNEXPLAINED, conclude
 from unsoftmax.models import SingleHead

@@ -59,7 +59,6 @@ def conclude(
     rng: np.random.Generator,
     otherwise: str,
     unexplained: float = MOST_UNEXPLAINED,
-    radius: float = np.inf,
     gain: float = 1.0,
 ) -> Generator[Round, Answers, Found[SingleHead]]:
     """Ask the closing hold-out and return what was found, or refuse it.
@@ -76,13 +75,11 @@ def conclude(
         What else may explain a target that is not predicted.
     unexplained : float
         How much coarser than they look float64 answers may be to explain the hold-out.
-    radius : float
-        No token of the hold-out is longer.
     gain : float
         How much louder its offsets are than logits ask for; see `holdout.closing`.
     """
     certificate = certificate_of(fit, checks)
-    closing = holdout.closing(fit.model, certificate, opened.closing, rng, radius, gain)
+    closing = holdout.closing(fit.model, certificate, opened.closing, rng, gain=gain)
     closed = yield list(closing)
     probes, answers = [opened.probes, *closing], [opened.answers, *closed]
     fit, evidence = _judged(fit, probes, answers, checks, unexplained, otherwise)
