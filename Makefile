@@ -32,14 +32,22 @@ test: setup  ## run the test suite
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(TESTS) --numprocesses 2 --trials claimed tests
 	$(BIN)/python benchmarks/exact_head.py --large
+	$(BIN)/python benchmarks/low_rank_head.py --large
+	$(BIN)/python benchmarks/sensing.py
+	$(BIN)/python benchmarks/approximate_head.py
+	$(BIN)/python benchmarks/label_head.py
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup  ## print the benchmark's table
+bench: setup  ## measure and write the benchmarks' tables
 	$(BIN)/python benchmarks/exact_head.py
+	$(BIN)/python benchmarks/low_rank_head.py
+	$(BIN)/python benchmarks/sensing.py
+	$(BIN)/python benchmarks/approximate_head.py
+	$(BIN)/python benchmarks/label_head.py
 
 docs: setup  ## build the documentation into docs/_build
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'

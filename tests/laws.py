@@ -58,7 +58,29 @@ def _low(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
 
 
 def _to_six_decimals(model: Model) -> Oracle:
-    return lambda X: np.round(model(X), 6)
+    return us.oracles.rounded(model, 6)
+
+
+def _sensing(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.SensingHead(dim, seed=seed, **settings)
+
+
+def _approximate(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.ApproximateHead(dim, 5e-7, seed=seed, **settings)
+
+
+def _labels(dim: int, bits: int, *more: Any) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.LabelHead(dim, bits, *more, seed=seed)
+
+
+def _unit(dim: int) -> Callable[[int], us.SingleHead]:
+    """Labels determine v up to its norm, Theorem 6.1 wants it at most 1: it is 1."""
+
+    def make(seed: int) -> us.SingleHead:
+        head = _head(dim, False)(seed)
+        return us.SingleHead(head.W / dim, head.v / np.linalg.norm(head.v))
+
+    return make
 
 
 def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
@@ -79,5 +101,34 @@ CASES = [
         _low(9, rank=2, tolerance=5e-7),
         _low_rank(9, 2),
         _to_six_decimals,
+    ),
+    Case("SensingHead", _sensing(9, rank=1), _low_rank(9, 1)),
+    Case("SensingHead, told how many", _sensing(8, rank=2, measurements=60), _low_rank(8, 2)),
+    Case("SensingHead at full rank", _sensing(4, rank=4), _head(4, False)),
+    Case("ApproximateHead", _approximate(6), _unit(6), _to_six_decimals, single=False),
+    Case(
+        "ApproximateHead within a radius",
+        _approximate(4, radius=1.0, repeats=3),
+        _unit(4),
+        _to_six_decimals,
+        accuracy=1e-3,
+    ),
+    Case(
+        "ApproximateHead paper",
+        _approximate(4, norm_bound=2.0, probes="paper"),
+        _unit(4),
+        _to_six_decimals,
+        accuracy=1e-2,
+        single=False,
+    ),
+    Case("LabelHead", _labels(4, 50), _unit(4), us.oracles.labels, single=False),
+    Case("LabelHead in one dimension", _labels(1, 50), _unit(1), us.oracles.labels, single=False),
+    Case(
+        "LabelHead paper",
+        _labels(1, 1, 4.0, 1.0, "paper"),
+        _unit(1),
+        us.oracles.labels,
+        accuracy=1.0,
+        single=False,
     ),
 ]
