@@ -267,6 +267,11 @@ def test_demo(folder):
     assert result["relative_errors"]["w"] <= 3e-14
     assert result["evidence"]["passed"]
     assert result["seconds"] < 60
+    beside = result["low-rank"]
+    assert beside["counts"]["data"] + beside["counts"]["pilot"] == 23_969
+    assert beside["counts"].get("again", 0) <= 2 * 33
+    assert beside["relative_errors"]["W"] <= 1e-11
+    assert beside["evidence"]["passed"]
     for name in ("model.safetensors", "recovery.json", "recovery.png"):
         assert (folder / "demo" / name).stat().st_size > 0
     found = us.load(folder / "demo" / "model.safetensors")

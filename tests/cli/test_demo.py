@@ -23,8 +23,8 @@ def test_table_and_files(tmp_path):
     assert "certified" in done.stdout
     told = json.loads((tmp_path / "recovery.json").read_text(encoding="utf-8"))
     assert told["evidence"]["passed"]
-    assert isinstance(us.load(tmp_path / "exact" / "model.safetensors"), us.SingleHead)
-    assert us.load(tmp_path / "model.safetensors").arrays()["K"].shape == (32, 384)
+    low_rank = us.load(tmp_path / "low-rank" / "model.safetensors")
+    assert low_rank.arrays()["K"].shape == (32, 384)
     assert (tmp_path / "recovery.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -17,7 +17,7 @@ from tests.theorems.test_4_1 import CASES, impostors, score_matrices, value_vect
 from tests.truth import Counted, relative
 from unsoftmax.learners import holdout, labels_paper
 from unsoftmax.learners.label_probes import Contrasts, Sphere, read
-from unsoftmax.theory import counts
+from unsoftmax.theory import label_counts
 
 
 def head(d, seed, case=("generic", "dense"), scale=1.0):
@@ -384,7 +384,7 @@ def test_one_logit_out_of_reach_of_all_scales_is_refused():
     with pytest.raises(us.NotIdentifiable, match="1 of 9 logits") as refused:
         drive()
     assert np.allclose(refused.value.determined["v"], direction(target), atol=1e-14)
-    assert len(scales) == 1 + counts.RESTARTS
+    assert len(scales) == 1 + label_counts.RESTARTS
 
 
 @pytest.mark.parametrize("name", ["values", "signs", "classes"])
@@ -435,7 +435,7 @@ def test_the_papers_counts_are_shown_where_nobody_could_pay_them(evidence):
     assert isinstance(plan.queries, int)
     assert 1e28 < plan.queries < 1.5e28
     # exact to the last query: more digits than float64 has
-    k, steps = counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, labels_paper.FAILURE)
+    k, steps = label_counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, labels_paper.FAILURE)
     assert plan.queries == plan.at_most == k + 64**2 * steps
     assert plan.tokens == k + 2 * 64**2 * steps
     assert "k =" in plan.formula
@@ -480,12 +480,12 @@ def averaged(target, d, k, seed):
 def test_the_papers_average_errs_as_hoeffding_says(trials, evidence):
     """At d = 2 with reduced k: within Hoeffding's bound, and of exactly the known variance."""
     target = us.SingleHead(np.eye(2), [0.6, -0.8])
-    R, runs = counts.mean_projection(2), trials(60, 400)
+    R, runs = label_counts.mean_projection(2), trials(60, 400)
     for k in (1000, 16000):
         errors = np.array([averaged(target, 2, k, seed) - target.v for seed in range(runs)])
         for failure in (0.3, 0.05):
             bound = np.sqrt(2 * np.log(4 / failure) / k) / R
-            assert counts.sphere_samples(2, bound, failure) in (k, k + 1)
+            assert label_counts.sphere_samples(2, bound, failure) in (k, k + 1)
             assert np.mean(np.abs(errors).max(axis=1) > bound) <= failure
         deviation = np.sqrt((0.5 - R**2 * target.v**2) / k) / R
         ratio = np.sqrt(np.mean(errors**2, axis=0)) / deviation

@@ -87,14 +87,13 @@ def demo(
         "exact": ExactHead(truth.dim, biases=True),
     }
     runs = {name: _run(truth, learner) for name, learner in learners.items()}
-    main = runs["low-rank"].recovery
-    main.save(out)
     for name, run in runs.items():
-        if run.recovery is not main:
-            run.recovery.save(out / name)
-    draw_head(truth, main.model, out / "recovery.png")
+        folder = out if name == "exact" else out / name
+        run.recovery.save(folder)
+        draw_head(truth, run.recovery.model, folder / "recovery.png")
     if as_json:
-        show_json({**{name: run.to_json() for name, run in runs.items()}, "out": str(out)})
+        beside = {name: run.to_json() for name, run in runs.items() if name != "exact"}
+        show_json({**runs["exact"].to_json(), **beside, "out": str(out)})
         return
     show_columns(
         "all-MiniLM-L6-v2, layer 0, head 0, coordinate 0 (d = 384, r = 32)",
@@ -104,7 +103,7 @@ def demo(
         for note in run.recovery.notes:
             stdout.print(f"Note ({name}): {note}", markup=False, highlight=False)
     stdout.print(
-        f"Written: {out}/model.safetensors, recovery.json, recovery.png",
+        f"Written: {out}/model.safetensors, recovery.json, recovery.png; {out}/low-rank/ the same",
         soft_wrap=True,
         markup=False,
     )

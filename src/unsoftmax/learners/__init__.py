@@ -9,12 +9,14 @@ from unsoftmax.learners.approximate_head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
 from unsoftmax.learners.label_head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
+from unsoftmax.learners.sensing_head import SensingHead
 
-__all__ = ["BY_NAME", "ApproximateHead", "ExactHead", "LabelHead", "LowRankHead"]
+__all__ = ["BY_NAME", "ApproximateHead", "ExactHead", "LabelHead", "LowRankHead", "SensingHead"]
 
 BY_NAME: dict[str, type[Any]] = {
     "exact": ExactHead,
     "low-rank": LowRankHead,
+    "sensing": SensingHead,
     "approximate": ApproximateHead,
     "labels": LabelHead,
 }

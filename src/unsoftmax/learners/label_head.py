@@ -26,7 +26,7 @@ import numpy as np
 from unsoftmax.learners import labels_bisect, labels_paper
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Plan, Steps
-from unsoftmax.theory import counts
+from unsoftmax.theory import label_counts
 
 # 4 bits tell whether an entry is in range; beyond 52 a halved interval has no middle in float64.
 _FEWEST, _MOST = 4, 52
@@ -61,7 +61,7 @@ class LabelHead:
     Notes
     -----
     *Queries*: "bisect" (bits + 2)(d² + d) and O(d) + 400 more, at most d² + 64 of them again;
-    "paper" k + d²·steps, see `unsoftmax.theory.counts.label_head_paper`. *Determined up to*
+    "paper" k + d²·steps, see `unsoftmax.theory.label_counts.label_head_paper`. *Determined up to*
     ‖v‖, which is returned as 1; W is free when v = 0. *Source*: Theorem B.1 of arXiv
     2601.16873; "bisect" goes beyond it.
 
@@ -143,7 +143,9 @@ class LabelHead:
         d, bits = int(self.dim), int(self.bits)
         if self.method == "paper":
             error, margin, norm_bound = self._promise()
-            k, steps = counts.label_head_paper(d, error, margin, norm_bound, labels_paper.FAILURE)
+            k, steps = label_counts.label_head_paper(
+                d, error, margin, norm_bound, labels_paper.FAILURE
+            )
             return Plan(
                 queries=k + d * d * steps,
                 at_most=k + d * d * steps,
@@ -152,13 +154,13 @@ class LabelHead:
                 formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
                 f"δ = {labels_paper.FAILURE:g}: k = {k:.3g}, steps = {steps}",
             )
-        queries = counts.label_head(d, bits)
-        two_tokens = d * d * (bits + 2) + counts.label_head_pilots(d)
+        queries = label_counts.label_head(d, bits)
+        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d)
         return Plan(
             queries=queries,
-            at_most=queries + counts.label_head_again(d),
+            at_most=queries + label_counts.label_head_again(d),
             tokens=queries + two_tokens,
-            rounds=counts.label_head_rounds(d, bits),
+            rounds=label_counts.label_head_rounds(d, bits),
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
         )
 

@@ -32,7 +32,7 @@ from unsoftmax.learners.label_unknowns import RANGE, Brackets, Entries, Ratios
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Purpose, Round, Singles, UnitVectors
 from unsoftmax.protocol import Answers, Found, Steps
-from unsoftmax.theory import counts
+from unsoftmax.theory import label_counts
 
 Labels: TypeAlias = NDArray[np.bool_]
 
@@ -90,7 +90,7 @@ def _ratios(signs: Array, opened: Labels) -> Generator[Round, Answers, Ratios]:
     token = signs[top] * np.eye(1, d, top)
     both = np.concatenate([token, -token, _TINY * token, -_TINY * token])
     tests: Round = [Singles(both, phase="largest entry of v", purpose="data")]
-    for n in range(counts.rough_bits(d) if d > 1 else 1):
+    for n in range(label_counts.rough_bits(d) if d > 1 else 1):
         asked: Round = [ratios.ask(ratios.brackets.middle, "data")] if d > 1 else []
         labels = read((yield [*tests, *asked] if n == 0 else asked))
         if n == 0:
@@ -103,10 +103,10 @@ def _ratios(signs: Array, opened: Labels) -> Generator[Round, Answers, Ratios]:
 def _largest(signs: Array) -> Generator[Round, Answers, int]:
     """Let groups of 8 entries play everyone against everyone until one is left."""
     standing = np.arange(len(signs))
-    first, second = np.triu_indices(counts.GROUP, 1)
+    first, second = np.triu_indices(label_counts.GROUP, 1)
     while len(standing) > 1:
-        groups = -(-len(standing) // counts.GROUP)
-        start = counts.GROUP * np.arange(groups)[:, None]
+        groups = -(-len(standing) // label_counts.GROUP)
+        start = label_counts.GROUP * np.arange(groups)[:, None]
         i, j = (start + first).ravel(), (start + second).ravel()
         i, j = i[j < len(standing)], j[j < len(standing)]
         probes = Contrasts(
@@ -118,7 +118,7 @@ def _largest(signs: Array) -> Generator[Round, Answers, int]:
             purpose="pilot",
         )
         [larger] = read((yield [probes]))
-        wins = np.bincount(np.where(larger, i, j), minlength=counts.GROUP * groups)
+        wins = np.bincount(np.where(larger, i, j), minlength=label_counts.GROUP * groups)
         wins[len(standing) :] = -1
         best = np.argmax(wins.reshape(groups, -1), axis=1)
         standing = standing[start[:, 0] + best]
@@ -163,8 +163,8 @@ def _scale(
 ) -> Generator[Round, Answers, tuple[Indices, int]]:
     """Find pilots, and the largest power of 2 at which few of their |t| exceed 1.5."""
     n = len(entries.scale)
-    k = np.sort(rng.choice(n, min(counts.PILOTS, n), replace=False))
-    tried, width, lowest = counts.PROBED_SCALES // 3, _OCTAVES, _LOWEST
+    k = np.sort(rng.choice(n, min(label_counts.PILOTS, n), replace=False))
+    tried, width, lowest = label_counts.PROBED_SCALES // 3, _OCTAVES, _LOWEST
     while width > 1:
         width //= tried + 1
         octaves = lowest + width * np.arange(1, tried + 1)
@@ -192,12 +192,12 @@ def _scale(
 def _bisect(entries: Entries, ratios: Ratios, bits: int) -> Generator[Round, Answers, None]:
     """Halve every interval to the last bit, v's beside W's."""
     d = len(ratios.signs)
-    spare = counts.label_head_again(d) // counts.FIRST_BITS
-    remaining = max(bits - counts.rough_bits(d), 0) if d > 1 else 0
+    spare = label_counts.label_head_again(d) // label_counts.FIRST_BITS
+    remaining = max(bits - label_counts.rough_bits(d), 0) if d > 1 else 0
     while remaining or np.any(entries.bits < bits):
         parts: Round = []
         groups: list[Indices] = []
-        repeated = (entries.starts > 1) & (entries.bits < counts.FIRST_BITS)
+        repeated = (entries.starts > 1) & (entries.bits < label_counts.FIRST_BITS)
         kinds: tuple[tuple[Purpose, Labels], ...] = (("data", ~repeated), ("again", repeated))
         for purpose, chosen in kinds:
             k = np.flatnonzero(chosen & (entries.bits < bits))
@@ -230,7 +230,7 @@ def _start_again(entries: Entries, spare: int) -> int:
     """Give entries that lie at the end of the range another scale; return how many."""
     found = entries.brackets
     beyond = (found.low >= _EDGE) | (found.high <= -_EDGE)
-    tested = (entries.bits == counts.FIRST_BITS) & (entries.starts <= counts.RESTARTS)
+    tested = (entries.bits == label_counts.FIRST_BITS) & (entries.starts <= label_counts.RESTARTS)
     k = np.flatnonzero(beyond & tested)[:spare]
     found.low[k], found.high[k] = -RANGE, RANGE
     entries.scale[k] /= _SMALLER

@@ -5,7 +5,7 @@
     a*² = σ(sW_ij)/(2W|α|)               the label flips once, in [√(μ/(8W)), √(1/(2Wμ))]
     Ŵ_ij = σ⁻¹(2W|α̂|a*²)/s               after truncation to [σ(−½), σ(½)]
 
-k and the steps of bisection: `unsoftmax.theory.counts.label_head_paper`. Differences from the
+k and the steps of bisection: `unsoftmax.theory.label_counts.label_head_paper`. Differences from the
 paper: (1) labels 0 and 1 are averaged as −1 and 1; as they are their mean is R·v/2, not R·v;
 (2) a hold-out. Needs all |v_i| ≥ μ, and ends for d = 1, 2 and a coarse error only.
 """
@@ -24,7 +24,7 @@ from unsoftmax.learners.label_probes import Sphere, read
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Pairs, Round, Sequences, UnitVectors
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
-from unsoftmax.theory import counts
+from unsoftmax.theory import label_counts
 
 SAMPLES = 2**20
 """Samples per round: 8 MiB of answers."""
@@ -38,8 +38,8 @@ def learn(
     dim: int, error: float, margin: float, norm_bound: float, checks: int, seed: int
 ) -> Steps[SingleHead]:
     """Recover v up to scale and W to ``error``; see `LabelHead`."""
-    k, steps = counts.label_head_paper(dim, error, margin, norm_bound, FAILURE)
-    v_error = counts.label_value_error(dim, error, margin, norm_bound)
+    k, steps = label_counts.label_head_paper(dim, error, margin, norm_bound, FAILURE)
+    v_error = label_counts.label_value_error(dim, error, margin, norm_bound)
     rng = np.random.default_rng(seed)
     opening = holdout.opening(dim, checks // 4, rng)
     v, opened = yield from average(dim, k, seed, opening)
@@ -103,7 +103,7 @@ def average(
             f"All of {k:,} single tokens are labelled {ones // k}, but x and −x have opposite "
             "labels for every attention head without biases."
         )
-    return total / (counts.mean_projection(dim) * k), opened
+    return total / (label_counts.mean_projection(dim) * k), opened
 
 
 def weighted_sum(samples: Sphere, labels: NDArray[np.bool_]) -> Array:
