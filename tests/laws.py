@@ -66,15 +66,27 @@ def _sensing(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
 
 
 def _approximate(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.ApproximateHead(dim, 5e-7, seed=seed, **settings)
+    return lambda seed: us.learners.ApproximateHead(dim, seed=seed, **settings)
 
 
-def _labels(dim: int, bits: int, *more: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.LabelHead(dim, bits, *more, seed=seed)
+def _to_one_decimal(model: Model) -> Oracle:
+    return us.oracles.rounded(model, 1)
+
+
+def _within_the_unit_ball(model: Model) -> Oracle:
+    return us.oracles.norm_capped(us.oracles.rounded(model, 9), 1.0)
+
+
+def _labels(dim: int, bits: int) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.LabelHead(dim, bits, seed=seed)
+
+
+def _labels_of_the_paper(seed: int) -> Learner[Any]:
+    return us.learners.LabelHead(1, 1, 4.0, 1.0, "paper", seed)
 
 
 def _unit(dim: int) -> Callable[[int], us.SingleHead]:
-    """Labels determine v up to its norm, Theorem 6.1 wants it at most 1: it is 1."""
+    """Labels determine v up to its norm: it is 1."""
 
     def make(seed: int) -> us.SingleHead:
         head = _head(dim, False)(seed)
@@ -105,27 +117,30 @@ CASES = [
     Case("SensingHead", _sensing(9, rank=1), _low_rank(9, 1)),
     Case("SensingHead, told how many", _sensing(8, rank=2, measurements=60), _low_rank(8, 2)),
     Case("SensingHead at full rank", _sensing(4, rank=4), _head(4, False)),
-    Case("ApproximateHead", _approximate(6), _unit(6), _to_six_decimals, single=False),
+    Case(
+        "ApproximateHead",
+        _approximate(6, tolerance=0.05, repeats=2),
+        _head(6, False),
+        _to_one_decimal,
+    ),
     Case(
         "ApproximateHead within a radius",
-        _approximate(4, radius=1.0, repeats=3),
-        _unit(4),
-        _to_six_decimals,
-        accuracy=1e-3,
+        _approximate(6, tolerance=5e-10, radius=1.0),
+        _head(6, False),
+        _within_the_unit_ball,
+        accuracy=1e-5,
     ),
     Case(
         "ApproximateHead paper",
-        _approximate(4, norm_bound=2.0, probes="paper"),
-        _unit(4),
-        _to_six_decimals,
-        accuracy=1e-2,
-        single=False,
+        _approximate(6, tolerance=1e-11, norm_bound=16.0, probes="paper"),
+        _head(6, False),
+        accuracy=1e-5,
     ),
     Case("LabelHead", _labels(4, 50), _unit(4), us.oracles.labels, single=False),
     Case("LabelHead in one dimension", _labels(1, 50), _unit(1), us.oracles.labels, single=False),
     Case(
         "LabelHead paper",
-        _labels(1, 1, 4.0, 1.0, "paper"),
+        _labels_of_the_paper,
         _unit(1),
         us.oracles.labels,
         accuracy=1.0,

@@ -190,7 +190,10 @@ class Bounded:
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
-        none = "Some logits could be anything: there is no finite bound on W."
+        none = (
+            "Some logits could be anything: there is no finite bound on W, and the hold-out can "
+            "only say that the answers are in range."
+        )
         return (
             *self.values.precision.why,
             *self.further,
