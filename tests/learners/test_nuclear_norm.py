@@ -9,8 +9,8 @@ import cvxpy
 import numpy as np
 import pytest
 
-from unsoftmax.learners import nuclear_norm
-from unsoftmax.learners.nuclear_norm import Measurements, minimise
+from unsoftmax.learners.sensing import nuclear_norm
+from unsoftmax.learners.sensing.nuclear_norm import Measurements, minimise
 
 # CVXPY's stubs leave out most of its atoms
 cp: Any = cvxpy

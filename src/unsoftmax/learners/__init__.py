@@ -5,11 +5,11 @@
 
 from typing import Any
 
-from unsoftmax.learners.approximate_head import ApproximateHead
+from unsoftmax.learners.approximate.head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
-from unsoftmax.learners.label_head import LabelHead
+from unsoftmax.learners.labels.head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
-from unsoftmax.learners.sensing_head import SensingHead
+from unsoftmax.learners.sensing.head import SensingHead
 
 __all__ = [
     "BY_NAME",

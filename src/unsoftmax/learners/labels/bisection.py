@@ -13,7 +13,7 @@
 3. Every t bisected on [−4, 4] in parallel, with the rest of v's bits beside them. Entries
    found beyond ±3 after 4 bits start again at s/8.
 4. Ŵ = Z_a⁻¹(−t̂/s)Z_b⁻ᵀ, t̂ through the final v̂.
-5. End checks and the hold-out: `label_fit` and `label_checks`.
+5. End checks and the hold-out: `labels.fit` and `labels.checks`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners import holdout, label_checks
-from unsoftmax.learners.label_fit import Fit, refuse_contradictions, refuse_scale
-from unsoftmax.learners.label_probes import Contrasts, read
-from unsoftmax.learners.label_unknowns import RANGE, Brackets, Entries, Ratios
+from unsoftmax.learners import holdout
+from unsoftmax.learners.labels import checks as closing_checks
+from unsoftmax.learners.labels.fit import Fit, refuse_contradictions, refuse_scale
+from unsoftmax.learners.labels.probes import Contrasts, read
+from unsoftmax.learners.labels.unknowns import RANGE, Brackets, Entries, Ratios
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Purpose, Round, Singles, UnitVectors
 from unsoftmax.protocol import Answers, Found, Steps
@@ -68,11 +69,11 @@ def learn(dim: int, bits: int, checks: int, rng: np.random.Generator) -> Steps[S
         limits = (_PILOT - _PILOT_ERROR, _PILOT + _PILOT_ERROR)
         refuse_scale(fit, pilots, 2.0**octave, limits, len(pilots) // _OUTSIDE)
     certificate = fit.certificate(checks)
-    closing = label_checks.closing(fit.model, certificate, checks - len(opened), rng)
+    closing = closing_checks.closing(fit.model, certificate, checks - len(opened), rng)
     ends = fit.ends()
     labels = read((yield [*ends, *closing]))
     refuse_contradictions(ends, labels[: len(ends)])
-    evidence = label_checks.judge(
+    evidence = closing_checks.judge(
         [opening, *closing], [opened, *labels[len(ends) :]], fit.model, certificate, checks
     )
     return Found(fit.model, certificate, evidence, fit.notes(certificate))

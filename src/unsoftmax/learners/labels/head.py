@@ -12,7 +12,7 @@ Differences from the paper, with "bisect": (1) v by bisection of its ratios inst
 zeros of v allowed, no margin; (2) W through offsets and query tokens balanced on v, no bound on
 its norm; (3) all entries in the same rounds; (4) labels beside every flip are asked in the end,
 so that wrong ones are noticed, and carry a certificate; (5) a hold-out at the flips of longer
-sequences. The methods are in `labels_bisect` and `labels_paper`.
+sequences. The methods are in `labels.bisection` and `labels.paper`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners import labels_bisect, labels_paper
+from unsoftmax.learners.labels import bisection, paper
 from unsoftmax.learners.settings import one_of, positive, whole
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Found, Plan, Steps
@@ -130,16 +130,14 @@ class LabelHead:
         d, bits = int(self.dim), int(self.bits)
         if self.method == "paper":
             error, margin, norm_bound = self._promise()
-            k, steps = label_counts.label_head_paper(
-                d, error, margin, norm_bound, labels_paper.FAILURE
-            )
+            k, steps = label_counts.label_head_paper(d, error, margin, norm_bound, paper.FAILURE)
             return Plan(
                 queries=k + d * d * steps,
                 at_most=k + d * d * steps,
                 tokens=k + 2 * d * d * steps,
-                rounds=-(-k // labels_paper.SAMPLES) + steps + 1,
+                rounds=-(-k // paper.SAMPLES) + steps + 1,
                 formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
-                f"δ = {labels_paper.FAILURE:g}: k = {k:.3g}, steps = {steps}",
+                f"δ = {paper.FAILURE:g}: k = {k:.3g}, steps = {steps}",
             )
         queries = label_counts.label_head(d, bits)
         two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d)
@@ -155,10 +153,8 @@ class LabelHead:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         d, seed = int(self.dim), int(self.seed)
         if self.method == "paper":
-            return (yield from labels_paper.learn(d, *self._promise(), checks, seed))
-        found = yield from labels_bisect.learn(
-            d, int(self.bits), checks, np.random.default_rng(seed)
-        )
+            return (yield from paper.learn(d, *self._promise(), checks, seed))
+        found = yield from bisection.learn(d, int(self.bits), checks, np.random.default_rng(seed))
         self._refuse_beyond(found)
         return found
 

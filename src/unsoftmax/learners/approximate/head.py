@@ -8,7 +8,7 @@ to the error that the certificate bounds; v must stand out of the errors.
     f([αz+βb; βb]) ≈ β(b·v) + α(z·v)·σ(αβ·z·(W b))       W from offsets z and query tokens b
 
 Differences from the paper: (1) balanced offsets, so that ‖v‖ matters and not its smallest entry
-(``probes="paper"`` asks the paper's own, `approximate_paper`); (2) tokens as long as ``radius``
+(``probes="paper"`` asks the paper's own, `approximate.paper`); (2) tokens as long as ``radius``
 allows: an error ±τ moves p by τ/(α|z·v|) only. With no radius α = 2⁴⁰ and β = 2⁻⁴⁰ leave nothing
 of it; (3) ‖W‖ need not be known: pilots set αβ; (4) later passes ask in new random bases, so
 that errors which depend on the question alone (rounding) are averaged like noise; (5) the
@@ -23,11 +23,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from unsoftmax.learners import approximate_paper
+from unsoftmax.learners.approximate import paper
+from unsoftmax.learners.approximate.reach import PILOTS, Reach, balanced, basis
+from unsoftmax.learners.approximate.tolerated import Bounded, Pass, Terms, refuse, solve, verify
 from unsoftmax.learners.opening import read_opening
-from unsoftmax.learners.reach import PILOTS, Reach, balanced, basis
 from unsoftmax.learners.settings import one_of, positive, whole
-from unsoftmax.learners.tolerated import Bounded, Pass, Terms, refuse, solve, verify
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Singles
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -152,7 +152,7 @@ class ApproximateHead:
         rng = np.random.default_rng(self.seed)
         terms = Terms(self.tolerance, self.norm_bound, self.radius)
         if self.probes == "paper":
-            return (yield from approximate_paper.learn(self.dim, terms, self.repeats, checks, rng))
+            return (yield from paper.learn(self.dim, terms, self.repeats, checks, rng))
         reach = Reach(self.radius)
         opened = yield from read_opening(
             self.dim, False, checks, rng, terms.precision, reach.single, terms.cap

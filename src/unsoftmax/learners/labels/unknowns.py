@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.learners import offsets
-from unsoftmax.learners.label_probes import Contrasts
+from unsoftmax.learners.labels.probes import Contrasts
 from unsoftmax.learners.offsets import Offsets
 from unsoftmax.probes import Array, Indices, Pairs, Purpose
 from unsoftmax.theory import thresholds

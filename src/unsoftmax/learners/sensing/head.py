@@ -23,10 +23,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners import gaussian
-from unsoftmax.learners.gaussian import GaussianBlock
-from unsoftmax.learners.nuclear_norm import Minimiser, minimise
 from unsoftmax.learners.opening import or_biased, read_opening, why
+from unsoftmax.learners.sensing import gaussian
+from unsoftmax.learners.sensing.gaussian import GaussianBlock
+from unsoftmax.learners.sensing.nuclear_norm import Minimiser, minimise
 from unsoftmax.learners.settings import whole
 from unsoftmax.learners.verdict import conclude
 from unsoftmax.models import SingleHead

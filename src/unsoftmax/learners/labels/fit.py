@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.label_unknowns import Entries, Ratios
+from unsoftmax.learners.labels.unknowns import Entries, Ratios
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Certificate

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners import holdout, label_checks
-from unsoftmax.learners.label_probes import Sphere, read
+from unsoftmax.learners import holdout
+from unsoftmax.learners.labels import checks as closing_checks
+from unsoftmax.learners.labels.probes import Sphere, read
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Pairs, Round, Sequences, UnitVectors
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
@@ -66,9 +67,9 @@ def learn(
         f"The samples are typical: with probability {1 - FAILURE:g} over them the bounds hold.",
     )
     certificate = Certificate({"W": error, "v": float(np.sqrt(dim)) * v_error}, assumes)
-    closing = label_checks.closing(model, certificate, checks - len(opened), rng)
+    closing = closing_checks.closing(model, certificate, checks - len(opened), rng)
     closed = read((yield [*closing]))
-    evidence = label_checks.judge(
+    evidence = closing_checks.judge(
         [opening, *closing], [opened, *closed], model, certificate, checks
     )
     notes = ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1, to within its error.",)

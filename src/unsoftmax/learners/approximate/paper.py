@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from unsoftmax.learners.approximate.tolerated import Bounded, Pass, Terms, refuse, solve, verify
 from unsoftmax.learners.opening import read_opening
-from unsoftmax.learners.tolerated import Bounded, Pass, Terms, refuse, solve, verify
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Grid, Probes, Round, Singles, UnitVectors
 from unsoftmax.protocol import Answers, Found

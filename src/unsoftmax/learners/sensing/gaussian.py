@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.nuclear_norm import Measurements
 from unsoftmax.learners.opening import why
+from unsoftmax.learners.sensing.nuclear_norm import Measurements
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Pairs, Purpose, Round
 from unsoftmax.protocol import Answers

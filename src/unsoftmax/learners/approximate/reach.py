@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners import offsets
-from unsoftmax.learners.tolerated import Pass, saturated
+from unsoftmax.learners.approximate.tolerated import Pass, saturated
 from unsoftmax.probes import Array
 from unsoftmax.theory.two_tokens import Values
 

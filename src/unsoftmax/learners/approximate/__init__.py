@@ -1,0 +1,1 @@
+"""Theorem 6.1: a head from answers that are within ±τ."""

@@ -1,0 +1,1 @@
+"""Theorem B.1 and the bisection beyond it: a head from labels alone."""
