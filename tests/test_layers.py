@@ -52,6 +52,7 @@ PURE = {
     "functools",
     "itertools",
     "math",
+    "numbers",
     "numpy",
     "scipy",
     "types",

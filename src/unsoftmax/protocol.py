@@ -31,6 +31,9 @@ class Model(Protocol):
     def save(self, path: str) -> None:
         """Write the parameters to a safetensors file."""
 
+    def norm(self, name: str) -> float:
+        """Return the norm of a parameter that the certificate bounds."""
+
 
 M = TypeVar("M", bound=Model)
 M_co = TypeVar("M_co", bound=Model, covariant=True)

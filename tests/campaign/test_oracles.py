@@ -156,7 +156,7 @@ def test_an_oracle_error_of_its_own_is_not_retried_and_says_what_is_kept(workers
         with pytest.raises(us.OracleError) as caught:
             us.learn(oracle, Script([[sequences(5)]]), workers=workers)
         assert type(caught.value) is kind
-        assert str(caught.value).startswith(f"{own} The answers are lost")
+        assert str(caught.value).startswith(f"{own} Nothing was answered yet")
         assert caught.value.__cause__ is own.__cause__
         assert oracle.calls == 1
 

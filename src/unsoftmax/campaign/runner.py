@@ -345,15 +345,18 @@ class _Campaign:
 
     def _kept(self) -> str:
         """Say what is safe."""
+        if not self.answered:
+            return "Nothing was answered yet."
         if self.ledger.lasting:
             return "Every answer so far is in the ledger: run the same again to go on."
         return "The answers are lost with this process: give a ledger to keep them."
 
     def _report(self, span: Span) -> None:
         if self.progress is not None:
-            self.progress(
-                Progress(span.probes.phase, self.answered, self.expected, self.ledger.spent.queries)
-            )
+            # what is asked again comes on top of the plan
+            expected = None if self.expected is None else max(self.expected, self.answered)
+            spent = self.ledger.spent.queries
+            self.progress(Progress(span.probes.phase, self.answered, expected, spent))
 
     # -- is this still the same target?
 

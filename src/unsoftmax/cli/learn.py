@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from unsoftmax.campaign import Budget, Recovery
@@ -108,7 +107,7 @@ def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) ->
     """Print what was recovered, at what cost, and how sure it is."""
     rows = query_rows(recovery, formula)
     for name, bound in recovery.certificate.errors.items():
-        size = float(np.linalg.norm(getattr(recovery.model, name)))
+        size = recovery.model.norm(name)
         if not size and not bound:
             continue  # assumed to be 0, not learned
         relative = f", {bound / size:.1e} of its norm" if size else ""

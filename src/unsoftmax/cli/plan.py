@@ -25,14 +25,15 @@ def plan(*, model: Model = "exact", as_json: AsJson = False, settings: Settings)
     learner = build(model, settings)
     cost = learner.plan()
     if as_json:
-        show_json({"learner": learner.settings(), **asdict(cost)})
+        budget = cost.at_most + _HOLDOUT
+        show_json({"learner": learner.settings(), **asdict(cost), "budget": budget})
         return
     rows = [("queries", "a bound only" if cost.queries is None else f"{cost.queries:,}")]
     if cost.queries is not None:
         rows.append((f"in all, with a hold-out of {_HOLDOUT}", f"{cost.queries + _HOLDOUT:,}"))
     rows += [
         ("formula", cost.formula),
-        ("with those asked again, at most", f"{cost.at_most:,}"),
+        ("at most, with those asked again and a hold-out", f"{cost.at_most + _HOLDOUT:,}"),
         ("tokens", f"{cost.tokens:,}"),
         ("rounds, at most", f"{cost.rounds:,}"),
     ]

@@ -72,23 +72,38 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def _options() -> dict[str, Any]:
     """Return every setting's annotation for typer, by name."""
-    options: dict[str, Any] = {}
-    for learner in BY_NAME.values():
+    kinds: dict[str, Any] = {}
+    texts: dict[str, dict[str, list[str]]] = {}
+    for model, learner in BY_NAME.items():
         hints, helps = get_type_hints(learner), _helps(learner)
         for field in fields(learner):
-            hint = hints[field.name]
-            kind, text = _kind(hint), helps.get(field.name, "")
+            hint, name = hints[field.name], field.name
+            kinds.setdefault(name, _kind(hint))
+            text = helps.get(name, "")
             if get_origin(hint) is Literal:
                 text += f" One of: {', '.join(get_args(hint))}."
             if field.default not in (MISSING, None, False):
                 text += f" [default: {field.default}]"
-            if field.name == "dim":
+            if name == "dim":
                 text += " Needed, unless the target knows it."
             elif field.default is MISSING:
                 text += " Needed."
-            flag = f"--{field.name.replace('_', '-')}"
-            options[field.name] = Annotated[kind | None, typer.Option(flag, help=text)]
-    return options
+            texts.setdefault(name, {}).setdefault(text, []).append(model)
+    return {
+        name: Annotated[kind | None, typer.Option(_flag(name), help=_told(texts[name]))]
+        for name, kind in kinds.items()
+    }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _told(texts: Mapping[str, list[str]]) -> str:
+    """Say once what all models mean by an option, and else who means what."""
+    if sum(map(len, texts.values())) == len(BY_NAME) and len({t[:12] for t in texts}) == 1:
+        return next(iter(texts))
+    return " ".join(f"({', '.join(models)}) {text}" for text, models in texts.items())
 
 
 def _kind(hint: Any) -> Any:

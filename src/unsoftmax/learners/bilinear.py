@@ -22,10 +22,12 @@ from typing import TypeAlias
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.opening import ADVICE
 from unsoftmax.learners.scales import Exponents, Split
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows, pick
 from unsoftmax.protocol import Answers
 from unsoftmax.theory.certificates import measurement_error
+from unsoftmax.theory.precision import Precision
 from unsoftmax.theory.two_tokens import Gates, Values, Vectors, read_gates
 
 Ask: TypeAlias = Generator[Round, Answers, None]
@@ -282,7 +284,9 @@ def _refuse_unreadable(block: Block) -> None:
         raise NotIdentifiable(
             f"{lost} of {outside.size} logits are out of the answers' reach: they equal b·v or "
             "(a+b)·v to the last digit at every scale tried, as with hard attention. v is "
-            "determined, W is not. " + " ".join(block.values.precision.why),
+            "determined, W is not. "
+            + " ".join(block.values.precision.why)
+            + (ADVICE if block.values.precision != Precision() else ""),
             determined={"v": block.values.v, "c": block.values.c},
         )
 

@@ -200,11 +200,14 @@ def _judged(block: Block, width: int) -> tuple[Indices, float, tuple[str, ...]]:
     if rank < count:
         # random tokens and offsets see a singular value σ of W as entries of about σ/d
         left_out = noise * float(np.sqrt(count - rank)) * dim / float(np.sqrt(count * width))
+    if not rank:
+        notes.append("The rank was found to be 0: W is 0 as far as the answers tell.")
     if 0 < rank < count:
         beyond = max(float(singular[rank]), 1e-300)
         notes.append(
-            f"The rank was found to be {rank}: of {count} leading tokens singular value {rank} is "
-            f"{singular[rank - 1] / singular[0]:.1e} of the first, the next one "
-            f"{beyond / singular[0]:.1e}, below the noise of {noise / singular[0]:.1e}."
+            f"The rank was found to be {rank}: seen through {count} tokens and {width} offsets, "
+            f"singular value {rank} of W is {singular[rank - 1] / singular[0]:.1e} of the largest, "
+            f"the next one {beyond / singular[0]:.1e}, not above its noise of "
+            f"{noise / singular[0]:.1e}."
         )
     return _best(block, width, rank), left_out, tuple(notes)

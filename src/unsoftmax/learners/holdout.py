@@ -78,8 +78,8 @@ def closing(
 ) -> list[Sequences]:
     """Long sequences at moderate logits of ``model``, one family per length.
 
-    Offsets are ``gain`` times as large as logits ask for, query tokens as much smaller: where
-    answers are noisy, larger ones tell more.
+    Offsets are ``gain`` times as large as logits ask for, or as ``radius`` allows, query
+    tokens as much smaller: where answers are noisy, larger ones tell more.
     """
     d = model.dim
     sequences: dict[int, list[Array]] = {}
@@ -91,8 +91,10 @@ def closing(
         if n % 2:
             query = rng.standard_normal(d) / np.sqrt(d)
         alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)])
-        b = beta / gain * query
-        sequences.setdefault(length, []).append(np.vstack([gain * alpha * offsets + b, b]))
+        longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
+        louder = max(1.0, min(gain, 2.0 ** np.floor(np.log2(radius / longest))))
+        b = beta / louder * query
+        sequences.setdefault(length, []).append(np.vstack([louder * alpha * offsets + b, b]))
     return [_check("closing", np.array(X), radius) for X in sequences.values()]
 
 

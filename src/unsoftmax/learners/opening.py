@@ -33,6 +33,13 @@ _LARGEST_ANSWER = 1e100
 _LABEL_BITS = 2
 
 
+# How to learn from coarse answers all the same.
+ADVICE = (
+    " Where answers are rounded or noisy, LowRankHead and ApproximateHead take the size of their "
+    "errors (--tolerance) and ask so that they matter less."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What the first round gave."""
@@ -103,7 +110,9 @@ def read_opening(
 
 def or_biased(biases: bool) -> str:
     """Say what else may explain a target that is no head without biases."""
-    return "" if biases else ", or it has biases: then ask with biases=True (--biases)"
+    if biases:
+        return ""
+    return ", or it has biases: then ExactHead or LowRankHead with biases=True (--biases)"
 
 
 def why(precision: Precision) -> str:
@@ -177,7 +186,8 @@ def _refuse_labels(y: Array) -> None:
     if len(values) > 1 and significant_bits(y) <= _LABEL_BITS:
         raise ModelMismatch(
             f"Sequences at random are answered by {', '.join(f'{v:g}' for v in values[:6])} alone: "
-            "these are labels, not values of an attention head."
+            "these are labels, not values of an attention head: LabelHead (--model labels) "
+            "learns from them."
         )
 
 

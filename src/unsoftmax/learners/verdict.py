@@ -15,7 +15,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners import holdout
-from unsoftmax.learners.opening import Opening, why
+from unsoftmax.learners.opening import ADVICE, Opening, why
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found
@@ -29,6 +29,8 @@ _MOST_UNEXPLAINED_COARSE = 2.0
 # Heads leave residuals of up to ¼ of what their certificate allows; what leaves more gets a
 # certificate wider by twice as much: it may be by chance that they were not larger.
 _STRAIN = 4.0
+# Bounds are about 15 times the error: beyond this many times W's size nothing is known of it.
+_UNKNOWN = 8.0
 
 
 class Fit(Protocol):
@@ -84,6 +86,7 @@ def conclude(
     probes, answers = [opened.probes, *closing], [opened.answers, *closed]
     fit, evidence = _judged(fit, probes, answers, checks, unexplained, otherwise)
     certificate = certificate_of(fit, checks)
+    _refuse_unknown(fit, certificate)
     notes = fit.notes()
     if not np.isfinite(certificate.errors["W"]):
         notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
@@ -136,7 +139,7 @@ def _judged(
     if not np.isfinite(certificate.errors["W"]) or np.isnan(evidence.max_residual):
         raise NotIdentifiable(
             "The answers are too coarse to determine W: what they leave open moves every "
-            "fresh answer more than can be told apart. v is determined." + why(precision),
+            "fresh answer more than can be told apart. v is determined." + why(precision) + ADVICE,
             determined={"v": fit.values.v, "c": fit.values.c},
         )
     raise ModelMismatch(
@@ -144,6 +147,20 @@ def _judged(
         f"where {evidence.tolerance:.1e} is expected. The target is not a single attention "
         f"head over {fit.model.dim} dimensions{otherwise}."
     )
+
+
+def _refuse_unknown(fit: Fit, certificate: Certificate) -> None:
+    """Refuse a W of which coarse answers leave nothing known: its bound is beyond its size.
+
+    A W smaller than 1 may be known to be small, and no more.
+    """
+    size, bound = fit.model.norm("W"), certificate.errors["W"]
+    if fit.values.precision != Precision() and bound > _UNKNOWN * max(size, 1.0):
+        raise NotIdentifiable(
+            f"The answers are too coarse to determine W: its error may be {bound:.1e}, it is "
+            f"{size:.1e} large. v is determined." + why(fit.values.precision) + ADVICE,
+            determined={"v": fit.values.v, "c": fit.values.c},
+        )
 
 
 def _coarser(fit: F, factor: float) -> F:

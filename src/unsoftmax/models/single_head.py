@@ -123,6 +123,13 @@ class SingleHead:
         """Constant added to every answer."""
         return float(self._arrays["c"])
 
+    def norm(self, name: str) -> float:
+        """Return the norm of a parameter (Frobenius for W), without forming W from its factors."""
+        if name != "W" or "W" in self._arrays:
+            return float(np.linalg.norm(getattr(self, name)))
+        K, Q = (np.linalg.qr(self._arrays[factor].T)[1] for factor in "KQ")
+        return float(np.linalg.norm(K @ Q.T))
+
     def arrays(self) -> dict[str, Array]:
         """Return the parameters by name, as the constructor (or `from_factors`) takes them."""
         return dict(self._arrays)

@@ -24,6 +24,10 @@ class Defended(ABC):
 
     oracle: Oracle
 
+    def __post_init__(self) -> None:
+        if not callable(self.oracle):
+            raise TypeError(f"An oracle must be callable; it is {type(self.oracle).__name__}.")
+
     @property
     def dim(self) -> int:
         """Dimension of a token, where the wrapped oracle knows it (AttributeError otherwise)."""

@@ -20,6 +20,7 @@ below the 80 of the theorem: zero rows need no smaller tolerance than others, fo
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
 _CONSTANT = 80.0
 
@@ -99,6 +100,11 @@ def error_for(tau: float, dim: int, margin: float, norm_bound: float) -> tuple[f
 
 
 def _check(dim: int, margin: float, norm_bound: float, **errors: float) -> None:
+    for name, number in {"margin": margin, "norm_bound": norm_bound, **errors}.items():
+        if isinstance(number, bool) or not isinstance(number, Real):
+            raise TypeError(f"{name} must be a number; it is {number!r}.")
+    if isinstance(dim, bool) or not isinstance(dim, Integral):
+        raise TypeError(f"dim must be a whole number; it is {dim!r}.")
     if dim < 1:
         raise ValueError(f"dim must be 1 or more; it is {dim}.")
     if not 0 < margin <= 1:

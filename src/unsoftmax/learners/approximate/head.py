@@ -243,11 +243,13 @@ class ApproximateHead:
         if self.radius is not None:
             return values
         seen = Precision.of_format([np.ravel(passes[0].y)[:_WITNESSES]])
+        # decimals of stretched answers look like digits of them: the tolerance says it better
+        noticed = seen.why if seen.unit > UNIT else ()
         precision = replace(
             values.precision,
             unit=max(seen.unit, values.precision.unit),
             relative=seen.relative,
-            why=values.precision.why + (seen.why if seen.relative else ()),
+            why=values.precision.why + noticed,
         )
         v_error = values.v_error + precision.of_one_term * np.abs(values.v)
         if self.repeats > 1:  # sums of d terms, in bases whose rows' 1-norms are below √d

@@ -37,6 +37,8 @@ PILOTS = 4
 _LOWER = (4, 8, 16)
 _LOWER_STRETCHED = (20, 24, 24)
 _EXTREME = 100.0
+# Radii below 1000 or so leave logits no room for more octaves.
+_SHORT = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,8 @@ class Reach:
 
     def first(self, dim: int) -> float:
         """Return the scale to begin with: for ‖W‖_F ≈ √d, or the largest."""
-        if self.radius is None:
-            return float(np.round(np.log2(np.sqrt(dim) * _TARGET)))
-        return self.most
+        moderate = float(np.round(np.log2(np.sqrt(dim) * _TARGET)))
+        return min(moderate, self.most)
 
     def bounded(self, norm_bound: float) -> float:
         """Return a scale at which no W up to a norm leaves the range."""
@@ -80,7 +81,7 @@ class Reach:
         within = asked.read(values, None)
         t, noise = np.diag(within.logit), float(np.median(4 * np.diag(within.p_error)))
         if saturated(np.diag(within.open), np.diag(within.p_error)):
-            steps = _LOWER_STRETCHED if self.radius is None else _LOWER
+            steps = _LOWER if self.most < _SHORT else _LOWER_STRETCHED
             return k - steps[min(attempt, len(steps) - 1)]
         size = float(np.sqrt(np.mean(t**2)))
         resolved = size > 3 * noise

@@ -206,12 +206,11 @@ def verify(
 ) -> Generator[Round, Answers, Found[SingleHead]]:
     """Ask the closing hold-out; return what was found, or refuse it.
 
-    Without a radius offsets are stretched and query tokens shrunk, which leaves all logits as
-    they are and makes the answers large beside ±τ.
+    Offsets are stretched and query tokens shrunk as far as the radius allows, which leaves all
+    logits as they are and makes the answers large beside ±τ.
     """
     certificate = certificate_of(fit, checks)
-    gain = _STRETCH if terms.radius is None else 1.0
-    closing = holdout.closing(fit.model, certificate, opened.closing, rng, terms.cap, gain)
+    closing = holdout.closing(fit.model, certificate, opened.closing, rng, terms.cap, _STRETCH)
     closed = yield list(closing)
     evidence = _judge(
         [opened.probes, *closing], [opened.answers, *closed], fit, certificate, checks

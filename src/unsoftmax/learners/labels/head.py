@@ -49,7 +49,7 @@ class LabelHead:
     norm_bound : float, optional
         Bound on ‖W‖_F. "paper" needs it; with "bisect" it is only checked in the end.
     margin : float, optional
-        Every |v_i| is at least margin·‖v‖. "paper" needs it; "bisect" checks it.
+        No entry of v is smaller than margin·‖v‖. "paper" needs it; "bisect" checks it.
     method : {"bisect", "paper"}
         Bisection of everything, or the paper's averages and bisection.
     seed : int
