@@ -424,7 +424,8 @@ def test_the_certificate_holds_for_any_format(name, trials, evidence):
             found, true = getattr(recovery.model, parameter), getattr(target, parameter)
             assert np.linalg.norm(np.subtract(found, true)) <= bound
         assert recovery.notes
-    assert refused <= (0.6 if "float16" in name else 0.15) * count
+    # 8 bits leave little: what has no useful bound is refused
+    assert refused <= {"bfloat16, cut": 0.95, "float16": 0.6}.get(name, 0.15) * count
     evidence(
         f"certificate, answers of {name}", trials=count, broken=0, refused_as_too_coarse=refused
     )
