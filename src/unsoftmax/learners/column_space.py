@@ -32,6 +32,8 @@ _CAUTION, _FEW = 3, 4
 _CONDITION = 60.0
 # Errors e in n × n entries move a singular value by 2√n·e at most, and their bounds are loose.
 _NOISE = 1.0
+# By chance the leading tokens and offsets may see so many times less of W than usual.
+_SEEN_LESS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def find_columns(
         How scales are divided where there is none.
     """
     dim = len(values.v)
-    block, beta, seen = yield from _first(values, Z, T, biases, split)
+    most = 4 if rank is None else 2 * (rank + 1)
+    block, beta, seen = yield from _first(values, Z, T, biases, split, most)
     if rank is None:
         count = 0
         while True:
@@ -81,7 +84,8 @@ def find_columns(
     else:
         width = min(dim, max(seen, 2 * rank))
         block = yield from _lead(block, T, rank, width, seen)
-        if _ill(block, width) and rank < dim:
+        spare = 2 * (rank + 1) - block.again
+        if rank < dim and width <= spare and _ill(block, width):
             block = yield from _one_more(block, T, width)
         tokens, left_out, notes = _best(block, width, rank), 0.0, ()
     if len(tokens):
@@ -94,7 +98,7 @@ def find_columns(
 
 
 def _first(
-    values: Values, Z: Offsets, T: Offsets, biases: bool, split: Split
+    values: Values, Z: Offsets, T: Offsets, biases: bool, split: Split, most: int
 ) -> Generator[Round, Answers, tuple[Block, float, int]]:
     """Ask for one token until its scale is known; with biases that settles β for all."""
     one, phase, beta = np.arange(1), "W, columns", 0.0
@@ -111,7 +115,7 @@ def _first(
             seen = min(last, block.shape[1])
             k = common_scale(block) - reserve
             yield from block.ask(slice(0, 1), slice(first, seen), k)
-    yield from block.retry(k, 2 + _FIRST_AGAIN)
+    yield from block.retry(k, min(most, 2 + _FIRST_AGAIN))
     return block, beta, seen
 
 
@@ -199,7 +203,8 @@ def _judged(block: Block, width: int) -> tuple[Indices, float, tuple[str, ...]]:
     left_out, notes = 0.0, list[str]()
     if rank < count:
         # random tokens and offsets see a singular value σ of W as entries of about σ/d
-        left_out = noise * float(np.sqrt(count - rank)) * dim / float(np.sqrt(count * width))
+        seen = float(np.sqrt(count * width)) / dim
+        left_out = _SEEN_LESS * noise * float(np.sqrt(count - rank)) / seen
     if not rank:
         notes.append("The rank was found to be 0: W is 0 as far as the answers tell.")
     if 0 < rank < count:

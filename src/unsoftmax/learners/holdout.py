@@ -33,6 +33,8 @@ _LOGITS = (0.5, 2.0, 6.0)
 _ALIGNMENT = 2.0
 # A logit that the certificate lets move by more than this says nothing about the model.
 _MOST_MOVED = 0.01
+# Tokens and their answers must stay in float32's range.
+_LONGEST = 2.0**110
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,11 @@ def closing(
         if n % 2:
             query = rng.standard_normal(d) / np.sqrt(d)
         alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)])
+        if not alpha:  # no logits: whatever moves an answer shows, at some size
+            alpha = beta = 4.0 ** (n % 8)
         longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
-        louder = max(1.0, min(gain, 2.0 ** np.floor(np.log2(radius / longest))))
+        room = 2.0 ** np.floor(np.log2(min(radius, _LONGEST) / longest))
+        louder = max(1.0, min(gain, room))
         b = beta / louder * query
         sequences.setdefault(length, []).append(np.vstack([louder * alpha * offsets + b, b]))
     return [_check("closing", np.array(X), radius) for X in sequences.values()]
@@ -112,6 +117,8 @@ def _sizes(
     powers = np.arange(-100.0, 101.0)
     alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
     logits = alpha * (from_bias + beta * from_query)
+    if not np.any(logits):
+        return 0.0, 0.0
     W_error, w_error = (min(certificate.errors[name], 1e100) for name in "Ww")
     errors = w_error + beta * W_error * np.linalg.norm(query)
     known = alpha * norm * errors <= _MOST_MOVED / 2
@@ -155,6 +162,17 @@ def straightness(
     return residual / _positive(size), tolerance
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What fresh answers say of a model."""
+
+    evidence: Evidence
+    strain: float
+    """The largest share of what the certificate of W allows that a residual takes."""
+    worst: tuple[float, float]
+    """The residual that is most beyond its tolerance, and that tolerance."""
+
+
 def judge(
     probes: list[Sequences],
     answers: list[Array],
@@ -162,18 +180,12 @@ def judge(
     values: Values,
     certificate: Certificate,
     queries: int,
-) -> tuple[Evidence, float]:
+) -> Judgement:
     """Compare answers with the model's predictions, each within what the certificate allows.
 
     A sequence so long that the certificate lets its logits move by more than 1 % says nothing
     and is left out; without a finite certificate the model must be right to 1 % all the same.
 
-    Returns
-    -------
-    Evidence
-        Residuals against tolerances.
-    float
-        The largest share of what the certificate of W allows that a residual takes.
     """
     W_error, w_error = (min(certificate.errors[name], 1e100) for name in "Ww")
     certain = max(W_error, w_error) < 1e100
@@ -209,7 +221,12 @@ def judge(
         strain = max(strain, float(np.max(shares, initial=0.0)))
         residuals.append(((y - predicted) / _positive(size))[telling])
         tolerances.append(((own + allowed) / _positive(size))[telling])
-    return Evidence.of(queries, np.concatenate(residuals), np.concatenate(tolerances)), strain
+    residual, tolerance = np.concatenate(residuals), np.concatenate(tolerances)
+    worst = (np.nan, np.nan)
+    if len(residual):
+        most = int(np.argmax(np.abs(residual) / np.maximum(tolerance, 1e-300)))
+        worst = (float(np.abs(residual[most])), float(tolerance[most]))
+    return Judgement(Evidence.of(queries, residual, tolerance), strain, worst)
 
 
 def _positive(size: Array) -> Array:

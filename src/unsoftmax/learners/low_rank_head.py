@@ -43,7 +43,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Round, pick
 from unsoftmax.protocol import Answers, Plan, Steps
 from unsoftmax.theory import counts
-from unsoftmax.theory.precision import UNIT, Precision
+from unsoftmax.theory.precision import KAPPA, UNIT, Precision
 from unsoftmax.theory.two_tokens import Values
 
 # Additive noise falls by this where nothing caps the tokens' norms; in v by more, since every
@@ -55,6 +55,8 @@ _CAUTION, _FEW, _ENOUGH = 2, 2, 8
 # What is left out by too small a rank must not pass for coarse arithmetic: naive loops at
 # d = 1024 are 8 times as coarse as is assumed.
 _MOST_UNEXPLAINED = 16.0
+# The largest tokens of the hold-out's opening, and how much less than usual may be seen there.
+_LARGEST_OPENING, _FEW_SEE = 64.0, 64.0
 # Where v is orthogonal to W's range, as far as this, balancing on it would be arbitrary.
 _ORTHOGONAL = 1e-3
 
@@ -74,7 +76,8 @@ class LowRankHead:
         Also learn w (what a query bias adds to the scores) and c (value and output biases).
     tolerance : float, optional
         The answers are within ± this of the head's: probes are scaled so that it matters
-        least, and d·r queries more are asked, so that W's error is the noise's alone.
+        least, and d·r queries more are asked, so that W's error is the noise's alone. With
+        biases they cannot be: w moves a logit with the offset's size.
     seed : int
         Decides tokens, offsets and the hold-out: the same seed asks the same.
 
@@ -161,7 +164,7 @@ class LowRankHead:
         values = opened.values
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         split = even if told is None else loud(_LOUD)
-        fit: _Fit | _Nothing = _Nothing(values, 0.0)
+        fit: _Fit | _Nothing = _Nothing(values, _unseen(values))
         if self.rank != 0:
             columns = yield from find_columns(values, Z, T, self.rank, self.biases, split)
             fit = _Nothing(values, columns.left_out)
@@ -174,6 +177,18 @@ class LowRankHead:
         unexplained = MOST_UNEXPLAINED if self.rank is None else _MOST_UNEXPLAINED
         gain = 1.0 if told is None or self.biases else _LOUD
         return (yield from conclude(fit, opened, checks, rng, otherwise, unexplained, gain=gain))
+
+
+def _unseen(values: Values) -> float:
+    """Estimate the norm of a W that the hold-out would not tell from 0.
+
+    At tokens of norm s a logit is about s²‖W‖/d, an answer moves by s‖v‖ of it. The hold-out's
+    opening goes to s = 64; a few of its sequences may see less than usual.
+    """
+    precision, dim = values.precision, len(values.v)
+    hidden = KAPPA * precision.unit + precision.relative
+    hidden += precision.absolute / (_LARGEST_OPENING * values.norm)
+    return _FEW_SEE * dim * hidden / _LARGEST_OPENING**2
 
 
 def _complete(
@@ -249,7 +264,7 @@ def _refined(fit: _Fit, split: Split) -> Generator[Round, Answers, _Fit]:
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """W = 0, w = 0."""
+    """W = 0, w = 0: left_out is what W may be all the same."""
 
     values: Values
     left_out: float
@@ -311,8 +326,10 @@ class _Fit:
             F += self.rows.error(values, lengths, self.model.w, stretch, shift_error)
         F = self.T.error(inverse * F + tilt * E, self.right)
         spread = self._spread()
-        beyond = columns.left_out * tilt * (1 + spread)
-        w_error = tilt * E * spread * columns.beta + inverse * shift_error
+        # at (x, 1) a query token is longer than x, which is a unit vector
+        longest = np.sqrt(1 + rank) if columns.beta else 1.0
+        beyond = columns.left_out * tilt * (1 + longest * spread)
+        w_error = (tilt * E * spread + beyond) * columns.beta + inverse * shift_error
         rounding = 8 * UNIT * tilt * float(np.linalg.norm(self.right))
         if self.refined is None:
             W_error = tilt * E * spread + F + beyond + rounding

@@ -95,7 +95,9 @@ def read_opening(
         [second] = yield [holdout.repeated(opening, share.repeats)]
     before = opened[: share.repeats]
     if told is None:
-        precision = _with_noise(Precision.of_format([opened, line]), before, second, [opened, line])
+        precision = _with_noise(
+            Precision.of_format([opened, line, y]), before, second, [opened, line]
+        )
     else:
         precision = told
         _refuse_beyond(told, before, second)
@@ -136,7 +138,8 @@ def _with_noise(precision: Precision, before: Array, second: Array, seen: list[A
 def _refuse_beyond(told: Precision, before: Array, second: Array) -> None:
     """Refuse answers that vary by more than twice the tolerance."""
     moved = float(np.max(np.abs(before - second), initial=0.0))
-    if moved > 2 * told.absolute + told.relative * float(np.max(np.abs(before), initial=0.0)):
+    largest = float(np.max(np.abs(before), initial=0.0))
+    if moved > 2 * told.absolute * (1 + 1e-9) + (2 * KAPPA * UNIT + told.relative) * largest:
         raise ModelMismatch(
             f"The same question got answers that differ by {moved:.1e}, more than twice the "
             f"tolerance of {told.absolute:.1e}: give a larger tolerance."
@@ -198,7 +201,7 @@ def _read_values(y: Array, constant: list[Array], scale: float, precision: Preci
     c_error = rounding * abs(c) + precision.absolute if constant else 0.0
     v = (y - c) / scale
     v_error = (rounding * np.abs(y) + precision.absolute + c_error) / scale
-    if constant:  # y − c rounds; y / 1 does not
+    if constant or np.frexp(scale)[0] != 0.5:  # y − c rounds, and y / ρ; y / 2^k does not
         v_error = v_error + 2 * UNIT * np.abs(v)
     return Values(v, c, v_error, c_error, precision)
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+# Squares of numbers beyond leave float64.
+_SMALLEST = 1e-60
+
 
 def whole(name: str, value: Any, least: int) -> None:
     """Refuse what is no whole number of at least ``least``.
@@ -31,8 +34,11 @@ def positive(name: str, value: Any) -> None:
     """Refuse what is no finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number; it is {value!r}.")
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number above 0; it is {value}.")
+    if not _SMALLEST <= value <= 1 / _SMALLEST:
+        raise ValueError(
+            f"{name} must be a number above 0, from {_SMALLEST:.0e} to {1 / _SMALLEST:.0e}; it is "
+            f"{value}."
+        )
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -125,9 +125,8 @@ def _judged(
     factor, wider = 1.0, fit
     while True:
         certificate = certificate_of(wider, checks)
-        evidence, strain = holdout.judge(
-            probes, answers, fit.model, wider.values, certificate, checks
-        )
+        judgement = holdout.judge(probes, answers, fit.model, wider.values, certificate, checks)
+        evidence, strain = judgement.evidence, judgement.strain
         if evidence.passed or not checks:
             if strain > 1 / _STRAIN:
                 wider = _coarser(wider, 2 * _STRAIN * strain)
@@ -143,8 +142,8 @@ def _judged(
             determined={"v": fit.values.v, "c": fit.values.c},
         )
     raise ModelMismatch(
-        f"The recovered head misses fresh answers by {evidence.max_residual:.1e} of their size "
-        f"where {evidence.tolerance:.1e} is expected. The target is not a single attention "
+        f"The recovered head misses fresh answers by {judgement.worst[0]:.1e} of their size "
+        f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
         f"head over {fit.model.dim} dimensions{otherwise}."
     )
 

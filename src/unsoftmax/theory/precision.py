@@ -143,7 +143,12 @@ class Precision:
     @classmethod
     def told(cls, tolerance: float) -> Precision:
         """Take the user's word that answers are within ``tolerance``, arithmetic apart."""
-        return cls(absolute=tolerance, why=(f"Answers are within ±{tolerance:.3g}, as told.",))
+        # rounding to decimals is itself off by a few units in the last place of large answers
+        return cls(
+            relative=4 * UNIT,
+            absolute=tolerance,
+            why=(f"Answers are within ±{tolerance:.3g}, as told.",),
+        )
 
     def with_noise(self, deviation: float, repeats: int) -> Precision:
         """Add noise whose deviation was estimated from so many repeated questions."""

@@ -105,4 +105,4 @@ def _on_grid(rows: Array) -> Array:
     """Cut rows to the grid; none becomes longer than 1."""
     cut: Array = np.trunc(rows / _GRID) * _GRID
     norms = np.linalg.norm(cut, axis=1, keepdims=True)
-    return np.where(norms > 1, cut * (1 - _GRID), cut)
+    return np.where(norms >= 1, cut * (1 - _GRID), cut)

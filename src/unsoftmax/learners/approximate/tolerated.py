@@ -35,8 +35,9 @@ _SLACK = 1 + 1e-9
 _HIDDEN = 0.25
 # At a scale that suits the others a few logits may still be beyond what answers resolve.
 _MOST_OPEN = 0.25
-# How far the hold-out's tokens are stretched where no radius forbids it.
-_STRETCH = 2.0**20
+# How far the hold-out's tokens are stretched where no radius forbids it: as far as the data's,
+# or what answers hide at small tokens would pass.
+_STRETCH = 2.0**40
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ _LARGEST = 2.0**60
 # Both halve a line until float64 ends: 2⁻⁶⁰ of it.
 _HALVINGS = 60
 # Labels are asked where f̂ is so many times what it may be off by.
-_CERTAIN = 2.0
+_CERTAIN = 1.01
 # Scores open by more leave the weights open: no use for so large a bound.
 _NOTHING_KNOWN = 1.0
 # A sequence whose answer may be off by this share of its size says nothing. Without any other

@@ -32,6 +32,8 @@ from unsoftmax.theory import label_counts
 
 # 4 bits tell whether an entry is in range; beyond 52 a halved interval has no middle in float64.
 _FEWEST, _MOST = 4, 52
+# The theorem's sample sizes are computed in float64.
+_MOST_PAPER, _FARTHEST = 200, 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,13 @@ class LabelHead:
                 positive(name, getattr(self, name))
             elif self.method == "paper":
                 raise ValueError(f'method="paper" needs {name}.')
+        if self.method == "paper" and self.bits > _MOST_PAPER:
+            raise ValueError(f"bits must be at most {_MOST_PAPER}; it is {self.bits}.")
+        if min(float(self.margin or 1), 1 / float(self.norm_bound or 1)) < _FARTHEST:
+            raise ValueError(
+                f"margin must be at least {_FARTHEST:.0e} and norm_bound at most "
+                f"{1 / _FARTHEST:.0e}; they are {self.margin} and {self.norm_bound}."
+            )
         largest = 1 / math.sqrt(self.dim)
         if float(self.margin or 0) > largest:
             raise ValueError(

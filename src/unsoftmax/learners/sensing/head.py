@@ -38,6 +38,7 @@ from unsoftmax.theory.two_tokens import Values
 
 # The solver holds a few m×m matrices: half a gigabyte each, and minutes.
 _MOST = 8192
+_NOTHING_SEEN = 1e-200
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,9 @@ class _Fit:
         smallest, largest = np.inf, 0.0  # rank 0: nothing is near
         if self.rank:
             gains = np.linalg.svd(tangent, compute_uv=False)
+            # far below rounding nothing is seen in some direction: the bound is as good as none
             smallest = float(gains[-1]) if len(tangent) >= tangent.shape[1] else 0.0
+            smallest = max(smallest, _NOTHING_SEEN)
             norms = np.linalg.norm(measured.b, axis=1).max()
             largest = float(norms * np.linalg.norm(measured.a * weights[:, None], 2))
         # in units of their bounds measurements are off by 1 each at most
