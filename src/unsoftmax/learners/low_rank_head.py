@@ -56,7 +56,7 @@ _CAUTION, _FEW, _ENOUGH = 2, 2, 8
 # d = 1024 are 8 times as coarse as is assumed.
 _MOST_UNEXPLAINED = 16.0
 # The largest tokens of the hold-out's opening, and how much less than usual may be seen there.
-_LARGEST_OPENING, _FEW_SEE = 64.0, 64.0
+_LARGEST_OPENING, _FEW_SEE = 64.0, 1024.0
 # Where v is orthogonal to W's range, as far as this, balancing on it would be arbitrary.
 _ORTHOGONAL = 1e-3
 
