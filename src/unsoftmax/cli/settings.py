@@ -100,8 +100,8 @@ def _flag(name: str) -> str:
 
 
 def _told(texts: Mapping[str, list[str]]) -> str:
-    """Say once what all models mean by an option, and else who means what."""
-    if sum(map(len, texts.values())) == len(BY_NAME) and len({t[:12] for t in texts}) == 1:
+    """Say once what all models take, and else who means what."""
+    if sum(map(len, texts.values())) == len(BY_NAME):
         return next(iter(texts))
     return " ".join(f"({', '.join(models)}) {text}" for text, models in texts.items())
 
