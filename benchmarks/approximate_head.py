@@ -171,7 +171,7 @@ def stretching(seeds: int) -> str:
         errors, bounds, v_errors = [], [], []
         for seed in range(seeds):
             target = head(DIM, seed)
-            learner = ApproximateHead(DIM, 0.05, radius=radius, norm_bound=2.0, seed=seed)
+            learner = ApproximateHead(DIM, 0.05, radius=radius, seed=seed)
             try:
                 recovery = us.learn(us.oracles.rounded(target, 1), learner)
             except us.NotIdentifiable:
