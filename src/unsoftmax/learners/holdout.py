@@ -77,11 +77,13 @@ def closing(
     rng: np.random.Generator,
     radius: float = np.inf,
     gain: float = 1.0,
+    open_by: float = _MOST_MOVED,
 ) -> list[Sequences]:
     """Long sequences at moderate logits of ``model``, one family per length.
 
     Offsets are ``gain`` times as large as logits ask for, or as ``radius`` allows, query
-    tokens as much smaller: where answers are noisy, larger ones tell more.
+    tokens as much smaller: where answers are noisy, larger ones tell more. The certificate
+    may leave logits open by ``open_by``.
     """
     d = model.dim
     sequences: dict[int, list[Array]] = {}
@@ -92,7 +94,7 @@ def closing(
         query[rng.integers(d)] = 1.0
         if n % 2:
             query = rng.standard_normal(d) / np.sqrt(d)
-        alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)])
+        alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)], open_by)
         if not alpha:  # no logits: whatever moves an answer shows, at some size
             alpha = beta = 4.0 ** (n % 8)
         longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
@@ -104,7 +106,12 @@ def closing(
 
 
 def _sizes(
-    model: SingleHead, certificate: Certificate, offsets: Array, query: Array, wanted: float
+    model: SingleHead,
+    certificate: Certificate,
+    offsets: Array,
+    query: Array,
+    wanted: float,
+    open_by: float,
 ) -> tuple[float, float]:
     """Find α and β for which the logits α·(a·w + β·a·W b) have the RMS that is wanted.
 
@@ -121,7 +128,7 @@ def _sizes(
         return 0.0, 0.0
     W_error, w_error = (min(certificate.errors[name], 1e100) for name in "Ww")
     errors = w_error + beta * W_error * np.linalg.norm(query)
-    known = alpha * norm * errors <= _MOST_MOVED / 2
+    known = alpha * norm * errors <= open_by / 2
     fits = np.abs(np.log2(np.maximum(logits, 1e-300) / wanted))
     best = int(np.argmin(np.where(known, fits, np.inf))) if known.any() else int(np.argmin(fits))
     # a large bias leaves no size at which logits are moderate: shrink the offsets as well

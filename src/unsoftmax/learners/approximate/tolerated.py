@@ -38,6 +38,10 @@ _MOST_OPEN = 0.25
 # How far the hold-out's tokens are stretched where no radius forbids it: as far as the data's,
 # or what answers hide at small tokens would pass.
 _STRETCH = 2.0**40
+# The judgement is exact in how far logits may move, so the hold-out may ask where the bound
+# leaves them open by this much: at radius 10 and one decimal, d = 8, two heads passed for one in
+# 7 of 8 runs at 0.01, in 2 at 0.5.
+_OPEN_BY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,9 @@ def verify(
     logits as they are and makes the answers large beside ±τ.
     """
     certificate = certificate_of(fit, checks)
-    closing = holdout.closing(fit.model, certificate, opened.closing, rng, terms.cap, _STRETCH)
+    closing = holdout.closing(
+        fit.model, certificate, opened.closing, rng, terms.cap, _STRETCH, _OPEN_BY
+    )
     closed = yield list(closing)
     evidence = _judge(
         [opened.probes, *closing], [opened.answers, *closed], fit, certificate, checks
