@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 _PARALLEL = 1e-9  # 1 − |cos|: hyperplanes of what is left over that are those known already
 _FLIPPED = 1e-6  # how close to 0 or 1 the share of a flip must be
-# A neuron counts if it is 10 deviations large, or no 10⁻⁷ of the others.
+# A neuron counts if it is 10 deviations large, or one deviation and no 10⁻⁷ of the others.
 _LEAST_JUMP, _LEAST_SHARE = 10.0, 1e-7
 
 
@@ -62,7 +62,7 @@ def pruned(form: Form, touched: Flags) -> tuple[Form, Flags]:
         return form, touched
     size = np.linalg.norm(form.a, axis=1)
     keep = (size > _LEAST_SHARE * np.median(size)) | (size > _LEAST_JUMP * form.error)
-    keep &= size > 0
+    keep &= size > form.error
     return replace(form, a=form.a[keep], eps=form.eps[keep], error=form.error[keep]), touched[keep]
 
 

@@ -61,7 +61,7 @@ def open_network(
 
 
 def _length(dim: int, rng: np.random.Generator) -> Generator[Round, Answers, float]:
-    """Return the distance from 0 within which half of the slope's variation happens: 68 queries."""
+    """Return the distance from 0 at which the slope varies, in the geometric mean: 68 queries."""
     v = rng.standard_normal(dim)
     v /= np.linalg.norm(v)
     t = np.concatenate([_TIMES, _TIMES * (1 + _STEP)])
@@ -73,17 +73,20 @@ def _length(dim: int, rng: np.random.Generator) -> Generator[Round, Answers, flo
     varied = np.abs(np.diff(slopes, axis=1)).sum(axis=0)
     varied = np.where(varied > 4 * (rounding[1:] + rounding[:-1]), varied, 0.0)
     first = abs(slopes[0, 0] - slopes[1, 0])
-    total = np.cumsum(np.concatenate([[first if first > 4 * rounding[0] else 0.0], varied]))
-    if not total[-1] > 0:
+    varied = np.append(first if first > 4 * rounding[0] else 0.0, varied)
+    # of the slope's jumps large ones tend to be near: their root does not hide the far ones
+    weight = np.sqrt(varied)
+    if not np.any(weight):
         return 1.0
-    return float(_TIMES[np.searchsorted(total, total[-1] / 2)])
+    return float(np.exp(np.sum(weight * np.log(_TIMES)) / np.sum(weight)))
 
 
 def _constant(lift: Lift, rng: np.random.Generator) -> Generator[Round, Answers, float | None]:
     """Tell a constant from 6 points; without biases it is 0, and answers grow with the token."""
     x = rng.standard_normal((3, lift.dim)) / np.sqrt(lift.dim)
+    x[1] = -x[0]  # where neurons are much alike, half of all tokens make none active
     if lift.biases:
-        scales = lift.length * np.array([[1e2, 1e3, 1e4], [1.0, 3.0, 30.0]])
+        scales = lift.length * np.array([[1e2, 1e3, 1e4], [-1.0, -3.0, -30.0]])
     else:
         scales = np.array([[_SCALED] * 3, [1.0] * 3])
     tokens = (scales[:, :, None] * x).reshape(6, lift.dim)

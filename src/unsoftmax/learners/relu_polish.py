@@ -24,7 +24,6 @@ from unsoftmax.protocol import Answers
 _NEWTON, _DECREMENT, _BISECTIONS, _FARTHEST = 25, 1e-2, 12, 1e3
 _CHUNK = 2**22  # numbers at once: 32 MB
 _HALF, _LONGEST = 0.5, 0.7  # of the way to the next hyperplane; of ‖y‖ = 1
-_CLEAR = 10.0  # deviations by which the centre must be on its side of every hyperplane
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +75,12 @@ class Left:
 
 
 def left_over(
-    form: Form, walk: Walk, cells: Indices, known: Array, noise: Noise
+    form: Form, walk: Walk, cells: Indices, known: Array, noise: Noise, clear: float
 ) -> Generator[Round, Answers, Left]:
-    """Ask ∇(F − F̂) in some cells of a walk; ``known`` are the errors of the others."""
+    """Ask ∇(F − F̂) in some cells of a walk; ``known`` are the errors of the others.
+
+    Cells are left out whose centre is not ``clear`` deviations on its side of every hyperplane.
+    """
     D = len(form.g0)
     R, error = np.zeros((len(known), D)), known.copy()
     if not len(cells):
@@ -88,10 +90,10 @@ def left_over(
     norms = np.linalg.norm(form.a, axis=1)
     n = form.a / norms[:, None]
     y = _centres(n, S, start, walk.circle.lift.biases)
-    clear = np.all(S * (y @ n.T) > _CLEAR * form.error / norms, axis=1)
+    sure = np.all(S * (y @ n.T) > clear * form.error / norms, axis=1)
     if walk.circle.lift.biases:
-        clear &= y[:, -1] > 0
-    cells, S, y = cells[clear], S[clear], y[clear]
+        sure &= y[:, -1] > 0
+    cells, S, y = cells[sure], S[sure], y[sure]
     if not len(cells):
         return Left(R, error)
     step = _steps(n, S, y, walk.circle.lift.biases)

@@ -29,9 +29,15 @@ _COARSEST = 1e-3  # beyond which a prediction supports nothing
 _FIRST_LOOK, _LOOK, _LOOK_SHARE = 16, 32, 4
 _STRUCTURE, _STRUCTURE_NOISE = 30.0, 100.0
 _THIN, _THINNER, _LEVELS = 1e-8, 4.0, 2
+# Deviations by which a cell's centre must be clear of all hyperplanes; the error bars of what was
+# left over are wide.
+_CLEAR = (10.0, 3.0, 1.0)
 _SWEEPS, _CIRCLES = 8, 5
 _LEFT_TIMES, _LEFT_MORE = 4, 64
 _WORSE = 3.0
+# Where a form is left over, its errors are of one sign along a cell and cancel in part: gradients
+# measured across them were off by 1/30 of their size and less.
+_OWN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +101,11 @@ def recover(
                 best, best_seen = state, seen
         state = yield from _swept_again(best, opened, most, rng)
         seen = yield from look(opened, state.form, count, rng)
+        sound = not _structural(seen, _spread(state.form), opened.noise)
         if seen.rms > _WORSE * best_seen.rms:
-            state = best
+            state, sound = best, False
         else:
             best, best_seen = state, seen
-        sound = True
     raise _refusal(best_seen, opened, len(best.form.a))
 
 
@@ -117,7 +123,7 @@ def _polished(
     """Measure thin cells anew, thinner and thinner ones until fresh points are predicted."""
     seen = Look(np.inf, np.inf, 1.0)
     for level in range(1 if polish else 1 + _LEVELS):
-        state = yield from _thin(state, opened, _THIN / _THINNER**level, rng)
+        state = yield from _thin(state, opened, level, rng)
         if polish:
             break
         seen = yield from look(opened, state.form, count, rng)
@@ -138,14 +144,15 @@ def _spread(form: Form) -> float:
 
 
 def _thin(
-    state: State, opened: Opened, tau: float, rng: np.random.Generator
+    state: State, opened: Opened, level: int, rng: np.random.Generator
 ) -> Generator[Round, Answers, State]:
     """Measure the cells of coarse neurons anew, here, and if need be along another circle."""
-    state = yield from _coarse_cells(state, opened, tau)
+    tau, clear = _THIN / _THINNER**level, _CLEAR[level]
+    state = yield from _coarse_cells(state, opened, tau, clear)
     if np.any(_coarse(state.form, tau)):
         walk = Walk.of(state.form, Circle.random(opened.lift, rng))
         unknown = np.full(len(walk.middle), np.inf)
-        state = yield from _coarse_cells(State(state.form, walk, unknown), opened, tau)
+        state = yield from _coarse_cells(State(state.form, walk, unknown), opened, tau, clear)
     return state
 
 
@@ -161,12 +168,14 @@ def _tolerated(form: Form, tau: float) -> Array:
     return np.asarray(tau * np.clip(size, 0.1 * typical, typical))
 
 
-def _coarse_cells(state: State, opened: Opened, tau: float) -> Generator[Round, Answers, State]:
+def _coarse_cells(
+    state: State, opened: Opened, tau: float, clear: float
+) -> Generator[Round, Answers, State]:
     form, walk = state.form, state.walk
     tolerated = (_tolerated(form, tau) / np.sqrt(2 * len(form.g0)))[walk.order]
     asked = np.where(_coarse(form, tau)[walk.order], tolerated, np.inf)
     cells = state.error > np.minimum(np.append(asked, np.inf), np.insert(asked, 0, np.inf))
-    left = yield from left_over(form, walk, np.flatnonzero(cells), state.error, opened.noise)
+    left = yield from left_over(form, walk, np.flatnonzero(cells), state.error, opened.noise, clear)
     better = left.error < state.error
     error = np.where(better, left.error, state.error)
     R = np.where(better[:, None], left.R, 0.0)
@@ -181,7 +190,7 @@ def _full(
     walk = Walk.of(state.form, circle)
     cells = np.arange(len(walk.middle))
     unknown = np.full(len(cells), np.inf)
-    left = yield from left_over(state.form, walk, cells, unknown, opened.noise)
+    left = yield from left_over(state.form, walk, cells, unknown, opened.noise, _CLEAR[0])
     return State(corrected(state.form, walk, left), walk, left.error)
 
 
@@ -191,8 +200,12 @@ def _swept_again(
     """Sweep what is left along fresh circles until one shows kinks; measure what it touched."""
     form = state.form
     # the known neurons' own errors are no structure
-    floor = max(opened.noise.search, _spread(form))
-    noise = replace(opened.noise, search=floor)
+    floor = _spread(form)
+    noise = replace(
+        opened.noise,
+        bars=max(opened.noise.bars, _OWN * floor),
+        search=max(opened.noise.search, floor),
+    )
     allowed = min(most, _LEFT_TIMES * len(form.a) + _LEFT_MORE)
     for _ in range(_CIRCLES):
         circle = Circle.random(opened.lift, rng)
@@ -204,7 +217,7 @@ def _swept_again(
     near = touched[walk.order]
     cells = np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
     unknown = np.full(len(walk.middle), np.inf)
-    left = yield from left_over(form, walk, cells, unknown, opened.noise)
+    left = yield from left_over(form, walk, cells, unknown, opened.noise, _CLEAR[0])
     form = corrected(form, walk, left, touched)
     form, _ = pruned(form, touched)
     if len(form.a) < len(walk.order):
