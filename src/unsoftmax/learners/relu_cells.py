@@ -13,13 +13,13 @@ J_k·E_l = G_(k+1)l − G_kl; those that did are asked again nearer.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners.relu_kinks import Measure, find_kinks
 from unsoftmax.learners.relu_lift import Around, Form, Lift, Written, ask
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 
 _ENDS = 0.07  # of a cell: where its two answers lie, away from the kinks' own errors
@@ -30,6 +30,8 @@ _SIGNIFICANT = 30.0  # deviations of its own error that a jump of the slope must
 _LEAST_JUMP, _LEAST_SHARE = 10.0, 1e-7
 # Beyond θ = 0 and π lies h ≤ 0, where F is not defined; 1e-8 is 10⁸ length scales away.
 _EDGE = 1e-8
+# Errors of answers relative to the largest, at least: their last place, in float64 or float32.
+DOUBLE, SINGLE = 2e-16, 1.2e-7
 # The noise is estimated from second differences over this angle at so many places.
 _NOISE_STEP, _NOISE_PLACES = 1e-5, 16
 # The spread of F(θ−h) + F(θ+h) − 2cos(h)F(θ) is √6 that of an answer; the 50 % and 90 %
@@ -113,21 +115,21 @@ def spread(error: Array) -> float:
     return float(np.sqrt(np.sum(error[:-1] ** 2 + error[1:] ** 2) / 2)) if len(error) > 1 else 0.0
 
 
-def estimate_noise(
-    circle: Circle, form: Form | None, rng: np.random.Generator
-) -> Generator[Round, Answers, Noise]:
+def estimate_noise(circle: Circle, rng: np.random.Generator) -> Generator[Round, Answers, Noise]:
     """Estimate the answers' errors from second differences along a circle: 48 queries."""
     h = _NOISE_STEP
     theta = rng.uniform(circle.low + 2 * h, circle.high - 2 * h, _NOISE_PLACES)
-    measure = circle.measure(form, "noise")
-    F = yield from measure(np.concatenate([theta, theta - h, theta + h]))
+    Y = circle.at(np.concatenate([theta, theta - h, theta + h]))
+    [y] = yield [Singles(Written(circle.lift, Y), phase="noise", purpose="data")]
+    F = circle.lift.answers(Y, y)
+    unit = SINGLE if np.array_equal(y, y.astype(np.float32)) else DOUBLE
     at, before, after = np.split(F, 3)
     r = np.abs(before + after - 2 * np.cos(h) * at)
     median, ninety = float(np.median(r)) / _MEDIAN, float(np.quantile(r, 0.9)) / _NINETY
     size = float(np.abs(F).max())
-    bars = max(1.5 * median, 2e-16 * size, float(np.finfo(float).tiny))
+    bars = max(1.5 * median, unit * size, float(np.finfo(float).tiny))
     # uncapped, one place across a kink makes the search merge neurons
-    return Noise(float(bars), float(max(bars, min(ninety, 6 * median), 4e-16 * size)), size)
+    return Noise(float(bars), float(max(bars, min(ninety, 6 * median), 2 * unit * size)), size)
 
 
 def sweep(
@@ -135,7 +137,8 @@ def sweep(
 ) -> Generator[Round, Answers, Swept]:
     """Find F, or F − F̂, from one circle."""
     line = circle.measure(form, "kinks" if form is None else "kinks left over")
-    theta = yield from find_kinks(line, circle.low, circle.high, noise.search, most, rng)
+    theta, heard = yield from find_kinks(line, circle.low, circle.high, noise.search, most, rng)
+    noise = replace(noise, search=heard)
     theta, middle, width, value, tangent = yield from _lines(circle, form, theta, noise)
     # the slope jumps by α at a kink
     alpha = _alpha(theta, middle, value, tangent)

@@ -32,6 +32,9 @@ _RENEW = 0.1  # a line from answers farther apart than this is asked anew
 _TOLERANCE = 10.0  # deviations of a line's error by which answers may miss it
 _MARGIN = 1e-4  # crossings closer to an end than this are not believed
 _NARROW = 1e-9  # float64 does not separate kinks closer than this
+# So many intervals in so small a share of the circle are noise that is larger there.
+_MANY, _SMALL, _LOUDER = 64, 0.01, 2.0
+_EVERYWHERE = 0.5
 _ROUNDS = 80  # 30 halvings to the narrowest, each with lines renewed, and some
 
 
@@ -85,8 +88,8 @@ def find_kinks(
     noise: float,
     most: int,
     rng: np.random.Generator,
-) -> Generator[Round, Answers, Array]:
-    """Return the kinks θ in (low, high), ascending.
+) -> Generator[Round, Answers, tuple[Array, float]]:
+    """Return the kinks θ in (low, high), ascending, and the noise that was found to be there.
 
     Parameters
     ----------
@@ -109,16 +112,19 @@ def find_kinks(
             break
         count = sum(len(part) for part in found)
         # every interval but one in two, the other half of its parent, holds a kink
+        covered = float(np.sum(state.high - state.low)) / (high - low)
         if count > most or len(state) > 2 * (most + START):
-            raise _too_many(count, most)
+            raise _too_many(count, len(state), covered, most)
+        if covered < _SMALL and len(state) > _MANY + count:
+            noise *= _LOUDER
         state, kinks = yield from _round(state, measure, noise, rng)
         found.append(kinks)
     # what is left after so many rounds is as good as narrow
     found.append((state.low + state.high) / 2)
     kinks = np.sort(np.concatenate(found))
     if len(kinks) > most:
-        raise _too_many(len(kinks), most)
-    return _merged(kinks)
+        raise _too_many(len(kinks), 0, 0.0, most)
+    return _merged(kinks), noise
 
 
 def _opened(measure: Measure, low: float, high: float) -> Generator[Round, Answers, _Intervals]:
@@ -230,11 +236,12 @@ def _merged(kinks: Array) -> Array:
     return np.asarray(kinks[np.concatenate([[True], np.diff(kinks) > _NARROW])])
 
 
-def _too_many(count: int, most: int) -> ModelMismatch:
-    if not count:
+def _too_many(count: int, left: int, covered: float, most: int) -> ModelMismatch:
+    if covered > _EVERYWHERE and count < left * _EVERYWHERE:
         return ModelMismatch(
             "Along a line the answers bend everywhere and have no kinks: the target is smooth "
-            "(GELU, tanh, attention), no ReLU network of one hidden layer."
+            "(GELU, tanh, attention), no ReLU network of one hidden layer, or its answers are too "
+            "noisy to tell."
         )
     return ModelMismatch(
         f"Along one line the answers have more than {most} kinks: the target has more neurons "

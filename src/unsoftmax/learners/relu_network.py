@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.relu_cells import DOUBLE
 from unsoftmax.learners.relu_lift import Form, Written, ask
 from unsoftmax.learners.relu_merge import network_of
 from unsoftmax.learners.relu_opening import Opened, fresh_points, open_network
@@ -163,7 +164,7 @@ def _on_a_line(opened: Opened) -> Generator[Round, Answers, tuple[Opened, Form]]
     """Read a network of one dimension without biases from g(1) and g(−1)."""
     right, left = yield from ask(Written(opened.lift, np.array([[1.0], [-1.0]])), "both sides")
     size = float(max(abs(right), abs(left)))
-    noise = replace(opened.noise, bars=2e-16 * size, search=4e-16 * size, size=size)
+    noise = replace(opened.noise, bars=DOUBLE * size, search=2 * DOUBLE * size, size=size)
     jump = float(right + left)
     error = np.sqrt(2) * noise.bars
     if abs(jump) <= 4 * noise.bars:

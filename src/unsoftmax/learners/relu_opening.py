@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.relu_cells import Circle, Noise, estimate_noise
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.relu_cells import DOUBLE, Circle, Noise, estimate_noise
 from unsoftmax.learners.relu_lift import Lift, Written, ask
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
@@ -20,6 +20,7 @@ _CONSTANT = 1e-14  # spread of answers of a constant, in its rounding
 # Where answers carry more than float64's rounding, a network without biases is asked this much
 # louder: what is absolute in the noise vanishes.
 _NOISY, _LOUD, _HELPS = 1e-14, 1e12, 0.1
+_COARSEST = 1e-4
 # A network without biases grows as its token does, but for this share.
 _SCALED, _OFF = 100.0, 1e-3
 
@@ -48,15 +49,21 @@ def open_network(
         size = abs(constant or 0.0)
         nothing = np.zeros((0, lift.D))
         circle = Circle(lift, np.zeros(lift.D), np.zeros(lift.D), nothing, 0.0, np.pi)
-        return Opened(lift, circle, Noise(2e-16 * size, 4e-16 * size, size), constant)
+        return Opened(lift, circle, Noise(DOUBLE * size, 2 * DOUBLE * size, size), constant)
     circle = Circle.random(lift, rng)
-    noise = yield from estimate_noise(circle, None, rng)
+    noise = yield from estimate_noise(circle, rng)
     if not biases and noise.bars > _NOISY * noise.size:
         louder = replace(lift, loud=_LOUD)
         again = replace(circle, lift=louder)
-        quiet = yield from estimate_noise(again, None, rng)
+        quiet = yield from estimate_noise(again, rng)
         if quiet.bars * noise.size < _HELPS * noise.bars * quiet.size:
             lift, circle, noise = louder, again, quiet
+    if noise.bars > _COARSEST * noise.size:
+        raise NotIdentifiable(
+            f"Answers to tokens close together differ by {noise.bars / noise.size:.0e} of their "
+            "size: that is noise, or the target jumps (labels), and no kinks are told from it.",
+            determined={},
+        )
     return Opened(lift, circle, noise, None)
 
 
@@ -105,7 +112,7 @@ def fresh_points(lift: Lift, count: int, rng: np.random.Generator) -> Array:
     """Return tokens of many lengths: neurons that are dead near 0 show only far out."""
     x = rng.standard_normal((count, lift.dim)) / np.sqrt(lift.dim)
     if not lift.biases:
-        return np.asarray(10.0 ** rng.uniform(-1, 2, (count, 1)) * x)
+        return np.asarray(lift.loud * 10.0 ** rng.uniform(-1, 2, (count, 1)) * x)
     near = np.array([0.3, 1.0, 3.0])[np.arange(count) % 3]
     far = 10.0 ** rng.uniform(0.5, 3.0, count)
     return np.asarray(lift.length * np.where(np.arange(count) % 2, far, near)[:, None] * x)

@@ -22,6 +22,8 @@ from unsoftmax.protocol import Answers
 
 # The centre need not be exact: with line searches a few steps come close to it.
 _NEWTON, _DECREMENT, _BISECTIONS, _FARTHEST = 25, 1e-2, 12, 1e3
+_RIDGE = 1e-15
+_INSIDE = 1e-13  # closer to a hyperplane than this nobody is on one side of it
 _CHUNK = 2**22  # numbers at once: 32 MB
 _HALF, _LONGEST = 0.5, 0.7  # of the way to the next hyperplane; of ‖y‖ = 1
 
@@ -89,6 +91,8 @@ def left_over(
     start = walk.circle.at(walk.middle[cells])
     norms = np.linalg.norm(form.a, axis=1)
     n = form.a / norms[:, None]
+    inside = np.all(S * (start @ n.T) > _INSIDE, axis=1)
+    cells, S, start = cells[inside], S[inside], start[inside]
     y = _centres(n, S, start, walk.circle.lift.biases)
     sure = np.all(S * (y @ n.T) > clear * form.error / norms, axis=1)
     if walk.circle.lift.biases:
@@ -167,6 +171,9 @@ def _newton(n: Array, S: Array, y: Array, upright: bool) -> Array:
         if upright:
             gradient[:, -1] -= 1 / y[:, -1]
             hessian[:, -1, -1] += y[:, -1] ** -2.0
+        # walls 10⁻⁸ away outweigh all others to the last bit
+        trace = np.trace(hessian, axis1=1, axis2=2)
+        hessian[:, np.arange(D), np.arange(D)] += _RIDGE * trace[:, None]
         direction = -np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
         y = y + _line_search(n, y, direction, weight, upright)[:, None] * direction
         if np.all(-np.sum(gradient * direction, axis=1) < _DECREMENT):

@@ -79,7 +79,7 @@ def look(
 
 def limit(noise: Noise, size: float) -> float:
     """Return the largest relative error of a network that is accepted."""
-    return max(ACCEPTED, _COARSE * noise.bars / size) if size else ACCEPTED
+    return max(ACCEPTED, min(_COARSE * noise.bars / size, _COARSEST)) if size else ACCEPTED
 
 
 def recover(
@@ -90,7 +90,7 @@ def recover(
     state = _state(swept)
     count = max(_LOOK, opened.lift.D // _LOOK_SHARE)
     seen = yield from look(opened, state.form, _FIRST_LOOK, rng)
-    sound = not _structural(seen, swept.spread, opened.noise)
+    sound = _sound(seen, swept.spread, opened.noise)
     best, best_seen = state, seen
     for _ in range(_SWEEPS):
         if sound:
@@ -101,7 +101,7 @@ def recover(
                 best, best_seen = state, seen
         state = yield from _swept_again(best, opened, most, rng)
         seen = yield from look(opened, state.form, count, rng)
-        sound = not _structural(seen, _spread(state.form), opened.noise)
+        sound = _sound(seen, _spread(state.form), opened.noise)
         if seen.rms > _WORSE * best_seen.rms:
             state, sound = best, False
         else:
@@ -109,8 +109,10 @@ def recover(
     raise _refusal(best_seen, opened, len(best.form.a))
 
 
-def _structural(seen: Look, spread_: float, noise: Noise) -> bool:
-    return seen.largest > _STRUCTURE * spread_ + _STRUCTURE_NOISE * noise.bars
+def _sound(seen: Look, spread: float, noise: Noise) -> bool:
+    """Tell whether errors are what a form with all its neurons leaves."""
+    expected = _STRUCTURE * spread + _STRUCTURE_NOISE * noise.bars
+    return seen.largest <= expected or seen.share <= limit(noise, seen.size)
 
 
 def _state(swept: Swept) -> State:
@@ -129,7 +131,7 @@ def _polished(
         seen = yield from look(opened, state.form, count, rng)
         if seen.share <= limit(opened.noise, seen.size):
             return state, seen, True
-        if _structural(seen, _spread(state.form), opened.noise):
+        if not _sound(seen, _spread(state.form), opened.noise):
             return state, seen, False
     before = state
     state = yield from _full(state, opened, rng)
