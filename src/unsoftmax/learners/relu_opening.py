@@ -22,7 +22,7 @@ _CONSTANT = 1e-14  # spread of answers of a constant, in its rounding
 _NOISY, _LOUD, _HELPS = 1e-14, 1e12, 0.1
 _COARSEST = 1e-4
 # A network without biases grows as its token does, but for this share.
-_SCALED, _OFF = 100.0, 1e-3
+_SCALED, _OFF = 100.0, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,8 @@ def open_network(
     if biases:
         length = yield from _length(dim, rng)
     lift = Lift(dim, biases, length)
-    constant = yield from _constant(lift, rng)
+    constant, size = yield from _constant(lift, rng)
     if dim + biases == 1 or constant is not None:
-        size = abs(constant or 0.0)
         nothing = np.zeros((0, lift.D))
         circle = Circle(lift, np.zeros(lift.D), np.zeros(lift.D), nothing, 0.0, np.pi)
         return Opened(lift, circle, Noise(DOUBLE * size, 2 * DOUBLE * size, size), constant)
@@ -58,6 +57,12 @@ def open_network(
         quiet = yield from estimate_noise(again, rng)
         if quiet.bars * noise.size < _HELPS * noise.bars * quiet.size:
             lift, circle, noise = louder, again, quiet
+    # a circle may have little to say: answers elsewhere are larger, and so are their errors
+    noise = Noise(
+        max(noise.bars, DOUBLE * size),
+        max(noise.search, 2 * DOUBLE * size),
+        max(noise.size, size),
+    )
     if noise.bars > _COARSEST * noise.size:
         raise NotIdentifiable(
             f"Answers to tokens close together differ by {noise.bars / noise.size:.0e} of their "
@@ -88,24 +93,32 @@ def _length(dim: int, rng: np.random.Generator) -> Generator[Round, Answers, flo
     return float(np.exp(np.sum(weight * np.log(_TIMES)) / np.sum(weight)))
 
 
-def _constant(lift: Lift, rng: np.random.Generator) -> Generator[Round, Answers, float | None]:
-    """Tell a constant from 6 points; without biases it is 0, and answers grow with the token."""
+def _constant(
+    lift: Lift, rng: np.random.Generator
+) -> Generator[Round, Answers, tuple[float | None, float]]:
+    """Tell a constant from 6 points; without biases it is 0, and answers grow with the token.
+
+    Returns the constant, if there is one, and the largest |F| at points of norm 1.
+    """
     x = rng.standard_normal((3, lift.dim)) / np.sqrt(lift.dim)
     x[1] = -x[0]  # where neurons are much alike, half of all tokens make none active
     if lift.biases:
         scales = lift.length * np.array([[1e2, 1e3, 1e4], [-1.0, -3.0, -30.0]])
     else:
-        scales = np.array([[_SCALED] * 3, [1.0] * 3])
+        scales = _SCALED * np.array([[_SCALED] * 3, [1.0] * 3])
     tokens = (scales[:, :, None] * x).reshape(6, lift.dim)
     [y] = yield [Singles(tokens, phase="constant?", purpose="data")]
     if np.ptp(y) <= _CONSTANT * np.abs(y).max() and (lift.biases or not np.any(y)):
-        return float(np.median(y))
+        return float(np.median(y)), float(np.abs(y).max())
     if not lift.biases and np.any(np.abs(y[:3] - _SCALED * y[3:]) > _OFF * np.abs(y[:3]).max()):
         raise ModelMismatch(
             f"A token {_SCALED:g} times as long is not answered {_SCALED:g} times as large: the "
             "target is no ReLU network without biases; learn it with biases=True."
         )
-    return None
+    grows = np.linalg.norm(tokens, axis=1)
+    if lift.biases:
+        grows = np.hypot(grows / lift.length, 1.0)
+    return None, float(np.max(np.abs(y) / grows))
 
 
 def fresh_points(lift: Lift, count: int, rng: np.random.Generator) -> Array:

@@ -28,10 +28,11 @@ _COARSE = 1e3  # times the answers' error where that is larger: measured 10 to 8
 _COARSEST = 1e-3  # beyond which a prediction supports nothing
 _FIRST_LOOK, _LOOK, _LOOK_SHARE = 16, 32, 4
 _STRUCTURE, _STRUCTURE_NOISE = 30.0, 100.0
-_THIN, _THINNER, _LEVELS = 1e-8, 4.0, 2
-# Deviations by which a cell's centre must be clear of all hyperplanes; the error bars of what was
-# left over are wide.
-_CLEAR = (10.0, 3.0, 1.0)
+# How precise neurons must be, and by how many deviations a cell's centre must be clear of all
+# hyperplanes to be asked. What is not clear at first is asked before precise cells are asked again:
+# error bars of what was left over are wide.
+_LEVELS = ((1e-8, 10.0), (1e-8, 1.0), (2.5e-9, 1.0), (6e-10, 1.0))
+_CLEAR = 10.0
 _SWEEPS, _CIRCLES = 8, 5
 _LEFT_TIMES, _LEFT_MORE = 4, 64
 _WORSE = 3.0
@@ -124,8 +125,8 @@ def _polished(
 ) -> Generator[Round, Answers, tuple[State, Look, bool]]:
     """Measure thin cells anew, thinner and thinner ones until fresh points are predicted."""
     seen = Look(np.inf, np.inf, 1.0)
-    for level in range(1 if polish else 1 + _LEVELS):
-        state = yield from _thin(state, opened, level, rng)
+    for tau, clear in _LEVELS[: 1 if polish else None]:
+        state = yield from _thin(state, opened, tau, clear, rng)
         if polish:
             break
         seen = yield from look(opened, state.form, count, rng)
@@ -146,10 +147,9 @@ def _spread(form: Form) -> float:
 
 
 def _thin(
-    state: State, opened: Opened, level: int, rng: np.random.Generator
+    state: State, opened: Opened, tau: float, clear: float, rng: np.random.Generator
 ) -> Generator[Round, Answers, State]:
     """Measure the cells of coarse neurons anew, here, and if need be along another circle."""
-    tau, clear = _THIN / _THINNER**level, _CLEAR[level]
     state = yield from _coarse_cells(state, opened, tau, clear)
     if np.any(_coarse(state.form, tau)):
         walk = Walk.of(state.form, Circle.random(opened.lift, rng))
@@ -192,7 +192,7 @@ def _full(
     walk = Walk.of(state.form, circle)
     cells = np.arange(len(walk.middle))
     unknown = np.full(len(cells), np.inf)
-    left = yield from left_over(state.form, walk, cells, unknown, opened.noise, _CLEAR[0])
+    left = yield from left_over(state.form, walk, cells, unknown, opened.noise, _CLEAR)
     return State(corrected(state.form, walk, left), walk, left.error)
 
 
@@ -219,7 +219,7 @@ def _swept_again(
     near = touched[walk.order]
     cells = np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
     unknown = np.full(len(walk.middle), np.inf)
-    left = yield from left_over(form, walk, cells, unknown, opened.noise, _CLEAR[0])
+    left = yield from left_over(form, walk, cells, unknown, opened.noise, _CLEAR)
     form = corrected(form, walk, left, touched)
     form, _ = pruned(form, touched)
     if len(form.a) < len(walk.order):
