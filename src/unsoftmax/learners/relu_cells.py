@@ -148,7 +148,10 @@ def sweep(
     along += (value[:, None] * sin + tangent[:, None] * cos) * circle.Q
     gradient = along + G @ circle.E
     squares = (np.sum(step**-2.0, axis=1) + (0.86 * width) ** -2.0) / (step.shape[1] + 1)
-    error = noise.bars * np.sqrt(2 * squares)
+    bars = np.full(len(middle), noise.bars)
+    if form is not None:
+        bars = np.hypot(bars, _unevenness(circle, form, middle, width))
+    error = bars * np.sqrt(2 * squares)
 
     keep = np.full(len(theta), True)
     J = np.diff(gradient, axis=0)
@@ -168,6 +171,14 @@ def sweep(
     g_error = float(np.sqrt(circle.lift.D) * error[0])
     found = Form(gradient[0], eps[:, None] * J, eps, own, g_error)
     return Swept(circle, found, middle, error, noise)
+
+
+def _unevenness(circle: Circle, form: Form, middle: Array, width: Array) -> Array:
+    """Return how far F − F̂ is from a line in each cell: known neurons there have errors."""
+    theta = np.mod(np.arctan2(-(form.a @ circle.P), form.a @ circle.Q), np.pi)
+    inside = np.abs(theta - middle[:, None]) < width[:, None] / 2
+    errors = np.sqrt(inside @ form.error**2)
+    return np.asarray(errors * width / np.sqrt(circle.lift.D))
 
 
 def _alpha(theta: Array, m: Array, value: Array, tangent: Array) -> Array:

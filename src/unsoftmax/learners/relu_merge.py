@@ -35,11 +35,13 @@ def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
     along = cosine[np.arange(len(other)), nearest]
     same = 1 - np.abs(along) < _PARALLEL
     g0, a, eps, error = form.g0 + rest.g0, form.a.copy(), form.eps.copy(), form.error.copy()
+    g_error = np.hypot(form.g_error, rest.g_error)
     touched = np.zeros(len(a), dtype=bool)
     for k in np.flatnonzero(same):
         j = nearest[k]
         if along[k] < 0:
             g0 = g0 + rest.eps[k] * rest.a[k]
+            g_error = np.hypot(g_error, rest.error[k])
         jump = eps[j] * a[j] + rest.eps[k] * np.sign(along[k]) * rest.a[k]
         eps[j] = 1.0 if jump @ a[j] >= 0 else -1.0
         a[j] = eps[j] * jump
@@ -51,7 +53,7 @@ def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
         np.vstack([a, rest.a[new]]),
         np.concatenate([eps, rest.eps[new]]),
         np.concatenate([error, rest.error[new]]),
-        float(np.hypot(form.g_error, rest.g_error)),
+        float(g_error),
     )
     return pruned(whole, np.concatenate([touched, np.full(np.sum(new), True)]))
 

@@ -127,12 +127,16 @@ def corrected(form: Form, walk: Walk, left: Left, touched: NDArray[np.bool_] | N
     gain[k] = walk.rising[both, None] * np.diff(left.R, axis=0)[both]
     error = form.error.copy()
     error[k] = np.sqrt(D * (left.error[:-1] ** 2 + left.error[1:] ** 2))[both]
-    best = np.argmin(left.error)
-    active = walk.sides(np.array([best]))[0] > 0
+    # a cell tells g0 but for the errors of its active neurons
+    known = np.flatnonzero(np.isfinite(left.error))
     g0, g_error = form.g0, form.g_error
-    if np.isfinite(left.error[best]):
-        g0 = g0 + left.R[best] - np.sum(gain[active], axis=0)
-        g_error = float(np.sqrt(D) * left.error[best])
+    if len(known):
+        active = walk.sides(known) > 0
+        told = D * left.error[known] ** 2 + active @ error**2
+        best = int(np.argmin(told))
+        if told[best] < g_error**2:
+            g0 = g0 + left.R[known[best]] - np.sum(gain[active[best]], axis=0)
+            g_error = float(np.sqrt(told[best]))
     a = form.a + form.eps[:, None] * gain
     return replace(form, g0=g0, a=a, error=error, g_error=g_error)
 

@@ -31,14 +31,11 @@ _STRUCTURE, _STRUCTURE_NOISE = 30.0, 100.0
 # How precise neurons must be, and by how many deviations a cell's centre must be clear of all
 # hyperplanes to be asked. What is not clear at first is asked before precise cells are asked again:
 # error bars of what was left over are wide.
-_LEVELS = ((1e-8, 10.0), (1e-8, 1.0), (2.5e-9, 1.0), (6e-10, 1.0))
+_LEVELS = ((1e-8, 10.0), (1e-8, 1.0), (2.5e-9, 1.0))
 _CLEAR = 10.0
 _SWEEPS, _CIRCLES = 8, 5
 _LEFT_TIMES, _LEFT_MORE = 4, 64
 _WORSE = 3.0
-# Where a form is left over, its errors are of one sign along a cell and cancel in part: gradients
-# measured across them were off by 1/30 of their size and less.
-_OWN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +200,7 @@ def _swept_again(
     form = state.form
     # the known neurons' own errors are no structure
     floor = _spread(form)
-    noise = replace(
-        opened.noise,
-        bars=max(opened.noise.bars, _OWN * floor),
-        search=max(opened.noise.search, floor),
-    )
+    noise = replace(opened.noise, search=max(opened.noise.search, floor))
     allowed = min(most, _LEFT_TIMES * len(form.a) + _LEFT_MORE)
     for _ in range(_CIRCLES):
         circle = Circle.random(opened.lift, rng)
