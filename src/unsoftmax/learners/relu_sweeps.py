@@ -33,6 +33,9 @@ _STRUCTURE, _STRUCTURE_NOISE = 30.0, 100.0
 # error bars of what was left over are wide.
 _LEVELS = ((1e-8, 10.0), (1e-8, 1.0), (2.5e-9, 1.0))
 _CLEAR = 10.0
+# Where this share of all neurons is to be asked again, and a third of the error would still be too
+# much, all are asked at once.
+_MANY, _HOPELESS = 0.25, 3.0
 _SWEEPS, _CIRCLES = 8, 5
 _LEFT_TIMES, _LEFT_MORE = 4, 64
 _WORSE = 3.0
@@ -123,6 +126,9 @@ def _polished(
     """Measure thin cells anew, thinner and thinner ones until fresh points are predicted."""
     seen = Look(np.inf, np.inf, 1.0)
     for tau, clear in _LEVELS[: 1 if polish else None]:
+        many = np.mean(_coarse(state.form, tau)) > _MANY if len(state.form.a) else False
+        if many and np.inf > seen.share > _HOPELESS * limit(opened.noise, seen.size):
+            break
         state = yield from _thin(state, opened, tau, clear, rng)
         if polish:
             break
