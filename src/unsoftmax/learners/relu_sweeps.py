@@ -125,24 +125,29 @@ def _polished(
 ) -> Generator[Round, Answers, tuple[State, Look, bool]]:
     """Measure thin cells anew, thinner and thinner ones until fresh points are predicted."""
     seen = Look(np.inf, np.inf, 1.0)
-    for tau, clear in _LEVELS[: 1 if polish else None]:
+    for level, (tau, clear) in enumerate(_LEVELS[: 1 if polish else None]):
         many = np.mean(_coarse(state.form, tau)) > _MANY if len(state.form.a) else False
         if many and np.inf > seen.share > _HOPELESS * limit(opened.noise, seen.size):
             break
+        before, old = state, seen
         state = yield from _thin(state, opened, tau, clear, rng)
         if polish:
             break
         seen = yield from look(opened, state.form, count, rng)
-        if seen.share <= limit(opened.noise, seen.size):
+        if seen.rms > _WORSE * old.rms:
+            state, seen = before, old
+        # two neurons that nearly cancel do so at fresh points too: coarse ones get a second chance
+        again = level == 0 and np.any(_coarse(state.form, tau))
+        if not again and seen.share <= limit(opened.noise, seen.size):
             return state, seen, True
         if not _sound(seen, _spread(state.form), opened.noise):
             return state, seen, False
     before = state
     state = yield from _full(state, opened, rng)
-    again = yield from look(opened, state.form, count, rng)
-    if again.rms > _WORSE * seen.rms:
+    last = yield from look(opened, state.form, count, rng)
+    if last.rms > _WORSE * seen.rms:
         return before, seen, False
-    return state, again, again.share <= limit(opened.noise, again.size)
+    return state, last, last.share <= limit(opened.noise, last.size)
 
 
 def _spread(form: Form) -> float:
