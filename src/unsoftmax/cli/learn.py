@@ -108,7 +108,8 @@ def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) ->
     """Print what was recovered, at what cost, and how sure it is."""
     rows = query_rows(recovery, formula)
     for name, bound in recovery.certificate.errors.items():
-        size = float(np.linalg.norm(getattr(recovery.model, name)))
+        # a bound may be on the function instead of a parameter
+        size = float(np.linalg.norm(getattr(recovery.model, name, 0.0)))
         if not size and not bound:
             continue  # assumed to be 0, not learned
         relative = f", {bound / size:.1e} of its norm" if size else ""

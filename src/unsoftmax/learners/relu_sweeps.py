@@ -35,7 +35,7 @@ _LEVELS = ((1e-8, 10.0), (1e-8, 1.0), (2.5e-9, 1.0))
 _CLEAR = 10.0
 # Where this share of all neurons is to be asked again, and a third of the error would still be too
 # much, all are asked at once.
-_MANY, _HOPELESS = 0.25, 3.0
+_MANY, _HOPELESS = 0.15, 3.0
 _SWEEPS, _CIRCLES = 8, 5
 _LEFT_TIMES, _LEFT_MORE = 4, 64
 _WORSE = 3.0
