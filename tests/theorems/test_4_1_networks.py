@@ -154,6 +154,8 @@ def hostile(name, seed):
         return scaled(plain, outer=1e-6)
     elif name == "dead neurons":
         b[:3] = -50.0
+    elif name == "neurons dead up to 1000":
+        b[:2] = -1000.0
     elif name == "inputs of rank 3":
         A = rng.standard_normal((12, 3)) @ rng.standard_normal((3, 20))
     elif name == "weights of ±1":
@@ -185,6 +187,7 @@ HOSTILE = (
     "answers 1e6",
     "answers 1e-6",
     "dead neurons",
+    "neurons dead up to 1000",
     "inputs of rank 3",
     "weights of ±1",
     "sparse weights",

@@ -148,7 +148,7 @@ def sweep(
     along += (value[:, None] * sin + tangent[:, None] * cos) * circle.Q
     gradient = along + G @ circle.E
     squares = (np.sum(step**-2.0, axis=1) + (0.86 * width) ** -2.0) / (step.shape[1] + 1)
-    bars = np.full(len(middle), noise.bars)
+    bars = np.hypot(noise.bars, np.spacing(middle) * np.abs(tangent))
     if form is not None:
         bars = np.hypot(bars, _unevenness(circle, form, middle, width))
     error = bars * np.sqrt(2 * squares)
@@ -208,7 +208,8 @@ def _lines(
         if not len(theta):
             break
         alpha = np.abs(_alpha(theta, middle, value, tangent))
-        sure = alpha / (_SIGNIFICANT * noise.search * (1 / h[:-1] + 1 / h[1:]))
+        own = (noise.search + np.spacing(middle) * np.abs(tangent)) / h
+        sure = alpha / (_SIGNIFICANT * (own[:-1] + own[1:]))
         k = int(np.argmin(sure))
         if sure[k] >= 1:
             break
