@@ -243,7 +243,7 @@ def test_a_constant_takes_none(constant):
     recovery = us.learn(oracle, Learner(6))
     assert recovery.model.A.shape == (6, 0)
     assert recovery.model.c == constant
-    assert oracle.queries <= 120
+    assert oracle.queries <= 140
 
 
 def test_zero_without_biases():
@@ -359,7 +359,7 @@ def test_float32_answers_reach_what_they_allow_and_say_so(trials):
         found += 1
         error = function_error(recovery.model, target, 8, True)
         assert error <= 1e-3
-        assert any("precise to about 1e-07" in note for note in recovery.notes)
+        assert any("and so is the network at best" in note for note in recovery.notes)
         assert within(recovery, target, 8, True)
     assert found >= count // 2
 

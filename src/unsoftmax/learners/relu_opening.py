@@ -16,6 +16,7 @@ from unsoftmax.protocol import Answers
 _TIMES = 10.0 ** np.arange(-3, 5.5, 0.5)  # half decades
 _STEP = 1e-3
 _EPS = float(np.finfo(float).eps)
+_MORE = 32
 _CONSTANT = 1e-14  # spread of answers of a constant, in its rounding
 # Where answers carry more than float64's rounding, a network without biases is asked this much
 # louder: what is absolute in the noise vanishes.
@@ -109,7 +110,12 @@ def _constant(
     tokens = (scales[:, :, None] * x).reshape(6, lift.dim)
     [y] = yield [Singles(tokens, phase="constant?", purpose="data")]
     if np.ptp(y) <= _CONSTANT * np.abs(y).max() and (lift.biases or not np.any(y)):
-        return float(np.median(y)), float(np.abs(y).max())
+        # a network may be dead nearly everywhere
+        x = fresh_points(lift, _MORE, rng)
+        [more] = yield [Singles(x, phase="constant?", purpose="data")]
+        if np.ptp(np.append(y, more)) <= _CONSTANT * np.abs(y).max():
+            return float(np.median(y)), float(np.abs(y).max())
+        return None, float(np.max(np.abs(more)))
     if not lift.biases and np.any(np.abs(y[:3] - _SCALED * y[3:]) > _OFF * np.abs(y[:3]).max()):
         raise ModelMismatch(
             f"A token {_SCALED:g} times as long is not answered {_SCALED:g} times as large: the "

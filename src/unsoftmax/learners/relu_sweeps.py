@@ -24,14 +24,14 @@ from unsoftmax.protocol import Answers
 
 ACCEPTED = 4e-10
 """Largest error at fresh points, over their root mean square, of a network that is found."""
-_COARSE = 1e3  # times the answers' error where that is larger: measured 10 to 80
+_COARSE = 200.0  # times the answers' error where that is larger: measured 10 to 80
 _COARSEST = 1e-3  # beyond which a prediction supports nothing
 _FIRST_LOOK, _LOOK, _LOOK_SHARE = 16, 32, 4
 _STRUCTURE, _STRUCTURE_NOISE = 30.0, 100.0
 # How precise neurons must be, and by how many deviations a cell's centre must be clear of all
 # hyperplanes to be asked. What is not clear at first is asked before precise cells are asked again:
 # error bars of what was left over are wide.
-_LEVELS = ((1e-8, 10.0), (1e-8, 1.0), (2.5e-9, 1.0))
+_LEVELS = ((4e-9, 10.0), (4e-9, 1.0), (1e-9, 1.0))
 _CLEAR = 10.0
 # Where this share of all neurons is to be asked again, and a third of the error would still be too
 # much, all are asked at once.
