@@ -13,15 +13,17 @@ from unsoftmax.learners.relu_lift import Lift, Written, ask
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 
-_TIMES = 10.0 ** np.arange(-3, 5.5, 0.5)  # half decades
+# Lengths at which the slope is read, from two tokens so far apart: biases 10⁵ times as large as
+# weights are still seen.
+_TIMES = 10.0 ** np.arange(-3, 5.5, 0.5)
 _STEP = 1e-3
 _EPS = float(np.finfo(float).eps)
-_MORE = 32
-_CONSTANT = 1e-14  # spread of answers of a constant, in its rounding
+# Answers of a constant spread in their rounding; six of them are confirmed by so many more.
+_CONSTANT, _MORE = 1e-14, 32
 # Where answers carry more than float64's rounding, a network without biases is asked this much
 # louder: what is absolute in the noise vanishes.
 _NOISY, _LOUD, _HELPS = 1e-14, 1e12, 0.1
-_COARSEST = 1e-4
+_COARSEST = 1e-4  # noisier answers than this, relative to their size, show no kinks
 # A network without biases grows as its token does, but for this share.
 _SCALED, _OFF = 100.0, 1e-4
 

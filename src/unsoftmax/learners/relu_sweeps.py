@@ -26,7 +26,9 @@ ACCEPTED = 4e-10
 """Largest error at fresh points, over their root mean square, of a network that is found."""
 _COARSE = 200.0  # times the answers' error where that is larger: measured 10 to 80
 _COARSEST = 1e-3  # beyond which a prediction supports nothing
-_FIRST_LOOK, _LOOK, _LOOK_SHARE = 16, 32, 4
+_FIRST_LOOK, _LOOK, _LOOK_SHARE = 16, 32, 4  # fresh points at first; later, and D/4 at least
+# Beyond so many deviations of the form and of an answer a neuron is missing: a missing one is seen
+# 10⁴ times as large, coarse cells up to 10 times.
 _STRUCTURE, _STRUCTURE_NOISE = 30.0, 100.0
 # How precise neurons must be, and by how many deviations a cell's centre must be clear of all
 # hyperplanes to be asked. What is not clear at first is asked before precise cells are asked again:
@@ -36,9 +38,12 @@ _CLEAR = 10.0
 # Where this share of all neurons is to be asked again, and a third of the error would still be too
 # much, all are asked at once.
 _MANY, _HOPELESS = 0.15, 3.0
+# Sweeps of what is left over before the target is refused, each along so many circles at most until
+# one shows kinks: a neuron hidden behind another on one circle is not on five.
 _SWEEPS, _CIRCLES = 8, 5
+# A wrong neuron leaves its own kink and the true one's; more kinks than this are another target's.
 _LEFT_TIMES, _LEFT_MORE = 4, 64
-_WORSE = 3.0
+_WORSE = 3.0  # times as large an error undoes a step: chance alone makes it twice as large
 
 
 @dataclass(frozen=True, slots=True)
