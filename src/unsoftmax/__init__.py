@@ -19,7 +19,7 @@ from unsoftmax.errors import (
     OracleError,
     UnsoftmaxError,
 )
-from unsoftmax.models import Equivalence, SingleHead, canonical, equivalent, load
+from unsoftmax.models import Equivalence, ReluNetwork, SingleHead, canonical, equivalent, load
 
 __version__ = "0.1.0"
 
@@ -35,6 +35,7 @@ __all__ = [
     "OracleError",
     "Progress",
     "Recovery",
+    "ReluNetwork",
     "SingleHead",
     "UnsoftmaxError",
     "canonical",

@@ -22,7 +22,8 @@ def resolve(target: str) -> Oracle:
     """Return the oracle that TARGET names."""
     if target.endswith(".safetensors"):
         try:
-            return load(target)
+            model: Oracle = load(target)
+            return model
         except (ValueError, OSError) as error:
             raise Refusal(str(error)) from error
     if (Path(target) / "model.safetensors").is_file():

@@ -9,6 +9,7 @@ from unsoftmax.learners.approximate.head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
 from unsoftmax.learners.labels.head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
+from unsoftmax.learners.relu_network import ReluNetworkLearner
 from unsoftmax.learners.sensing.head import SensingHead
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ExactHead",
     "LabelHead",
     "LowRankHead",
+    "ReluNetworkLearner",
     "SensingHead",
 ]
 
@@ -26,4 +28,5 @@ BY_NAME: dict[str, type[Any]] = {
     "sensing": SensingHead,
     "approximate": ApproximateHead,
     "labels": LabelHead,
+    "relu-network": ReluNetworkLearner,
 }

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from unsoftmax.models import files
 from unsoftmax.models.equality import Equivalence, canonical, equivalent
+from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
 
-__all__ = ["Equivalence", "SingleHead", "canonical", "equivalent", "load"]
+__all__ = ["Equivalence", "ReluNetwork", "SingleHead", "canonical", "equivalent", "load"]
 
-_CLASSES = {"SingleHead": SingleHead}
+_CLASSES: dict[str, type[SingleHead] | type[ReluNetwork]] = {
+    "SingleHead": SingleHead,
+    "ReluNetwork": ReluNetwork,
+}
 
 
-def load(path: str | os.PathLike[str]) -> SingleHead:
-    """Read a model that ``model.save(path)`` wrote.
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a model that ``model.save(path)`` wrote; its class is the one that was saved.
 
     Raises
     ------

@@ -3,20 +3,25 @@
 A single head is determined by its function, except that W and w are free when v = 0: two
 queries [x] give v and c, and f([(a+b); b]) = b·v + c + (a·v)·σ(a·(W b + w)) gives W and w.
 So the canonical form sets W = 0, w = 0 when v = 0, and is otherwise the head itself.
+ReLU networks are decided on their hyperplanes (`relu_equality`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
+from unsoftmax.models.relu_equality import canonical_network, gap_between, witness_between
+from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
 Verdict = Literal["equal", "different", "undecided"]
+AnyModel = SingleHead | ReluNetwork
+M = TypeVar("M", SingleHead, ReluNetwork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,8 @@ class Equivalence:
         then when the two do not take the same sequences.
     gap : float
         The largest difference between canonical parameters, [W w] and [v c] each relative
-        to the larger of the two norms.
+        to the larger of the two norms; of ReLU networks, between all jumps of the gradient and
+        the affine parts, relative to theirs.
     """
 
     verdict: Verdict
@@ -44,29 +50,33 @@ class Equivalence:
         return self.verdict == "equal"
 
 
-def canonical(model: SingleHead) -> SingleHead:
+def canonical(model: M) -> M:
     """Return the one model that stands for all that compute the same function.
 
     Parameters
     ----------
-    model : SingleHead
-        Any head; when v = 0 its W and w have no effect and become 0.
+    model : SingleHead or ReluNetwork
+        A head; when v = 0 its W and w have no effect and become 0. Or a network: parallel
+        neurons are merged, all are turned one way and ordered.
     """
+    if isinstance(model, ReluNetwork):
+        return canonical_network(model)
     if np.any(model.v):
         return model
     return SingleHead(np.zeros((model.dim, model.dim)), np.zeros(model.dim), None, model.c)
 
 
-def equivalent(a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0.0) -> Equivalence:
+def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) -> Equivalence:
     """Decide whether two models compute the same function.
 
     Parameters
     ----------
-    a, b : SingleHead
-        The models.
+    a, b : SingleHead or ReluNetwork
+        The models. A head and a network do not take the same sequences and are different.
     rtol, atol : float
         [W w] (Frobenius norm) and [v c] (2-norm) count as equal when they differ by at most
-        ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality.
+        ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality. For
+        networks the norm is that of all jumps of the gradient and the affine part.
 
     Returns
     -------
@@ -82,15 +92,19 @@ def equivalent(a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0
     (True, 'different')
     """
     for model in (a, b):
-        if not isinstance(model, SingleHead):
+        if not isinstance(model, AnyModel):
             raise TypeError(
                 f"equivalent compares models; this is a {type(model).__name__}. A recovery's "
                 "model is recovery.model."
             )
     if not (rtol >= 0 and atol >= 0):
         raise ValueError("rtol and atol must be 0 or more.")
-    if a.dim != b.dim:
+    if a.dim != b.dim or type(a) is not type(b):
         return Equivalence("different", None, float("inf"))
+    if isinstance(a, ReluNetwork) and isinstance(b, ReluNetwork):
+        return _networks(a, b, rtol, atol)
+    assert isinstance(a, SingleHead)
+    assert isinstance(b, SingleHead)
     a, b = canonical(a), canonical(b)
     gap, within = 0.0, True
     for mine, other in zip(_blocks(a), _blocks(b), strict=True):
@@ -106,6 +120,15 @@ def equivalent(a: SingleHead, b: SingleHead, rtol: float = 1e-9, atol: float = 0
     if within:
         return Equivalence("equal", None, gap)
     witness = _separate(a, b)
+    return Equivalence("undecided" if witness is None else "different", witness, gap)
+
+
+def _networks(a: ReluNetwork, b: ReluNetwork, rtol: float, atol: float) -> Equivalence:
+    difference, size = gap_between(a, b)
+    gap = difference / size if size else 0.0
+    if difference <= rtol * size + atol:
+        return Equivalence("equal", None, gap)
+    witness = witness_between(a, b)
     return Equivalence("undecided" if witness is None else "different", witness, gap)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
+from unsoftmax.models.arrays import frozen
 from unsoftmax.probes import Array
 
 
@@ -69,16 +70,16 @@ class SingleHead:
     def _set(
         self, score: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
     ) -> None:
-        v = _frozen("v", v)
+        v = frozen("v", v)
         if v.ndim != 1 or not v.size:
             raise ValueError(f"v must have shape (d,) with d ≥ 1; it has shape {v.shape}.")
         d = v.size
         w = np.zeros(d) if w is None else w
         arrays = {
-            **{name: _frozen(name, array) for name, array in score.items()},
+            **{name: frozen(name, array) for name, array in score.items()},
             "v": v,
-            "w": _frozen("w", w),
-            "c": _frozen("c", c),
+            "w": frozen("w", w),
+            "c": frozen("c", c),
         }
         if "K" in arrays and arrays["K"].ndim != 2:
             raise ValueError(f"K must have shape (r, {d}); it has shape {arrays['K'].shape}.")
@@ -176,15 +177,3 @@ class SingleHead:
     def __repr__(self) -> str:
         rank = f", rank ≤ {len(self._arrays['K'])}" if "K" in self._arrays else ""
         return f"SingleHead(d={self.dim}{rank})"
-
-
-def _frozen(name: str, values: ArrayLike) -> Array:
-    given = np.asarray(values)
-    if given.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold real numbers; it holds {given.dtype}.")
-    # C order whatever was given: a saved copy then gives the same products, to the last bit
-    array = np.array(given, dtype=np.float64, order="C")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite; it holds NaN or infinity.")
-    array.flags.writeable = False
-    return array

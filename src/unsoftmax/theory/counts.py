@@ -56,3 +56,17 @@ def sensing(dim: int, rank: int) -> int:
     (500, 72192, 64)
     """
     return min(dim * dim, 3 * of_rank(dim, rank) + 4 * dim)
+
+
+def relu_network(dim: int, neurons: int, biases: bool = True) -> int:
+    """Count the free parameters of a ReLU network of one hidden layer.
+
+    A positive factor moves between a neuron's input and output weights, so m(d + 1) + m + 1
+    numbers with biases are m(d + 2) + 1 with the signs; without, m·d + m.
+
+    Examples
+    --------
+    >>> relu_network(784, 128), relu_network(16, 16, biases=False)
+    (100609, 272)
+    """
+    return neurons * (dim + 2) + 1 if biases else neurons * (dim + 1)

@@ -1,0 +1,254 @@
+"""Kinks of F along half a great circle, which crosses every hyperplane through 0 once.
+
+On X(θ) = cosθ·P + sinθ·Q and between two kinks F is one *line*: v·cos(θ−t) + s·sin(θ−t),
+kept relative to a point t near by (coefficients of cosθ, sinθ would lose a factor ε/dl).
+An interval knows the line at either end, from two answers at a distance dl. Where the two
+lines agree it is empty; where they cross inside, and answers at the crossing and on both
+sides of it are on the lines, that is its only kink; else it is split. All intervals ask in
+the same round.
+
+An angle is rounded too, which counts where F is steep.
+
+Known from measurements: without renewing the lines of narrow intervals wrong ones recurse to
+depth 30; without the answers on both sides two close kinks of opposite sign pass for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+Measure = Callable[[Array], Generator[Round, Answers, Array]]
+
+START = 32
+"""Intervals at first."""
+_PAIR = 0.02  # distance of the two answers that give a line, in widths of the interval
+_RENEW = 0.1  # a line from answers farther apart than this is asked anew
+_TOLERANCE = 10.0  # deviations of a line's error by which answers may miss it
+_MARGIN = 1e-4  # crossings closer to an end than this are not believed
+_NARROW = 1e-9  # float64 does not separate kinks closer than this
+# So many intervals in so small a share of the circle are noise that is larger there.
+_MANY, _SMALL, _LOUDER = 64, 0.01, 2.0
+_EVERYWHERE = 0.5
+_ROUNDS = 80  # 30 halvings to the narrowest, each with lines renewed, and some
+
+
+@dataclass(slots=True)
+class _Intervals:
+    """Intervals [low, high] with the value, slope and base of the lines at both ends."""
+
+    low: Array
+    high: Array
+    vl: Array
+    sl: Array
+    dl: Array
+    vr: Array
+    sr: Array
+    dr: Array
+    forced: Array
+    """1 where the lines agree and an answer does not."""
+
+    def take(self, mask: NDArray[np.bool_]) -> _Intervals:
+        return _Intervals(*(getattr(self, f.name)[mask] for f in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: list[_Intervals]) -> _Intervals:
+        return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
+    def left(self, t: Array) -> Array:
+        return np.asarray(self.vl * np.cos(t - self.low) + self.sl * np.sin(t - self.low))
+
+    def right(self, t: Array) -> Array:
+        return np.asarray(self.vr * np.cos(t - self.high) + self.sr * np.sin(t - self.high))
+
+    def left_error(self, t: Array, noise: float) -> Array:
+        own = noise + np.spacing(self.high) * np.abs(self.sl)
+        return np.asarray(own * (1.5 + 2 * np.abs(t - self.low) / self.dl))
+
+    def right_error(self, t: Array, noise: float) -> Array:
+        own = noise + np.spacing(self.high) * np.abs(self.sr)
+        return np.asarray(own * (1.5 + 2 * np.abs(t - self.high) / self.dr))
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+
+def slope(first: Array, second: Array, h: Array) -> Array:
+    """Return a line's slope at the first of two points h apart."""
+    return np.asarray((second - first * np.cos(h)) / np.sin(h))
+
+
+def find_kinks(
+    measure: Measure,
+    low: float,
+    high: float,
+    noise: float,
+    most: int,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, tuple[Array, float]]:
+    """Return the kinks θ in (low, high), ascending, and the noise that was found to be there.
+
+    Parameters
+    ----------
+    measure : generator function
+        Asks F at X(θ) for many θ, one round.
+    noise : float
+        Standard deviation of an answer's error.
+    most : int
+        Kinks at most.
+
+    Raises
+    ------
+    ModelMismatch
+        There are more, or so many that the function is not piecewise linear.
+    """
+    state = yield from _opened(measure, low, high)
+    found: list[Array] = []
+    for _ in range(_ROUNDS):
+        if not len(state):
+            break
+        count = sum(len(part) for part in found)
+        # every interval but one in two, the other half of its parent, holds a kink
+        covered = float(np.sum(state.high - state.low)) / (high - low)
+        if count > most or len(state) > 2 * (most + START):
+            raise _too_many(count, len(state), covered, most)
+        if covered < _SMALL and len(state) > _MANY + count:
+            noise *= _LOUDER
+        state, kinks = yield from _round(state, measure, noise, rng)
+        found.append(kinks)
+    # what is left after so many rounds is as good as narrow
+    found.append((state.low + state.high) / 2)
+    kinks = np.sort(np.concatenate(found))
+    if len(kinks) > most:
+        raise _too_many(len(kinks), 0, 0.0, most)
+    return _merged(kinks), noise
+
+
+def _opened(measure: Measure, low: float, high: float) -> Generator[Round, Answers, _Intervals]:
+    ends = np.linspace(low, high, START + 1)
+    first, last = ends[:-1], ends[1:]
+    h = _PAIR * (last - first)
+    F = yield from measure(np.concatenate([ends, first + h, last - h]))
+    vl, vr, sl = F[:START], F[1 : START + 1], slope(F[:START], F[START + 1 : 2 * START + 1], h)
+    sr = slope(vr, F[2 * START + 1 :], -h)
+    return _Intervals(first, last, vl, sl, h, vr, sr, h.copy(), np.zeros(START))
+
+
+def _round(
+    now: _Intervals, measure: Measure, noise: float, rng: np.random.Generator
+) -> Generator[Round, Answers, tuple[_Intervals, Array]]:
+    """One round of questions for every interval; returns those left, and the kinks found."""
+    w = now.high - now.low
+    dv, ds = now.right(now.low) - now.vl, _slope_at_left(now) - now.sl
+    crossing = now.low + np.mod(np.arctan2(-dv, ds), np.pi)
+    inside = (crossing > now.low + _MARGIN * w) & (crossing < now.high - _MARGIN * w)
+
+    narrow = w < _NARROW
+    kinks = [np.where(inside, crossing, (now.low + now.high) / 2)[narrow]]
+    old_left, old_right = (now.dl > _RENEW * w) & ~narrow, (now.dr > _RENEW * w) & ~narrow
+    ready = ~(narrow | old_left | old_right)
+    agree = np.abs(dv) < _TOLERANCE * (now.right_error(now.low, noise) + noise)
+    agree &= np.abs(now.vr - now.left(now.high)) < _TOLERANCE * (
+        now.left_error(now.high, noise) + noise
+    )
+    empty = ready & agree & (now.forced == 0)
+    rest = ready & ~empty
+    tried = rest & inside & (now.forced == 0)
+
+    share = rng.uniform(0.35, 0.65, len(w))
+    c = np.where(tried, crossing, now.low + share * w)
+    size = np.maximum(np.hypot(dv, ds), np.finfo(float).tiny)
+    error = np.maximum(now.left_error(c, noise), now.right_error(c, noise))
+    with np.errstate(over="ignore"):
+        told = np.maximum(1e-3 * w, 5 * _TOLERANCE * error / size)
+    step = np.minimum(_PAIR * w, told)
+    step = np.where(tried, np.minimum(step, 0.3 * np.minimum(c - now.low, now.high - c)), _PAIR * w)
+
+    sets = [
+        (now.low + _PAIR * w)[old_left],
+        (now.high - _PAIR * w)[old_right],
+        c[empty],
+        c[rest],
+        (c - step)[rest],
+        (c + step)[rest],
+    ]
+    F = yield from measure(np.concatenate(sets))
+    near_left, near_right, between, at, before, after = np.split(
+        F, np.cumsum([len(part) for part in sets])[:-1]
+    )
+
+    # lines renewed in place: these intervals wait for the next round
+    h = _PAIR * w
+    now.sl[old_left] = slope(now.vl[old_left], near_left, h[old_left])
+    now.sr[old_right] = slope(now.vr[old_right], near_right, -h[old_right])
+    now.dl[old_left], now.dr[old_right] = h[old_left], h[old_right]
+
+    off = np.abs(between - now.left(c)[empty]) > (
+        _TOLERANCE * (now.left_error(c, noise) + noise)[empty]
+    )
+    now.forced[np.flatnonzero(empty)[off]] = 1.0
+    waiting = old_left | old_right
+    waiting[np.flatnonzero(empty)[off]] = True
+
+    part, middle, beyond = now.take(rest), c[rest], step[rest]
+    good = tried[rest]
+    good &= np.abs(at - part.left(middle)) < _TOLERANCE * part.left_error(middle, noise)
+    good &= np.abs(before - part.left(middle - beyond)) < _TOLERANCE * part.left_error(
+        middle - beyond, noise
+    )
+    good &= np.abs(after - part.right(middle + beyond)) < _TOLERANCE * part.right_error(
+        middle + beyond, noise
+    )
+    kinks.append(middle[good])
+    bad = ~good
+    part, middle, beyond = part.take(bad), middle[bad], beyond[bad]
+    at, before, after = at[bad], before[bad], after[bad]
+    none = np.zeros(len(middle))
+    lefts = _Intervals(
+        part.low, middle, part.vl, part.sl, part.dl, at, slope(at, before, -beyond), beyond, none
+    )
+    rights = _Intervals(
+        middle,
+        part.high,
+        at,
+        slope(at, after, beyond),
+        beyond.copy(),
+        part.vr,
+        part.sr,
+        part.dr,
+        none.copy(),
+    )
+    return _Intervals.joined([now.take(waiting), lefts, rights]), np.concatenate(kinks)
+
+
+def _slope_at_left(now: _Intervals) -> Array:
+    t = now.low - now.high
+    return np.asarray(-now.vr * np.sin(t) + now.sr * np.cos(t))
+
+
+def _merged(kinks: Array) -> Array:
+    """Leave one of kinks that are as good as one."""
+    if not len(kinks):
+        return kinks
+    return np.asarray(kinks[np.concatenate([[True], np.diff(kinks) > _NARROW])])
+
+
+def _too_many(count: int, left: int, covered: float, most: int) -> ModelMismatch:
+    if covered > _EVERYWHERE and count < left * _EVERYWHERE:
+        return ModelMismatch(
+            "Along a line the answers bend everywhere and have no kinks: the target is smooth "
+            "(GELU, tanh, attention), no ReLU network of one hidden layer, or its answers are too "
+            "noisy to tell."
+        )
+    return ModelMismatch(
+        f"Along one line the answers have more than {most} kinks: the target has more neurons "
+        "(raise max_neurons), is no ReLU network of one hidden layer, or its answers are too "
+        "noisy to tell kinks from noise."
+    )

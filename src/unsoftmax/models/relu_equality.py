@@ -1,0 +1,163 @@
+"""Do two ReLU networks compute the same function? Decided on hyperplanes, jumps, affine parts.
+
+With Y = (x/λ, 1) a network is l·Y + Σ_k s_k·max(0, u_k·Y), ‖u_k‖ = 1: the gradient jumps by
+s_k u_k across u_k·Y = 0. Parallel neurons are one, and s·max(0, z) = s·z + s·max(0, −z) turns
+u_k around, so functions are equal exactly if hyperplanes, jumps and affine parts are. λ makes
+typical biases and weights alike; it is the same for both networks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.models.relu_network import ReluNetwork
+from unsoftmax.probes import Array
+
+# Unit normals closer than this are one hyperplane, up to the rounding of their networks.
+_ONE = 1e-12
+# Hyperplanes of two networks nearer than this are compared, others are each other's absence.
+_NEAR = 1e-2
+_POINTS = 512
+_EPS = float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """l, u_k and s_k of a network."""
+
+    linear: Array
+    u: Array
+    s: Array
+
+
+def length_of(*networks: ReluNetwork) -> float:
+    """Return the typical distance of a hyperplane from 0, a power of two."""
+    distances = [np.zeros(0)]
+    for network in networks:
+        norm = np.linalg.norm(network.A, axis=0)
+        used = (norm > 0) & (network.b != 0)
+        distances.append(np.abs(network.b[used]) / norm[used])
+    found = np.concatenate(distances)
+    return float(2.0 ** np.round(np.log2(np.median(found)))) if len(found) else 1.0
+
+
+def canonical_network(network: ReluNetwork) -> ReluNetwork:
+    """Return the network that stands for all that compute the same function.
+
+    Parallel neurons are merged, every neuron's first weight that is not 0 is positive and its
+    ‖(A_k, b_k)‖ is 1, neurons are ordered by their weights; two neurons x·l and −x·l come last
+    if a linear part is left.
+    """
+    parts = _merged(_parts(network, 1.0))
+    d = network.dim
+    u, s, linear = _turned(parts)
+    order = np.lexsort(u.T[::-1]) if len(u) else np.zeros(0, dtype=np.intp)
+    A, b, w_o = u[order, :d], u[order, d], s[order]
+    norm = float(np.linalg.norm(linear[:d]))
+    size = norm + float(np.sum(np.abs(s)))
+    if norm > 4 * _EPS * (1 + len(s)) * size:
+        direction = linear[:d] / norm
+        A = np.vstack([A, direction, -direction])
+        b, w_o = np.append(b, [0.0, 0.0]), np.append(w_o, [norm, -norm])
+    return ReluNetwork(A.T, w_o, b, float(linear[d]))
+
+
+def gap_between(a: ReluNetwork, b: ReluNetwork) -> tuple[float, float]:
+    """Return the norm of the difference of all jumps and the affine part, and their own norm."""
+    length = length_of(a, b)
+    first, second = _merged(_parts(a, length)), _merged(_parts(b, length))
+    size = max(_norm(first), _norm(second))
+    u, s, linear = second.u, second.s.copy(), first.linear - second.linear
+    cosine = first.u @ u.T
+    left, missing = np.full(len(first.s), True), np.full(len(s), True)
+    squares = 0.0
+    if cosine.size:
+        # the nearest for each, if it is the nearest for both
+        j = np.argmax(np.abs(cosine), axis=1)
+        i = np.arange(len(j))
+        both = np.argmax(np.abs(cosine), axis=0)[j] == i
+        both &= 1 - np.abs(cosine[i, j]) < _NEAR
+        i, j = i[both], j[both]
+        turn = np.sign(cosine[i, j])
+        # s·relu(z) = s·z + s·relu(−z)
+        linear = linear - (s[j] * (turn < 0)) @ u[j]
+        change = first.s[i, None] * first.u[i] - (s[j] * turn)[:, None] * u[j]
+        squares += float(np.sum(change**2))
+        left[i], missing[j] = False, False
+    squares += float(np.sum(first.s[left] ** 2) + np.sum(s[missing] ** 2) + np.sum(linear**2))
+    return float(np.sqrt(squares)), size
+
+
+def witness_between(a: ReluNetwork, b: ReluNetwork) -> Array | None:
+    """Find a token (1, d) on which float64 tells the networks apart."""
+    rng = np.random.default_rng(0)
+    d, length = a.dim, length_of(a, b)
+    directions = rng.standard_normal((_POINTS, d))
+    x = [np.zeros((1, d)), length * 10.0 ** rng.uniform(-2, 4, (_POINTS, 1)) * directions]
+    for network in (a, b):
+        norm = np.linalg.norm(network.A, axis=0)
+        used = norm > 0
+        normal = (network.A[:, used] / norm[used]).T
+        foot = -(network.b[used] / norm[used])[:, None] * normal
+        reach = length + np.linalg.norm(foot, axis=1, keepdims=True)
+        x += [foot, *(foot + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
+    points = np.concatenate(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounding = _EPS * (_size(a, points) + _size(b, points)) * 8 * np.sqrt(d + 1)
+        ratio = np.nan_to_num(np.abs(a(points) - b(points)) / np.maximum(rounding, 1e-300))
+    k = int(np.argmax(ratio))
+    return points[k : k + 1] if ratio[k] > 1 else None
+
+
+def _size(network: ReluNetwork, x: Array) -> Array:
+    """Sum the sizes of all terms of an answer."""
+    inside = np.abs(x) @ np.abs(network.A) + np.abs(network.b)
+    return np.asarray(inside @ np.abs(network.w_o) + abs(network.c))
+
+
+def _parts(network: ReluNetwork, length: float) -> _Parts:
+    vectors = np.column_stack([length * network.A.T, network.b])
+    constant = ~np.any(network.A, axis=0)
+    linear = np.zeros(network.dim + 1)
+    linear[-1] = network.c + np.maximum(network.b[constant], 0.0) @ network.w_o[constant]
+    used = ~constant & (network.w_o != 0)
+    norm = np.linalg.norm(vectors[used], axis=1)
+    return _Parts(linear, vectors[used] / norm[:, None], norm * network.w_o[used])
+
+
+def _turned(parts: _Parts) -> tuple[Array, Array, Array]:
+    """Turn hyperplanes around so that their first weight that is not 0 is positive."""
+    if not len(parts.s):
+        return parts.u, parts.s, parts.linear
+    first = parts.u[np.arange(len(parts.u)), np.argmax(parts.u != 0, axis=1)]
+    back = first < 0
+    linear = parts.linear + parts.s[back] @ parts.u[back]
+    return np.where(back[:, None], -parts.u, parts.u), parts.s, linear
+
+
+def _merged(parts: _Parts) -> _Parts:
+    """Add up parallel neurons; leave out those that cancel."""
+    u, s, linear = parts.u, parts.s.copy(), parts.linear.copy()
+    if not len(s):
+        return parts
+    size = np.abs(s)
+    cosine = u @ u.T
+    keep = np.full(len(s), True)
+    rows, columns = np.nonzero(np.triu(1 - np.abs(cosine) < _ONE, 1))
+    for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
+        turn = np.sign(cosine[i, j])
+        if not (keep[i] and keep[j]) or np.linalg.norm(u[i] - turn * u[j]) > _ONE:
+            continue
+        if turn < 0:
+            linear += s[j] * u[j]
+        s[i] += s[j]
+        size[i] += size[j]
+        keep[j] = False
+    keep &= np.abs(s) > 8 * _EPS * size
+    return _Parts(linear, u[keep], s[keep])
+
+
+def _norm(parts: _Parts) -> float:
+    return float(np.sqrt(np.sum(parts.s**2) + np.sum(parts.linear**2)))

@@ -1,0 +1,128 @@
+"""Which ReLU networks compute the same function: flips, merges, scales, and what differs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.networks import KINDS, network
+
+
+def rewritten(g, seed):
+    """The same function: scaled, split, flipped, reordered, with dead weight."""
+    rng = np.random.default_rng(seed)
+    d, m = g.A.shape
+    A, b, w_o = g.A.copy(), g.b.copy(), g.w_o.copy()
+    factor = np.exp2(rng.integers(-3, 4, m))  # exact
+    A, b, w_o = A * factor, b * factor, w_o / factor
+    # s·relu(z) = s·z + s·relu(−z)
+    flip = rng.random(m) < 0.4
+    linear = A[:, flip] @ w_o[flip]
+    c = g.c + float(b[flip] @ w_o[flip])
+    A[:, flip], b[flip] = -A[:, flip], -b[flip]
+    # one neuron as two, two that have no effect, a constant one, the linear part
+    A = np.column_stack([A, A[:, :1], A[:, :1], np.zeros(d), linear, -linear])
+    b = np.append(b, [b[0], b[0], 2.0, 0.0, 0.0])
+    w_o = np.append(w_o, [w_o[0] / 2, 0.0, 3.0, 1.0, -1.0])
+    w_o[0] /= 2
+    order = rng.permutation(len(b))
+    return us.ReluNetwork(A[:, order], w_o[order], b[order], c - 6.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("biases", [True, False])
+def test_the_same_function_written_otherwise_is_equal(kind, biases):
+    for seed, (d, m) in enumerate([(1, 1), (1, 6), (4, 4), (9, 30)]):
+        g = network(kind, d, m, seed, biases)
+        other = rewritten(g, seed)
+        x = np.random.default_rng(seed).standard_normal((50, d))
+        np.testing.assert_allclose(g(x), other(x), rtol=1e-10, atol=1e-10)
+        verdict = us.equivalent(g, other, rtol=1e-12)
+        assert verdict
+        assert verdict.witness is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_canonical_form_is_one_and_the_same_function(kind):
+    for seed, (d, m) in enumerate([(1, 6), (4, 4), (9, 30)]):
+        g = network(kind, d, m, seed)
+        mine, other = us.canonical(g), us.canonical(rewritten(g, seed))
+        assert mine.A.shape == other.A.shape
+        assert mine.A.shape[1] <= m + 2
+        np.testing.assert_allclose(mine.A, other.A, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(mine.w_o, other.w_o, rtol=1e-9, atol=1e-10)
+        x = np.random.default_rng(seed).standard_normal((50, d))
+        np.testing.assert_allclose(mine(x), g(x), rtol=1e-9, atol=1e-9)
+        again = us.canonical(mine)
+        np.testing.assert_allclose(again.A, mine.A, rtol=0, atol=1e-12)
+
+
+def test_nothing_is_nothing():
+    none = us.ReluNetwork(np.zeros((3, 0)), [], c=2.0)
+    cancelled = us.ReluNetwork([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], [1.0, -1.0], c=2.0)
+    assert us.equivalent(none, cancelled, rtol=0)
+    assert us.canonical(cancelled).A.shape == (3, 0)
+    zero = us.ReluNetwork(np.zeros((3, 0)), [])
+    assert us.equivalent(zero, zero, rtol=0)
+    assert us.equivalent(zero, none).verdict == "different"
+
+
+def changed(g, name):
+    A, b, w_o, c = g.A.copy(), g.b.copy(), g.w_o.copy(), g.c
+    if name == "weight":
+        A[0, 1] += 1e-6
+    elif name == "bias":
+        b[2] += 1e-6
+    elif name == "output weight":
+        w_o[0] *= 1 + 1e-5
+    elif name == "constant":
+        c += 1e-6
+    elif name == "a linear part":
+        A = np.column_stack([A, A[:, 0], -A[:, 0]])
+        b, w_o = np.append(b, [0.0, 0.0]), np.append(w_o, [1e-6, -1e-6])
+    elif name == "a neuron less":
+        A, b, w_o = A[:, 1:], b[1:], w_o[1:]
+    elif name == "a neuron turned around":
+        A[:, 0], b[0] = -A[:, 0], -b[0]
+    return us.ReluNetwork(A, w_o, b, c)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "weight",
+        "bias",
+        "output weight",
+        "constant",
+        "a linear part",
+        "a neuron less",
+        "a neuron turned around",
+    ],
+)
+def test_a_small_change_is_seen_and_shown(name):
+    for seed in range(5):
+        g = network("random", 5, 8, seed)
+        other = changed(g, name)
+        verdict = us.equivalent(g, other)
+        assert verdict.verdict == "different"
+        assert verdict.gap > 1e-9
+        assert verdict.witness is not None
+        X = verdict.witness[None]
+        assert g(X) != other(X)
+        assert us.equivalent(g, other, atol=1e3)
+
+
+def test_other_classes_and_dimensions_are_different():
+    g, head = network("random", 3, 4, 0), us.SingleHead(np.eye(3), np.ones(3))
+    for other in (head, network("random", 4, 4, 0)):
+        verdict = us.equivalent(g, other)
+        assert verdict.verdict == "different"
+        assert verdict.witness is None
+
+
+def test_parameters_below_the_rounding_are_undecided():
+    g = network("random", 3, 4, 0)
+    other = us.ReluNetwork(g.A, g.w_o, g.b, g.c + 1e-17 + 2e-16)
+    verdict = us.equivalent(g, other, rtol=0)
+    assert verdict.verdict in ("equal", "undecided")

@@ -1,0 +1,56 @@
+"""ReLU networks that tests recover: random ones, trained-like ones, hostile ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import unsoftmax as us
+
+KINDS = ("random", "trained-like", "correlated", "cancelling")
+
+
+def network(kind: str, d: int, m: int, seed: int, biases: bool = True) -> us.ReluNetwork:
+    """Make a network; all but random ones make some part of the search hard."""
+    rng = np.random.default_rng([KINDS.index(kind), d, m, seed])
+    A = rng.standard_normal((d, m)) / np.sqrt(d)
+    w_o = rng.standard_normal(m) / np.sqrt(m)
+    b = 0.5 * rng.standard_normal(m)
+    if kind == "trained-like":
+        A *= np.exp(rng.standard_normal(m))  # heavy-tailed norms
+        A += 0.3 / np.sqrt(d) * np.outer(rng.standard_normal(d), rng.standard_normal(m))
+        b[: max(1, m // 16)] -= 20  # dead near 0
+        if m > 1:
+            A[:, -1], b[-1] = A[:, 0], b[0]  # a duplicate
+        if m > 3:
+            A[:, -2], b[-2] = -2.0 * A[:, 1], -2.0 * b[1]  # a parallel one, turned around
+    if kind == "correlated":
+        A += 2 / np.sqrt(d) * rng.standard_normal((d, 1))
+    if kind == "cancelling":
+        h = m // 4
+        A[:, :h] = A[:, h : 2 * h] * (1 + 1e-3 * rng.standard_normal(h))
+        A[:, :h] += 1e-3 / np.sqrt(d) * rng.standard_normal((d, h))
+        w_o[:h], b[:h] = -w_o[h : 2 * h], b[h : 2 * h]
+    return us.ReluNetwork(A, w_o, b if biases else None, 0.3 if biases else 0.0)
+
+
+def distinct(target: us.ReluNetwork) -> int:
+    """Count the hyperplanes across which the gradient jumps."""
+    vectors = np.column_stack([target.A.T, target.b]) * target.w_o[:, None]
+    vectors = vectors[np.linalg.norm(target.A, axis=0) > 0]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    alike = np.triu(1 - np.abs(unit @ unit.T) < 1e-14, 1)
+    return len(unit) - int(np.any(alike, axis=0).sum())
+
+
+def function_error(found, target, d: int, biases: bool, count: int = 2000) -> float:
+    """Largest error at points of lengths 0.1 … 300, over the root mean square of the answers.
+
+    Both relative to max(1, ‖x‖), or to ‖x‖ without biases: what a network grows with.
+    """
+    rng = np.random.default_rng(99)
+    x = rng.standard_normal((count, d)) / np.sqrt(d) * 10.0 ** rng.uniform(-1, 2.5, (count, 1))
+    norm = np.linalg.norm(x, axis=1)
+    size = np.maximum(1.0, norm) if biases else norm
+    y = np.asarray(target(x[:, None, :]))
+    rms = float(np.sqrt(np.mean((y / size) ** 2))) or 1.0
+    return float(np.max(np.abs(found(x) - y) / size)) / rms
