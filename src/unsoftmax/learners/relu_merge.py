@@ -20,6 +20,8 @@ Flags = NDArray[np.bool_]
 
 _PARALLEL = 1e-9  # 1 − |cos|: hyperplanes of what is left over that are those known already
 _FLIPPED = 1e-6  # how close to 0 or 1 the share of a flip must be
+# What is left of a neuron that another sweep takes away; a true one that small shows in the next.
+_GONE, _GONE_ERRORS = 1e-5, 30.0
 # A neuron counts if it is 10 deviations large, or one deviation and no 10⁻⁷ of the others.
 _LEAST_JUMP, _LEAST_SHARE = 10.0, 1e-7
 
@@ -43,9 +45,11 @@ def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
             g0 = g0 + rest.eps[k] * rest.a[k]
             g_error = np.hypot(g_error, rest.error[k])
         jump = eps[j] * a[j] + rest.eps[k] * np.sign(along[k]) * rest.a[k]
-        eps[j] = 1.0 if jump @ a[j] >= 0 else -1.0
-        a[j] = eps[j] * jump
         error[j] = np.hypot(error[j], rest.error[k])
+        # a wrong neuron is taken away whole, not left as what the errors leave of it
+        gone = max(_GONE * np.linalg.norm(a[j]), _GONE_ERRORS * error[j])
+        eps[j] = 1.0 if jump @ a[j] >= 0 else -1.0
+        a[j] = eps[j] * jump * (np.linalg.norm(jump) > gone)
         touched[j] = True
     new = ~same
     whole = Form(

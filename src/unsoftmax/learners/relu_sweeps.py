@@ -38,6 +38,7 @@ _CLEAR = 10.0
 # Where this share of all neurons is to be asked again, and a third of the error would still be too
 # much, all are asked at once.
 _MANY, _HOPELESS = 0.15, 3.0
+_MOST = 0.4  # of the cells: then all are asked at once, too
 # Sweeps of what is left over before the target is refused, each along so many circles at most until
 # one shows kinks: a neuron hidden behind another on one circle is not on five.
 _SWEEPS, _CIRCLES = 8, 5
@@ -134,6 +135,8 @@ def _polished(
         many = np.mean(_coarse(state.form, tau)) > _MANY if len(state.form.a) else False
         if many and np.inf > seen.share > _HOPELESS * limit(opened.noise, seen.size):
             break
+        if np.mean(_asked_cells(state, tau)) > _MOST:
+            break
         before, old = state, seen
         state = yield from _thin(state, opened, tau, clear, rng)
         if polish:
@@ -183,13 +186,20 @@ def _tolerated(form: Form, tau: float) -> Array:
     return np.asarray(tau * np.clip(size, 0.1 * typical, typical))
 
 
+def _asked_cells(state: State, tau: float) -> Flags:
+    """Tell which cells beside coarse neurons are not as precise as these should be."""
+    form, walk = state.form, state.walk
+    tolerated = (_tolerated(form, tau) / np.sqrt(2 * len(form.g0)))[walk.order]
+    asked = np.where(_coarse(form, tau)[walk.order], tolerated, np.inf)
+    limits = np.minimum(np.append(asked, np.inf), np.insert(asked, 0, np.inf))
+    return np.asarray(state.error > limits)
+
+
 def _coarse_cells(
     state: State, opened: Opened, tau: float, clear: float
 ) -> Generator[Round, Answers, State]:
     form, walk = state.form, state.walk
-    tolerated = (_tolerated(form, tau) / np.sqrt(2 * len(form.g0)))[walk.order]
-    asked = np.where(_coarse(form, tau)[walk.order], tolerated, np.inf)
-    cells = state.error > np.minimum(np.append(asked, np.inf), np.insert(asked, 0, np.inf))
+    cells = _asked_cells(state, tau)
     left = yield from left_over(form, walk, np.flatnonzero(cells), state.error, opened.noise, clear)
     better = left.error < state.error
     error = np.where(better, left.error, state.error)
