@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
+from tests.networks import network, within
 from unsoftmax.protocol import Learner, Model, Oracle
 
 
 def _values(model: Model) -> Oracle:
     return model
+
+
+def _within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    """Hold every parameter against its bound."""
+    return all(
+        np.linalg.norm(np.subtract(getattr(recovery.model, name), getattr(target, name))) <= bound
+        for name, bound in recovery.certificate.errors.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class Case:
     """From a seed; every call makes another target of the class."""
     oracle: Callable[[Model], Oracle] = _values
     """What a target is asked through."""
+    within: Callable[[Any, Any], bool] = _within_the_bounds
+    """Whether a recovery's certificate holds for a target."""
     accuracy: float = 1e-9
     """How close a recovery must come."""
     single: bool = True
@@ -59,6 +70,14 @@ def _low(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
 
 def _to_six_decimals(model: Model) -> Oracle:
     return us.oracles.rounded(model, 6)
+
+
+def _relu(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.ReluNetworkLearner(dim, seed=seed, **settings)
+
+
+def _network(dim: int, neurons: int, biases: bool) -> Callable[[int], us.ReluNetwork]:
+    return lambda seed: network("random", dim, neurons, seed, biases)
 
 
 def _sensing(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
@@ -144,6 +163,35 @@ CASES = [
         _unit(1),
         us.oracles.labels,
         accuracy=1.0,
+        single=False,
+    ),
+    Case(
+        "ReluNetworkLearner",
+        _relu(6),
+        _network(6, 9, True),
+        within=lambda recovery, target: within(recovery, target, 6, True),
+        single=False,
+    ),
+    Case(
+        "ReluNetworkLearner without biases",
+        _relu(6, biases=False),
+        _network(6, 9, False),
+        within=lambda recovery, target: within(recovery, target, 6, False),
+        single=False,
+    ),
+    Case(
+        "ReluNetworkLearner, polished",
+        _relu(5, polish=True, max_neurons=8),
+        _network(5, 8, True),
+        within=lambda recovery, target: within(recovery, target, 5, True),
+        accuracy=1e-11,
+        single=False,
+    ),
+    Case(
+        "ReluNetworkLearner in one dimension",
+        _relu(1, biases=False),
+        _network(1, 3, False),
+        within=lambda recovery, target: within(recovery, target, 1, False),
         single=False,
     ),
 ]

@@ -54,3 +54,15 @@ def function_error(found, target, d: int, biases: bool, count: int = 2000) -> fl
     y = np.asarray(target(x[:, None, :]))
     rms = float(np.sqrt(np.mean((y / size) ** 2))) or 1.0
     return float(np.max(np.abs(found(x) - y) / size)) / rms
+
+
+def within(recovery, target, d, biases):
+    """Whether the certificate's inequality holds at 2,000 points."""
+    said = recovery.certificate.assumes[0]
+    length = float(said.split("λ = ")[1].split(",")[0]) if biases else 1.0
+    rng = np.random.default_rng(3)
+    x = length * rng.standard_normal((2000, d)) * 10.0 ** rng.uniform(-2, 4, (2000, 1))
+    norm = np.linalg.norm(x, axis=1)
+    grows = np.maximum(1.0, norm / length * 1.01) if biases else norm  # λ is printed rounded
+    error = np.abs(recovery.model(x) - target(x))
+    return bool(np.all(error <= recovery.certificate.errors["function"] * grows))

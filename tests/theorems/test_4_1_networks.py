@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.networks import KINDS, distinct, function_error, network
+from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
 from unsoftmax.learners.relu_lift import Form, Lift
 from unsoftmax.learners.relu_merge import merged
@@ -386,18 +386,6 @@ def test_small_noise_with_biases(trials):
 
 
 # -- the certificate, the hold-out, the plan
-
-
-def within(recovery, target, d, biases):
-    """Whether the certificate's inequality holds at 2,000 points."""
-    said = recovery.certificate.assumes[0]
-    length = float(said.split("λ = ")[1].split(",")[0]) if biases else 1.0
-    rng = np.random.default_rng(3)
-    x = length * rng.standard_normal((2000, d)) * 10.0 ** rng.uniform(-2, 4, (2000, 1))
-    norm = np.linalg.norm(x, axis=1)
-    grows = np.maximum(1.0, norm / length * 1.01) if biases else norm  # λ is printed rounded
-    error = np.abs(recovery.model(x) - target(x))
-    return bool(np.all(error <= recovery.certificate.errors["function"] * grows))
 
 
 def test_the_certificate_holds(trials, evidence):
