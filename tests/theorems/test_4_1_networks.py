@@ -10,8 +10,8 @@ import pytest
 import unsoftmax as us
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
-from unsoftmax.learners.relu_lift import Form, Lift
-from unsoftmax.learners.relu_merge import merged
+from unsoftmax.learners.relu.lift import Form, Lift
+from unsoftmax.learners.relu.merge import merged
 
 Learner = us.learners.ReluNetworkLearner
 

@@ -9,7 +9,7 @@ from unsoftmax.learners.approximate.head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
 from unsoftmax.learners.labels.head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
-from unsoftmax.learners.relu_network import ReluNetworkLearner
+from unsoftmax.learners.relu.network import ReluNetworkLearner
 from unsoftmax.learners.sensing.head import SensingHead
 
 __all__ = [

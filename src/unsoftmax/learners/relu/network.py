@@ -7,9 +7,9 @@ not be known. Queries: about m·d + 12m + 300, m(d+2) + 1 being the free paramet
 
 The mathematics: lifted to Y = (x, h), F(Y) = h·g(λx/h) is linear between hyperplanes through 0.
 Half a great circle crosses each once; its kinks are found by bisecting with lines
-(`relu_kinks`). The gradient's jumps across them are the neurons, J_k = ε_k a_k, and come from
-one query per cell and direction (`relu_cells`). Cells that were thin are measured again where
-they are fat (`relu_polish`), what fresh points miss is swept again (`relu_sweeps`).
+(`relu.kinks`). The gradient's jumps across them are the neurons, J_k = ε_k a_k, and come from
+one query per cell and direction (`relu.cells`). Cells that were thin are measured again where
+they are fat (`relu.polish`), what fresh points miss is swept again (`relu.sweeps`).
 
 Differences from the sources: (1) parallel rounds, float64 answers with errors that are
 estimated; (2) neither linear independence nor general position is assumed: parallel neurons
@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.relu_cells import DOUBLE
-from unsoftmax.learners.relu_lift import Form, Written, ask
-from unsoftmax.learners.relu_merge import network_of
-from unsoftmax.learners.relu_opening import Opened, fresh_points, open_network
-from unsoftmax.learners.relu_sweeps import limit, recover
+from unsoftmax.learners.relu.cells import DOUBLE
+from unsoftmax.learners.relu.lift import Form, Written, ask
+from unsoftmax.learners.relu.merge import network_of
+from unsoftmax.learners.relu.opening import Opened, fresh_points, open_network
+from unsoftmax.learners.relu.sweeps import limit, recover
 from unsoftmax.learners.settings import flag, whole
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Round, Singles

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.relu_cells import DOUBLE, Circle, Noise, estimate_noise
-from unsoftmax.learners.relu_lift import Lift, Written, ask
+from unsoftmax.learners.relu.cells import DOUBLE, Circle, Noise, estimate_noise
+from unsoftmax.learners.relu.lift import Lift, Written, ask
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 

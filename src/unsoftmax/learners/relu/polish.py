@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.learners.relu_cells import Circle, Noise
-from unsoftmax.learners.relu_lift import Around, Form, ask, mirrors
+from unsoftmax.learners.relu.cells import Circle, Noise
+from unsoftmax.learners.relu.lift import Around, Form, ask, mirrors
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.learners.relu_lift import Form, Lift
+from unsoftmax.learners.relu.lift import Form, Lift
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array
 

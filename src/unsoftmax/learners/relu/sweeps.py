@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.relu_cells import Circle, Noise, Swept, sweep
-from unsoftmax.learners.relu_lift import Form
-from unsoftmax.learners.relu_merge import Flags, merged, pruned
-from unsoftmax.learners.relu_opening import Opened, fresh_points, residuals
-from unsoftmax.learners.relu_polish import Walk, corrected, left_over
+from unsoftmax.learners.relu.cells import Circle, Noise, Swept, sweep
+from unsoftmax.learners.relu.lift import Form
+from unsoftmax.learners.relu.merge import Flags, merged, pruned
+from unsoftmax.learners.relu.opening import Opened, fresh_points, residuals
+from unsoftmax.learners.relu.polish import Walk, corrected, left_over
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.relu_kinks import Measure, find_kinks
-from unsoftmax.learners.relu_lift import Around, Form, Lift, Written, ask
+from unsoftmax.learners.relu.kinks import Measure, find_kinks
+from unsoftmax.learners.relu.lift import Around, Form, Lift, Written, ask
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 
