@@ -76,7 +76,7 @@ class ReluNetworkLearner:
     *Queries*: about m·d + 12m + 300 for m neurons; `plan` gives what is never exceeded.
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*: ``function``
-    bounds |ĝ(x) − g(x)| by that number times max(1, ‖x‖/λ), λ as its assumptions say, or times
+    bounds ``|ĝ(x) − g(x)|`` by that number times max(1, ‖x‖/λ), λ as its assumptions say, or times
     ‖x‖ without biases. *Tokens* reach norms of 10⁸λ; without biases of about 1, or 10¹² where
     answers are noisy. *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
 
@@ -226,7 +226,7 @@ def _assumed(opened: Opened, checks: int, widened: float) -> tuple[str, ...]:
     lift, noise = opened.lift, opened.noise
     where = f"max(1, ‖x‖/λ), λ = {lift.length:.3g}" if lift.biases else "‖x‖"
     return (
-        f"|ĝ(x) − g(x)| ≤ function · {where}, for every x.",
+        f"``|ĝ(x) − g(x)|`` ≤ function · {where}, for every x.",
         "The target is a ReLU network of one hidden layer, and all its neurons were found: what "
         "the hold-out tests, it cannot prove.",
         f"Answers are off by a standard deviation of {noise.bars:.1e} where they are as large as "
