@@ -153,6 +153,14 @@ def noise_of(first: Array, second: Array) -> float:
     return float(np.sqrt(np.mean((first - second) ** 2) / 2)) if len(first) else 0.0
 
 
+def attention(model: SingleHead, X: Array) -> tuple[Array, Array]:
+    """Return the vectors W x_N + w that tokens are scored with, and the attention weights."""
+    vectors = model.scores_of(X[:, -1])
+    scores = np.einsum("bnd,bd->bn", X, vectors)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return vectors, weights / weights.sum(axis=1, keepdims=True)
+
+
 def straightness(
     probes: Sequences, answers: Array, values: Values
 ) -> tuple[Array, Callable[[Precision], Array]]:
@@ -201,10 +209,7 @@ def judge(
         X = family.X
         predicted = model(X)
         query = X[:, -1]
-        vectors = model.scores_of(query)
-        scores = np.einsum("bnd,bd->bn", X, vectors)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        vectors, weights = attention(model, X)
 
         norms = np.linalg.norm(X, axis=2)
         away = np.linalg.norm(X - query[:, None], axis=2)

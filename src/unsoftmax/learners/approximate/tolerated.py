@@ -246,10 +246,7 @@ def _judge(
         X = family.X
         predicted = model(X)
         query = X[:, -1]
-        vectors = model.scores_of(query)
-        scores = np.einsum("bnd,bd->bn", X, vectors)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        vectors, weights = holdout.attention(model, X)
 
         norms = np.linalg.norm(X, axis=2)
         away = np.linalg.norm(X - query[:, None], axis=2).max(axis=1)

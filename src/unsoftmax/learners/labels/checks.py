@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners import holdout
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence
@@ -109,10 +110,7 @@ def uncertainty(model: SingleHead, certificate: Certificate, X: Array) -> Array:
     (e^m − 1)e^m Σ α_i|y_i − f|.
     """
     query = X[:, -1]
-    vectors = model.scores_of(query)
-    scores = np.einsum("bnd,bd->bn", X, vectors)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
+    vectors, weights = holdout.attention(model, X)
     values = X @ model.v
     spread = np.sum(weights * np.abs(values - np.sum(weights * values, axis=1)[:, None]), axis=1)
     norms = np.linalg.norm(X, axis=2)
