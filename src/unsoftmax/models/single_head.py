@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
 from unsoftmax.models.arrays import frozen
+from unsoftmax.models.scores import Scores, sequences
 from unsoftmax.probes import Array
 
 
@@ -68,30 +68,16 @@ class SingleHead:
         return head
 
     def _set(
-        self, score: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
+        self, matrix: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
     ) -> None:
-        v = frozen("v", v)
+        v, c_ = frozen("v", v), frozen("c", c)
         if v.ndim != 1 or not v.size:
             raise ValueError(f"v must have shape (d,) with d ≥ 1; it has shape {v.shape}.")
-        d = v.size
-        w = np.zeros(d) if w is None else w
-        arrays = {
-            **{name: frozen(name, array) for name, array in score.items()},
-            "v": v,
-            "w": frozen("w", w),
-            "c": frozen("c", c),
-        }
-        if "K" in arrays and arrays["K"].ndim != 2:
-            raise ValueError(f"K must have shape (r, {d}); it has shape {arrays['K'].shape}.")
-        factor = (len(arrays.get("K", v)), d)
-        shapes = {"W": (d, d), "K": factor, "Q": factor, "v": (d,), "w": (d,), "c": ()}
-        for name, array in arrays.items():
-            if array.shape != shapes[name]:
-                raise ValueError(
-                    f"{name} must have shape {shapes[name]} beside v of shape ({d},); "
-                    f"it has shape {array.shape}."
-                )
-        self._arrays = arrays
+        beside = f"beside v of shape ({v.size},)"
+        if c_.shape:
+            raise ValueError(f"c must have shape () {beside}; it has shape {c_.shape}.")
+        self._scores = Scores(v.size, matrix, w, beside)
+        self._arrays = {**self._scores.arrays, "v": v, "c": c_}
 
     @property
     def dim(self) -> int:
@@ -101,13 +87,7 @@ class SingleHead:
     @property
     def W(self) -> Array:
         """Score matrix (d, d); computed on demand for a head built from factors."""
-        return self._product if "K" in self._arrays else self._arrays["W"]
-
-    @cached_property
-    def _product(self) -> Array:
-        W = self._arrays["K"].T @ self._arrays["Q"]
-        W.flags.writeable = False
-        return W
+        return self._scores.W
 
     @property
     def v(self) -> Array:
@@ -126,10 +106,7 @@ class SingleHead:
 
     def norm(self, name: str) -> float:
         """Return the norm of a parameter (Frobenius for W), without forming W from its factors."""
-        if name != "W" or "W" in self._arrays:
-            return float(np.linalg.norm(getattr(self, name)))
-        K, Q = (np.linalg.qr(self._arrays[factor].T)[1] for factor in "KQ")
-        return float(np.linalg.norm(K @ Q.T))
+        return self._scores.norm if name == "W" else float(np.linalg.norm(getattr(self, name)))
 
     def arrays(self) -> dict[str, Array]:
         """Return the parameters by name, as the constructor (or `from_factors`) takes them."""
@@ -142,24 +119,14 @@ class SingleHead:
 
     def scores_of(self, x: Array) -> Array:
         """Map query tokens (B, d) to the vectors W x + w that every token is scored with."""
-        if "W" in self._arrays:
-            return x @ self._arrays["W"].T + self.w
-        return (x @ self._arrays["Q"].T) @ self._arrays["K"] + self.w
+        return self._scores.vectors(x)
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
-        X = np.asarray(X, dtype=np.float64)
-        if X.ndim != 3 or X.shape[2] != self.dim or not X.shape[1]:
-            raise ValueError(
-                f"This head takes sequences of shape (B, N, {self.dim}) with N ≥ 1; "
-                f"it was given shape {X.shape}."
-            )
-        scores = np.einsum("bnd,bd->bn", X, self.scores_of(X[:, -1]))
-        with np.errstate(over="ignore"):  # a score may be 2·10³⁰⁸ below the largest: weight 0
-            scores -= scores.max(axis=1, keepdims=True)
-        weights = np.exp(scores, out=scores)
+        X = sequences(X, self.dim, "head")
+        weights, total = self._scores.exponentials(X)
         values = X @ self.v
-        answers: Array = np.einsum("bn,bn->b", weights, values) / weights.sum(axis=1) + self.c
+        answers: Array = np.einsum("bn,bn->b", weights, values) / total + self.c
         return answers
 
     def save(self, path: str | os.PathLike[str]) -> None:

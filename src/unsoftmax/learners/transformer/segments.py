@@ -1,0 +1,84 @@
+"""A known ReLU network along segments: where it can be inverted, and the inverse.
+
+    T([a+b; b]) = g(b + σ(t)·a),      t = a·(W b + w)
+
+For every offset a and query token b g is piecewise linear in σ on [0, 1]. Where all its slopes
+have one sign an answer has one σ; where none is much smaller than their mean, it has a good one.
+Everything is vectorised over n segments; m neurons give m + 1 pieces each, some of them empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.models import ReluNetwork
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """g(b + σa) on [0, 1], as pieces.
+
+    Attributes
+    ----------
+    knots : ndarray (n, m + 2)
+        Where pieces begin and end, from 0 to 1.
+    values : ndarray (n, m + 2)
+        g there.
+    slopes : ndarray (n, m + 1)
+        dg/dσ between them.
+    """
+
+    knots: Array
+    values: Array
+    slopes: Array
+
+    @classmethod
+    def of(cls, network: ReluNetwork, a: Array, b: Array) -> Segments:
+        """Cut the segments from b to b + a, both (n, d), at the network's hyperplanes."""
+        start, change = b @ network.A + network.b, a @ network.A
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = -start / change
+        inside = (crossing > 0) & (crossing < 1)
+        active = (start > 0) | ((start == 0) & (change > 0))
+        first = (network.w_o * change * active).sum(axis=1, keepdims=True)
+        # a neuron that turns on, or off, adds this to the slope
+        jump = np.where(inside, network.w_o * np.abs(change), 0.0)
+        crossing = np.where(inside, crossing, 1.0)
+        order = np.argsort(crossing, axis=1)
+        knots = np.pad(np.take_along_axis(crossing, order, axis=1), ((0, 0), (1, 1)))
+        knots[:, -1] = 1.0
+        slopes = first + np.cumsum(np.take_along_axis(jump, order, axis=1), axis=1)
+        slopes = np.concatenate([first, slopes], axis=1)
+        values = np.empty_like(knots)
+        values[:, 0] = np.maximum(start, 0.0) @ network.w_o + network.c
+        values[:, 1:] = values[:, :1] + np.cumsum(slopes * np.diff(knots, axis=1), axis=1)
+        return cls(knots, values, slopes)
+
+    @property
+    def rise(self) -> Array:
+        """g(b + a) − g(b), (n,)."""
+        return np.asarray(self.values[:, -1] - self.values[:, 0])
+
+    @property
+    def steepness(self) -> Array:
+        """The smallest slope over the mean one: 1 where g is linear, ≤ 0 where it turns, (n,)."""
+        rise = self.rise
+        along = self.slopes * np.sign(rise)[:, None]
+        smallest = np.where(np.diff(self.knots, axis=1) > 0, along, np.inf).min(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.where(rise != 0, smallest / np.abs(rise), 0.0))
+
+    def invert(self, y: Array) -> tuple[Array, Array]:
+        """Return σ with g(b + σa) = y for monotone segments, and |dg/dσ| there, (n,) each.
+
+        Beyond the ends of a segment its last slope goes on.
+        """
+        sign = np.sign(self.rise)[:, None]
+        below = sign * self.values[:, 1:-1] <= sign * y[:, None]
+        piece = np.count_nonzero(below, axis=1)
+        at = np.arange(len(y)), piece
+        sigma = self.knots[at] + (y - self.values[at]) / self.slopes[at]
+        return np.asarray(sigma), np.abs(self.slopes[at])
