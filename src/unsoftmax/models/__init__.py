@@ -9,12 +9,22 @@ from unsoftmax.models import files
 from unsoftmax.models.equality import Equivalence, canonical, equivalent
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
+from unsoftmax.models.transformer import Transformer
 
-__all__ = ["Equivalence", "ReluNetwork", "SingleHead", "canonical", "equivalent", "load"]
+__all__ = [
+    "Equivalence",
+    "ReluNetwork",
+    "SingleHead",
+    "Transformer",
+    "canonical",
+    "equivalent",
+    "load",
+]
 
-_CLASSES: dict[str, type[SingleHead] | type[ReluNetwork]] = {
+_CLASSES: dict[str, type[SingleHead] | type[ReluNetwork] | type[Transformer]] = {
     "SingleHead": SingleHead,
     "ReluNetwork": ReluNetwork,
+    "Transformer": Transformer,
 }
 
 

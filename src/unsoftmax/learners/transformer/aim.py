@@ -121,6 +121,7 @@ class Frame:
 
     @classmethod
     def of(cls, vectors: Array) -> Frame:
+        """Make the frames of vectors (k, r)."""
         size = np.linalg.norm(vectors, axis=1)
         unit = vectors / np.where(size > 0, size, 1.0)[:, None]
         unit[size == 0, 0] = 1.0  # any will do
@@ -225,13 +226,11 @@ def gradients(network: ReluNetwork, x: Array) -> Array:
 
 
 def _signed(network: ReluNetwork, B: Array, beta: Array) -> Array:
-    """Choose the side on which answers tell more: the larger ‖∇g‖/|g|."""
-    tells = []
-    for sign in (1.0, -1.0):
-        x = sign * beta[:, None] * B
-        size = np.abs(network(x))
-        tells.append(np.linalg.norm(gradients(network, x), axis=1) / (size + 1e-300))
-    return np.asarray(np.where(tells[0] >= tells[1], beta, -beta))
+    """Choose the side on which g is steeper: a network of few active neurons tells little."""
+    plus, minus = (
+        np.linalg.norm(gradients(network, s * beta[:, None] * B), axis=1) for s in (1, -1)
+    )
+    return np.asarray(np.where(plus >= minus, beta, -beta))
 
 
 def _aimed(network: ReluNetwork, B: Array, beta: Array, reach: Array, basis: Array | None) -> Aim:
