@@ -58,11 +58,10 @@ def function_error(found, target, d: int, biases: bool, count: int = 2000) -> fl
 
 def within(recovery, target, d, biases):
     """Whether the certificate's inequality holds at 2,000 points."""
-    said = recovery.certificate.assumes[0]
-    length = float(said.split("λ = ")[1].split(",")[0]) if biases else 1.0
+    errors = recovery.certificate.errors
+    length = errors["constant"] / errors["slope"] if biases and errors["slope"] else 1.0
     rng = np.random.default_rng(3)
     x = length * rng.standard_normal((2000, d)) * 10.0 ** rng.uniform(-2, 4, (2000, 1))
-    norm = np.linalg.norm(x, axis=1)
-    grows = np.maximum(1.0, norm / length * 1.01) if biases else norm  # λ is printed rounded
     error = np.abs(recovery.model(x) - target(x))
-    return bool(np.all(error <= recovery.certificate.errors["function"] * grows))
+    allowed = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
+    return bool(np.all(error <= allowed))

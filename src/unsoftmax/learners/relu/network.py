@@ -75,10 +75,9 @@ class ReluNetworkLearner:
     -----
     *Queries*: about m·d + 12m + 300 for m neurons; `plan` gives what is never exceeded.
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
-    that leaves of the affine part takes up to two neurons more. *Certificate*: ``function``
-    bounds ``|ĝ(x) − g(x)|`` by that number times max(1, ‖x‖/λ), λ as its assumptions say, or times
-    ‖x‖ without biases. *Tokens* reach norms of 10⁸λ; without biases of about 1, or 10¹² where
-    answers are noisy. *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
+    that leaves of the affine part takes up to two neurons more. *Certificate*:
+    ``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖ for every x. *Tokens* reach 10⁸ times the distance of
+    a typical hyperplane; without biases norms of about 1, or 10¹² where answers are noisy. *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
 
     Examples
     --------
@@ -206,8 +205,10 @@ def _concluded(
                 "network of one hidden layer, or has neurons too close to each other for "
                 "these answers."
             )
-    stretch = np.sqrt(2.0) if lift.biases else 1.0
-    errors = {"function": float(stretch * widened * bound)}
+    error = float(widened * bound)
+    errors = {"constant": error, "slope": error / lift.length}
+    if not lift.biases:
+        errors = {"constant": 0.0, "slope": error}
     return Found(
         model,
         Certificate(errors, _assumed(opened, checks, widened)),
@@ -223,10 +224,9 @@ def _height(biases: bool, length: float, x: Array) -> Array:
 
 
 def _assumed(opened: Opened, checks: int, widened: float) -> tuple[str, ...]:
-    lift, noise = opened.lift, opened.noise
-    where = f"max(1, ‖x‖/λ), λ = {lift.length:.3g}" if lift.biases else "‖x‖"
+    noise = opened.noise
     return (
-        f"``|ĝ(x) − g(x)|`` ≤ function · {where}, for every x.",
+        "``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖, for every x.",
         "The target is a ReLU network of one hidden layer, and all its neurons were found: what "
         "the hold-out tests, it cannot prove.",
         f"Answers are off by a standard deviation of {noise.bars:.1e} where they are as large as "

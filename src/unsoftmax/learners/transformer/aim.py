@@ -22,7 +22,7 @@ from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Design, Indices, LazyRows
 
 # Offsets are tried from long to short: long ones move answers most.
-_LENGTHS = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3, 1e-4)
+_LENGTHS = (*(2.0 ** -np.arange(11)), 1e-4)
 _TILTS = (1.0, 2.0, 4.0)
 # A slope this far below the mean one costs as many times the answers' error.
 _STEEP = 0.25

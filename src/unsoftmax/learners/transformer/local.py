@@ -29,6 +29,7 @@ from unsoftmax.theory.precision import UNIT
 _FIRST, _ROUNDS = 4, 7
 _UNSEEN, _LOUDER, _SOFTER = 1e-6, 1e3, 1 / 8
 _GOOD = (0.2, 4.0)
+_BIAS_REACH = 16.0  # times the same: w alone may be out of reach, W is not
 _LONGEST = 1e6  # times the network's own length: further out its biases are lost
 
 
@@ -154,8 +155,8 @@ def _bias_scale(known: Known, length: float) -> Generator[Round, Answers, float]
         size = float(np.max(np.abs(t)))
         if not np.isfinite(size):
             reach *= _SOFTER
-        elif size > _GOOD[1] or (size < _GOOD[0] and reach < 64 * length):
-            reach = float(min(reach / max(size, _UNSEEN), 64 * length))
+        elif size > _GOOD[1] or (size < _GOOD[0] and reach < _BIAS_REACH * length):
+            reach = float(min(reach / max(size, _UNSEEN), _BIAS_REACH * length))
         else:
             break
     return reach
