@@ -19,7 +19,15 @@ from unsoftmax.errors import (
     OracleError,
     UnsoftmaxError,
 )
-from unsoftmax.models import Equivalence, ReluNetwork, SingleHead, canonical, equivalent, load
+from unsoftmax.models import (
+    Equivalence,
+    ReluNetwork,
+    SingleHead,
+    Transformer,
+    canonical,
+    equivalent,
+    load,
+)
 
 __version__ = "0.1.0"
 
@@ -37,6 +45,7 @@ __all__ = [
     "Recovery",
     "ReluNetwork",
     "SingleHead",
+    "Transformer",
     "UnsoftmaxError",
     "canonical",
     "equivalent",

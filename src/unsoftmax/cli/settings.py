@@ -1,7 +1,9 @@
 """Options drawn from the learners: every setting of every learner, and no list to keep.
 
 A command that takes ``settings: Settings`` gets one option per field of the learners in
-`BY_NAME`; it receives those that were given. Adding a learner needs no change here.
+`BY_NAME`; it receives those that were given. Adding a learner needs no change here. A field
+that is itself a learner (`TransformerLearner.parts` says which) gets the settings that its
+owner does not know.
 """
 
 from __future__ import annotations
@@ -29,20 +31,40 @@ def build(model: str, settings: Settings) -> Learner[Model]:
         raise Refusal(f"--model is one of {', '.join(BY_NAME)}; it was {model!r}.")
     learner = BY_NAME[model]
     known = {field.name for field in fields(learner)}
-    for name in settings:
-        if name not in known:
-            raise Refusal(f"--{name.replace('_', '-')} is no setting of --model {model}.")
+    own = {name: value for name, value in settings.items() if name in known}
+    rest = {name: value for name, value in settings.items() if name not in known}
     if "dim" in known and "dim" not in settings:
         raise Refusal("--dim is missing: the dimension of a token.")
-    for field in fields(learner):
-        if field.default is MISSING and field.name not in settings:
-            flag = f"--{field.name.replace('_', '-')}"
-            raise Refusal(f"{flag} is missing: --model {model} needs it (see --help).")
     try:
-        made: Learner[Model] = learner(**settings)
+        for name, kinds in _parts(learner).items():
+            kind, mine = _fitting(kinds, rest)
+            if mine:
+                own[name] = kind(own["dim"], **mine)
+                rest = {key: value for key, value in rest.items() if key not in mine}
+        for name in rest:
+            raise Refusal(f"{_flag(name)} is no setting of --model {model}.")
+        for field in fields(learner):
+            if field.default is MISSING and field.name not in own:
+                raise Refusal(
+                    f"{_flag(field.name)} is missing: --model {model} needs it (see --help)."
+                )
+        made: Learner[Model] = learner(**own)
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
     return made
+
+
+def _parts(learner: type) -> Mapping[str, tuple[type[Any], ...]]:
+    """Return the fields that are learners themselves, and what they may be."""
+    parts: Mapping[str, tuple[type[Any], ...]] = getattr(learner, "parts", {})
+    return parts
+
+
+def _fitting(kinds: tuple[type[Any], ...], settings: Settings) -> tuple[type[Any], dict[str, Any]]:
+    """Choose the kind that knows most of the settings, the first of equals."""
+    known = [{f.name for f in fields(kind)} & set(settings) for kind in kinds]
+    best = max(range(len(kinds)), key=lambda k: len(known[k]))
+    return kinds[best], {name: settings[name] for name in sorted(known[best])}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,6 +100,8 @@ def _options() -> dict[str, Any]:
         hints, helps = get_type_hints(learner), _helps(learner)
         for field in fields(learner):
             hint, name = hints[field.name], field.name
+            if name in _parts(learner):
+                continue
             kinds.setdefault(name, _kind(hint))
             text = helps.get(name, "")
             if get_origin(hint) is Literal:

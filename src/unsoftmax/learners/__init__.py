@@ -11,6 +11,7 @@ from unsoftmax.learners.labels.head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
 from unsoftmax.learners.relu.network import ReluNetworkLearner
 from unsoftmax.learners.sensing.head import SensingHead
+from unsoftmax.learners.transformer.learner import TransformerLearner
 
 __all__ = [
     "BY_NAME",
@@ -20,6 +21,7 @@ __all__ = [
     "LowRankHead",
     "ReluNetworkLearner",
     "SensingHead",
+    "TransformerLearner",
 ]
 
 BY_NAME: dict[str, type[Any]] = {
@@ -29,4 +31,5 @@ BY_NAME: dict[str, type[Any]] = {
     "approximate": ApproximateHead,
     "labels": LabelHead,
     "relu-network": ReluNetworkLearner,
+    "transformer": TransformerLearner,
 }

@@ -3,7 +3,8 @@
 A single head is determined by its function, except that W and w are free when v = 0: two
 queries [x] give v and c, and f([(a+b); b]) = b·v + c + (a·v)·σ(a·(W b + w)) gives W and w.
 So the canonical form sets W = 0, w = 0 when v = 0, and is otherwise the head itself.
-ReLU networks are decided on their hyperplanes (`relu_equality`).
+ReLU networks are decided on their hyperplanes (`relu_equality`). A Transformer is its network
+and [W w], which are free when the network is constant; with an affine network it is a head.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from unsoftmax.models.relu_equality import canonical_network, gap_between, witness_between
+from unsoftmax.models.relu_equality import (
+    affine_part,
+    canonical_network,
+    gap_between,
+    size_of,
+    witness_between,
+)
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
+from unsoftmax.models.transformer import Transformer
 from unsoftmax.probes import Array
 
 Verdict = Literal["equal", "different", "undecided"]
-AnyModel = SingleHead | ReluNetwork
-M = TypeVar("M", SingleHead, ReluNetwork)
+AnyModel = SingleHead | ReluNetwork | Transformer
+M = TypeVar("M", SingleHead, ReluNetwork, Transformer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +63,21 @@ def canonical(model: M) -> M:
 
     Parameters
     ----------
-    model : SingleHead or ReluNetwork
+    model : SingleHead, ReluNetwork or Transformer
         A head; when v = 0 its W and w have no effect and become 0. Or a network: parallel
-        neurons are merged, all are turned one way and ordered.
+        neurons are merged, all are turned one way and ordered. Or a Transformer: its network's
+        canonical form; where that is constant W and w become 0.
     """
     if isinstance(model, ReluNetwork):
         return canonical_network(model)
+    if isinstance(model, Transformer):
+        network = canonical_network(model.network)
+        if network.A.shape[1]:
+            scores = {name: x for name, x in model.arrays().items() if name in "WKQw"}
+            return Transformer.from_arrays(
+                {**scores, **{f"network.{name}": x for name, x in network.arrays().items()}}
+            )
+        return Transformer(np.zeros((model.dim, model.dim)), network)
     if np.any(model.v):
         return model
     return SingleHead(np.zeros((model.dim, model.dim)), np.zeros(model.dim), None, model.c)
@@ -71,8 +88,9 @@ def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) 
 
     Parameters
     ----------
-    a, b : SingleHead or ReluNetwork
-        The models. A head and a network do not take the same sequences and are different.
+    a, b : SingleHead, ReluNetwork or Transformer
+        The models. A network takes other sequences than a head or a Transformer and is
+        different from them; a Transformer whose network is affine is a head.
     rtol, atol : float
         [W w] (Frobenius norm) and [v c] (2-norm) count as equal when they differ by at most
         ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality. For
@@ -99,28 +117,95 @@ def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) 
             )
     if not (rtol >= 0 and atol >= 0):
         raise ValueError("rtol and atol must be 0 or more.")
-    if a.dim != b.dim or type(a) is not type(b):
+    a, b = _as_head(a), _as_head(b)
+    if a.dim != b.dim or isinstance(a, ReluNetwork) != isinstance(b, ReluNetwork):
         return Equivalence("different", None, float("inf"))
     if isinstance(a, ReluNetwork) and isinstance(b, ReluNetwork):
         return _networks(a, b, rtol, atol)
+    if isinstance(a, Transformer) or isinstance(b, Transformer):
+        return _transformers(_as_transformer(a), _as_transformer(b), rtol, atol)
     assert isinstance(a, SingleHead)
     assert isinstance(b, SingleHead)
     a, b = canonical(a), canonical(b)
-    gap, within = 0.0, True
-    for mine, other in zip(_blocks(a), _blocks(b), strict=True):
-        # a power of two, so that dividing by it is exact
-        unit = 2.0 ** (np.frexp(max(_largest(mine), _largest(other)))[1] - 1)
-        difference = _norm(mine / unit - other / unit)
-        size = max(_norm(mine / unit), _norm(other / unit))
-        if rtol or atol:
-            within &= difference <= rtol * size + atol / unit
-        else:
-            within &= np.array_equal(mine, other)
-        gap = max(gap, difference / size if size else 0.0)
-    if within:
+    compared = [
+        _compared(mine, other, rtol, atol)
+        for mine, other in zip(_blocks(a), _blocks(b), strict=True)
+    ]
+    gap = max(gap for _, gap in compared)
+    if all(within for within, _ in compared):
         return Equivalence("equal", None, gap)
     witness = _separate(a, b)
     return Equivalence("undecided" if witness is None else "different", witness, gap)
+
+
+def _compared(mine: Array, other: Array, rtol: float, atol: float) -> tuple[bool, float]:
+    """Tell whether two arrays are within the tolerance, and their relative difference."""
+    # a power of two, so that dividing by it is exact
+    unit = 2.0 ** (np.frexp(max(_largest(mine), _largest(other)))[1] - 1)
+    difference = _norm(mine / unit - other / unit)
+    size = max(_norm(mine / unit), _norm(other / unit))
+    within = difference <= rtol * size + atol / unit
+    if not (rtol or atol):
+        within = np.array_equal(mine, other)
+    return within, difference / size if size else 0.0
+
+
+def _as_head(model: AnyModel) -> AnyModel:
+    """Return a Transformer with an affine network as the head that it is."""
+    if not isinstance(model, Transformer) or (affine := affine_part(model.network)) is None:
+        return model
+    scores = {name: x for name, x in model.arrays().items() if name in "WKQw"}
+    return SingleHead.from_arrays({**scores, "v": affine[0], "c": affine[1]})
+
+
+def _as_transformer(model: SingleHead | ReluNetwork | Transformer) -> Transformer:
+    """Return a head as a Transformer with a linear network."""
+    if isinstance(model, Transformer):
+        return model
+    assert isinstance(model, SingleHead)
+    network = ReluNetwork(np.column_stack([model.v, -model.v]), [1.0, -1.0], None, model.c)
+    return Transformer(model.W, network, model.w)
+
+
+def _transformers(a: Transformer, b: Transformer, rtol: float, atol: float) -> Equivalence:
+    networks = _networks(a.network, b.network, rtol, atol)
+    a, b = canonical(a), canonical(b)
+    mine, other = (np.column_stack([model.W, model.w]) for model in (a, b))
+    within, gap = _compared(mine, other, rtol, atol)
+    gap = max(gap, networks.gap)
+    if within and networks:
+        return Equivalence("equal", None, gap)
+    witness = networks.witness
+    if witness is None:
+        witness = _separate_attention(a, b)
+    return Equivalence("undecided" if witness is None else "different", witness, gap)
+
+
+def _separate_attention(a: Transformer, b: Transformer) -> Array | None:
+    """Find a sequence that tells two attentions apart: as for heads with steep value vectors."""
+    network = a.network
+    best: tuple[float, Array | None] = (1.0, None)
+    for weights in (network.w_o, np.abs(network.w_o)):
+        v = network.A @ weights
+        heads = [SingleHead(model.W, v, model.w) for model in (a, b)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for X in _candidates(heads[0], heads[1]):
+                noise = _rounding_of(a, X) + _rounding_of(b, X)
+                ratio = np.nan_to_num(np.abs(a(X) - b(X)) / noise, nan=0.0, posinf=0.0)
+                k = int(np.argmax(ratio))
+                if ratio[k] > best[0]:
+                    best = float(ratio[k]), X[k]
+    return best[1]
+
+
+def _rounding_of(model: Transformer, X: Array) -> Array:
+    """Bound the rounding of a Transformer's answers: of the network, and of scores."""
+    network, longest = model.network, np.linalg.norm(X, axis=2).max(axis=1)
+    scores = np.abs(np.einsum("bnd,bd->bn", X, model.scores_of(X[:, -1]))).max(axis=1)
+    steep = float(np.abs(network.w_o) @ np.linalg.norm(network.A, axis=0))
+    noise = size_of(network, X.max(axis=1)) + longest * steep * (1 + scores)
+    rounding = 64 * model.dim * np.finfo(float).eps * noise
+    return np.asarray(np.maximum(rounding, np.finfo(float).tiny))
 
 
 def _networks(a: ReluNetwork, b: ReluNetwork, rtol: float, atol: float) -> Equivalence:

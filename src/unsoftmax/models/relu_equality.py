@@ -64,6 +64,12 @@ def canonical_network(network: ReluNetwork) -> ReluNetwork:
     return ReluNetwork(A.T, w_o, b, float(linear[d]))
 
 
+def affine_part(network: ReluNetwork) -> tuple[Array, float] | None:
+    """Return l and c of a network that is l·x + c, None if its gradient jumps anywhere."""
+    parts = _merged(_parts(network, 1.0))
+    return None if len(parts.s) else (parts.linear[:-1], float(parts.linear[-1]))
+
+
 def gap_between(a: ReluNetwork, b: ReluNetwork) -> tuple[float, float]:
     """Return the norm of the difference of all jumps and the affine part, and their own norm."""
     length = length_of(a, b)
@@ -105,13 +111,13 @@ def witness_between(a: ReluNetwork, b: ReluNetwork) -> Array | None:
         x += [foot, *(foot + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
     points = np.concatenate(x)
     with np.errstate(over="ignore", invalid="ignore"):
-        rounding = _EPS * (_size(a, points) + _size(b, points)) * 8 * np.sqrt(d + 1)
+        rounding = _EPS * (size_of(a, points) + size_of(b, points)) * 8 * np.sqrt(d + 1)
         ratio = np.nan_to_num(np.abs(a(points) - b(points)) / np.maximum(rounding, 1e-300))
     k = int(np.argmax(ratio))
     return points[k : k + 1] if ratio[k] > 1 else None
 
 
-def _size(network: ReluNetwork, x: Array) -> Array:
+def size_of(network: ReluNetwork, x: Array) -> Array:
     """Sum the sizes of all terms of an answer."""
     inside = np.abs(x) @ np.abs(network.A) + np.abs(network.b)
     return np.asarray(inside @ np.abs(network.w_o) + abs(network.c))

@@ -77,7 +77,8 @@ class ReluNetworkLearner:
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*:
     ``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖ for every x. *Tokens* reach 10⁸ times the distance of
-    a typical hyperplane; without biases norms of about 1, or 10¹² where answers are noisy. *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
+    a typical hyperplane; without biases norms of about 1, or 10¹² where answers are noisy.
+    *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
 
     Examples
     --------

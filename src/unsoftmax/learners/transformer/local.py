@@ -18,7 +18,7 @@ import numpy as np
 
 from unsoftmax.learners import offsets
 from unsoftmax.learners.offsets import Offsets
-from unsoftmax.learners.transformer.reading import Known, Reading, aimed, measure
+from unsoftmax.learners.transformer.reading import Known, Reading, aimed, measure, most_again
 from unsoftmax.models import Transformer
 from unsoftmax.models.relu_equality import length_of
 from unsoftmax.probes import Array, Round
@@ -99,6 +99,19 @@ def recover_attention(
     return (yield from _rest(known, T, B, reading, u, error, bias, (beta, reach), biases, anchored))
 
 
+def most_queries(dim: int, rank: int | None, biases: bool, anchored: bool) -> int:
+    """Bound the queries of `recover_attention`, all that are asked again among them."""
+    full = rank is None or rank >= dim
+    r = dim if rank is None else min(rank, dim)
+    blocks = [(dim if full else r, dim)]  # query tokens, logits of each
+    if full:
+        blocks += [(1, dim)] * biases
+    else:
+        blocks += [(dim - r + biases, r)]
+    once = sum(k * n * (1 + anchored) + k for k, n in blocks)
+    return once + sum(most_again(k * n) for k, n in blocks) + 2 * (_FIRST + 1 + biases) * _ROUNDS
+
+
 def _rest(
     known: Known,
     T: Offsets,
@@ -115,7 +128,7 @@ def _rest(
     rank, dim = u.shape
     Q, R = np.linalg.qr((u / columns.aim.beta[:, None]).T)
     rest = dim - rank
-    tokens = np.vstack([B[rank:], np.zeros((biases, dim))])
+    tokens = np.vstack([B[rank:], np.zeros((int(biases), dim))])
     beta, reach = (np.append(np.full(rest, s), np.full(int(biases), o))
                    for s, o in zip(scale, (1.0, scale[1]), strict=True))  # fmt: skip
     k, k_error = np.zeros((len(tokens), rank)), np.zeros(len(tokens))

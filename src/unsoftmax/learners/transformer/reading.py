@@ -252,10 +252,10 @@ def measure(
         yield from reading.ask(rest)
     else:
         yield from reading.ask_tokens(rest)
+    rows = np.arange(len(reading.y))
     for _ in range(_AGAIN):
-        rows = np.arange(len(reading.y))
         t, _ = reading.logits(rows)
-        beyond = rows[~(np.abs(t) <= _LARGEST)]
+        beyond = rows[~(np.abs(t) <= _LARGEST)][: most_again(len(rows)) - reading.again]
         if not len(beyond):
             break
         shorter = reading.aim.alpha.copy()
@@ -267,6 +267,11 @@ def measure(
     if anchored:
         yield from reading.ask_anchors()
     return reading
+
+
+def most_again(rows: int) -> int:
+    """Return how many of so many logits are asked again at most."""
+    return 2 * _PILOTS + rows // 2
 
 
 def aimed(
@@ -301,7 +306,7 @@ def _rescaled(
     # the token 0 has no length of its own: longer offsets from it only meet more kinks
     free = np.any(B, axis=1)
     factor = np.where(free, factor, np.minimum(factor, 1.0))
-    changed = np.flatnonzero(factor != 1)
+    changed = np.flatnonzero(factor != 1)[: most_again(len(reading.y)) // _PILOTS]
     if not len(changed):
         return reading
     change = np.where(free, np.sqrt(factor), factor)[changed]

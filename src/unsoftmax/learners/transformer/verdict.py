@@ -1,0 +1,151 @@
+"""How a Transformer's learner ends: fresh sequences, each within what the certificate allows."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners import holdout
+from unsoftmax.learners.transformer.aim import gradients
+from unsoftmax.learners.transformer.local import Attention
+from unsoftmax.learners.transformer.reading import Known
+from unsoftmax.models import ReluNetwork, Transformer
+from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.protocol import Answers, Certificate, Evidence, Found
+from unsoftmax.theory.precision import KAPPA, UNIT, Precision
+
+# A logit that the certificate lets move by more than this says nothing about the model.
+_MOST_MOVED = 0.01
+# The network may be steeper between a pooled token and its sequence's than at any of them.
+_STEEPER = 2.0
+# Certificates are loose: where answers are exact no residual may be larger than this share of the
+# natural size of its answer, max‖x_i‖·‖∇g‖ + ``|g(0)|``. Recoveries leave 1e-12 to 1e-8 of it.
+_MOST_UNEXPLAINED = 1e-6
+
+
+def conclude(
+    attention: Attention,
+    known: Known,
+    network: Found[ReluNetwork],
+    opened: tuple[Sequences, Array],
+    count: int,
+    checks: int,
+    rng: np.random.Generator,
+    rank: int | None,
+) -> Generator[Round, Answers, Found[Transformer]]:
+    """Ask the closing hold-out and return what was found, or refuse it.
+
+    Parameters
+    ----------
+    attention, known, network : Attention, Known, Found
+        What was learned.
+    opened : tuple
+        The first sequences of the hold-out and their answers.
+    count, checks : int
+        Queries left, and of the whole hold-out.
+    rng : Generator
+        Makes the sequences.
+    rank : int, optional
+        The rank that W was taken to have.
+    """
+    model = attention.model
+    errors = {
+        "constant": known.constant,
+        "slope": known.slope,
+        "W": attention.W_error,
+        "w": attention.w_error,
+    }
+    certificate = Certificate(errors, _assumed(known, network, checks, rank))
+    probes, answers = [opened[0]], [opened[1]]
+    if count:
+        closing = holdout.closing(model, certificate, count, rng)
+        probes += closing
+        answers += yield list(closing)
+    evidence = _judged(model, known, certificate, probes, answers, checks)
+    notes = network.notes
+    if not np.isfinite(attention.W_error):
+        notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
+    return Found(model, certificate, evidence, notes)
+
+
+def _assumed(
+    known: Known, network: Found[ReluNetwork], checks: int, rank: int | None
+) -> tuple[str, ...]:
+    given = ["The target is one softmax head followed by the network: what the hold-out tests, it "
+             "cannot prove."]  # fmt: skip
+    if rank is not None:
+        given.append(f"W has rank {rank} or less.")
+    if not np.isfinite(known.constant + known.slope):
+        given.append(
+            "No bound on W: the network's certificate does not bound its function by constant + "
+            "slope·‖x‖."
+        )
+    given += known.precision.why
+    if not checks:
+        given.append("Nothing was checked: exact float64 answers are taken for granted.")
+    return (*network.certificate.assumes, *given)
+
+
+def _judged(
+    model: Transformer,
+    known: Known,
+    certificate: Certificate,
+    probes: list[Sequences],
+    answers: list[Array],
+    checks: int,
+) -> Evidence:
+    """Hold the model against fresh sequences."""
+    misses, tolerances = [], []
+    at_zero = float(np.abs(known.network(np.zeros((1, model.dim))))[0])
+    bounded = np.isfinite(sum(certificate.errors.values()))
+    W_error, w_error = (min(certificate.errors[name], 1e100) for name in "Ww")
+    for family, y in zip(probes, answers, strict=True):
+        if not len(y):
+            continue
+        X = family.X
+        weights, vectors = model.attention(X), model.scores_of(X[:, -1])
+        pooled = np.einsum("bn,bnd->bd", weights, X)
+        away = np.linalg.norm(X - X[:, -1:], axis=2)
+        moved = away * (np.linalg.norm(X[:, -1], axis=1) * W_error + w_error)[:, None]
+        moved += away * (KAPPA * UNIT * np.linalg.norm(vectors, axis=1))[:, None]
+        telling = np.max(moved, axis=1) <= _MOST_MOVED if bounded else np.full(len(X), True)
+        moved = np.minimum(moved, _MOST_MOVED)
+        shift = np.sum(weights * np.linalg.norm(X - pooled[:, None], axis=2) * moved, axis=1)
+        slope = _slope(known.network, X, pooled)
+        own = known.error(pooled) if bounded else _MOST_MOVED * np.abs(y)
+        allowed = own + known.rounding(pooled, y) + _STEEPER * shift * slope
+        size = slope * np.linalg.norm(X, axis=2).max(axis=1) + at_zero
+        size = np.where(size > 0, size, 1.0)
+        misses.append(((y - known.network(pooled)) / size)[telling])
+        tolerances.append((allowed / size)[telling])
+    if not checks:
+        return Evidence.of(0, np.zeros(0), np.zeros(0))
+    miss, tolerance = np.concatenate(misses), np.concatenate(tolerances)
+    if not len(miss):
+        raise NotIdentifiable(
+            "The answers are too coarse to determine W: what they leave open moves every fresh "
+            "answer more than can be told apart. The network is determined.",
+            determined={"network": known.network},
+        )
+    if known.precision == Precision():
+        tolerance = np.minimum(tolerance, _MOST_UNEXPLAINED)
+    evidence = Evidence.of(checks, miss, tolerance)
+    if not evidence.passed:
+        worst = int(np.argmax(np.abs(miss) / np.maximum(tolerance, 1e-300)))
+        raise ModelMismatch(
+            f"The recovered model misses fresh sequences by {np.abs(miss[worst]):.1e} of their "
+            f"answers' size where {tolerance[worst]:.1e} is expected. The target is not one "
+            "softmax head followed by a ReLU network, or it has query biases or a higher rank "
+            "than was said."
+        )
+    return evidence
+
+
+def _slope(network: ReluNetwork, X: Array, pooled: Array) -> Array:
+    """Return the largest ‖∇ĝ‖ at the tokens and the pooled one."""
+    points = np.concatenate([X, pooled[:, None]], axis=1)
+    count, tokens, d = points.shape
+    norms = np.linalg.norm(gradients(network, points.reshape(-1, d)), axis=1)
+    return np.asarray(norms.reshape(count, tokens).max(axis=1))
