@@ -19,6 +19,7 @@ from unsoftmax.probes import Array
 _ONE = 1e-12
 # Hyperplanes of two networks nearer than this are compared, others are each other's absence.
 _NEAR = 1e-2
+_BESIDE = 1e-6
 _POINTS = 512
 _EPS = float(np.finfo(float).eps)
 
@@ -33,14 +34,20 @@ class _Parts:
 
 
 def length_of(*networks: ReluNetwork) -> float:
-    """Return the typical distance of a hyperplane from 0, a power of two."""
-    distances = [np.zeros(0)]
+    """Return the typical distance of a hyperplane from 0, a power of two.
+
+    1 where one of them has no biases, or none beside the other's: what a network without any
+    was recovered as may have some of 1e-15.
+    """
+    found = []
     for network in networks:
         norm = np.linalg.norm(network.A, axis=0)
         used = (norm > 0) & (network.b != 0)
-        distances.append(np.abs(network.b[used]) / norm[used])
-    found = np.concatenate(distances)
-    return float(2.0 ** np.round(np.log2(np.median(found)))) if len(found) else 1.0
+        found.append(np.abs(network.b[used]) / norm[used])
+    farthest = [float(np.max(distances, initial=0.0)) for distances in found]
+    if not min(farthest) > _BESIDE * max(farthest):
+        return 1.0
+    return float(2.0 ** np.round(np.log2(np.median(np.concatenate(found)))))
 
 
 def canonical_network(network: ReluNetwork) -> ReluNetwork:

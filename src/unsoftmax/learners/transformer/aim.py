@@ -17,6 +17,7 @@ from itertools import product
 import numpy as np
 
 from unsoftmax.learners.relu.lift import mirrors
+from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.segments import Segments
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Design, Indices, LazyRows
@@ -28,8 +29,7 @@ _TILTS = (1.0, 2.0, 4.0)
 _STEEP = 0.25
 _FLAT = 0.02
 # Where g is flat or turns around a token, others on its line are tried: sign and length.
-_ELSEWHERE = ((-1.0, 1.0), (1.0, 4.0), (-1.0, 4.0), (1.0, 0.25), (-1.0, 0.25), (1.0, 16.0),
-              (-1.0, 16.0), (1.0, 64.0), (-1.0, 64.0))  # fmt: skip
+_ELSEWHERE = ((-1.0, 1.0), *product((1.0, -1.0), (4.0, 0.25, 16.0, 64.0, 256.0, 1024.0, 4096.0)))
 _CHUNK = 2**21  # numbers at once
 
 
@@ -150,7 +150,7 @@ class Aim:
     x: Array
     """The query tokens (k, d) as they are asked."""
     beta: Array
-    """Their signed lengths (k,) over what they were made from; 1 for the token 0."""
+    """Their signed lengths (k,)."""
     offsets: Steered
     """Ordered by token, then by l."""
     alpha: Array
@@ -185,32 +185,38 @@ class Aim:
         return Aim(x, beta, replace(self.offsets, h=h, c=c, sign=sign), alpha, steep)
 
 
-def take(network: ReluNetwork, B: Array, beta: Array, reach: Array, basis: Array | None) -> Aim:
+def take(
+    known: Known,
+    B: Array,
+    beta: Array,
+    reach: Array,
+    basis: Array | None,
+) -> Aim:
     """Aim from the tokens ±β b, at offsets as long as ``reach`` or shorter.
 
     Where g is flat or turns around such a token others on its line are taken.
 
     Parameters
     ----------
-    network : ReluNetwork
-        g, known.
+    known : Known
+        The network.
     B : ndarray (k, d)
-        Unit vectors b; 0 for the token 0.
+        Unit vectors b.
     beta, reach : ndarray (k,)
         Lengths of the tokens, and the longest offsets.
     basis : ndarray (d, r), optional
         Q.
     """
-    aim = _aimed(network, B, _signed(network, B, beta), reach, basis)
+    aim = aim_from(known, B, _signed(known.network, B, beta), reach, basis)
     for sign, longer in _ELSEWHERE:
         k, r = aim.offsets.shape_of_answer
         smallest = aim.steep.reshape(k, r).min(axis=1)
-        poor = np.flatnonzero((smallest <= _STEEP) & np.any(B, axis=1))
+        poor = np.flatnonzero(smallest <= _STEEP)
         if not len(poor):
             break
-        first = np.sign(_signed(network, B[poor], beta[poor]))
-        other = _aimed(
-            network, B[poor], first * sign * longer * beta[poor], reach[poor] / longer, basis
+        first = np.sign(_signed(known.network, B[poor], beta[poor]))
+        other = aim_from(
+            known, B[poor], first * sign * longer * beta[poor], reach[poor] / longer, basis
         )
         better = other.steep.reshape(len(poor), r).min(axis=1) > smallest[poor]
         mine = np.flatnonzero(better)
@@ -233,9 +239,10 @@ def _signed(network: ReluNetwork, B: Array, beta: Array) -> Array:
     return np.asarray(np.where(plus >= minus, beta, -beta))
 
 
-def _aimed(network: ReluNetwork, B: Array, beta: Array, reach: Array, basis: Array | None) -> Aim:
+def aim_from(known: Known, B: Array, beta: Array, reach: Array, basis: Array | None) -> Aim:
+    """Aim from the tokens β b alone; see `take`."""
     x = beta[:, None] * B
-    h = gradients(network, x)
+    h = gradients(known.network, x)
     norm = np.linalg.norm(h, axis=1, keepdims=True)
     # on a flat piece any direction may lead out of it
     h = np.where(norm > 0, h / np.where(norm > 0, norm, 1.0), 0.0)
@@ -247,7 +254,7 @@ def _aimed(network: ReluNetwork, B: Array, beta: Array, reach: Array, basis: Arr
     offsets = Steered(h, basis, token, l, nothing, nothing)
     aim = Aim(x, beta, offsets, reach[token].copy(), np.full(k * r, -np.inf))
     c, sign, alpha, steep = (nothing.copy(), nothing.copy(), aim.alpha.copy(), aim.steep.copy())
-    step = max(1, _CHUNK // (network.A.shape[1] + 3 * d))
+    step = max(1, _CHUNK // (known.network.A.shape[1] + 3 * d))
     for start in range(0, k * r, step):
         left = np.arange(start, min(start + step, k * r))
         for length, tilt, turn in product(_LENGTHS, _TILTS, (1.0, -1.0)):
@@ -255,7 +262,9 @@ def _aimed(network: ReluNetwork, B: Array, beta: Array, reach: Array, basis: Arr
             tried = Steered(h, basis, token[left], l[left], tilt * same, turn * same)
             far = length * reach[token[left]]
             a = far[:, None] * tried[np.arange(len(left))]
-            seen = Segments.of(network, a, x[token[left]]).steepness
+            origin = x[token[left]]
+            pieces = Segments.of(known.network, a, origin)
+            seen = pieces.steepness(known.unseen(origin, origin + a))
             better = seen > steep[left]
             index = left[better]
             c[index], sign[index], alpha[index] = tilt, turn, far[better]

@@ -30,8 +30,8 @@ from unsoftmax.learners.low_rank_head import LowRankHead
 from unsoftmax.learners.relu.network import ReluNetworkLearner
 from unsoftmax.learners.settings import flag, one_of, whole
 from unsoftmax.learners.transformer.antisymmetric import antisymmetric
+from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.local import Attention, most_queries, recover_attention
-from unsoftmax.learners.transformer.reading import Known
 from unsoftmax.learners.transformer.verdict import conclude
 from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
 from unsoftmax.probes import Array, Round, Sequences

@@ -12,23 +12,25 @@ needs no antisymmetry: g may have biases, and A w_o may be 0. W is determined un
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners import offsets
-from unsoftmax.learners.offsets import Offsets
-from unsoftmax.learners.transformer.reading import Known, Reading, aimed, measure, most_again
+from unsoftmax.learners.transformer.aim import Aim, aim_from, take
+from unsoftmax.learners.transformer.known import Known
+from unsoftmax.learners.transformer.reading import Reading, complete, measure, most_again, steep
 from unsoftmax.models import Transformer
-from unsoftmax.models.relu_equality import length_of
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.theory.precision import UNIT
 
 # The common scale is found with these many tokens, in at most so many rounds.
-_FIRST, _ROUNDS = 4, 7
+_FIRST, _ROUNDS = 2, 7
 _UNSEEN, _LOUDER, _SOFTER = 1e-6, 1e3, 1 / 8
-_GOOD = (0.2, 4.0)
+_GOOD = (0.15, 2.0)
+# Where w may be read, in lengths of the first query token: g may be flat or turn at 0.
+_BESIDE = (0.0, -1.0, 0.5, -0.5, 2.0, -2.0, 8.0, -8.0, 64.0, -64.0)
 _BIAS_REACH = 16.0  # times the same: w alone may be out of reach, W is not
 _LONGEST = 1e6  # times the network's own length: further out its biases are lost
 
@@ -60,43 +62,62 @@ def recover_attention(
     rng : Generator
         Makes the query tokens.
     """
-    dim = known.network.dim
+    dim, length = known.network.dim, known.length
     T = offsets.rotation(dim, rng)
     B = T.rows[np.arange(dim)]
-    length = length_of(known.network)
-    nothing = np.zeros((1, dim))
-    one = np.ones(1)
-    bias, w, w_error = nothing[0], nothing[0], 0.0
-    full = rank is None or rank >= dim
-    if biases:
-        reach = yield from _bias_scale(known, length)
-        if full:
-            reading = yield from measure(
-                known, nothing, one, reach * one, None, bias, "w", anchored
-            )
-            u, error = reading.solve()
-            w, w_error = u[0], float(error[0])
-            bias = w
-        else:
-            bias = yield from _rough_bias(known, reach)
     if rank == 0:
         none = np.zeros((0, dim))
         return Attention(Transformer.from_factors(none, none, known.network), 0.0, 0.0)
+    full = rank is None or rank >= dim
+    columns = dim if rank is None else min(rank, dim)
+    bias = np.zeros(dim)
+    if biases:
+        bias = yield from _rough_bias(known)
     beta, reach = yield from _scale(known, B[:_FIRST], length, bias)
-    columns = dim if full else int(rank or 0)
+    each = np.ones(columns)
     reading = yield from measure(
-        known, B[:columns], beta * np.ones(columns), reach * np.ones(columns), None, bias, "W",
-        anchored,
-    )  # fmt: skip
+        known, B[:columns], beta * each, reach * each, None, bias, "W", anchored
+    )
     u, error = reading.solve()
     lengths = reading.aim.beta
-    if full:
-        by_token = (u - w) / lengths[:, None]
-        off = float(np.linalg.norm((error + w_error) / lengths))
-        W = T.solve(by_token.T).T
-        bound = T.error(off, W)
-        return Attention(Transformer(W, known.network, w if biases else None), bound, w_error)
-    return (yield from _rest(known, T, B, reading, u, error, bias, (beta, reach), biases, anchored))
+    Q, k, mixed = None, u, np.zeros(dim)
+    if not full:
+        Q, R = np.linalg.qr((u / lengths[:, None]).T)
+        # what the columns' error tilts their span by, as other tokens see it: see `LowRankHead`
+        tilt = 2 * float(np.linalg.norm(error / lengths))
+        reading = yield from measure(
+            known, B[columns:], np.full(dim - columns, beta), np.full(dim - columns, reach), Q,
+            bias, "W, rows", anchored,
+        )  # fmt: skip
+        rows, rows_error = reading.solve()
+        mixed = tilt * np.linalg.norm(np.linalg.solve(R, rows.T), axis=0)
+        k = np.vstack([u @ Q, rows])
+        error = np.concatenate([error, rows_error + mixed])
+        lengths = np.append(lengths, reading.aim.beta)
+    k_w, w_error, zero = np.zeros(k.shape[1]), 0.0, 0.0
+    first, first_error = k[0] / lengths[0], error[0] / abs(lengths[0])
+    if biases:
+        moderate = float(np.sqrt(columns) / np.linalg.norm(k[0])) if np.any(k[0]) else length
+        reading, zero = yield from _beside(
+            known, B[0], float(lengths[0]), bias, moderate, Q, anchored
+        )
+        [k_0], [e_0] = reading.solve()
+        if Q is not None:
+            e_0 += tilt * float(np.linalg.norm(np.linalg.solve(R, k_0)))
+        # W x_0 + w at x_0 = γ b_1, and at x_1 = β_1 b_1
+        first = (k[0] - k_0) / (lengths[0] - zero)
+        first_error = (error[0] + e_0) / abs(lengths[0] - zero)
+        k_w, w_error = k_0 - zero * first, float(e_0 + abs(zero) * first_error)
+    by_token = (k - k_w) / lengths[:, None]
+    off = (error + w_error) / np.abs(lengths)
+    by_token[0], off[0] = first, first_error
+    solved = T.solve(by_token.T).T
+    bound = T.error(float(np.linalg.norm(off)), solved)
+    if Q is None:
+        return Attention(Transformer(solved, known.network, k_w), bound, w_error)
+    bound += 8 * UNIT * float(np.linalg.norm(solved))
+    model = Transformer.from_factors(Q.T, solved, known.network, Q @ k_w)
+    return Attention(model, bound, w_error)
 
 
 def most_queries(dim: int, rank: int | None, biases: bool, anchored: bool) -> int:
@@ -112,78 +133,54 @@ def most_queries(dim: int, rank: int | None, biases: bool, anchored: bool) -> in
     return once + sum(most_again(k * n) for k, n in blocks) + 2 * (_FIRST + 1 + biases) * _ROUNDS
 
 
-def _rest(
-    known: Known,
-    T: Offsets,
-    B: Array,
-    columns: Reading,
-    u: Array,
-    error: Array,
-    bias: Array,
-    scale: tuple[float, float],
-    biases: bool,
-    anchored: bool,
-) -> Generator[Round, Answers, Attention]:
-    """Ask for the other tokens within the span of the columns."""
-    rank, dim = u.shape
-    Q, R = np.linalg.qr((u / columns.aim.beta[:, None]).T)
-    rest = dim - rank
-    tokens = np.vstack([B[rank:], np.zeros((int(biases), dim))])
-    beta, reach = (np.append(np.full(rest, s), np.full(int(biases), o))
-                   for s, o in zip(scale, (1.0, scale[1]), strict=True))  # fmt: skip
-    k, k_error = np.zeros((len(tokens), rank)), np.zeros(len(tokens))
-    lengths = np.zeros(0)
-    if len(tokens):
-        reading = yield from measure(known, tokens, beta, reach, Q, bias, "W, rows", anchored)
-        k, k_error = reading.solve()
-        lengths = reading.aim.beta
-    k_w, w_error = np.zeros(rank), 0.0
-    # what the columns' error tilts their span by, as other tokens see it: see `LowRankHead`
-    off = error / np.abs(columns.aim.beta)
-    tilt = float(np.linalg.norm(off))
-    mixed = np.linalg.norm(np.linalg.solve(R, k.T), axis=0)
-    k_error = k_error + 2 * tilt * mixed
-    if biases:
-        k_w, w_error = k[-1], float(k_error[-1])
-    by_token = np.vstack([
-        (u @ Q - k_w) / columns.aim.beta[:, None],
-        (k[:rest] - k_w) / lengths[:rest, None],
-    ])  # fmt: skip
-    each = np.concatenate([off, k_error[:rest] / np.abs(lengths[:rest])])
-    each += w_error / np.abs(np.concatenate([columns.aim.beta, lengths[:rest]]))
-    right = T.solve(by_token.T).T
-    bound = T.error(float(np.linalg.norm(each)), right) + 8 * UNIT * float(np.linalg.norm(right))
-    w = Q @ k_w if biases else None
-    return Attention(Transformer.from_factors(Q.T, right, known.network, w), bound, w_error)
-
-
-def _bias_scale(known: Known, length: float) -> Generator[Round, Answers, float]:
-    """Find how long offsets from the token 0 should be."""
-    reach = length
+def _rough_bias(known: Known) -> Generator[Round, Answers, Array]:
+    """Guess how large w is, from two offsets of the token 0: only its size matters."""
     dim = known.network.dim
+    reach = known.length
+    aim = aim_from(known, np.zeros((1, dim)), np.ones(1), np.array([reach]), None)
     for _ in range(_ROUNDS):
-        reading = aimed(known, np.zeros((1, dim)), np.ones(1), np.array([reach]), None, "w, scale")
-        yield from reading.ask(np.arange(min(2, dim)), "pilot")
-        t, _ = reading.logits(np.arange(min(2, dim)))
-        size = float(np.max(np.abs(t)))
-        if not np.isfinite(size):
-            reach *= _SOFTER
-        elif size > _GOOD[1] or (size < _GOOD[0] and reach < _BIAS_REACH * length):
-            reach = float(min(reach / max(size, _UNSEEN), _BIAS_REACH * length))
-        else:
+        if aim.flat:
             break
-    return reach
+        reading = Reading(known, aim, "w, scale")
+        yield from reading.ask(reading.pilots, "pilot")
+        t, _ = reading.logits(reading.pilots)
+        if np.all(np.isfinite(t)):
+            size = float(np.sqrt(np.mean((t / aim.alpha[reading.pilots]) ** 2)))
+            return np.full(dim, size)
+        aim = replace(aim, alpha=_SOFTER * aim.alpha)
+    return np.zeros(dim)
 
 
-def _rough_bias(known: Known, reach: float) -> Generator[Round, Answers, Array]:
-    """Guess w's part in logits from two offsets: only its size matters."""
-    dim = known.network.dim
-    reading = aimed(known, np.zeros((1, dim)), np.ones(1), np.array([reach]), None, "w, scale")
-    rows = np.arange(min(2, dim))
-    yield from reading.ask(rows, "pilot")
-    t, _ = reading.logits(rows)
-    size = float(np.sqrt(np.mean((t / reading.aim.alpha[rows]) ** 2)))
-    return np.full(dim, size)
+def _beside(
+    known: Known,
+    b: Array,
+    beta: float,
+    bias: Array,
+    moderate: float,
+    basis: Array | None,
+    anchored: bool,
+) -> Generator[Round, Answers, tuple[Reading, float]]:
+    """Read W x_0 + w at x_0 = γ b, wherever on b's line answers tell most.
+
+    Offsets of length ``moderate`` give moderate logits at γ = ``beta``.
+    """
+    typical = float(np.linalg.norm(bias)) / np.sqrt(len(b))
+    reach = min(1 / typical if typical else np.inf, _BIAS_REACH * known.length)
+    best: tuple[float, Aim, float] | None = None
+    for share in _BESIDE:
+        zero = share * beta
+        far = moderate / max(1.0, abs(share)) if share else reach
+        aim = aim_from(known, b[None], np.array([zero]), np.array([far]), basis)
+        # how well offsets tell: by how far a logit moves them, and that the answer
+        rows = np.arange(len(aim.alpha))
+        rise = np.abs(aim.segments(known.network, rows).rise)
+        tells = float(np.min(np.maximum(aim.steep, 0.0) * rise * aim.alpha))
+        if best is None or tells > best[0]:
+            best = tells, aim, zero
+    assert best is not None
+    reading = Reading(known, steep(known, best[1]), "w")
+    yield from reading.ask(reading.pilots, "pilot")
+    return (yield from complete(reading, anchored)), best[2]
 
 
 def _scale(
@@ -197,11 +194,11 @@ def _scale(
     for _ in range(_ROUNDS):
         reach = min(reach, longest)
         each = np.ones(len(B))
-        reading = aimed(known, B, beta * each, reach * each, None, "scale")
-        rows = reading.aim.rows(np.arange(len(B)), slice(0, 2))
+        aim = steep(known, take(known, B, beta * each, reach * each, None))
+        reading = Reading(known, aim, "scale")
+        rows = reading.pilots
         yield from reading.ask(rows, "pilot")
         t, _ = reading.logits(rows)
-        aim = reading.aim
         t = t - aim.alpha[rows] * (aim.offsets[rows] @ bias)
         seen = np.abs(t[np.isfinite(t)])
         size = float(np.sqrt(np.mean(seen**2))) if len(seen) > len(t) // 2 else np.inf

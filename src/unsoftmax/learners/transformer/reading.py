@@ -16,10 +16,10 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.transformer.aim import Aim, Steered, take
-from unsoftmax.models import ReluNetwork
+from unsoftmax.learners.transformer.known import Known
 from unsoftmax.probes import Array, Design, Indices, LazyRows, Pairs, Purpose, Round, Singles
 from unsoftmax.protocol import Answers
-from unsoftmax.theory.precision import KAPPA, UNIT, Precision
+from unsoftmax.theory.precision import KAPPA, UNIT
 
 _CHUNK = 2**21  # numbers at once
 # Logits beyond this have lost digits and are asked again with a shorter offset; so many times.
@@ -27,7 +27,7 @@ _LARGEST, _AGAIN = 6.0, 4
 _LOWER = 2.0  # what such a logit is brought to
 _SATURATED = 1 / 16  # times as long an offset where only the sign of a logit is seen
 # Pilots of a token that are beyond these bounds say how long it should be instead.
-_HIGH, _LOW = 3.0, 0.15
+_HIGH, _LOW = 4.0, 0.05
 _TARGET, _TARGET_LOW, _MOST_LONGER = 1.5, 0.5, 900.0
 _PILOTS = 2
 # σ may be outside of [0, 1] by this, times its error's bound, before it is no softmax's.
@@ -35,27 +35,6 @@ _OUTSIDE, _ROUNDING = 3.0, 1e-7
 # Where a kink of g is nearer to an anchor than so many corrections, its slope is not trusted;
 # elsewhere a slope of the network is taken to be right to this share.
 _NEAR_KINK, _SLOPE = 10.0, 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The network, and how far its answers may be from g's: constant + slope·‖x‖."""
-
-    network: ReluNetwork
-    constant: float
-    slope: float
-    precision: Precision
-
-    def error(self, x: Array) -> Array:
-        """Bound ``|ĝ(x) − g(x)|``."""
-        return np.asarray(self.constant + self.slope * np.linalg.norm(x, axis=1))
-
-    def rounding(self, x: Array, y: Array) -> Array:
-        """Bound what an answer is off by."""
-        g = self.network
-        size = np.linalg.norm(x, axis=1) * float(np.abs(g.w_o) @ np.linalg.norm(g.A, axis=0))
-        size = size + float(np.abs(g.w_o) @ np.abs(g.b)) + abs(g.c)
-        return self.precision.error(size, y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +81,11 @@ class Reading:
         rows = len(self.aim.alpha)
         self.y, self.anchor, self.anchored = np.full((3, rows), np.nan)
         self.at = np.zeros(len(self.aim.x))
+
+    @property
+    def pilots(self) -> Indices:
+        """The first offsets of every token."""
+        return self.aim.rows(np.arange(len(self.aim.x)), slice(0, _PILOTS))
 
     def ask(self, rows: Indices, purpose: Purpose = "data") -> Generator[Round, Answers, None]:
         """Ask along some offsets."""
@@ -189,16 +173,17 @@ class Reading:
         token = aim.offsets.token[rows]
         x, a = aim.x[token], aim.alpha[rows, None] * aim.offsets[rows]
         pieces = aim.segments(known.network, rows)
+        unseen = known.unseen(x, x + a)
         y = self.y[rows] - self.at[token]
         sigma, slope = pieces.invert(y)
         rise, sign = np.abs(pieces.rise), np.sign(pieces.rise)
-        gentle = np.maximum(pieces.steepness, 1e-300) * rise
+        gentle = np.maximum(pieces.steepness(unseen), 1e-300) * rise
         # the pieces' values have summed up rounding: once more, from the network itself
         sigma += sign * (y - known.network(x + sigma[:, None] * a)) / slope
         p = x + np.clip(sigma, 0.0, 1.0)[:, None] * a
         off = known.error(p) + known.rounding(p, self.y[rows])
         off = off + np.where(self.at[token] != 0, known.error(x) + known.rounding(x, y), 0.0)
-        bound = off / gentle
+        bound = off / gentle + pieces.passed_over(unseen)
         if np.any(there := np.isfinite(self.anchor[rows])):
             first = self.anchored[rows]
             p = x + first[:, None] * a
@@ -242,11 +227,15 @@ def measure(
     anchored : bool
         Ask g once more for every logit.
     """
-    reading = aimed(known, B, beta, reach, basis, phase)
-    tokens = np.arange(len(B))
-    pilots = reading.aim.rows(tokens, slice(0, _PILOTS))
-    yield from reading.ask(pilots, "pilot")
+    reading = Reading(known, steep(known, take(known, B, beta, reach, basis)), phase)
+    yield from reading.ask(reading.pilots, "pilot")
     reading = yield from _rescaled(reading, B, beta, reach, bias)
+    return (yield from complete(reading, anchored))
+
+
+def complete(reading: Reading, anchored: bool) -> Generator[Round, Answers, Reading]:
+    """Ask all that is left to ask after the pilots, and again what is out of range."""
+    tokens = np.arange(len(reading.aim.x))
     rest = reading.aim.rows(tokens, slice(_PILOTS, None))
     if anchored:  # anchors tell more
         yield from reading.ask(rest)
@@ -274,11 +263,8 @@ def most_again(rows: int) -> int:
     return 2 * _PILOTS + rows // 2
 
 
-def aimed(
-    known: Known, B: Array, beta: Array, reach: Array, basis: Array | None, phase: str
-) -> Reading:
-    """Aim from ±β b, and refuse a network that is flat there."""
-    aim = take(known.network, B, beta, reach, basis)
+def steep(known: Known, aim: Aim) -> Aim:
+    """Refuse a network that is flat, or turns, wherever one may aim."""
     if aim.flat:
         raise NotIdentifiable(
             "The network is flat, or turns, along every segment tried from some query tokens: its "
@@ -286,15 +272,14 @@ def aimed(
             "W is not.",
             determined={"network": known.network},
         )
-    return Reading(known, aim, phase)
+    return aim
 
 
 def _rescaled(
     reading: Reading, B: Array, beta: Array, reach: Array, bias: Array
 ) -> Generator[Round, Answers, Reading]:
     """Change the lengths of tokens whose pilots are out of range, and ask these again."""
-    aim, k = reading.aim, len(reading.aim.x)
-    pilots = aim.rows(np.arange(k), slice(0, _PILOTS))
+    aim, k, pilots = reading.aim, len(reading.aim.x), reading.pilots
     t, _ = reading.logits(pilots)
     from_bias = aim.alpha[pilots] * (aim.offsets[pilots] @ bias)
     with np.errstate(invalid="ignore"):
@@ -303,19 +288,16 @@ def _rescaled(
         factor = np.where(size > _HIGH, _TARGET / size, 1.0)
         factor = np.where(size < _LOW, np.minimum(_TARGET_LOW / size, _MOST_LONGER), factor)
     factor = np.where(np.isfinite(size), factor, _SATURATED**2)
-    # the token 0 has no length of its own: longer offsets from it only meet more kinks
-    free = np.any(B, axis=1)
-    factor = np.where(free, factor, np.minimum(factor, 1.0))
     changed = np.flatnonzero(factor != 1)[: most_again(len(reading.y)) // _PILOTS]
     if not len(changed):
         return reading
-    change = np.where(free, np.sqrt(factor), factor)[changed]
-    longer = np.where(free[changed], change, 1.0) * beta[changed]
-    again = aimed(
-        reading.known, B[changed], longer, change * reach[changed],
-        aim.offsets.basis, reading.phase,
+    change = np.sqrt(factor[changed])
+    again = take(
+        reading.known, B[changed], change * beta[changed], change * reach[changed],
+        aim.offsets.basis,
     )  # fmt: skip
-    whole = Reading(reading.known, aim.placed(changed, again.aim, np.arange(len(changed))),
+    again = steep(reading.known, again)
+    whole = Reading(reading.known, aim.placed(changed, again, np.arange(len(changed))),
                     reading.phase)  # fmt: skip
     whole.y[pilots] = reading.y[pilots]
     yield from whole.ask(whole.aim.rows(changed, slice(0, _PILOTS)), "again")

@@ -62,14 +62,29 @@ class Segments:
         """g(b + a) − g(b), (n,)."""
         return np.asarray(self.values[:, -1] - self.values[:, 0])
 
-    @property
-    def steepness(self) -> Array:
-        """The smallest slope over the mean one: 1 where g is linear, ≤ 0 where it turns, (n,)."""
+    def steepness(self, unseen: Array) -> Array:
+        """Return the smallest slope over the mean one: 1 where g is linear, ≤ 0 where it turns.
+
+        Pieces shorter than `hidden` are passed over; n numbers.
+        """
         rise = self.rise
         along = self.slopes * np.sign(rise)[:, None]
-        smallest = np.where(np.diff(self.knots, axis=1) > 0, along, np.inf).min(axis=1)
+        seen = np.diff(self.knots, axis=1) > self.hidden(unseen)[:, None]
+        smallest = np.where(seen, along, np.inf).min(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.where(rise != 0, smallest / np.abs(rise), 0.0))
+            steep = np.where(np.isfinite(smallest), smallest / np.abs(rise), 0.0)
+        return np.asarray(steep)
+
+    def hidden(self, unseen: Array) -> Array:
+        """Return the length on which g changes by its error ``unseen``, (n,): no less is known."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.where(unseen > 0, unseen / np.abs(self.rise), 0.0))
+
+    def passed_over(self, unseen: Array) -> Array:
+        """Return the length of all pieces that are shorter, (n,)."""
+        width = np.diff(self.knots, axis=1)
+        short = width <= self.hidden(unseen)[:, None]
+        return np.asarray(np.where(short & (width > 0), width, 0.0).sum(axis=1))
 
     def invert(self, y: Array) -> tuple[Array, Array]:
         """Return σ with g(b + σa) = y for monotone segments, and |dg/dσ| there, (n,) each.

@@ -9,8 +9,8 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners import holdout
 from unsoftmax.learners.transformer.aim import gradients
+from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.local import Attention
-from unsoftmax.learners.transformer.reading import Known
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found
@@ -97,7 +97,7 @@ def _judged(
     checks: int,
 ) -> Evidence:
     """Hold the model against fresh sequences."""
-    misses, tolerances = [], []
+    misses, tolerances, longest, steepest = [], [], [], 0.0
     at_zero = float(np.abs(known.network(np.zeros((1, model.dim))))[0])
     bounded = np.isfinite(sum(certificate.errors.values()))
     W_error, w_error = (min(certificate.errors[name], 1e100) for name in "Ww")
@@ -114,21 +114,24 @@ def _judged(
         moved = np.minimum(moved, _MOST_MOVED)
         shift = np.sum(weights * np.linalg.norm(X - pooled[:, None], axis=2) * moved, axis=1)
         slope = _slope(known.network, X, pooled)
+        steepest = max(steepest, float(slope.max()))
         own = known.error(pooled) if bounded else _MOST_MOVED * np.abs(y)
         allowed = own + known.rounding(pooled, y) + _STEEPER * shift * slope
-        size = slope * np.linalg.norm(X, axis=2).max(axis=1) + at_zero
-        size = np.where(size > 0, size, 1.0)
-        misses.append(((y - known.network(pooled)) / size)[telling])
-        tolerances.append((allowed / size)[telling])
+        longest.append(np.linalg.norm(X, axis=2).max(axis=1)[telling])
+        misses.append((y - known.network(pooled))[telling])
+        tolerances.append(allowed[telling])
     if not checks:
         return Evidence.of(0, np.zeros(0), np.zeros(0))
-    miss, tolerance = np.concatenate(misses), np.concatenate(tolerances)
+    miss, tolerance, length = (np.concatenate(part) for part in (misses, tolerances, longest))
     if not len(miss):
         raise NotIdentifiable(
             "The answers are too coarse to determine W: what they leave open moves every fresh "
             "answer more than can be told apart. The network is determined.",
             determined={"network": known.network},
         )
+    # g may be flat at some sequences: its steepest piece sets the size of all
+    size = length * steepest + at_zero
+    miss, tolerance = miss / size, tolerance / size
     if known.precision == Precision():
         tolerance = np.minimum(tolerance, _MOST_UNEXPLAINED)
     evidence = Evidence.of(checks, miss, tolerance)
