@@ -28,7 +28,8 @@ from unsoftmax.theory.precision import UNIT
 # The common scale is found with these many tokens, in at most so many rounds.
 _FIRST, _ROUNDS = 2, 7
 _UNSEEN, _LOUDER, _SOFTER = 1e-6, 1e3, 1 / 8
-_GOOD = (0.15, 2.0)
+_GOOD = (0.1, 1.0)
+_WANTED = 0.5  # root mean square of logits: few are then above 6, or below 0.05
 # Where w may be read, in lengths of the first query token: g may be flat or turn at 0.
 _BESIDE = (0.0, -1.0, 0.5, -0.5, 2.0, -2.0, 8.0, -8.0, 64.0, -64.0)
 _BIAS_REACH = 16.0  # times the same: w alone may be out of reach, W is not
@@ -207,7 +208,7 @@ def _scale(
         if not np.isfinite(size):
             factor = _SOFTER**2
         else:
-            factor = min(1 / size, _LOUDER**2) if size > _UNSEEN else _LOUDER**2
+            factor = min(_WANTED / size, _LOUDER**2) if size > _UNSEEN else _LOUDER**2
         if factor > 1 and beta * np.sqrt(factor) > _LONGEST * length:
             break
         wanted = beta * reach * factor

@@ -27,7 +27,7 @@ _LARGEST, _AGAIN = 6.0, 4
 _LOWER = 2.0  # what such a logit is brought to
 _SATURATED = 1 / 16  # times as long an offset where only the sign of a logit is seen
 # Pilots of a token that are beyond these bounds say how long it should be instead.
-_HIGH, _LOW = 4.0, 0.05
+_HIGH, _LOW, _LOW_ANCHORED = 4.0, 0.05, 0.005
 _TARGET, _TARGET_LOW, _MOST_LONGER = 1.5, 0.5, 900.0
 _PILOTS = 2
 # σ may be outside of [0, 1] by this, times its error's bound, before it is no softmax's.
@@ -229,7 +229,9 @@ def measure(
     """
     reading = Reading(known, steep(known, take(known, B, beta, reach, basis)), phase)
     yield from reading.ask(reading.pilots, "pilot")
-    reading = yield from _rescaled(reading, B, beta, reach, bias)
+    reading = yield from _rescaled(
+        reading, B, beta, reach, bias, _LOW_ANCHORED if anchored else _LOW
+    )
     return (yield from complete(reading, anchored))
 
 
@@ -276,7 +278,7 @@ def steep(known: Known, aim: Aim) -> Aim:
 
 
 def _rescaled(
-    reading: Reading, B: Array, beta: Array, reach: Array, bias: Array
+    reading: Reading, B: Array, beta: Array, reach: Array, bias: Array, low: float
 ) -> Generator[Round, Answers, Reading]:
     """Change the lengths of tokens whose pilots are out of range, and ask these again."""
     aim, k, pilots = reading.aim, len(reading.aim.x), reading.pilots
@@ -286,7 +288,7 @@ def _rescaled(
         size = np.abs(t - from_bias).reshape(k, -1).max(axis=1)
     with np.errstate(divide="ignore"):
         factor = np.where(size > _HIGH, _TARGET / size, 1.0)
-        factor = np.where(size < _LOW, np.minimum(_TARGET_LOW / size, _MOST_LONGER), factor)
+        factor = np.where(size < low, np.minimum(_TARGET_LOW / size, _MOST_LONGER), factor)
     factor = np.where(np.isfinite(size), factor, _SATURATED**2)
     changed = np.flatnonzero(factor != 1)[: most_again(len(reading.y)) // _PILOTS]
     if not len(changed):

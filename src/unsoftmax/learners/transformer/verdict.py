@@ -124,17 +124,15 @@ def _judged(
         return Evidence.of(0, np.zeros(0), np.zeros(0))
     miss, tolerance, length = (np.concatenate(part) for part in (misses, tolerances, longest))
     if not len(miss):
-        raise NotIdentifiable(
-            "The answers are too coarse to determine W: what they leave open moves every fresh "
-            "answer more than can be told apart. The network is determined.",
-            determined={"network": known.network},
-        )
+        raise _too_coarse(known)
     # g may be flat at some sequences: its steepest piece sets the size of all
     size = length * steepest + at_zero
     miss, tolerance = miss / size, tolerance / size
     if known.precision == Precision():
         tolerance = np.minimum(tolerance, _MOST_UNEXPLAINED)
     evidence = Evidence.of(checks, miss, tolerance)
+    if not evidence.passed and known.precision != Precision() and not bounded:
+        raise _too_coarse(known)
     if not evidence.passed:
         worst = int(np.argmax(np.abs(miss) / np.maximum(tolerance, 1e-300)))
         raise ModelMismatch(
@@ -144,6 +142,15 @@ def _judged(
             "than was said."
         )
     return evidence
+
+
+def _too_coarse(known: Known) -> NotIdentifiable:
+    said = "".join(f" {sentence}" for sentence in known.precision.why)
+    return NotIdentifiable(
+        "The answers are too coarse to determine W: what they leave open moves every fresh answer "
+        f"more than can be told apart. The network is determined.{said}",
+        determined={"network": known.network},
+    )
 
 
 def _slope(network: ReluNetwork, X: Array, pooled: Array) -> Array:
