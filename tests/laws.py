@@ -80,6 +80,23 @@ def _network(dim: int, neurons: int, biases: bool) -> Callable[[int], us.ReluNet
     return lambda seed: network("random", dim, neurons, seed, biases)
 
 
+def _transformer(dim: int, neurons: int, biases: bool) -> Callable[[int], us.Transformer]:
+    def make(seed: int) -> us.Transformer:
+        rng = np.random.default_rng([dim, neurons, seed])
+        W = rng.standard_normal((dim, dim)) / np.sqrt(dim)
+        return us.Transformer(W, _network(dim, neurons, biases)(seed))
+
+    return make
+
+
+def _layer(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
+    return lambda seed: us.learners.TransformerLearner(dim, seed=seed, **settings)
+
+
+def _attention_within(recovery: us.Recovery[Any], target: Any) -> bool:
+    return bool(np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error)
+
+
 def _sensing(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
     return lambda seed: us.learners.SensingHead(dim, seed=seed, **settings)
 
@@ -192,6 +209,27 @@ CASES = [
         _relu(1, biases=False),
         _network(1, 3, False),
         within=lambda recovery, target: within(recovery, target, 1, False),
+        single=False,
+    ),
+    Case(
+        "TransformerLearner",
+        _layer(5),
+        _transformer(5, 8, True),
+        within=_attention_within,
+        single=False,
+    ),
+    Case(
+        "TransformerLearner, anchored",
+        _layer(5, anchored=True),
+        _transformer(5, 8, True),
+        within=_attention_within,
+        single=False,
+    ),
+    Case(
+        "TransformerLearner, antisymmetric",
+        _layer(5, attention="antisymmetric"),
+        _transformer(5, 8, False),
+        within=_attention_within,
         single=False,
     ),
 ]
