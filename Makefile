@@ -30,12 +30,14 @@ test: setup  ## run the test suite
 	$(BIN)/coverage report --fail-under 100 --include '*/campaign/*'
 
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(TESTS) --numprocesses 2 --trials claimed tests
 	$(BIN)/python benchmarks/exact_head.py --large
 	$(BIN)/python benchmarks/low_rank_head.py --large
 	$(BIN)/python benchmarks/sensing.py
 	$(BIN)/python benchmarks/approximate_head.py
 	$(BIN)/python benchmarks/label_head.py
+	$(BIN)/python benchmarks/relu_network.py
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check .
@@ -43,11 +45,13 @@ lint: setup  ## check style and types
 	$(BIN)/mypy
 
 bench: setup  ## measure and write the benchmarks' tables
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python benchmarks/exact_head.py
 	$(BIN)/python benchmarks/low_rank_head.py
 	$(BIN)/python benchmarks/sensing.py
 	$(BIN)/python benchmarks/approximate_head.py
 	$(BIN)/python benchmarks/label_head.py
+	$(BIN)/python benchmarks/relu_network.py
 
 docs: setup  ## build the documentation into docs/_build
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -15,6 +15,13 @@ import unsoftmax as us
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+HOWTOS = {
+    f"{page.stem}-{number}": code
+    for page in sorted((ROOT / "docs" / "howto").glob("*.md"))
+    for number, code in enumerate(
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    )
+}
 BIN = Path(sys.executable).parent
 
 
@@ -52,6 +59,21 @@ def test_python_snippets_run_and_print_what_they_say(code, tmp_path):
         literal = re.split(r"[ :]", promise)[0]
         if literal in ("272", "SingleHead(d=16)", "True"):
             assert line.startswith(literal)
+
+
+@pytest.mark.parametrize("code", HOWTOS.values(), ids=HOWTOS)
+def test_howtos_run_and_end_as_they_say(code, tmp_path):
+    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "snippet.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == code.count("print(")
+    assert done.stdout.split()[-1] == code.split()[-1]
 
 
 def test_shell_snippets_run(tmp_path):

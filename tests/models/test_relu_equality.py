@@ -126,3 +126,17 @@ def test_parameters_below_the_rounding_are_undecided():
     other = us.ReluNetwork(g.A, g.w_o, g.b, g.c + 1e-17 + 2e-16)
     verdict = us.equivalent(g, other, rtol=0)
     assert verdict.verdict in ("equal", "undecided")
+
+
+@pytest.mark.parametrize("bias", [-1.0, 1.0])
+def test_a_neuron_far_out_counts_by_what_it_shows(bias):
+    """Of a neuron that is constant up to a distance of 1e13 nothing but the constant is left."""
+    g = network("random", 5, 8, 0)
+    for distance, verdict in ((1e13, "equal"), (1e3, "different")):
+        A = np.column_stack([g.A, np.full(5, 1 / (distance * np.sqrt(5)))])
+        far = us.ReluNetwork(A, np.append(g.w_o, 0.5), np.append(g.b, bias), g.c)
+        without = us.ReluNetwork(g.A, g.w_o, g.b, g.c + 0.5 * max(bias, 0.0))
+        for pair in ((far, without), (without, far)):
+            assert us.equivalent(*pair).verdict == verdict
+    other = us.ReluNetwork(A, np.append(g.w_o, 0.5 * (1 + 1e-3)), np.append(g.b, bias), g.c)
+    assert us.equivalent(far, other).verdict == "different"

@@ -47,7 +47,7 @@ class Equivalence:
     gap : float
         The largest difference between canonical parameters, [W w] and [v c] each relative
         to the larger of the two norms; of ReLU networks, between all jumps of the gradient and
-        the affine parts, relative to theirs.
+        the affine parts, relative to theirs; a neuron that wakes up far out counts by its slope.
     """
 
     verdict: Verdict

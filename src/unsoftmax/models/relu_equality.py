@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.probes import Array
@@ -59,7 +60,8 @@ def canonical_network(network: ReluNetwork) -> ReluNetwork:
     """
     parts = _merged(_parts(network, 1.0))
     d = network.dim
-    u, s, linear = _turned(parts)
+    parts = _turned(parts, _negative(parts.u))
+    u, s, linear = parts.u, parts.s, parts.linear
     order = np.lexsort(u.T[::-1]) if len(u) else np.zeros(0, dtype=np.intp)
     A, b, w_o = u[order, :d], u[order, d], s[order]
     norm = float(np.linalg.norm(linear[:d]))
@@ -78,10 +80,16 @@ def affine_part(network: ReluNetwork) -> tuple[Array, float] | None:
 
 
 def gap_between(a: ReluNetwork, b: ReluNetwork) -> tuple[float, float]:
-    """Return the norm of the difference of all jumps and the affine part, and their own norm."""
+    """Return the norm of the difference of all jumps and the affine part, and their own norm.
+
+    A jump counts no more than its neuron can show. Turned to be 0 at x = 0, neuron k reaches at
+    most ‖s_k u_k‖ without u_k's bias times ‖Y‖: one that wakes up far out is next to nothing.
+    """
     length = length_of(a, b)
     first, second = _merged(_parts(a, length)), _merged(_parts(b, length))
     size = max(_norm(first), _norm(second))
+    first, second = (_turned(parts, parts.u[:, -1] > 0) for parts in (first, second))
+    shown, shown_by_second = _shown(first), _shown(second)
     u, s, linear = second.u, second.s.copy(), first.linear - second.linear
     cosine = first.u @ u.T
     left, missing = np.full(len(first.s), True), np.full(len(s), True)
@@ -97,9 +105,12 @@ def gap_between(a: ReluNetwork, b: ReluNetwork) -> tuple[float, float]:
         # s·relu(z) = s·z + s·relu(−z)
         linear = linear - (s[j] * (turn < 0)) @ u[j]
         change = first.s[i, None] * first.u[i] - (s[j] * turn)[:, None] * u[j]
-        squares += float(np.sum(change**2))
+        # turned around to compare, a neuron is not 0 at x = 0
+        most = np.where(turn > 0, shown[i] + shown_by_second[j], np.inf)
+        squares += float(np.sum(np.minimum(np.linalg.norm(change, axis=1), most) ** 2))
         left[i], missing[j] = False, False
-    squares += float(np.sum(first.s[left] ** 2) + np.sum(s[missing] ** 2) + np.sum(linear**2))
+    squares += float(np.sum(shown[left] ** 2) + np.sum(shown_by_second[missing] ** 2))
+    squares += float(np.sum(linear**2))
     return float(np.sqrt(squares)), size
 
 
@@ -140,14 +151,20 @@ def _parts(network: ReluNetwork, length: float) -> _Parts:
     return _Parts(linear, vectors[used] / norm[:, None], norm * network.w_o[used])
 
 
-def _turned(parts: _Parts) -> tuple[Array, Array, Array]:
-    """Turn hyperplanes around so that their first weight that is not 0 is positive."""
-    if not len(parts.s):
-        return parts.u, parts.s, parts.linear
-    first = parts.u[np.arange(len(parts.u)), np.argmax(parts.u != 0, axis=1)]
-    back = first < 0
+def _turned(parts: _Parts, back: NDArray[np.bool_]) -> _Parts:
+    """Turn some hyperplanes around: s·relu(z) = s·z + s·relu(−z)."""
     linear = parts.linear + parts.s[back] @ parts.u[back]
-    return np.where(back[:, None], -parts.u, parts.u), parts.s, linear
+    return _Parts(linear, np.where(back[:, None], -parts.u, parts.u), parts.s)
+
+
+def _negative(u: Array) -> NDArray[np.bool_]:
+    """Say of which hyperplanes the first weight that is not 0 is negative."""
+    return np.asarray(u[np.arange(len(u)), np.argmax(u != 0, axis=1)] < 0)
+
+
+def _shown(parts: _Parts) -> Array:
+    """Return what every neuron reaches at most where ‖Y‖ = 1, if it is 0 at x = 0."""
+    return np.asarray(np.abs(parts.s) * np.linalg.norm(parts.u[:, :-1], axis=1))
 
 
 def _merged(parts: _Parts) -> _Parts:

@@ -1,0 +1,103 @@
+"""Trained networks: scikit-learn's regressors, recovered from `predict` alone."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_diabetes, load_digits
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler, scale
+
+import unsoftmax as us
+from tests.networks import function_error, within
+from tests.truth import Counted
+
+NEURONS = 64
+
+
+def diabetes():
+    X, y = load_diabetes(return_X_y=True)
+    return scale(X), scale(y)
+
+
+def which_digit():
+    digits = load_digits()
+    return digits.data / 16, digits.target.astype(float)
+
+
+def is_it_a_3():
+    digits = load_digits()
+    return digits.data / 16, (digits.target == 3).astype(float)
+
+
+def trained(X, y, solver, seed, *before):
+    """Train a regressor, for a while; pixels that are always 0 keep their first weights."""
+    network = MLPRegressor(
+        hidden_layer_sizes=(NEURONS,), solver=solver, max_iter=100, random_state=seed
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that training has not converged
+        return make_pipeline(*before, network).fit(X, y)
+
+
+def weights_of(pipeline):
+    """Write a regressor as a network, a scaler in front merged into it."""
+    *before, network = (step for _, step in pipeline.steps)
+    (A, w_o), (b, c) = network.coefs_, network.intercepts_
+    for scaler in before:
+        A = A / scaler.scale_[:, None]
+        b = b - scaler.mean_ @ A
+    return us.ReluNetwork(A, w_o[:, 0], b, c[0])
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+@pytest.mark.parametrize("data", [diabetes, which_digit, is_it_a_3])
+def test_a_trained_regressor_from_its_predictions_alone(data, solver, trials, evidence):
+    (X, y), errors, ratios = data(), [], []
+    d = X.shape[1]
+    for seed in range(trials(1, 10)):
+        regressor = trained(X, y, solver, seed)
+        true = weights_of(regressor)
+        oracle = Counted(lambda X, f=regressor: f.predict(X[:, 0]))
+        recovery = us.learn(oracle, us.learners.ReluNetworkLearner(d, seed=seed))
+        assert oracle.queries == recovery.queries
+        assert recovery.model.A.shape[1] <= NEURONS + 2
+        errors.append(function_error(recovery.model, true, d, True))
+        assert errors[-1] <= 3e-9, seed
+        assert us.equivalent(recovery.model, true, rtol=3e-9), seed
+        assert within(recovery, true, d, True)
+        ratios.append(oracle.queries / (NEURONS * (d + 2) + 1))
+    # at d = 10 the search of the kinks is most of it
+    assert np.median(ratios) <= (2.5 if d == 10 else 1.5)
+    evidence(
+        f"scikit-learn's MLPRegressor, 64 neurons, {data.__name__.replace('_', ' ')}, {solver}",
+        networks=len(errors),
+        largest_error=f"{max(errors):.1e}",
+        queries_per_parameter=f"{np.median(ratios):.2f} in the median, {max(ratios):.2f} at most",
+    )
+
+
+def test_a_scaler_in_front_merges_into_the_network(trials):
+    X, y = load_diabetes(return_X_y=True, scaled=False)
+    for seed in range(trials(1, 10)):
+        pipeline = trained(X, scale(y), "lbfgs", seed, StandardScaler())
+        recovery = us.learn(
+            lambda X, f=pipeline: f.predict(X[:, 0]),
+            us.learners.ReluNetworkLearner(X.shape[1], seed=seed),
+        )
+        assert us.equivalent(recovery.model, weights_of(pipeline), rtol=3e-9), seed
+        # The data lie up to 9 of their deviations from 0: in other directions answers there are 400
+        # times as large and more, and errors are relative to those.
+        truth = pipeline.predict(X)
+        assert np.max(np.abs(recovery.model(X) - truth)) <= 1e-7 * np.std(truth)
+
+
+def test_two_hidden_layers_are_refused():
+    X, y = diabetes()
+    deep = MLPRegressor(hidden_layer_sizes=(8, 8), solver="lbfgs", max_iter=5000, random_state=0)
+    deep.fit(X, y)
+    with pytest.raises(us.ModelMismatch):
+        us.learn(lambda X: deep.predict(X[:, 0]), us.learners.ReluNetworkLearner(X.shape[1]))
