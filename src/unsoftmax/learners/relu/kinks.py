@@ -33,6 +33,8 @@ _PAIR = 0.02  # distance of the two answers that give a line, in widths of the i
 _RENEW = 0.1  # a line from answers farther apart than this is asked anew
 _TOLERANCE = 10.0  # deviations of a line's error by which answers may miss it
 _MARGIN = 1e-4  # crossings closer to an end than this are not believed
+_BESIDE = 1e-3  # of the interval: how far from a crossing both lines are looked for at first
+_ROOM = 0.3  # of the distance to the nearer end: farther off they are not looked for
 _NARROW = 1e-9  # float64 does not separate kinks closer than this
 # So many intervals in so small a share of the circle are noise that is larger there.
 _MANY, _SMALL, _LOUDER = 64, 0.01, 2.0
@@ -54,6 +56,8 @@ class _Intervals:
     dr: Array
     forced: Array
     """1 where the lines agree and an answer does not."""
+    nearly: Array
+    """1 where the lines change here, to be seen from closer by."""
 
     def take(self, mask: NDArray[np.bool_]) -> _Intervals:
         return _Intervals(*(getattr(self, f.name)[mask] for f in fields(self)))
@@ -138,7 +142,8 @@ def _opened(measure: Measure, low: float, high: float) -> Generator[Round, Answe
     F = yield from measure(np.concatenate([ends, first + h, last - h]))
     vl, vr, sl = F[:START], F[1 : START + 1], slope(F[:START], F[START + 1 : 2 * START + 1], h)
     sr = slope(vr, F[2 * START + 1 :], -h)
-    return _Intervals(first, last, vl, sl, h, vr, sr, h.copy(), np.zeros(START))
+    none = np.zeros(START)
+    return _Intervals(first, last, vl, sl, h, vr, sr, h.copy(), none, none.copy())
 
 
 def _round(
@@ -152,24 +157,27 @@ def _round(
 
     narrow = w < _NARROW
     kinks = [np.where(inside, crossing, (now.low + now.high) / 2)[narrow]]
-    old_left, old_right = (now.dl > _RENEW * w) & ~narrow, (now.dr > _RENEW * w) & ~narrow
-    ready = ~(narrow | old_left | old_right)
+    nearly = (now.nearly == 1) & ~narrow
+    old_left = (now.dl > _RENEW * w) & ~narrow & ~nearly
+    old_right = (now.dr > _RENEW * w) & ~narrow & ~nearly
+    ready = ~(narrow | nearly | old_left | old_right)
     agree = np.abs(dv) < _TOLERANCE * (now.right_error(now.low, noise) + noise)
     agree &= np.abs(now.vr - now.left(now.high)) < _TOLERANCE * (
         now.left_error(now.high, noise) + noise
     )
     empty = ready & agree & (now.forced == 0)
     rest = ready & ~empty
-    tried = rest & inside & (now.forced == 0)
 
-    share = rng.uniform(0.35, 0.65, len(w))
-    c = np.where(tried, crossing, now.low + share * w)
     size = np.maximum(np.hypot(dv, ds), np.finfo(float).tiny)
-    error = np.maximum(now.left_error(c, noise), now.right_error(c, noise))
-    with np.errstate(over="ignore"):
-        told = np.maximum(1e-3 * w, 5 * _TOLERANCE * error / size)
-    step = np.minimum(_PAIR * w, told)
-    step = np.where(tried, np.minimum(step, 0.3 * np.minimum(c - now.low, now.high - c)), _PAIR * w)
+    error = np.maximum(now.left_error(crossing, noise), now.right_error(crossing, noise))
+    with np.errstate(over="ignore", invalid="ignore"):
+        told = 5 * _TOLERANCE * error / size
+    room = _ROOM * np.minimum(crossing - now.low, now.high - crossing)
+    tried = rest & inside & (now.forced == 0) & (told < room)
+    share = rng.uniform(0.35, 0.65, len(w))
+    c = np.where(tried | nearly, crossing, now.low + share * w)
+    step = np.where(tried, np.minimum(np.maximum(_BESIDE * w, told), room), _PAIR * w)
+    step = np.where(nearly, np.minimum(told, room), step)
 
     sets = [
         (now.low + _PAIR * w)[old_left],
@@ -178,9 +186,11 @@ def _round(
         c[rest],
         (c - step)[rest],
         (c + step)[rest],
+        (c - step)[nearly],
+        (c + step)[nearly],
     ]
     F = yield from measure(np.concatenate(sets))
-    near_left, near_right, between, at, before, after = np.split(
+    near_left, near_right, between, at, before, after, closer, closer_after = np.split(
         F, np.cumsum([len(part) for part in sets])[:-1]
     )
 
@@ -193,39 +203,71 @@ def _round(
     off = np.abs(between - now.left(c)[empty]) > (
         _TOLERANCE * (now.left_error(c, noise) + noise)[empty]
     )
-    now.forced[np.flatnonzero(empty)[off]] = 1.0
     waiting = old_left | old_right
-    waiting[np.flatnonzero(empty)[off]] = True
+    sure = inside[nearly] & _beside(now.take(nearly), c[nearly], step[nearly], closer, closer_after,
+                                    noise)  # fmt: skip
+    kinks.append(c[nearly][sure])
+    for doubted in (np.flatnonzero(empty)[off], np.flatnonzero(nearly)[~sure]):
+        now.forced[doubted], now.nearly[doubted], waiting[doubted] = 1.0, 0.0, True
 
     part, middle, beyond = now.take(rest), c[rest], step[rest]
-    good = tried[rest]
+    good = tried[rest] & _beside(part, middle, beyond, before, after, noise)
     good &= np.abs(at - part.left(middle)) < _TOLERANCE * part.left_error(middle, noise)
-    good &= np.abs(before - part.left(middle - beyond)) < _TOLERANCE * part.left_error(
-        middle - beyond, noise
-    )
-    good &= np.abs(after - part.right(middle + beyond)) < _TOLERANCE * part.right_error(
-        middle + beyond, noise
-    )
-    kinks.append(middle[good])
-    bad = ~good
-    part, middle, beyond = part.take(bad), middle[bad], beyond[bad]
-    at, before, after = at[bad], before[bad], after[bad]
-    none = np.zeros(len(middle))
+    split = [
+        _around(part.take(good), middle[good], beyond[good], before[good], after[good]),
+        *_halves(
+            part.take(~good), middle[~good], beyond[~good],
+            at[~good], before[~good], after[~good], noise,
+        ),
+    ]  # fmt: skip
+    return _Intervals.joined([now.take(waiting), *split]), np.concatenate(kinks)
+
+
+def _beside(
+    part: _Intervals, c: Array, step: Array, before: Array, after: Array, noise: float
+) -> NDArray[np.bool_]:
+    """Tell whether answers before and after c are on the left and on the right line."""
+    left = np.abs(before - part.left(c - step)) < _TOLERANCE * part.left_error(c - step, noise)
+    right = np.abs(after - part.right(c + step)) < _TOLERANCE * part.right_error(c + step, noise)
+    return np.asarray(left & right)
+
+
+def _around(part: _Intervals, c: Array, step: Array, before: Array, after: Array) -> _Intervals:
+    """Narrow intervals down to c ± step, where their lines were seen to change."""
+    left = part.sl * np.cos(c - step - part.low) - part.vl * np.sin(c - step - part.low)
+    right = part.sr * np.cos(c + step - part.high) - part.vr * np.sin(c + step - part.high)
+    return _Intervals(
+        c - step, c + step, before, left, part.dl, after, right, part.dr, np.zeros(len(c)),
+        np.ones(len(c)),
+    )  # fmt: skip
+
+
+def _halves(
+    part: _Intervals, c: Array, step: Array, at: Array, before: Array, after: Array, noise: float
+) -> list[_Intervals]:
+    """Split intervals at c; where the three answers there are on no line, leave out its middle."""
+    none = np.zeros(len(c))
     lefts = _Intervals(
-        part.low, middle, part.vl, part.sl, part.dl, at, slope(at, before, -beyond), beyond, none
+        part.low, c, part.vl, part.sl, part.dl, at, slope(at, before, -step), step, none, none
     )
     rights = _Intervals(
-        middle,
-        part.high,
-        at,
-        slope(at, after, beyond),
-        beyond.copy(),
-        part.vr,
-        part.sr,
-        part.dr,
-        none.copy(),
+        c, part.high, at, slope(at, after, step), step, part.vr, part.sr, part.dr, none, none
     )
-    return _Intervals.joined([now.take(waiting), lefts, rights]), np.concatenate(kinks)
+    own = noise + np.spacing(c) * np.maximum(np.abs(lefts.sr), np.abs(rights.sl))
+    bent = np.abs(before + after - 2 * np.cos(step) * at) > 3 * _TOLERANCE * own
+    unknown = np.full(len(c), np.inf)
+    beginning = _Intervals(
+        part.low, c - step, part.vl, part.sl, part.dl, before, lefts.sr, unknown, none, none
+    )
+    middle = _Intervals(
+        c - step, c + step, before, lefts.sr, unknown, after, rights.sl, unknown, none, none
+    )
+    ending = _Intervals(
+        c + step, part.high, after, rights.sl, unknown, part.vr, part.sr, part.dr, none, none
+    )
+    return [lefts.take(~bent), rights.take(~bent)] + [
+        third.take(bent) for third in (beginning, middle, ending)
+    ]
 
 
 def _slope_at_left(now: _Intervals) -> Array:
