@@ -39,7 +39,7 @@ _NARROW = 1e-9  # float64 does not separate kinks closer than this
 # So many intervals in so small a share of the circle are noise that is larger there.
 _MANY, _SMALL, _LOUDER = 64, 0.01, 2.0
 _EVERYWHERE = 0.5
-_ROUNDS = 80  # 30 halvings to the narrowest, each with lines renewed, and some
+_ROUNDS = 120  # 30 halvings to the narrowest, with lines renewed and crossings seen twice, and some
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class _Intervals:
     dr: Array
     forced: Array
     """1 where the lines agree and an answer does not."""
-    nearly: Array
-    """1 where the lines change here, to be seen from closer by."""
+    at: Array
+    """The answer where the lines cross; not a number before it is asked."""
 
     def take(self, mask: NDArray[np.bool_]) -> _Intervals:
         return _Intervals(*(getattr(self, f.name)[mask] for f in fields(self)))
@@ -142,8 +142,9 @@ def _opened(measure: Measure, low: float, high: float) -> Generator[Round, Answe
     F = yield from measure(np.concatenate([ends, first + h, last - h]))
     vl, vr, sl = F[:START], F[1 : START + 1], slope(F[:START], F[START + 1 : 2 * START + 1], h)
     sr = slope(vr, F[2 * START + 1 :], -h)
-    none = np.zeros(START)
-    return _Intervals(first, last, vl, sl, h, vr, sr, h.copy(), none, none.copy())
+    return _Intervals(
+        first, last, vl, sl, h, vr, sr, h.copy(), np.zeros(START), np.full(START, np.nan)
+    )
 
 
 def _round(
@@ -157,10 +158,8 @@ def _round(
 
     narrow = w < _NARROW
     kinks = [np.where(inside, crossing, (now.low + now.high) / 2)[narrow]]
-    nearly = (now.nearly == 1) & ~narrow
-    old_left = (now.dl > _RENEW * w) & ~narrow & ~nearly
-    old_right = (now.dr > _RENEW * w) & ~narrow & ~nearly
-    ready = ~(narrow | nearly | old_left | old_right)
+    old_left, old_right = (now.dl > _RENEW * w) & ~narrow, (now.dr > _RENEW * w) & ~narrow
+    ready = ~(narrow | old_left | old_right)
     agree = np.abs(dv) < _TOLERANCE * (now.right_error(now.low, noise) + noise)
     agree &= np.abs(now.vr - now.left(now.high)) < _TOLERANCE * (
         now.left_error(now.high, noise) + noise
@@ -173,24 +172,29 @@ def _round(
     with np.errstate(over="ignore", invalid="ignore"):
         told = 5 * _TOLERANCE * error / size
     room = _ROOM * np.minimum(crossing - now.low, now.high - crossing)
-    tried = rest & inside & (now.forced == 0) & (told < room)
+    tried = rest & inside & (now.forced == 0)
+    asked = tried & ~np.isnan(now.at)
+    on_line = asked & (
+        np.abs(now.at - now.left(crossing)) < _TOLERANCE * now.left_error(crossing, noise)
+    )
+    split = rest & (~tried | (asked & ~on_line))
+
     share = rng.uniform(0.35, 0.65, len(w))
-    c = np.where(tried | nearly, crossing, now.low + share * w)
+    c = np.where(tried, crossing, now.low + share * w)
     step = np.where(tried, np.minimum(np.maximum(_BESIDE * w, told), room), _PAIR * w)
-    step = np.where(nearly, np.minimum(told, room), step)
+    step = np.where(on_line, np.minimum(told, room), step)
+    first = (rest & ~tried) | (tried & ~asked)
 
     sets = [
         (now.low + _PAIR * w)[old_left],
         (now.high - _PAIR * w)[old_right],
         c[empty],
-        c[rest],
-        (c - step)[rest],
-        (c + step)[rest],
-        (c - step)[nearly],
-        (c + step)[nearly],
+        c[first],
+        (c - step)[split | on_line],
+        (c + step)[split | on_line],
     ]
     F = yield from measure(np.concatenate(sets))
-    near_left, near_right, between, at, before, after, closer, closer_after = np.split(
+    near_left, near_right, between, at, before, after = np.split(
         F, np.cumsum([len(part) for part in sets])[:-1]
     )
 
@@ -199,75 +203,51 @@ def _round(
     now.sl[old_left] = slope(now.vl[old_left], near_left, h[old_left])
     now.sr[old_right] = slope(now.vr[old_right], near_right, -h[old_right])
     now.dl[old_left], now.dr[old_right] = h[old_left], h[old_right]
+    now.at[first] = at
+    waiting = old_left | old_right | (tried & ~asked)
 
     off = np.abs(between - now.left(c)[empty]) > (
         _TOLERANCE * (now.left_error(c, noise) + noise)[empty]
     )
-    waiting = old_left | old_right
-    sure = inside[nearly] & _beside(now.take(nearly), c[nearly], step[nearly], closer, closer_after,
-                                    noise)  # fmt: skip
-    kinks.append(c[nearly][sure])
-    for doubted in (np.flatnonzero(empty)[off], np.flatnonzero(nearly)[~sure]):
-        now.forced[doubted], now.nearly[doubted], waiting[doubted] = 1.0, 0.0, True
+    sides = np.full((2, len(w)), np.nan)
+    sides[:, split | on_line] = before, after
+    sure = on_line & _beside(now, c, step, *sides, noise)
+    doubted = on_line & ~sure
+    doubted[np.flatnonzero(empty)[off]] = True
+    now.forced[doubted], now.at[doubted] = 1.0, np.nan
+    kinks.append(c[sure])
 
-    part, middle, beyond = now.take(rest), c[rest], step[rest]
-    good = tried[rest] & _beside(part, middle, beyond, before, after, noise)
-    good &= np.abs(at - part.left(middle)) < _TOLERANCE * part.left_error(middle, noise)
-    split = [
-        _around(part.take(good), middle[good], beyond[good], before[good], after[good]),
-        *_halves(
-            part.take(~good), middle[~good], beyond[~good],
-            at[~good], before[~good], after[~good], noise,
-        ),
-    ]  # fmt: skip
-    return _Intervals.joined([now.take(waiting), *split]), np.concatenate(kinks)
+    halves = _halves(now.take(split), c[split], step[split], *sides[:, split], noise)
+    return _Intervals.joined([now.take(waiting | doubted), *halves]), np.concatenate(kinks)
 
 
 def _beside(
-    part: _Intervals, c: Array, step: Array, before: Array, after: Array, noise: float
+    now: _Intervals, c: Array, step: Array, before: Array, after: Array, noise: float
 ) -> NDArray[np.bool_]:
     """Tell whether answers before and after c are on the left and on the right line."""
-    left = np.abs(before - part.left(c - step)) < _TOLERANCE * part.left_error(c - step, noise)
-    right = np.abs(after - part.right(c + step)) < _TOLERANCE * part.right_error(c + step, noise)
+    left = np.abs(before - now.left(c - step)) < _TOLERANCE * now.left_error(c - step, noise)
+    right = np.abs(after - now.right(c + step)) < _TOLERANCE * now.right_error(c + step, noise)
     return np.asarray(left & right)
 
 
-def _around(part: _Intervals, c: Array, step: Array, before: Array, after: Array) -> _Intervals:
-    """Narrow intervals down to c ± step, where their lines were seen to change."""
-    left = part.sl * np.cos(c - step - part.low) - part.vl * np.sin(c - step - part.low)
-    right = part.sr * np.cos(c + step - part.high) - part.vr * np.sin(c + step - part.high)
-    return _Intervals(
-        c - step, c + step, before, left, part.dl, after, right, part.dr, np.zeros(len(c)),
-        np.ones(len(c)),
-    )  # fmt: skip
-
-
 def _halves(
-    part: _Intervals, c: Array, step: Array, at: Array, before: Array, after: Array, noise: float
+    part: _Intervals, c: Array, step: Array, before: Array, after: Array, noise: float
 ) -> list[_Intervals]:
     """Split intervals at c; where the three answers there are on no line, leave out its middle."""
-    none = np.zeros(len(c))
-    lefts = _Intervals(
-        part.low, c, part.vl, part.sl, part.dl, at, slope(at, before, -step), step, none, none
-    )
-    rights = _Intervals(
-        c, part.high, at, slope(at, after, step), step, part.vr, part.sr, part.dr, none, none
-    )
-    own = noise + np.spacing(c) * np.maximum(np.abs(lefts.sr), np.abs(rights.sl))
+    at, none, unasked = part.at, np.zeros(len(c)), np.full(len(c), np.nan)
+    sr, sl = slope(at, before, -step), slope(at, after, step)
+    lefts = _Intervals(part.low, c, part.vl, part.sl, part.dl, at, sr, step, none, unasked)
+    rights = _Intervals(c, part.high, at, sl, step, part.vr, part.sr, part.dr, none, unasked)
+    own = noise + np.spacing(c) * np.maximum(np.abs(sr), np.abs(sl))
     bent = np.abs(before + after - 2 * np.cos(step) * at) > 3 * _TOLERANCE * own
-    unknown = np.full(len(c), np.inf)
-    beginning = _Intervals(
-        part.low, c - step, part.vl, part.sl, part.dl, before, lefts.sr, unknown, none, none
+    # lines from answers with a kink between them are asked anew
+    old = np.full(len(c), np.inf)
+    thirds = (
+        _Intervals(part.low, c - step, part.vl, part.sl, part.dl, before, sr, old, none, unasked),
+        _Intervals(c - step, c + step, before, sr, old, after, sl, old, none, unasked),
+        _Intervals(c + step, part.high, after, sl, old, part.vr, part.sr, part.dr, none, unasked),
     )
-    middle = _Intervals(
-        c - step, c + step, before, lefts.sr, unknown, after, rights.sl, unknown, none, none
-    )
-    ending = _Intervals(
-        c + step, part.high, after, rights.sl, unknown, part.vr, part.sr, part.dr, none, none
-    )
-    return [lefts.take(~bent), rights.take(~bent)] + [
-        third.take(bent) for third in (beginning, middle, ending)
-    ]
+    return [half.take(~bent) for half in (lefts, rights)] + [third.take(bent) for third in thirds]
 
 
 def _slope_at_left(now: _Intervals) -> Array:

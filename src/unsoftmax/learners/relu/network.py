@@ -42,7 +42,7 @@ from unsoftmax.theory.precision import KAPPA, UNIT
 _NEURONS_PER_DIM, _NEURONS = 16, 1024
 # The search takes 9 to 15 queries per neuron, sweeps of what is left repeat some of it.
 _PER_NEURON, _OPENING, _TIMES = 64, 4096, 8
-_ROUNDS = 4500  # nine searches of up to five circles, 80 rounds each and 20 around; often 50 in all
+_ROUNDS = 6300  # nine searches of up to five circles, 120 rounds each and 20 around; often 60
 # Fresh points were predicted to within the limit before; other ones may be predicted so much worse.
 _HOLD_OUT = 5.0
 _DEVIATIONS = 4.0  # errors in the certificate are four standard deviations
