@@ -195,9 +195,10 @@ def _concluded(
         truth, missed = y / height, (y - model(x)) / height
         rms = float(np.sqrt(np.mean(truth**2))) or 1.0
         over = float(np.max(np.abs(missed)) / (bound + rounding)) if bound + rounding else 0.0
-        if over > 1 and np.max(np.abs(missed)) <= _HOLD_OUT * limit(noise, rms) * rms:
+        most = _HOLD_OUT * limit(noise, rms)
+        if over > 1 and np.max(np.abs(missed)) <= most * rms:
             widened = 2 * over
-        allowed = np.full(checks, widened * (bound + rounding) / rms)
+        allowed = np.full(checks, min(widened * (bound + rounding) / rms, most))
         evidence = Evidence.of(checks, missed / rms, allowed)
         if not evidence.passed:
             raise ModelMismatch(
