@@ -77,7 +77,7 @@ class ReluNetworkLearner:
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*: ``function``
     bounds ``|ĝ(x) − g(x)|`` by that number times max(1, ‖x‖/λ), λ as its assumptions say, or times
-    ‖x‖ without biases. *Tokens* reach norms of 10⁸λ; without biases of about 1, or 10¹² where
+    ‖x‖ without biases. *Tokens* reach norms of 10¹⁰λ; without biases of about 1, or 10¹² where
     answers are noisy. *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
 
     Examples

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.learners.relu.cells import Circle, Noise
+from unsoftmax.learners.relu.cells import Circle, Noise, Swept
 from unsoftmax.learners.relu.lift import Around, Form, ask, mirrors
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
@@ -52,10 +52,9 @@ class Walk:
         return cls(circle, order, rising, (ends[:-1] + ends[1:]) / 2)
 
     @classmethod
-    def swept(cls, circle: Circle, middle: Array) -> Walk:
-        """Keep the order of a sweep, in which every neuron becomes active."""
-        K = len(middle) - 1
-        return cls(circle, np.arange(K), np.ones(K), middle)
+    def swept(cls, swept: Swept) -> Walk:
+        """Keep the order of a sweep."""
+        return cls(swept.circle, np.arange(len(swept.rising)), swept.rising, swept.middle)
 
     def sides(self, cells: Indices) -> Array:
         """Return ±1 for active and inactive neurons of some cells, (cells, K)."""

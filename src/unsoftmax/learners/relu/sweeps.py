@@ -126,7 +126,7 @@ def _sound(seen: Look, spread: float, noise: Noise) -> bool:
 
 
 def _state(swept: Swept) -> State:
-    walk = Walk.swept(swept.circle, swept.middle)
+    walk = Walk.swept(swept)
     return State(swept.form, walk, replace(Left.unknown(walk), error=swept.error))
 
 
