@@ -138,8 +138,8 @@ def test_close_kinks_are_told_from_one(apart, trials):
             return np.sin(t) + np.maximum(0, np.sin(t[:, None] - theta)) @ jump
 
         found, _ = finished(find_kinks(line, 0.0, np.pi, noise, 100, rng))
-        # it is known to where its lines cross: ten deviations of one that is asked 50 times off
-        near = 500 * noise / np.abs(jump)
+        # it is where two lines cross, each within ten deviations 50 times as far as its answers
+        near = 1000 * noise / np.abs(jump)
         distance = np.abs(found[:, None] - theta)
         assert np.all(np.min(distance, axis=0) <= near), seed
         # one may come out twice, which its cells tell, but none is made up
