@@ -10,8 +10,10 @@ import pytest
 import unsoftmax as us
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
+from unsoftmax.learners.relu.kinks import find_kinks
 from unsoftmax.learners.relu.lift import Form, Lift
 from unsoftmax.learners.relu.merge import merged
+from unsoftmax.theory import counts
 
 Learner = us.learners.ReluNetworkLearner
 
@@ -95,6 +97,64 @@ def test_fresh_networks_are_found_or_refused_never_wrong(trials, evidence):
         found += neurons_found(recovery) == distinct(target)
     assert found >= 0.975 * count
     evidence("ReLU networks on fresh seeds", networks=count, found=found, refused=refused)
+
+
+def test_neurons_dead_up_to_1e5_length_scales_are_found_or_refused_never_missed(trials, evidence):
+    """One or two whose hyperplanes are 10⁵ away, among others of length 1."""
+    found, count = 0, trials(24, 240)
+    for seed in range(count):
+        d, m = [(12, 20), (16, 16), (32, 64)][seed % 3]
+        target = network(KINDS[seed % 4], d, m, 500 + seed)
+        b, dead = target.b.copy(), slice(-3 - seed % 2, -2)
+        b[dead] = -1e5 * np.linalg.norm(target.A[:, dead], axis=0)
+        target = us.ReluNetwork(target.A, target.w_o, b, target.c)
+        try:
+            recovery = us.learn(hidden(target), Learner(d, seed=seed))
+        except us.UnsoftmaxError:
+            continue
+        assert neurons_found(recovery) == distinct(target), seed
+        assert function_error(recovery.model, target, d, True) <= 3e-9, seed
+        found += 1
+    assert found >= 0.9 * count
+    evidence("ReLU networks with neurons dead up to 1e5", networks=count, found=found, wrong=0)
+
+
+# -- kinks along a circle
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-4, 1e-5, 1e-6])
+def test_close_kinks_are_told_from_one(apart, trials):
+    """Pairs that nearly cancel pass for one kink where nobody looks close to it."""
+    for seed in range(trials(20, 200)):
+        rng = np.random.default_rng([int(-np.log10(apart)), seed])
+        first = rng.uniform(0.05, 3.0, 6)
+        theta = np.sort(np.concatenate([first, first + apart, rng.uniform(0.05, 3.0, 28)]))
+        jump = rng.standard_normal(len(theta)) * 10.0 ** rng.uniform(-2, 0, len(theta))
+        noise, asked = 2e-16 * float(np.abs(jump).sum()), []
+
+        def line(t, theta=theta, jump=jump, asked=asked):
+            asked += list(t)
+            yield []
+            return np.sin(t) + np.maximum(0, np.sin(t[:, None] - theta)) @ jump
+
+        found, _ = finished(find_kinks(line, 0.0, np.pi, noise, 100, rng))
+        # it is where two lines cross, each within ten deviations 50 times as far as its answers
+        near = 1000 * noise / np.abs(jump)
+        distance = np.abs(found[:, None] - theta)
+        assert np.all(np.min(distance, axis=0) <= near), seed
+        # one may come out twice, which its cells tell, but none is made up
+        assert np.max(np.min(distance, axis=1)) <= np.max(near), seed
+        assert len(found) <= len(theta) + 1
+        assert len(asked) <= 97 + 12 * len(theta) + 120 * len(first)
+
+
+def finished(steps):
+    """What a generator of rounds returns that needs no answers."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        return end.value
 
 
 # -- the cases of the paper's sources
@@ -446,6 +506,20 @@ def test_the_plan_bounds_what_is_asked():
         recovery = us.learn(hidden(network("trained-like", 10, m, 1)), learner)
         assert recovery.queries - 32 <= plan.at_most == plan.tokens
         assert "m·d" in plan.formula
+
+
+@pytest.mark.parametrize("biases", [True, False], ids=["biases", "no biases"])
+def test_the_plan_says_what_is_typical(biases, trials):
+    for d, m in SMALL + trials(0, 1) * LARGE:
+        learner = Learner(d, biases=biases, max_neurons=m)
+        said = counts.relu_network_queries(d, m, biases)
+        assert f"{said:,} for {m}" in learner.plan().formula
+        assert f"{parameters(d, m, biases):,} parameters" in learner.plan().formula
+        asked = [
+            us.learn(hidden(network("random", d, m, seed, biases)), learner).queries - 32
+            for seed in range(5)
+        ]
+        assert 0.85 * said <= np.median(asked) <= 1.15 * said
 
 
 def test_two_sums_of_neurons_are_one():

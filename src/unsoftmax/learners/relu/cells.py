@@ -32,8 +32,9 @@ _LEAST_JUMP, _LEAST_SHARE = 10.0, 1e-7
 # must have a slope of 3 deviations: of trained networks' dead neurons, true slopes had 3.9 and
 # more, those that turned it where fresh points lie 2.3 and less.
 _FAR, _LEAST_SLOPE = 1e-3, 3.0
-# Beyond θ = 0 and π lies h ≤ 0, where F is not defined; 1e-8 is 10⁸ length scales away.
-_EDGE = 1e-8
+# Beyond θ = 0 and π lies h ≤ 0, where F is not defined; 1e-10 is 10¹⁰ length scales away: at 10⁸
+# one in 100 neurons that are dead up to 10⁵ length scales was not crossed.
+_EDGE = 1e-10
 # Errors of answers relative to the largest, at least: their last place, in float64 or float32.
 DOUBLE, SINGLE = 2e-16, 1.2e-7
 # The noise is estimated from second differences over this angle at so many places.
@@ -102,6 +103,8 @@ class Swept:
 
     circle: Circle
     form: Form
+    rising: Array
+    """±1: whether a neuron becomes active or inactive, (K,)."""
     middle: Array
     """Midpoints of the cells, (K + 1,)."""
     error: Array
@@ -177,9 +180,13 @@ def sweep(
         J, alpha = np.diff(gradient, axis=0), alpha[keep]
     eps = np.where(alpha < 0, -1.0, 1.0)
     own = np.sqrt(circle.lift.D * (error[:-1] ** 2 + error[1:] ** 2))
-    g_error = float(np.sqrt(circle.lift.D) * error[0])
-    found = Form(gradient[0], eps[:, None] * J, eps, own, g_error)
-    return Swept(circle, found, middle, error, noise)
+    # neurons are inactive in the cell that tells the affine part: those far out, with biases 10⁵
+    # times as large as others, then count for nothing where they are dead
+    widest = int(np.argmin(error))
+    rising = np.where(np.arange(len(J)) < widest, -1.0, 1.0)
+    g_error = float(np.sqrt(circle.lift.D) * error[widest])
+    found = Form(gradient[widest], (rising * eps)[:, None] * J, eps, own, g_error)
+    return Swept(circle, found, rising, middle, error, noise)
 
 
 def _unevenness(circle: Circle, form: Form, middle: Array, width: Array) -> Array:

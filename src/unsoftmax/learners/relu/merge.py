@@ -28,8 +28,11 @@ _LEAST_JUMP, _LEAST_SHARE = 10.0, 1e-7
 
 def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
     """Add two forms; say which of the sum's neurons ``rest`` touched."""
+    # what is left of the affine part also makes up for the errors of neurons that were active there
+    g_error = float(np.hypot(rest.g_error, np.linalg.norm(form.error)))
     if not len(rest.a):
-        return replace(form, g0=form.g0 + rest.g0), np.zeros(len(form.a), dtype=bool)
+        whole = replace(form, g0=form.g0 + rest.g0, g_error=g_error)
+        return whole, np.zeros(len(form.a), dtype=bool)
     unit = form.a / np.linalg.norm(form.a, axis=1, keepdims=True)
     other = rest.a / np.linalg.norm(rest.a, axis=1, keepdims=True)
     cosine = other @ unit.T if len(unit) else np.zeros((len(other), 1))
@@ -37,13 +40,12 @@ def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
     along = cosine[np.arange(len(other)), nearest]
     same = 1 - np.abs(along) < _PARALLEL
     g0, a, eps, error = form.g0 + rest.g0, form.a.copy(), form.eps.copy(), form.error.copy()
-    g_error = np.hypot(form.g_error, rest.g_error)
     touched = np.zeros(len(a), dtype=bool)
     for k in np.flatnonzero(same):
         j = nearest[k]
         if along[k] < 0:
             g0 = g0 + rest.eps[k] * rest.a[k]
-            g_error = np.hypot(g_error, rest.error[k])
+            g_error = float(np.hypot(g_error, rest.error[k]))
         jump = eps[j] * a[j] + rest.eps[k] * np.sign(along[k]) * rest.a[k]
         error[j] = np.hypot(error[j], rest.error[k])
         # a wrong neuron is taken away whole, not left as what the errors leave of it
@@ -57,7 +59,7 @@ def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
         np.vstack([a, rest.a[new]]),
         np.concatenate([eps, rest.eps[new]]),
         np.concatenate([error, rest.error[new]]),
-        float(g_error),
+        g_error,
     )
     return pruned(whole, np.concatenate([touched, np.full(np.sum(new), True)]))
 

@@ -130,12 +130,16 @@ def _constant(
 
 
 def fresh_points(lift: Lift, count: int, rng: np.random.Generator) -> Array:
-    """Return tokens of many lengths: neurons that are dead near 0 show only far out."""
+    """Return tokens of many lengths: neurons that are dead near 0 show only far out.
+
+    Half of them are near, a quarter up to 10³ length scales away, a quarter up to 10⁸.
+    """
     x = rng.standard_normal((count, lift.dim)) / np.sqrt(lift.dim)
     if not lift.biases:
         return np.asarray(lift.loud * 10.0 ** rng.uniform(-1, 2, (count, 1)) * x)
     near = np.array([0.3, 1.0, 3.0])[np.arange(count) % 3]
-    far = 10.0 ** rng.uniform(0.5, 3.0, count)
+    first, last = np.where(np.arange(count) % 4 == 1, [[0.5], [3.0]], [[3.0], [8.0]])
+    far = 10.0 ** rng.uniform(first, last)
     return np.asarray(lift.length * np.where(np.arange(count) % 2, far, near)[:, None] * x)
 
 

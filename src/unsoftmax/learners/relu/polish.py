@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.learners.relu.cells import Circle, Noise
+from unsoftmax.learners.relu.cells import Circle, Noise, Swept
 from unsoftmax.learners.relu.lift import Around, Form, ask, mirrors
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
@@ -52,10 +52,9 @@ class Walk:
         return cls(circle, order, rising, (ends[:-1] + ends[1:]) / 2)
 
     @classmethod
-    def swept(cls, circle: Circle, middle: Array) -> Walk:
-        """Keep the order of a sweep, in which every neuron becomes active."""
-        K = len(middle) - 1
-        return cls(circle, np.arange(K), np.ones(K), middle)
+    def swept(cls, swept: Swept) -> Walk:
+        """Keep the order of a sweep."""
+        return cls(swept.circle, np.arange(len(swept.rising)), swept.rising, swept.middle)
 
     def sides(self, cells: Indices) -> Array:
         """Return ±1 for active and inactive neurons of some cells, (cells, K)."""
@@ -71,22 +70,27 @@ class Left:
     """What is left of the gradient in each cell of a walk."""
 
     R: Array
-    """(K + 1, D); 0 where nothing was asked."""
+    """(K + 1, D); 0 where nothing is known."""
     error: Array
     """Standard deviation of each entry, (K + 1,); infinite where nothing is known."""
 
+    @classmethod
+    def unknown(cls, walk: Walk) -> Left:
+        """Know nothing."""
+        cells, D = len(walk.middle), len(walk.circle.P)
+        return cls(np.zeros((cells, D)), np.full(cells, np.inf))
+
 
 def left_over(
-    form: Form, walk: Walk, cells: Indices, known: Array, noise: Noise, clear: float
+    form: Form, walk: Walk, cells: Indices, known: Left, noise: Noise, clear: float
 ) -> Generator[Round, Answers, Left]:
-    """Ask ∇(F − F̂) in some cells of a walk; ``known`` are the errors of the others.
+    """Ask ∇(F − F̂) in some cells of a walk, and keep what is ``known`` where that is no better.
 
     Cells are left out whose centre is not ``clear`` deviations on its side of every hyperplane.
     """
     D = len(form.g0)
-    R, error = np.zeros((len(known), D)), known.copy()
     if not len(cells):
-        return Left(R, error)
+        return known
     S = walk.sides(cells)
     start = walk.circle.at(walk.middle[cells])
     norms = np.linalg.norm(form.a, axis=1)
@@ -99,7 +103,7 @@ def left_over(
         sure &= y[:, -1] > 0
     cells, S, y = cells[sure], S[sure], y[sure]
     if not len(cells):
-        return Left(R, error)
+        return known
     step = _steps(n, S, y, walk.circle.lift.biases)
     i, j = (part.ravel() for part in np.indices(step.shape))
     at = Around(walk.circle.lift, y, None, *_with_centres(i, j, step, len(y)))
@@ -110,13 +114,21 @@ def left_over(
     u = mirrors(y)
     lead = np.where(y[:, 0] >= 0, -radial, radial)
     coefficients = np.column_stack([lead, beside])
-    R[cells] = coefficients - u * np.sum(u * coefficients, axis=1, keepdims=True)
-    error[cells] = noise.bars * np.sqrt((1 + 2 * np.sum(step**-2.0, axis=1)) / D)
+    told = noise.bars * np.sqrt((1 + 2 * np.sum(step**-2.0, axis=1)) / D)
+    better = told < known.error[cells]
+    R, error = known.R.copy(), known.error.copy()
+    R[cells[better]] = (coefficients - u * np.sum(u * coefficients, axis=1, keepdims=True))[better]
+    error[cells[better]] = told[better]
     return Left(R, error)
 
 
-def corrected(form: Form, walk: Walk, left: Left, touched: NDArray[np.bool_] | None = None) -> Form:
-    """Add what is left to the jumps whose both sides are known, and to the affine part."""
+def corrected(
+    form: Form, walk: Walk, left: Left, touched: NDArray[np.bool_] | None = None
+) -> tuple[Form, Left]:
+    """Add what is left to the jumps whose both sides are known, and to the affine part.
+
+    Returns what is left then, too: a jump told later must not be told from a cell as it was.
+    """
     D = len(form.g0)
     both = np.isfinite(left.error[:-1]) & np.isfinite(left.error[1:])
     if touched is not None:
@@ -129,16 +141,18 @@ def corrected(form: Form, walk: Walk, left: Left, touched: NDArray[np.bool_] | N
     error[k] = np.sqrt(D * (left.error[:-1] ** 2 + left.error[1:] ** 2))[both]
     # a cell tells g0 but for the errors of its active neurons
     known = np.flatnonzero(np.isfinite(left.error))
-    g0, g_error = form.g0, form.g_error
+    g0, g_error, R = form.g0, form.g_error, left.R.copy()
     if len(known):
         active = walk.sides(known) > 0
+        R[known] -= active @ gain
         told = D * left.error[known] ** 2 + active @ error**2
         best = int(np.argmin(told))
         if told[best] < g_error**2:
-            g0 = g0 + left.R[known[best]] - np.sum(gain[active[best]], axis=0)
-            g_error = float(np.sqrt(told[best]))
+            more = R[known[best]]
+            g0, g_error = g0 + more, float(np.sqrt(told[best]))
+            R[known] -= more
     a = form.a + form.eps[:, None] * gain
-    return replace(form, g0=g0, a=a, error=error, g_error=g_error)
+    return replace(form, g0=g0, a=a, error=error, g_error=g_error), replace(left, R=R)
 
 
 def _with_centres(

@@ -16,9 +16,9 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu.cells import Circle, Noise, Swept, sweep
 from unsoftmax.learners.relu.lift import Form
-from unsoftmax.learners.relu.merge import Flags, merged, pruned
+from unsoftmax.learners.relu.merge import merged, pruned
 from unsoftmax.learners.relu.opening import Opened, fresh_points, residuals
-from unsoftmax.learners.relu.polish import Walk, corrected, left_over
+from unsoftmax.learners.relu.polish import Left, Walk, corrected, left_over
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
@@ -30,15 +30,13 @@ _FIRST_LOOK, _LOOK, _LOOK_SHARE = 16, 32, 4  # fresh points at first; later, and
 # Beyond so many deviations of the form and of an answer a neuron is missing: a missing one is seen
 # 10⁴ times as large, coarse cells up to 10 times.
 _STRUCTURE, _STRUCTURE_NOISE = 30.0, 100.0
-# How precise neurons must be, and by how many deviations a cell's centre must be clear of all
-# hyperplanes to be asked. What is not clear at first is asked before precise cells are asked again:
-# error bars of what was left over are wide.
-_LEVELS = ((4e-9, 10.0), (4e-9, 1.0), (1e-9, 1.0))
-_CLEAR = 10.0
-# Where this share of all neurons is to be asked again, and a third of the error would still be too
-# much, all are asked at once.
-_MANY, _HOPELESS = 0.15, 3.0
-_MOST = 0.4  # of the cells: then all are asked at once, too
+# How precise every neuron must be. What is not clear of all hyperplanes by so many deviations at
+# first is asked with fewer of them later: error bars of what was left over are wide.
+_PRECISE = 4e-9
+_CLEAR, _LESS_CLEAR = 10.0, 1.0
+# Cells are measured anew, the thinnest first, until fresh points are predicted: each time as many
+# as should bring their error below the limit by this much, for their largest error varies by 30 %.
+_BELOW, _LEVELS = 0.9, 8
 # Sweeps of what is left over before the target is refused, each along so many circles at most until
 # one shows kinks: a neuron hidden behind another on one circle is not on five.
 _SWEEPS, _CIRCLES = 8, 5
@@ -64,12 +62,17 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A form, its circle, and how precise each cell is there."""
+    """A form, a circle, and what is left in each cell there."""
 
     form: Form
     walk: Walk
-    error: Array
-    """Per cell of the walk; infinite where unknown."""
+    left: Left
+
+    @classmethod
+    def along(cls, form: Form, circle: Circle) -> State:
+        """Follow a circle on which nothing was asked."""
+        walk = Walk.of(form, circle)
+        return cls(form, walk, Left.unknown(walk))
 
 
 def look(
@@ -123,33 +126,37 @@ def _sound(seen: Look, spread: float, noise: Noise) -> bool:
 
 
 def _state(swept: Swept) -> State:
-    return State(swept.form, Walk.swept(swept.circle, swept.middle), swept.error)
+    walk = Walk.swept(swept)
+    return State(swept.form, walk, replace(Left.unknown(walk), error=swept.error))
 
 
 def _polished(
     state: State, opened: Opened, count: int, polish: bool, rng: np.random.Generator
 ) -> Generator[Round, Answers, tuple[State, Look, bool]]:
-    """Measure thin cells anew, thinner and thinner ones until fresh points are predicted."""
+    """Measure thin cells anew, more and more of them until fresh points are predicted."""
     seen = Look(np.inf, np.inf, 1.0)
-    for level, (tau, clear) in enumerate(_LEVELS[: 1 if polish else None]):
-        many = np.mean(_coarse(state.form, tau)) > _MANY if len(state.form.a) else False
-        if many and np.inf > seen.share > _HOPELESS * limit(opened.noise, seen.size):
-            break
-        if np.mean(_asked_cells(state, tau)) > _MOST:
-            break
+    tolerated = _tolerated(state.form)
+    for level in range(1 if polish else _LEVELS):
         before, old = state, seen
-        state = yield from _thin(state, opened, tau, clear, rng)
+        clear = _LESS_CLEAR if level else _CLEAR
+        state = yield from _thin(state, opened, tolerated, clear, rng)
         if polish:
             break
         seen = yield from look(opened, state.form, count, rng)
         if seen.rms > _WORSE * old.rms:
             state, seen = before, old
+        allowed = limit(opened.noise, seen.size)
         # two neurons that nearly cancel do so at fresh points too: coarse ones get a second chance
-        again = level == 0 and np.any(_coarse(state.form, tau))
-        if not again and seen.share <= limit(opened.noise, seen.size):
+        again = level == 0 and np.any(state.form.error > _tolerated(state.form))
+        if not again and seen.share <= allowed:
             return state, seen, True
         if not _sound(seen, _spread(state.form), opened.noise):
             return state, seen, False
+        if state is before:
+            break
+        if seen.share > allowed:
+            share = _BELOW * min(1.0, allowed / seen.share)
+            tolerated = np.minimum(_tolerated(state.form), _summing_to(state.form.error, share))
     before = state
     state = yield from _full(state, opened, rng)
     last = yield from look(opened, state.form, count, rng)
@@ -158,65 +165,59 @@ def _polished(
     return state, last, last.share <= limit(opened.noise, last.size)
 
 
+def _summing_to(errors: Array, share: float) -> float:
+    """Return the largest error of those that are kept where their sum is to fall to a share."""
+    ascending = np.sort(errors)
+    total = np.sqrt(np.cumsum(ascending**2))
+    kept = int(np.searchsorted(total, share * total[-1], side="right"))
+    return float(ascending[kept - 1]) if kept else 0.0
+
+
 def _spread(form: Form) -> float:
     return float(np.sqrt(np.sum(form.error**2) / (2 * len(form.g0)))) if len(form.a) else 0.0
 
 
 def _thin(
-    state: State, opened: Opened, tau: float, clear: float, rng: np.random.Generator
+    state: State, opened: Opened, tolerated: Array, clear: float, rng: np.random.Generator
 ) -> Generator[Round, Answers, State]:
     """Measure the cells of coarse neurons anew, here, and if need be along another circle."""
-    state = yield from _coarse_cells(state, opened, tau, clear)
-    if np.any(_coarse(state.form, tau)):
-        walk = Walk.of(state.form, Circle.random(opened.lift, rng))
-        unknown = np.full(len(walk.middle), np.inf)
-        state = yield from _coarse_cells(State(state.form, walk, unknown), opened, tau, clear)
+    state = yield from _coarse_cells(state, opened, tolerated, clear)
+    if np.any(state.form.error > tolerated):
+        state = State.along(state.form, Circle.random(opened.lift, rng))
+        state = yield from _coarse_cells(state, opened, tolerated, clear)
     return state
 
 
-def _coarse(form: Form, tau: float) -> Flags:
-    """Tell which neurons are not as precise as ``tau`` asks."""
-    return np.asarray(form.error > _tolerated(form, tau))
-
-
-def _tolerated(form: Form, tau: float) -> Array:
+def _tolerated(form: Form) -> Array:
     # far out, a large bias makes its neuron no larger
     size = np.linalg.norm(form.a, axis=1)
     typical = float(np.median(size)) if len(size) else 0.0
-    return np.asarray(tau * np.clip(size, 0.1 * typical, typical))
-
-
-def _asked_cells(state: State, tau: float) -> Flags:
-    """Tell which cells beside coarse neurons are not as precise as these should be."""
-    form, walk = state.form, state.walk
-    tolerated = (_tolerated(form, tau) / np.sqrt(2 * len(form.g0)))[walk.order]
-    asked = np.where(_coarse(form, tau)[walk.order], tolerated, np.inf)
-    limits = np.minimum(np.append(asked, np.inf), np.insert(asked, 0, np.inf))
-    return np.asarray(state.error > limits)
+    return np.asarray(_PRECISE * np.clip(size, 0.1 * typical, typical))
 
 
 def _coarse_cells(
-    state: State, opened: Opened, tau: float, clear: float
+    state: State, opened: Opened, tolerated: Array, clear: float
 ) -> Generator[Round, Answers, State]:
+    """Measure cells beside coarse neurons that are not as precise as these should be."""
     form, walk = state.form, state.walk
-    cells = _asked_cells(state, tau)
-    left = yield from left_over(form, walk, np.flatnonzero(cells), state.error, opened.noise, clear)
-    better = left.error < state.error
-    error = np.where(better, left.error, state.error)
-    R = np.where(better[:, None], left.R, 0.0)
-    return State(corrected(form, walk, replace(left, R=R, error=error)), walk, error)
+    asked = np.where(form.error > tolerated, tolerated / np.sqrt(2 * len(form.g0)), np.inf)
+    asked = asked[walk.order]
+    limits = np.minimum(np.append(asked, np.inf), np.insert(asked, 0, np.inf))
+    cells = np.flatnonzero(state.left.error > limits)
+    left = yield from left_over(form, walk, cells, state.left, opened.noise, clear)
+    form, left = corrected(form, walk, left)
+    return State(form, walk, left)
 
 
 def _full(
     state: State, opened: Opened, rng: np.random.Generator
 ) -> Generator[Round, Answers, State]:
     """Measure every cell of a fresh circle."""
-    circle = Circle.random(opened.lift, rng)
-    walk = Walk.of(state.form, circle)
-    cells = np.arange(len(walk.middle))
-    unknown = np.full(len(cells), np.inf)
-    left = yield from left_over(state.form, walk, cells, unknown, opened.noise, _CLEAR)
-    return State(corrected(state.form, walk, left), walk, left.error)
+    fresh = State.along(state.form, Circle.random(opened.lift, rng))
+    cells = np.arange(len(fresh.walk.middle))
+    left = yield from left_over(fresh.form, fresh.walk, cells, fresh.left, opened.noise, _CLEAR)
+    form, left = corrected(fresh.form, fresh.walk, left)
+    return State(form, fresh.walk, left)
 
 
 def _swept_again(
@@ -237,14 +238,10 @@ def _swept_again(
     walk = Walk.of(form, circle)
     near = touched[walk.order]
     cells = np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
-    unknown = np.full(len(walk.middle), np.inf)
-    left = yield from left_over(form, walk, cells, unknown, opened.noise, _CLEAR)
-    form = corrected(form, walk, left, touched)
+    left = yield from left_over(form, walk, cells, Left.unknown(walk), opened.noise, _CLEAR)
+    form, left = corrected(form, walk, left, touched)
     form, _ = pruned(form, touched)
-    if len(form.a) < len(walk.order):
-        walk = Walk.of(form, circle)
-        return State(form, walk, np.full(len(walk.middle), np.inf))
-    return State(form, walk, left.error)
+    return State(form, walk, left) if len(form.a) == len(walk.order) else State.along(form, circle)
 
 
 def _refusal(seen: Look, opened: Opened, neurons: int) -> Exception:
