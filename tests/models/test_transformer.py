@@ -79,7 +79,7 @@ def test_what_does_not_fit():
     with pytest.raises(ValueError, match="w must have shape"):
         us.Transformer(np.eye(4), g, np.ones(3))
     with pytest.raises(TypeError, match="ReluNetwork"):
-        us.Transformer(np.eye(4), us.SingleHead(np.eye(4), np.ones(4)))
+        us.Transformer(np.eye(4), us.SingleHead(np.eye(4), np.ones(4)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="This Transformer takes sequences"):
         us.Transformer(np.eye(4), g)(np.zeros((2, 4)))
 
@@ -122,6 +122,7 @@ def test_different_with_a_witness(part):
         other = us.Transformer(W, g, w)
         result = us.equivalent(model, other)
         assert result.verdict == "different"
+        assert result.witness is not None
         assert model(result.witness[None]) != other(result.witness[None])
         assert us.equivalent(model, other, rtol=1e-2)
 
@@ -145,6 +146,7 @@ def test_an_affine_network_makes_it_a_head():
     bent = us.Transformer(W, us.ReluNetwork(v[:, None], [1.0], [0.0], 0.5), w)
     result = us.equivalent(head, bent)
     assert result.verdict == "different"
+    assert result.witness is not None
     assert head(result.witness[None]) != bent(result.witness[None])
 
 

@@ -130,7 +130,8 @@ def test_close_kinks_are_told_from_one(apart, trials):
         first = rng.uniform(0.05, 3.0, 6)
         theta = np.sort(np.concatenate([first, first + apart, rng.uniform(0.05, 3.0, 28)]))
         jump = rng.standard_normal(len(theta)) * 10.0 ** rng.uniform(-2, 0, len(theta))
-        noise, asked = 2e-16 * float(np.abs(jump).sum()), []
+        noise = 2e-16 * float(np.abs(jump).sum())
+        asked: list[float] = []
 
         def line(t, theta=theta, jump=jump, asked=asked):
             asked += list(t)
@@ -313,6 +314,14 @@ def test_zero_without_biases():
         assert recovery.model.c == 0.0
 
 
+def test_a_kink_at_0_that_is_not_expected_there():
+    """One dimension, no biases, learned as if there were some."""
+    for m, seed in itertools.product((1, 4), range(5)):
+        target = network("random", 1, m, seed, False)
+        recovery = us.learn(hidden(target), Learner(1, seed=seed))
+        assert function_error(recovery.model, target, 1, True) <= 1e-9
+
+
 def test_neurons_that_all_look_one_way():
     """Without biases half of all tokens are answered by 0."""
     for seed in range(10):
@@ -468,7 +477,8 @@ def test_the_certificate_holds(trials, evidence):
 
 def test_the_hold_out_is_asked_last_and_never_learned_from():
     target = network("random", 8, 12, 0)
-    steps, asked = Learner(8).steps(24), []
+    steps = Learner(8).steps(24)
+    asked: list[str] = []
     parts = next(steps)
     while parts[0].purpose != "check":
         asked += [part.purpose for part in parts]

@@ -32,6 +32,7 @@ Flags = NDArray[np.bool_]
 Measure = Callable[[Array], Generator[Round, Answers, Array]]
 
 START = 32
+_SHIFTED = 0.31
 """Intervals at first."""
 _PAIR = 0.02  # distance of the two answers that give a line, in widths of the interval
 _RENEW = 0.1  # a line from answers farther apart than this is asked anew
@@ -149,6 +150,8 @@ def find_kinks(
 
 def _opened(measure: Measure, low: float, high: float) -> Generator[Round, Answers, _Intervals]:
     ends = np.linspace(low, high, START + 1)
+    # kinks at 0 lie half-way in one dimension: no interval may end there
+    ends[1:-1] += _SHIFTED * (ends[1] - ends[0])
     first, last = ends[:-1], ends[1:]
     h = _PAIR * (last - first)
     F = yield from measure(np.concatenate([ends, first + h, last - h]))
