@@ -206,7 +206,7 @@ def test_scores_and_query_bias_both_large():
 
 
 def test_other_dimensions():
-    assert us.equivalent(head(2), head(3)) == Equivalence("different", None, float("inf"))
+    assert us.equivalent(head(2), head(3)) == Equivalence("different", None, float("inf"), "shape")
 
 
 @settings(max_examples=30, deadline=None)

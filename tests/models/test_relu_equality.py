@@ -140,3 +140,21 @@ def test_a_neuron_far_out_counts_by_what_it_shows(bias):
             assert us.equivalent(*pair).verdict == verdict
     other = us.ReluNetwork(A, np.append(g.w_o, 0.5 * (1 + 1e-3)), np.append(g.b, bias), g.c)
     assert us.equivalent(far, other).verdict == "different"
+
+
+def test_neurons_that_nearly_cancel_are_compared_by_what_they_do():
+    """Each of a pair may be off by 1e-5 where together they are not."""
+    rng = np.random.default_rng(0)
+    plain = network("random", 8, 10, 0)
+    A, w_o, b = plain.A.copy(), plain.w_o.copy(), plain.b.copy()
+    A[:, 1] = A[:, 0] + 1e-9 * rng.standard_normal(8)
+    w_o[1], b[1] = -w_o[0], b[0]
+    one = us.ReluNetwork(A, w_o, b, plain.c)
+    more = w_o.copy()
+    more[:2] *= 1 + 1e-5
+    result = us.equivalent(one, us.ReluNetwork(A, more, b, plain.c), rtol=1e-9)
+    assert (result.verdict, result.by) == ("equal", "cells")
+    assert us.equivalent(one, us.ReluNetwork(A, more, b, plain.c), rtol=0).verdict != "equal"
+    more[1] += 1e-6
+    result = us.equivalent(one, us.ReluNetwork(A, more, b, plain.c), rtol=1e-9)
+    assert (result.verdict, result.by) == ("different", "witness")

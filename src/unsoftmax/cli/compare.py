@@ -35,11 +35,23 @@ def compare(
     if as_json:
         witness = None if result.witness is None else result.witness.tolist()
         gap = result.gap if np.isfinite(result.gap) else None
-        show_json({"verdict": result.verdict, "gap": gap, "witness": witness, "answers": values})
+        show_json(
+            {
+                "verdict": result.verdict,
+                "by": result.by,
+                "gap": gap,
+                "witness": witness,
+                "answers": values,
+            }
+        )
     else:
-        rows = [("verdict", result.verdict), ("largest relative difference", f"{result.gap:.1e}")]
+        rows = [
+            ("verdict", result.verdict),
+            ("decided by", result.by),
+            ("largest relative difference", f"{result.gap:.1e}"),
+        ]
         if first.dim != second.dim:
-            rows[1] = ("dimensions", f"{first.dim} and {second.dim}")
+            rows[2] = ("dimensions", f"{first.dim} and {second.dim}")
         if values is not None and result.witness is not None:
             rows.append(
                 (f"answers to a sequence of {len(result.witness)} that tells them apart",

@@ -19,6 +19,7 @@ from unsoftmax.models.relu_equality import (
     affine_part,
     canonical_network,
     gap_between,
+    largest_between,
     size_of,
     witness_between,
 )
@@ -53,6 +54,7 @@ class Equivalence:
     verdict: Verdict
     witness: Array | None
     gap: float
+    by: Literal["canonical form", "cells", "witness", "shape", "nothing"] = "canonical form"
 
     def __bool__(self) -> bool:
         return self.verdict == "equal"
@@ -119,7 +121,7 @@ def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) 
         raise ValueError("rtol and atol must be 0 or more.")
     a, b = _as_head(a), _as_head(b)
     if a.dim != b.dim or isinstance(a, ReluNetwork) != isinstance(b, ReluNetwork):
-        return Equivalence("different", None, float("inf"))
+        return Equivalence("different", None, float("inf"), "shape")
     if isinstance(a, ReluNetwork) and isinstance(b, ReluNetwork):
         return _networks(a, b, rtol, atol)
     if isinstance(a, Transformer) or isinstance(b, Transformer):
@@ -134,8 +136,7 @@ def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) 
     gap = max(gap for _, gap in compared)
     if all(within for within, _ in compared):
         return Equivalence("equal", None, gap)
-    witness = _separate(a, b)
-    return Equivalence("undecided" if witness is None else "different", witness, gap)
+    return _apart(_separate(a, b), gap)
 
 
 def _compared(mine: Array, other: Array, rtol: float, atol: float) -> tuple[bool, float]:
@@ -174,11 +175,11 @@ def _transformers(a: Transformer, b: Transformer, rtol: float, atol: float) -> E
     within, gap = _compared(mine, other, rtol, atol)
     gap = max(gap, networks.gap)
     if within and networks:
-        return Equivalence("equal", None, gap)
+        return Equivalence("equal", None, gap, networks.by)
     witness = networks.witness
     if witness is None:
         witness = _separate_attention(a, b)
-    return Equivalence("undecided" if witness is None else "different", witness, gap)
+    return _apart(witness, gap)
 
 
 def _separate_attention(a: Transformer, b: Transformer) -> Array | None:
@@ -213,8 +214,16 @@ def _networks(a: ReluNetwork, b: ReluNetwork, rtol: float, atol: float) -> Equiv
     gap = difference / size if size else 0.0
     if difference <= rtol * size + atol:
         return Equivalence("equal", None, gap)
-    witness = witness_between(a, b)
-    return Equivalence("undecided" if witness is None else "different", witness, gap)
+    if largest_between(a, b) <= rtol * size + atol and (rtol or atol):
+        return Equivalence("equal", None, gap, "cells")
+    return _apart(witness_between(a, b), gap)
+
+
+def _apart(witness: Array | None, gap: float) -> Equivalence:
+    """Return the verdict on models whose parameters differ."""
+    if witness is None:
+        return Equivalence("undecided", None, gap, "nothing")
+    return Equivalence("different", witness, gap, "witness")
 
 
 def _blocks(head: SingleHead) -> tuple[Array, Array]:

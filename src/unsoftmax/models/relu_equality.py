@@ -114,8 +114,26 @@ def gap_between(a: ReluNetwork, b: ReluNetwork) -> tuple[float, float]:
     return float(np.sqrt(squares)), size
 
 
+def largest_between(a: ReluNetwork, b: ReluNetwork) -> float:
+    """Return the largest ``|a − b|`` over ‖Y‖, on both sides of every hyperplane of both."""
+    points = _beside_all(a, b)
+    height = np.hypot(np.linalg.norm(points, axis=1) / length_of(a, b), 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.max(np.abs(a(points) - b(points)) / height))
+
+
 def witness_between(a: ReluNetwork, b: ReluNetwork) -> Array | None:
     """Find a token (1, d) on which float64 tells the networks apart."""
+    points = _beside_all(a, b)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounding = _EPS * (size_of(a, points) + size_of(b, points)) * 8 * np.sqrt(a.dim + 1)
+        ratio = np.nan_to_num(np.abs(a(points) - b(points)) / np.maximum(rounding, 1e-300))
+    k = int(np.argmax(ratio))
+    return points[k : k + 1] if ratio[k] > 1 else None
+
+
+def _beside_all(a: ReluNetwork, b: ReluNetwork) -> Array:
+    """Return points in the cells beside every hyperplane, at its foot and elsewhere on it."""
     rng = np.random.default_rng(0)
     d, length = a.dim, length_of(a, b)
     directions = rng.standard_normal((_POINTS, d))
@@ -126,13 +144,11 @@ def witness_between(a: ReluNetwork, b: ReluNetwork) -> Array | None:
         normal = (network.A[:, used] / norm[used]).T
         foot = -(network.b[used] / norm[used])[:, None] * normal
         reach = length + np.linalg.norm(foot, axis=1, keepdims=True)
-        x += [foot, *(foot + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
-    points = np.concatenate(x)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounding = _EPS * (size_of(a, points) + size_of(b, points)) * 8 * np.sqrt(d + 1)
-        ratio = np.nan_to_num(np.abs(a(points) - b(points)) / np.maximum(rounding, 1e-300))
-    k = int(np.argmax(ratio))
-    return points[k : k + 1] if ratio[k] > 1 else None
+        along = rng.standard_normal(foot.shape)
+        along -= np.sum(along * normal, axis=1, keepdims=True) * normal
+        for on in (foot, foot + reach / np.sqrt(d) * along):
+            x += [on, *(on + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
+    return np.concatenate(x)
 
 
 def size_of(network: ReluNetwork, x: Array) -> Array:
