@@ -86,10 +86,11 @@ def recover_attention(
         Q, R = np.linalg.qr((u / lengths[:, None]).T)
         # what the columns' error tilts their span by, as other tokens see it: see `LowRankHead`
         tilt = 2 * float(np.linalg.norm(error / lengths))
+        # offsets within the span see √(d/r) times as much of a column
+        less = np.full(dim - columns, (columns / dim) ** 0.25)
         reading = yield from measure(
-            known, B[columns:], np.full(dim - columns, beta), np.full(dim - columns, reach), Q,
-            bias, "W, rows", anchored,
-        )  # fmt: skip
+            known, B[columns:], less * beta, less * reach, Q, bias, "W, rows", anchored
+        )
         rows, rows_error = reading.solve()
         mixed = tilt * np.linalg.norm(np.linalg.solve(R, rows.T), axis=0)
         k = np.vstack([u @ Q, rows])

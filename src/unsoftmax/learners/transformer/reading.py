@@ -132,7 +132,7 @@ class Reading:
                 "can give with this network: the target is not one softmax head followed by a "
                 "ReLU network."
             )
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             t = np.log(np.maximum(sigma, 0.0)) - np.log(np.maximum(other, 0.0))
             margin = np.minimum(sigma, other) - bound
             error = np.where(margin > 0, bound / (margin * (1 - margin)), np.inf)

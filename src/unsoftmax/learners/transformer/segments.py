@@ -17,6 +17,9 @@ from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array
 
 
+_UNSEEN = 0.01  # of the whole change may be the network's error
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """g(b + σa) on [0, 1], as pieces.
@@ -73,7 +76,8 @@ class Segments:
         smallest = np.where(seen, along, np.inf).min(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             steep = np.where(np.isfinite(smallest), smallest / np.abs(rise), 0.0)
-        return np.asarray(steep)
+        # where g hardly changes from end to end nothing is told, however steep it is between
+        return np.where(np.abs(rise) > unseen / _UNSEEN, steep, 0.0)
 
     def hidden(self, unseen: Array) -> Array:
         """Return the length on which g changes by its error ``unseen``, (n,): no less is known."""
