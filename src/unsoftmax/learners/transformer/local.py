@@ -19,7 +19,14 @@ import numpy as np
 from unsoftmax.learners import offsets
 from unsoftmax.learners.transformer.aim import Aim, aim_from, take
 from unsoftmax.learners.transformer.known import Known
-from unsoftmax.learners.transformer.reading import Reading, complete, measure, most_again, steep
+from unsoftmax.learners.transformer.reading import (
+    SPARE,
+    Reading,
+    complete,
+    measure,
+    most_again,
+    steep,
+)
 from unsoftmax.models import Transformer
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
@@ -131,7 +138,7 @@ def most_queries(dim: int, rank: int | None, biases: bool, anchored: bool) -> in
         blocks += [(1, dim)] * biases
     else:
         blocks += [(dim - r + biases, r)]
-    once = sum(k * n * (1 + anchored) + k for k, n in blocks)
+    once = sum(k * n + (k * n if anchored else k + k * n // SPARE) for k, n in blocks)
     return once + sum(most_again(k * n) for k, n in blocks) + 2 * (_FIRST + 1 + biases) * _ROUNDS
 
 

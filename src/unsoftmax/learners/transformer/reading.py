@@ -32,6 +32,9 @@ _TARGET, _TARGET_LOW, _MOST_LONGER = 1.5, 0.5, 900.0
 _PILOTS = 2
 # σ may be outside of [0, 1] by this, times its error's bound, before it is no softmax's.
 _OUTSIDE, _ROUNDING = 3.0, 1e-7
+# Beside d² logits one in so many queries more is spent in any case: on g at the query tokens, on
+# what is asked again, and the rest on anchors for the logits that leave most open.
+SPARE = 7
 # Where a kink of g is nearer to an anchor than so many corrections, its slope is not trusted;
 # elsewhere a slope of the network is taken to be right to this share.
 _NEAR_KINK, _SLOPE = 10.0, 1e-3
@@ -103,16 +106,26 @@ class Reading:
             [self.y[rows]] = y
         self.at = g - self.known.network(self.aim.x)
 
-    def ask_anchors(self) -> Generator[Round, Answers, None]:
-        """Ask g where the answers say that each pooled token is."""
-        sigma, _, _ = self.sigma(np.arange(len(self.y)))
-        self.anchored = np.clip(sigma, 0.0, 1.0)
-        landed = Landed(self.aim.x, self.aim.offsets, self.anchored * self.aim.alpha)
+    def ask_anchors(self, rows: Indices) -> Generator[Round, Answers, None]:
+        """Ask g where the answers say that the pooled tokens of some rows are."""
+        self.anchored[rows] = np.clip(self.sigma(rows)[0], 0.0, 1.0)
+        step = self.anchored[rows] * self.aim.alpha[rows]
+        landed = Landed(self.aim.x, self.aim.offsets.pick(rows), step)
+        if not len(rows):
+            return
         [g] = yield [Singles(landed, phase=f"{self.phase}, anchors", purpose="data")]
-        step = self._step()
-        for start in range(0, len(g), step):
-            rows = np.arange(start, min(start + step, len(g)))
-            self.anchor[rows] = g[rows] - self.known.network(landed[rows])
+        chunk = self._step()
+        for start in range(0, len(g), chunk):
+            part = np.arange(start, min(start + chunk, len(g)))
+            self.anchor[rows[part]] = g[part] - self.known.network(landed[part])
+
+    def poorest(self, count: int) -> Indices:
+        """Return the rows whose logits leave most open of W."""
+        rows = np.arange(len(self.y))
+        _, error = self.logits(rows)
+        length = np.abs(self.aim.beta)[self.aim.offsets.token]
+        open_ = error / (self.aim.alpha * np.where(length > 0, length, 1.0))
+        return np.sort(np.argsort(-open_, kind="stable")[:count])
 
     def sigma(self, rows: Indices) -> tuple[Array, Array, Array]:
         """Return σ̂ of some answers, 1 − σ̂, and a bound on their error."""
@@ -255,8 +268,9 @@ def complete(reading: Reading, anchored: bool) -> Generator[Round, Answers, Read
         shorter[beyond] *= factor[beyond]
         reading.aim = replace(reading.aim, alpha=shorter)
         yield from reading.ask(beyond, "again")
-    if anchored:
-        yield from reading.ask_anchors()
+    if not anchored:
+        rows = reading.poorest(max(0, len(rows) // SPARE - reading.again - len(tokens)))
+    yield from reading.ask_anchors(rows)
     return reading
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array
 
-
 _UNSEEN = 0.01  # of the whole change may be the network's error
 
 
