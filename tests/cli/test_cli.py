@@ -328,3 +328,66 @@ def test_a_learner_that_cannot_be_run_is_a_sentence(folder):
     assert done.returncode == 2
     assert "low-rank" in done.stderr or "LowRankHead" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+LAYER = """
+
+A, w_o, bias = rng.standard_normal((6, 9)), rng.standard_normal(9), rng.standard_normal(9)
+K, Q = rng.standard_normal((2, 2, 6))
+
+def network(X):
+    return np.maximum(X[:, 0] @ A + bias, 0) @ w_o
+
+def layer(X, W=K.T @ Q):
+    scores = np.einsum("bnd,de,be->bn", X, W, X[:, -1])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return network(np.einsum("bn,bnd->bd", weights, X)[:, None])
+"""
+
+
+def test_learn_a_network_and_what_stands_before_it(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write(LAYER)
+    words = ["--model", "relu-network", "--dim", 6, "--polish", "--out", "network"]
+    done = run(folder, "learn", "mine:network", *words)
+    assert done.returncode == 0, done.stderr
+    assert "error of slope at most" in done.stdout
+    # the part that knows a setting gets it: the rank is the head's, the neurons the network's
+    words = ["--model", "transformer", "--dim", 6, "--rank", 2, "--max-neurons", 12, "--anchored"]
+    assert run(folder, "plan", *words).returncode == 0
+    done = run(folder, "learn", "mine:layer", *words, "--out", "layer", "--json")
+    assert done.returncode == 0, done.stderr
+    found = us.load(folder / "layer" / "model.safetensors")
+    rng = np.random.default_rng(7)
+    rng.standard_normal((6, 6)), rng.standard_normal(6)
+    A, w_o, bias = rng.standard_normal((6, 9)), rng.standard_normal(9), rng.standard_normal(9)
+    K, Q = rng.standard_normal((2, 2, 6))
+    true = us.Transformer(K.T @ Q, us.ReluNetwork(A, w_o, bias))
+    assert us.equivalent(found, true, rtol=1e-8)
+    assert us.equivalent(us.load(folder / "network" / "model.safetensors"), true.network)
+    true.save(folder / "true.safetensors")
+    files = ["layer/model.safetensors", "true.safetensors", "--rtol", 1e-8]
+    shown = run(folder, "compare", *files)
+    assert shown.returncode == 0
+    assert "canonical form" in shown.stdout
+    true.network.save(folder / "alone.safetensors")
+    other = run(folder, "compare", "layer/model.safetensors", "alone.safetensors", "--json")
+    assert other.returncode == 1
+    assert json.loads(other.stdout)["by"] == "shape"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--dim", 4, "--bits", 8], "--bits is no setting"),
+        (["--dim", 4, "--attention", "antisymmetric", "--anchored"], "anchored"),
+        (["--dim", 4, "--attention", "antisymmetric", "--biases"], "query biases"),
+        (["--dim", 4, "--rank", 5], "rank must be at most"),
+        (["--rank", 2], "--dim is missing"),
+    ],
+)
+def test_settings_of_a_transformer_that_do_not_fit(folder, words, says):
+    done = run(folder, "plan", "--model", "transformer", *words)
+    assert done.returncode == 2
+    assert says in done.stderr
