@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.ndimage import zoom
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -13,7 +14,8 @@ from sklearn.preprocessing import StandardScaler, scale
 
 import unsoftmax as us
 from tests.networks import function_error, within
-from tests.truth import Counted
+from tests.truth import Counted, relative
+from unsoftmax.cli.demo import minilm_head
 
 NEURONS = 64
 
@@ -101,3 +103,33 @@ def test_two_hidden_layers_are_refused():
     deep.fit(X, y)
     with pytest.raises(us.ModelMismatch):
         us.learn(lambda X: deep.predict(X[:, 0]), us.learners.ReluNetworkLearner(X.shape[1]))
+
+
+def test_a_trained_head_before_a_trained_network(trials, evidence):
+    """Head 0 of MiniLM's first layer pools the tokens, a regressor answers: d = 384, rank 32."""
+    digits, head = load_digits(), minilm_head()
+    X = np.stack([zoom(image / 16, (2, 3), order=1).ravel() for image in digits.images])
+    network = weights_of(trained(X, digits.target.astype(float), "lbfgs", 0))
+    K, Q = (head.arrays()[name] for name in "KQ")
+    target = us.Transformer.from_factors(K, Q, network, head.w)
+    learner = us.learners.TransformerLearner(
+        384, head=us.learners.LowRankHead(384, 32, biases=True), anchored=True
+    )
+    oracle = Counted(lambda X: target(X))
+    recovery = us.learn(oracle, learner)
+    assert relative(recovery.model.W, target.W) <= 1e-9
+    assert relative(recovery.model.w, target.w) <= 1e-9
+    assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
+    rng, missed, answers = np.random.default_rng(0), [], []
+    for length in range(1, 9):
+        sequences = rng.standard_normal((50, length, 384))
+        answers.append(target(sequences))
+        missed.append(recovery.model(sequences) - answers[-1])
+    error = np.max(np.abs(missed)) / np.sqrt(np.mean(np.square(answers)))
+    assert error <= 2e-9
+    evidence(
+        "MiniLM's head 0 before a trained regressor",
+        queries=f"{oracle.queries:,}",
+        error_of_W=f"{relative(recovery.model.W, target.W):.1e}",
+        error_on_sequences=f"{error:.1e}",
+    )
