@@ -19,7 +19,15 @@ from unsoftmax.errors import (
     OracleError,
     UnsoftmaxError,
 )
-from unsoftmax.models import Equivalence, ReluNetwork, SingleHead, canonical, equivalent, load
+from unsoftmax.models import (
+    Equivalence,
+    MultiHead,
+    ReluNetwork,
+    SingleHead,
+    canonical,
+    equivalent,
+    load,
+)
 
 __version__ = "0.1.0"
 
@@ -31,6 +39,7 @@ __all__ = [
     "LedgerError",
     "LedgerMismatch",
     "ModelMismatch",
+    "MultiHead",
     "NotIdentifiable",
     "OracleError",
     "Progress",

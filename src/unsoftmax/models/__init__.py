@@ -7,13 +7,23 @@ from typing import Any
 
 from unsoftmax.models import files
 from unsoftmax.models.equality import Equivalence, canonical, equivalent
+from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
 
-__all__ = ["Equivalence", "ReluNetwork", "SingleHead", "canonical", "equivalent", "load"]
+__all__ = [
+    "Equivalence",
+    "MultiHead",
+    "ReluNetwork",
+    "SingleHead",
+    "canonical",
+    "equivalent",
+    "load",
+]
 
-_CLASSES: dict[str, type[SingleHead] | type[ReluNetwork]] = {
+_CLASSES: dict[str, type[SingleHead] | type[MultiHead] | type[ReluNetwork]] = {
     "SingleHead": SingleHead,
+    "MultiHead": MultiHead,
     "ReluNetwork": ReluNetwork,
 }
 
