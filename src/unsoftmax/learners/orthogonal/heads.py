@@ -1,0 +1,334 @@
+"""Appendix C: heads in mutually orthogonal subspaces, one by one, also where those are unknown.
+
+Recovers H, W_h, v_h of f(X) = Σ_h softmax_i(x_i·W_h x_N)ᵀ(X v_h) with W_h = P_h W_h P_h and v_h
+in U_h, P_h the projection on U_h, d_h its dimension, from an oracle of exact values. For tokens
+in U_h every other head answers x·v_g = 0, so head h answers alone: a single head in d_h
+dimensions, learned by Theorem 4.1 with d_h + d_h² queries (Proposition C.2), Σ(d_h + d_h²) in
+all. Where the subspaces are not given they are found first (`subspaces`): d queries for Σ v_h,
+of which every v_h is a part, 34 for a scale, and d(d+1) for each of about max d_h + 2 query
+tokens b. Determined up to the order of the heads. Heads with W = 0 have no subspace of their own
+to be found: they become one head, as Proposition 7.1 says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.errors import NotIdentifiable
+from unsoftmax.learners import offsets
+from unsoftmax.learners.bilinear import measure
+from unsoftmax.learners.opening import Opening, read_opening
+from unsoftmax.learners.orthogonal import checks as hold_out
+from unsoftmax.learners.orthogonal import subspaces as unknown
+from unsoftmax.learners.restriction import restricted, together
+from unsoftmax.learners.scales import free
+from unsoftmax.learners.settings import one_of, whole
+from unsoftmax.models import MultiHead
+from unsoftmax.probes import Array, Embedded, Round, Sequences, UnitVectors
+from unsoftmax.protocol import Answers, Found, Plan, Steps
+from unsoftmax.theory.precision import KAPPA, UNIT
+from unsoftmax.theory.two_tokens import Values
+
+_AGAIN_PER_TOKEN = 2
+# Columns count as orthonormal up to this: what is beyond would be lost of W's last digits.
+_ORTHONORMAL = 1e-12
+# Subspaces are off by at most this many times the singular value that noise leaves of 0, over
+# the smallest that is not 0 (measured over 400 targets: at most _MEASURED times).
+_SUBSPACE_ERROR = 30.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrthogonalHeads:
+    """Learn heads that live in mutually orthogonal subspaces (Appendix C).
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    subspaces : sequence of array_like (d, d_h), optional
+        Orthonormal bases of the subspaces U_h, which are orthogonal to each other; found from
+        answers by default.
+    tokens : {"few", "all"}
+        Query tokens that find the subspaces: random ones, one at a time until nothing changes,
+        or the paper's e_1 … e_d.
+    seed : int
+        Decides the random probes and the hold-out: the same seed asks the same.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range or not of its type; columns that are not orthonormal.
+
+    Notes
+    -----
+    *Queries*: Σ(d_h + d_h²) with subspaces; d + 34 + d(d+1) per query token + Σ d_h² without.
+    *Determined up to* the order of the heads. *Source*: Assumption C.1, Proposition C.2 and the
+    conjecture after it, arXiv 2601.16873. Memory and time grow as d⁴ and d⁶ without
+    subspaces: that is for d ≤ 64.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(1)
+    >>> Q = np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    >>> E = Q[:, :2], Q[:, 2:]
+    >>> W = [e @ rng.standard_normal((e.shape[1],) * 2) @ e.T for e in E]
+    >>> target = us.MultiHead(W, [e @ rng.standard_normal(e.shape[1]) for e in E])
+    >>> us.learners.OrthogonalHeads(5, E).plan().queries
+    18
+    >>> recovery = us.learn(target, us.learners.OrthogonalHeads(5))
+    >>> recovery.model.H, bool(us.equivalent(recovery.model, target))
+    (2, True)
+    """
+
+    dim: int
+    subspaces: Sequence[ArrayLike] | None = None
+    tokens: Literal["few", "all"] = "few"
+    seed: int = 0
+
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        whole("dim", self.dim, 1)
+        whole("seed", self.seed, 0)
+        one_of("tokens", self.tokens, ("few", "all"))
+        bases = self._bases()
+        for basis in bases:
+            if basis.ndim != 2 or len(basis) != self.dim or not basis.shape[1]:
+                raise ValueError(
+                    f"A subspace is an array of shape ({self.dim}, d_h) with d_h ≥ 1; one has "
+                    f"shape {basis.shape}."
+                )
+        if self.subspaces is not None and not bases:
+            raise ValueError("subspaces is empty: leave it out to find them.")
+        if bases:
+            _refuse_oblique(bases)
+
+    def _bases(self) -> list[Array]:
+        return [np.asarray(E, dtype=np.float64) for E in self.subspaces or ()]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as JSON; subspaces by their hash."""
+        return {
+            "learner": "OrthogonalHeads",
+            "dim": int(self.dim),
+            "subspaces": [_hash(E) for E in self._bases()] or None,
+            "tokens": self.tokens,
+            "seed": int(self.seed),
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OrthogonalHeads):
+            return NotImplemented
+        return self.settings() == other.settings()
+
+    def __hash__(self) -> int:
+        return hash(repr(self.settings()))
+
+    def plan(self) -> Plan:
+        """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
+        sizes = [E.shape[1] for E in self._bases()]
+        if sizes:
+            queries = sum(k + k * k for k in sizes)
+            return Plan(
+                queries=queries,
+                at_most=queries + _AGAIN_PER_TOKEN * sum(sizes),
+                tokens=2 * queries - sum(sizes),
+                rounds=12,
+                formula="Σ(d_h + d_h²)",
+            )
+        d = int(self.dim)
+        tokens = d
+        at_most = d + unknown.PILOT + tokens * unknown.hessian_queries(d) + d * d
+        at_most += _AGAIN_PER_TOKEN * d
+        return Plan(
+            queries=None,
+            at_most=at_most,
+            tokens=2 * at_most - d,
+            rounds=13 + (1 if self.tokens == "all" else tokens),
+            formula="d + 34 + d(d+1) per query token + Σ d_h²",
+        )
+
+    def steps(self, checks: int) -> Steps[MultiHead]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        rng = np.random.default_rng(self.seed)
+        parts = self._bases()
+        if parts:
+            whole_basis = np.hstack(parts)
+            opening = read_opening(whole_basis.shape[1], False, checks, rng)
+            opened = yield from restricted(opening, whole_basis)
+            X = Embedded.of(opened.probes, whole_basis)
+            opened = replace(opened, probes=_written(X))
+            ends = np.cumsum([E.shape[1] for E in parts])[:-1]
+            v, v_error = (np.split(x, ends) for x in (opened.values.v, opened.values.v_error))
+            places = [
+                Place(E, replace(opened.values, v=x, v_error=error), _skewness(parts))
+                for E, x, error in zip(parts, v, v_error, strict=True)
+            ]
+            _refuse_silent(places, opened.values)
+            return (yield from self._learn(places, None, opened, checks, rng))
+        opened = yield from read_opening(self.dim, False, checks, rng)
+        places, rest, notes = yield from self._find(opened.values, rng)
+        return (yield from self._learn(places, rest, opened, checks, rng, notes))
+
+    def _find(
+        self, values: Values, rng: np.random.Generator
+    ) -> Generator[Round, Answers, tuple[list[Place], Array | None, tuple[str, ...]]]:
+        """Find the subspaces, and what of Σ v_h is in none of them."""
+        d = self.dim
+        tokens = np.linalg.qr(rng.standard_normal((d, d)))[0].T
+        if self.tokens == "all":
+            tokens = np.eye(d)
+        scale = yield from unknown.find_scale(values, tokens[rng.integers(d)], rng)
+        if scale is None:
+            return [], values.v, ("No answer depends on a logit: W = 0.",)
+        commutant = unknown.Commutant(scale.noise)
+        step = d if self.tokens == "all" else 1
+        for start in range(0, d, step):
+            found = yield from unknown.hessians(values, tokens[start : start + step], scale)
+            blocks = commutant.see(found)
+            if commutant.settled:
+                break
+        zero, other = blocks.singular
+        bases = blocks.bases(rng)
+        error = _SUBSPACE_ERROR * max(zero, scale.noise) / other if len(bases) > 1 else 0.0
+        rest = values.v - blocks.within @ (blocks.within.T @ values.v)
+        limit = max(error, _SUBSPACE_ERROR * scale.noise) * values.norm
+        places = [Place.of(E, values, error) for E in bases]
+        sizes = ", ".join(str(E.shape[1]) for E in bases)
+        note = (
+            f"{len(bases)} subspaces of dimension {sizes}, from {len(commutant.seen)} query "
+            f"tokens: what commutes has singular values up to {zero:.1e}, what does not from "
+            f"{other:.1e} of the largest."
+        )
+        return places, rest if np.linalg.norm(rest) > limit else None, (note,)
+
+    def _learn(
+        self,
+        places: list[Place],
+        rest: Array | None,
+        opened: Opening,
+        checks: int,
+        rng: np.random.Generator,
+        notes: tuple[str, ...] = (),
+    ) -> Steps[MultiHead]:
+        """Learn the head in each subspace, and hold all together against fresh sequences."""
+        heads = yield from together([place.learn(rng, h) for h, place in enumerate(places, 1)])
+        d = self.dim
+        W, v = [head.W for head in heads], [head.v for head in heads]
+        v_errors = [head.v_error for head in heads]
+        if rest is not None:  # heads with W = 0
+            W, v = [*W, np.zeros((d, d))], [*v, rest]
+            v_errors.append(float(np.linalg.norm(opened.values.v_error)) + sum(v_errors))
+        model = MultiHead(np.array(W).reshape(-1, d, d), np.array(v).reshape(-1, d))
+        errors = {
+            "W": max((head.W_error for head in heads), default=0.0),
+            "v": max(v_errors, default=0.0),
+            "w": 0.0,
+            "c": 0.0,
+        }
+        unbounded = tuple(dict.fromkeys(line for head in heads for line in head.unbounded))
+        certificate = hold_out.certificate_of(errors, opened.values, checks, unbounded)
+        evidence = yield from hold_out.judged(model, certificate, opened, checks, rng)
+        return Found(model, certificate, evidence, (*opened.values.precision.why, *notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """One head, in all of R^d, with bounds on its errors."""
+
+    W: Array
+    v: Array
+    W_error: float
+    v_error: float
+    unbounded: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A subspace, and the values of its head."""
+
+    basis: Array
+    """Orthonormal columns (d, d_h)."""
+    values: Values
+    """v_h in this basis."""
+    error: float
+    """How far the subspace is off: the largest part of a unit vector that belongs to others."""
+
+    @classmethod
+    def of(cls, basis: Array, values: Values, error: float) -> Place:
+        """Take from Σ v_g what is in the subspace, which is v_h."""
+        v = basis.T @ values.v
+        v_error = np.abs(basis).T @ values.v_error + (error + KAPPA * UNIT) * values.norm
+        # other heads' answers to what of the probes is theirs, as if it were rounding
+        leak = 2 * error * values.norm / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
+        precision = replace(values.precision, unit=values.precision.unit + leak)
+        return cls(basis, replace(values, v=v, v_error=v_error, precision=precision), error)
+
+    def learn(self, rng: np.random.Generator, number: int) -> Generator[Round, Answers, Head]:
+        """Learn W_h by Theorem 4.1 from probes in the subspace."""
+        k = self.basis.shape[1]
+        Z = offsets.balanced(self.values.v, rng)
+        asking = measure(
+            self.values, Z.made(), UnitVectors(k), free, f"W of head {number}", _AGAIN_PER_TOKEN * k
+        )
+        block = yield from restricted(asking, self.basis)
+        W = Z.solve(block.measured())
+        columns = np.linalg.norm(W, axis=0)
+        measured = block.error(self.values, columns, np.zeros(k), Z.largest)
+        E, size = self.basis, float(np.linalg.norm(W))
+        rounding = self.error + KAPPA * UNIT * k
+        return Head(
+            E @ W @ E.T,
+            E @ self.values.v,
+            Z.error(measured, W) + 3 * rounding * size,
+            float(np.linalg.norm(self.values.v_error)) + rounding * self.values.norm,
+            block.unbounded(self.values),
+        )
+
+
+def _refuse_silent(places: list[Place], values: Values) -> None:
+    """Refuse subspaces in which single tokens show no value: the head there weighs nothing."""
+    for h, place in enumerate(places, 1):
+        if place.values.norm <= 3 * np.linalg.norm(place.values.v_error):
+            raise NotIdentifiable(
+                f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
+                "query can determine it. Leave that subspace out.",
+                determined={"v": values.v},
+            )
+
+
+def _skewness(parts: list[Array]) -> float:
+    """Return how far the columns of all bases are from orthonormal."""
+    E = np.hstack(parts)
+    return float(np.linalg.norm(E.T @ E - np.eye(E.shape[1]), 2))
+
+
+def _refuse_oblique(parts: list[Array]) -> None:
+    if not np.isfinite(np.hstack(parts)).all():
+        raise ValueError("subspaces must be finite.")
+    for h, E in enumerate(parts, 1):
+        if _skewness([E]) > _ORTHONORMAL:
+            raise ValueError(
+                f"The columns of subspace {h} are not orthonormal: take Q of np.linalg.qr(E)."
+            )
+    if (skewness := _skewness(parts)) > _ORTHONORMAL:
+        raise ValueError(
+            f"The subspaces are not orthogonal to each other: inner products are up to "
+            f"{skewness:.1e}. Heads in any position are MultiHeadLearner's."
+        )
+
+
+def _hash(array: Array) -> str:
+    return hashlib.sha256(repr(array.shape).encode() + array.tobytes()).hexdigest()
+
+
+def _written(probes: Embedded) -> Sequences:
+    """Write out probes that the hold-out compares with predictions."""
+    return Sequences(probes[:], phase=probes.phase, purpose=probes.purpose)

@@ -1,0 +1,248 @@
+"""The subspaces of orthogonal heads, from values: Appendix C's conjecture, made to work.
+
+With s = Σ v_h known from single tokens, two tokens [(z+b); b] give
+
+    f(X) − b·s − z·s/2 = ½ Σ_h (z·v_h)·tanh(z·u_h/2) = zᵀA(b)z/8 + O(z⁴),
+    A(b) = Σ_h (u_h v_hᵀ + v_h u_hᵀ),   u_h = W_h b,
+
+the Hessian of Appendix C: at two sizes of z, which removes the next order, d(d+1) queries per b.
+No A(b) leads out of a U_h. So the U_h are the finest simultaneous block diagonalisation of a
+few A(b): the symmetric X with [X, A(b)] = 0 for all of them form a space of dimension H, and
+the eigenspaces of one of them, taken at random, are the U_h.
+
+Source: the conjecture is Appendix C's; simultaneous block diagonalisation is Murota, Kanno,
+Kojima & Kojima (2010), Maehara & Murota (2011). Differences from the paper: (1) a few random
+b, one at a time until H no longer changes, unless ``tokens`` asks for e_1 … e_d; (2) sizes of
+z and b far apart: the logits stay small and the answers keep their digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from unsoftmax.probes import Array, Grid, Round
+from unsoftmax.protocol import Answers
+from unsoftmax.theory.precision import KAPPA
+from unsoftmax.theory.two_tokens import Values
+
+Ask: TypeAlias = Generator[Round, Answers, Array]
+
+# The pilot looks from 2⁻³² to 2³² in steps of 16, along two directions: 34 queries.
+_OCTAVES = np.arange(-32.0, 33.0, 4.0)
+_DIRECTIONS = 2
+PILOT = len(_OCTAVES) * _DIRECTIONS
+# Answers are linear in the scale where 16 times the scale changes their slope by less.
+_LINEAR = 0.1
+# Below this many times the answers' error there is nothing to see.
+_VISIBLE = 30.0
+# H and the rank must stay the same for so many b.
+_UNCHANGED = 3
+# Draws of a symmetric matrix that commutes, of which the one with the widest gaps is taken.
+_DRAWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How probes are scaled: z by ``alpha`` and 2·``alpha``, b by ``beta``."""
+
+    alpha: float
+    beta: float
+    noise: float
+    """What the answers' error makes of an entry of A, relative to A."""
+
+
+@dataclass(slots=True)
+class Commutant:
+    """The symmetric X that commute with all A(b) seen so far."""
+
+    noise: float
+    seen: list[Array] = field(default_factory=list)
+    shapes: list[tuple[int, int]] = field(default_factory=list)
+    """Joint rank and H, after each round."""
+    _within: Array | None = None
+    _triangle: Array | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the joint rank and H have stayed the same long enough."""
+        last = self.shapes[-_UNCHANGED:]
+        return len(last) == _UNCHANGED and len(set(last)) == 1
+
+    def see(self, found: Array) -> Blocks:
+        """Take some A(b); return the blocks that all have in common."""
+        self.seen += list(found)
+        within, new = _range(self.seen, self.noise), list(found)
+        if self._within is not None and within.shape == self._within.shape:
+            within = self._within
+        else:  # other directions: everything anew
+            self._within, self._triangle, new = within, None, self.seen
+        size = max(float(np.linalg.norm(x, 2)) for x in self.seen)
+        triangle = self._triangle
+        for x in new:
+            rows = _commutator(within.T @ x @ within)
+            triangle = rows if triangle is None else np.vstack([triangle, rows])
+            triangle = np.linalg.qr(triangle, mode="r")
+        assert triangle is not None
+        self._triangle = triangle
+        blocks = _blocks(within, triangle / size, self.noise)
+        self.shapes.append(blocks.shape)
+        return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What commutes with all A(b) within their joint range."""
+
+    within: Array
+    """Basis (d, r) of the joint range."""
+    null: Array
+    """Symmetric matrices (H, r, r) that commute."""
+    singular: tuple[float, float]
+    """The largest singular value that counts as 0, and the smallest that does not, over the
+    largest."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rank r and number of subspaces H."""
+        return self.within.shape[1], len(self.null)
+
+    def bases(self, rng: np.random.Generator) -> list[Array]:
+        """Return orthonormal bases (d, d_h) of the subspaces."""
+        draws = []
+        for _ in range(_DRAWS):
+            weights = rng.standard_normal(len(self.null))
+            values, vectors = np.linalg.eigh(np.tensordot(weights, self.null, 1))
+            steps = np.diff(values)
+            cut = np.sort(np.argsort(-steps)[: len(self.null) - 1]) + 1
+            gap = np.min(steps[cut - 1], initial=np.inf) / (values[-1] - values[0] or 1.0)
+            draws.append((gap, cut, vectors))
+        _, cut, vectors = max(draws, key=lambda draw: draw[0])
+        # once more with eigenvalues 1 … H: the nearest matrix in the space, with gaps of 1
+        parts = np.split(vectors, cut, axis=1)
+        wanted = np.sum([h * part @ part.T for h, part in enumerate(parts, 1)], axis=0)
+        nearest = np.tensordot(np.tensordot(self.null, wanted, 2), self.null, 1)
+        _, vectors = np.linalg.eigh(nearest)
+        return [self.within @ part for part in np.split(vectors, cut, axis=1)]
+
+
+def hessian_queries(dim: int) -> int:
+    """Count the queries for one A(b)."""
+    return dim * (dim + 1)
+
+
+def find_scale(
+    values: Values, b: Array, rng: np.random.Generator
+) -> Generator[Round, Answers, Scale | None]:
+    """Find the scale at which logits are small, but not lost; None where there are no logits."""
+    z = rng.standard_normal((_DIRECTIONS, len(b)))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    alpha, beta = np.exp2(np.maximum(_OCTAVES, 0)), np.exp2(np.minimum(_OCTAVES, 0))
+    queries = np.tile(b, (len(alpha), 1))
+    grid = Grid(z, queries, alpha, beta, phase="scale of the logits", purpose="pilot")
+    [y] = yield [grid]
+    bent = _bent(grid.table(y), z, queries, alpha, beta, values)
+    error = relative_error(values) * values.norm * (1 + beta / alpha)
+    slope = bent / (alpha * beta)[:, None]
+    visible = np.linalg.norm(bent, axis=1) > _VISIBLE * error
+    if not visible.any():
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        change = np.linalg.norm(np.diff(slope, axis=0), axis=1)
+        change /= np.linalg.norm(slope[:-1], axis=1)
+    straight = visible[:-1] & (change <= _LINEAR)
+    k = int(np.argmax(straight if straight.any() else visible))
+    while k + 1 < len(straight) and straight[k] and straight[k + 1]:
+        k += 1
+    k = min(k, len(change) - 1)
+    # tanh(t/2)·2/t = 1 − t²/12 + …
+    logit = np.sqrt(12 * np.clip(change[k], 1e-6, 1.0))
+    size = np.exp2(_OCTAVES[k + 1])
+    # The next order but one leaves t⁴/30, rounding unit/t: this t makes both equal.
+    unit = relative_error(values)
+    wanted = (30 * unit) ** 0.2
+    octave = float(np.clip(np.floor(np.log2(size * wanted / logit)), -100, 100))
+    return Scale(
+        float(np.exp2(max(octave, 0.0))), float(np.exp2(min(octave, 0.0))), float(unit / wanted)
+    )
+
+
+def relative_error(values: Values) -> float:
+    """Return what answers are off by, relative to a token's norm times ‖v‖."""
+    precision = values.precision
+    return KAPPA * precision.unit + precision.relative + precision.absolute / values.norm
+
+
+def hessians(values: Values, tokens: Array, scale: Scale) -> Ask:
+    """Ask for A(b) of every b: (n, d, d), all times one factor."""
+    d, count = tokens.shape[1], len(tokens)
+    i, j = np.triu_indices(d, 1)
+    z = np.concatenate([np.eye(d), np.eye(d)[i] + np.eye(d)[j]])
+    alpha = scale.alpha * np.tile([1.0, 2.0], count)
+    beta = np.full(2 * count, scale.beta)
+    queries = np.repeat(tokens, 2, axis=0)
+    grid = Grid(z, queries, alpha, beta, phase="subspaces", purpose="data")
+    [y] = yield [grid]
+    bent = _bent(grid.table(y), z, queries, alpha, beta, values).reshape(count, 2, len(z))
+    form = (8 * bent[:, 0] - bent[:, 1]) / (6 * scale.alpha * scale.beta)
+    A = np.zeros((count, d, d))
+    own = form[:, :d]
+    A[:, np.arange(d), np.arange(d)] = 8 * own
+    A[:, i, j] = A[:, j, i] = 4 * (form[:, d:] - own[:, i] - own[:, j])
+    return A
+
+
+def _bent(y: Array, z: Array, b: Array, alpha: Array, beta: Array, values: Values) -> Array:
+    """Return ½ Σ (z·v_h)·tanh(t_h/2) for answers (scales, z)."""
+    flat = beta * (np.atleast_2d(b) @ values.v)
+    return np.asarray((y - flat[:, None]) / alpha[:, None] - z @ values.v / 2)
+
+
+def _range(seen: list[Array], noise: float) -> Array:
+    """Return a basis of the joint range of all A(b), the whole space if it is nearly that."""
+    d = len(seen[0])
+    size = max(float(np.linalg.norm(x, 2)) for x in seen)
+    u, singular, _ = np.linalg.svd(np.hstack(seen) / size, full_matrices=False)
+    rank = int(np.count_nonzero(singular > threshold(noise)))
+    return np.eye(d) if rank == d else np.asarray(u[:, :rank])
+
+
+def threshold(noise: float) -> float:
+    """Return the relative singular value between rounding and what counts."""
+    return float(np.sqrt(noise))
+
+
+def _commutator(A: Array) -> Array:
+    """Return the matrix of X ↦ [X, A] from symmetric matrices to antisymmetric ones."""
+    r = len(A)
+    basis = _symmetric(r)
+    product = basis @ A
+    p, q = np.triu_indices(r, 1)
+    return np.asarray((product - product.transpose(0, 2, 1))[:, p, q].T)
+
+
+def _symmetric(r: int) -> Array:
+    """Return an orthonormal basis of the symmetric r×r matrices."""
+    p, q = np.triu_indices(r)
+    basis = np.zeros((len(p), r, r))
+    n = np.arange(len(p))
+    basis[n, p, q] = basis[n, q, p] = np.where(p == q, 1.0, np.sqrt(0.5))
+    return basis
+
+
+def _blocks(within: Array, triangle: Array, noise: float) -> Blocks:
+    r = within.shape[1]
+    if r == 1:
+        return Blocks(within, np.ones((1, 1, 1)), (0.0, np.inf))
+    basis = _symmetric(r)
+    _, singular, right = np.linalg.svd(triangle, full_matrices=True)
+    singular = np.append(singular, np.zeros(len(right) - len(singular)))
+    largest = singular[0] or 1.0
+    zero = singular <= threshold(noise) * largest
+    zero[-1] = True  # the identity commutes with everything
+    null = np.tensordot(right[zero], basis, 1)
+    smallest = float(np.min(singular[~zero], initial=np.inf)) / largest
+    return Blocks(within, null, (float(singular[zero].max()) / largest, smallest))
