@@ -38,6 +38,8 @@ from unsoftmax.theory.two_tokens import Values
 _AGAIN_PER_TOKEN = 2
 # Columns count as orthonormal up to this: what is beyond would be lost of W's last digits.
 _ORTHONORMAL = 1e-12
+# The first time takes further orders away to 1e-9 or so of themselves, the second to rounding.
+_STRAIGHTENED = 2
 # Subspaces are off by at most this many times the singular value that noise leaves of 0, over
 # the smallest that is not 0 (measured over 400 targets: at most _MEASURED times).
 _SUBSPACE_ERROR = 30.0
@@ -188,15 +190,24 @@ class OrthogonalHeads:
         scale = yield from unknown.find_scale(values, tokens[rng.integers(d)], rng)
         if scale is None:
             return [], values.v, ("No answer depends on a logit: W = 0.",)
-        commutant = unknown.Commutant(scale.noise)
+        commutant = unknown.Commutant(max(scale.noise, scale.curved))
+        curves: list[unknown.Curves] = []
         step = d if self.tokens == "all" else 1
         for start in range(0, d, step):
-            found = yield from unknown.hessians(values, tokens[start : start + step], scale)
-            blocks = commutant.see(found)
+            asked = yield from unknown.ask_curves(values, tokens[start : start + step], scale)
+            curves.append(asked)
+            blocks = commutant.see(asked.hessians())
             if commutant.settled:
                 break
+        # with the heads nearly known, what finite differences leave of their further orders is
+        bases, A = blocks.bases(rng), np.array(commutant.seen)
+        everything = unknown.Curves(scale, np.concatenate([x.bent for x in curves]))
+        for _ in range(_STRAIGHTENED):
+            v = np.array([E @ (E.T @ values.v) for E in bases])
+            A = everything.straightened(v, A)
+            blocks = unknown.Commutant(scale.noise).see(A)
+            bases = blocks.bases(rng)
         zero, other = blocks.singular
-        bases = blocks.bases(rng)
         error = _SUBSPACE_ERROR * max(zero, scale.noise) / other if len(bases) > 1 else 0.0
         rest = values.v - blocks.within @ (blocks.within.T @ values.v)
         limit = max(error, _SUBSPACE_ERROR * scale.noise) * values.norm

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 
@@ -29,14 +28,14 @@ from unsoftmax.protocol import Answers
 from unsoftmax.theory.precision import KAPPA
 from unsoftmax.theory.two_tokens import Values
 
-Ask: TypeAlias = Generator[Round, Answers, Array]
-
 # The pilot looks from 2⁻³² to 2³² in steps of 16, along two directions: 34 queries.
 _OCTAVES = np.arange(-32.0, 33.0, 4.0)
 _DIRECTIONS = 2
 PILOT = len(_OCTAVES) * _DIRECTIONS
 # Answers are linear in the scale where 16 times the scale changes their slope by less.
 _LINEAR = 0.1
+# Logits this large: further orders are 3e-10 of A and less than rounding once they are predicted.
+_LOGIT = 0.01
 # Below this many times the answers' error there is nothing to see.
 _VISIBLE = 30.0
 # H and the rank must stay the same for so many b.
@@ -53,6 +52,8 @@ class Scale:
     beta: float
     noise: float
     """What the answers' error makes of an entry of A, relative to A."""
+    curved: float
+    """What further orders make of it, until they are taken away (`Curves.straightened`)."""
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Commutant:
 
     noise: float
     seen: list[Array] = field(default_factory=list)
+    """A(b), one by one."""
     shapes: list[tuple[int, int]] = field(default_factory=list)
     """Joint rank and H, after each round."""
     _within: Array | None = None
@@ -82,11 +84,11 @@ class Commutant:
             self._within, self._triangle, new = within, None, self.seen
         size = max(float(np.linalg.norm(x, 2)) for x in self.seen)
         triangle = self._triangle
+        if triangle is None:
+            triangle = np.zeros((0, within.shape[1] * (within.shape[1] + 1) // 2))
         for x in new:
-            rows = _commutator(within.T @ x @ within)
-            triangle = rows if triangle is None else np.vstack([triangle, rows])
-            triangle = np.linalg.qr(triangle, mode="r")
-        assert triangle is not None
+            rows = np.vstack([triangle, _commutator(within.T @ x @ within)])
+            triangle = np.asarray(np.linalg.qr(rows, mode="r"))
         self._triangle = triangle
         blocks = _blocks(within, triangle / size, self.noise)
         self.shapes.append(blocks.shape)
@@ -161,13 +163,13 @@ def find_scale(
     # tanh(t/2)·2/t = 1 − t²/12 + …
     logit = np.sqrt(12 * np.clip(change[k], 1e-6, 1.0))
     size = np.exp2(_OCTAVES[k + 1])
-    # The next order but one leaves t⁴/30, rounding unit/t: this t makes both equal.
+    # The next order but one leaves t⁴/30, rounding unit/t: coarse answers get the t that makes
+    # both equal.
     unit = relative_error(values)
-    wanted = (30 * unit) ** 0.2
+    wanted = max(_LOGIT, (30 * unit) ** 0.2)
     octave = float(np.clip(np.floor(np.log2(size * wanted / logit)), -100, 100))
-    return Scale(
-        float(np.exp2(max(octave, 0.0))), float(np.exp2(min(octave, 0.0))), float(unit / wanted)
-    )
+    alpha, beta = np.exp2(max(octave, 0.0)), np.exp2(min(octave, 0.0))
+    return Scale(float(alpha), float(beta), float(unit / wanted), float(wanted**4 / 30))
 
 
 def relative_error(values: Values) -> float:
@@ -176,23 +178,64 @@ def relative_error(values: Values) -> float:
     return KAPPA * precision.unit + precision.relative + precision.absolute / values.norm
 
 
-def hessians(values: Values, tokens: Array, scale: Scale) -> Ask:
-    """Ask for A(b) of every b: (n, d, d), all times one factor."""
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What single query tokens showed: ½ Σ (z·v_h)·tanh(z·u_h/2) for every z, at two sizes."""
+
+    scale: Scale
+    bent: Array
+    """(tokens, 2, z), over the size of z."""
+
+    def hessians(self) -> Array:
+        """Return A(b) of every token, (tokens, d, d), without the order after it."""
+        scale = self.scale.alpha * self.scale.beta
+        form = (8 * self.bent[:, 0] - self.bent[:, 1]) / (6 * scale)
+        count, number = form.shape
+        d = int(np.sqrt(2 * number))  # d(d+1)/2 of them
+        i, j = np.triu_indices(d, 1)
+        A = np.zeros((count, d, d))
+        own = form[:, :d]
+        A[:, np.arange(d), np.arange(d)] = 8 * own
+        A[:, i, j] = A[:, j, i] = 4 * (form[:, d:] - own[:, i] - own[:, j])
+        return A
+
+    def straightened(self, v: Array, A: Array) -> Array:
+        """Return A(b) without the further orders that heads with values ``v`` (H, d) have.
+
+        From A(b) follow u_h = (A v_h − v_h (u_h·v_h))/‖v_h‖², and from those all orders: what the
+        finite differences make of them is taken away.
+        """
+        square = np.sum(v**2, axis=1)[:, None]
+        seen = np.einsum("kde,he->khd", A, v) / square
+        u = seen - v * np.sum(seen * v, axis=2, keepdims=True) / (2 * square)
+        z = _offsets(v.shape[1])
+        logits = self.scale.alpha * self.scale.beta * (u @ z.T)
+        values = v @ z.T
+        predicted = np.stack(
+            [np.sum(values * np.tanh(size * logits / 2) / 2, axis=1) for size in (1, 2)], axis=1
+        )
+        own = np.einsum("khd,he->kde", u, v)
+        rest = Curves(self.scale, self.bent - predicted)
+        return np.asarray(own + own.transpose(0, 2, 1) + rest.hessians())
+
+
+def ask_curves(values: Values, tokens: Array, scale: Scale) -> Generator[Round, Answers, Curves]:
+    """Ask for all that A(b) needs, for every query token b."""
     d, count = tokens.shape[1], len(tokens)
-    i, j = np.triu_indices(d, 1)
-    z = np.concatenate([np.eye(d), np.eye(d)[i] + np.eye(d)[j]])
+    z = _offsets(d)
     alpha = scale.alpha * np.tile([1.0, 2.0], count)
     beta = np.full(2 * count, scale.beta)
     queries = np.repeat(tokens, 2, axis=0)
     grid = Grid(z, queries, alpha, beta, phase="subspaces", purpose="data")
     [y] = yield [grid]
-    bent = _bent(grid.table(y), z, queries, alpha, beta, values).reshape(count, 2, len(z))
-    form = (8 * bent[:, 0] - bent[:, 1]) / (6 * scale.alpha * scale.beta)
-    A = np.zeros((count, d, d))
-    own = form[:, :d]
-    A[:, np.arange(d), np.arange(d)] = 8 * own
-    A[:, i, j] = A[:, j, i] = 4 * (form[:, d:] - own[:, i] - own[:, j])
-    return A
+    bent = _bent(grid.table(y), z, queries, alpha, beta, values)
+    return Curves(scale, bent.reshape(count, 2, len(z)))
+
+
+def _offsets(d: int) -> Array:
+    """Return e_i and e_i + e_j."""
+    i, j = np.triu_indices(d, 1)
+    return np.concatenate([np.eye(d), np.eye(d)[i] + np.eye(d)[j]])
 
 
 def _bent(y: Array, z: Array, b: Array, alpha: Array, beta: Array, values: Values) -> Array:
