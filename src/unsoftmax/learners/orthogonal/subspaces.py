@@ -34,8 +34,11 @@ _DIRECTIONS = 2
 PILOT = len(_OCTAVES) * _DIRECTIONS
 # Answers are linear in the scale where 16 times the scale changes their slope by less.
 _LINEAR = 0.1
-# Logits this large: further orders are 3e-10 of A and less than rounding once they are predicted.
-_LOGIT = 0.01
+# Logits along a random direction: further orders are then 1e-11 of A, 1e-7 where a z meets a head
+# that is much louder, and below rounding once they are predicted.
+_LOGIT = 0.004
+# Further orders may be this many times what they are on average.
+_REMAINDER = 10.0
 # Below this many times the answers' error there is nothing to see.
 _VISIBLE = 30.0
 # H and the rank must stay the same for so many b.
@@ -52,15 +55,19 @@ class Scale:
     beta: float
     noise: float
     """What the answers' error makes of an entry of A, relative to A."""
-    curved: float
-    """What further orders make of it, until they are taken away (`Curves.straightened`)."""
+
+    @property
+    def limit(self) -> float:
+        """The relative singular value half way between noise and what counts."""
+        return float(np.sqrt(self.noise))
 
 
 @dataclass(slots=True)
 class Commutant:
     """The symmetric X that commute with all A(b) seen so far."""
 
-    noise: float
+    limit: float
+    """Relative singular values up to this count as 0."""
     seen: list[Array] = field(default_factory=list)
     """A(b), one by one."""
     shapes: list[tuple[int, int]] = field(default_factory=list)
@@ -74,10 +81,11 @@ class Commutant:
         last = self.shapes[-_UNCHANGED:]
         return len(last) == _UNCHANGED and len(set(last)) == 1
 
-    def see(self, found: Array) -> Blocks:
-        """Take some A(b); return the blocks that all have in common."""
+    def see(self, found: Array, limit: float = 0.0) -> Blocks:
+        """Take some A(b); return the blocks that all have in common, up to ``limit`` if larger."""
+        self.limit = max(self.limit, limit)
         self.seen += list(found)
-        within, new = _range(self.seen, self.noise), list(found)
+        (within, left), new = _range(self.seen, self.limit), list(found)
         if self._within is not None and within.shape == self._within.shape:
             within = self._within
         else:  # other directions: everything anew
@@ -90,7 +98,7 @@ class Commutant:
             rows = np.vstack([triangle, _commutator(within.T @ x @ within)])
             triangle = np.asarray(np.linalg.qr(rows, mode="r"))
         self._triangle = triangle
-        blocks = _blocks(within, triangle / size, self.noise)
+        blocks = _blocks(within, triangle / size, self.limit, left)
         self.shapes.append(blocks.shape)
         return blocks
 
@@ -104,8 +112,8 @@ class Blocks:
     null: Array
     """Symmetric matrices (H, r, r) that commute."""
     singular: tuple[float, float]
-    """The largest singular value that counts as 0, and the smallest that does not, over the
-    largest."""
+    """The largest singular value that counts as 0, of X ↦ [X, A(b)] or of the A(b) themselves,
+    and the smallest of the former that does not; relative to the largest."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -169,7 +177,7 @@ def find_scale(
     wanted = max(_LOGIT, (30 * unit) ** 0.2)
     octave = float(np.clip(np.floor(np.log2(size * wanted / logit)), -100, 100))
     alpha, beta = np.exp2(max(octave, 0.0)), np.exp2(min(octave, 0.0))
-    return Scale(float(alpha), float(beta), float(unit / wanted), float(wanted**4 / 30))
+    return Scale(float(alpha), float(beta), float(unit / wanted))
 
 
 def relative_error(values: Values) -> float:
@@ -198,6 +206,13 @@ class Curves:
         A[:, np.arange(d), np.arange(d)] = 8 * own
         A[:, i, j] = A[:, j, i] = 4 * (form[:, d:] - own[:, i] - own[:, j])
         return A
+
+    def remainder(self) -> float:
+        """Bound what further orders make of A(b), relative to it."""
+        small, large = self.bent[:, 0], self.bent[:, 1] / 2
+        # t²/12 at one size, four times as much at the other, and t⁴/30 is what is left of both
+        change = np.max(np.abs(large - small)) / max(float(np.max(np.abs(small))), 1e-300)
+        return _REMAINDER * float((4 * change) ** 2) / 30
 
     def straightened(self, v: Array, A: Array) -> Array:
         """Return A(b) without the further orders that heads with values ``v`` (H, d) have.
@@ -244,18 +259,15 @@ def _bent(y: Array, z: Array, b: Array, alpha: Array, beta: Array, values: Value
     return np.asarray((y - flat[:, None]) / alpha[:, None] - z @ values.v / 2)
 
 
-def _range(seen: list[Array], noise: float) -> Array:
-    """Return a basis of the joint range of all A(b), the whole space if it is nearly that."""
+def _range(seen: list[Array], limit: float) -> tuple[Array, float]:
+    """Return a basis of the joint range of all A(b), and what is left outside of it."""
     d = len(seen[0])
     size = max(float(np.linalg.norm(x, 2)) for x in seen)
     u, singular, _ = np.linalg.svd(np.hstack(seen) / size, full_matrices=False)
-    rank = int(np.count_nonzero(singular > threshold(noise)))
-    return np.eye(d) if rank == d else np.asarray(u[:, :rank])
-
-
-def threshold(noise: float) -> float:
-    """Return the relative singular value between rounding and what counts."""
-    return float(np.sqrt(noise))
+    rank = int(np.count_nonzero(singular > limit))
+    if rank == d:
+        return np.eye(d), 0.0
+    return np.asarray(u[:, :rank]), float(singular[rank])
 
 
 def _commutator(A: Array) -> Array:
@@ -276,16 +288,16 @@ def _symmetric(r: int) -> Array:
     return basis
 
 
-def _blocks(within: Array, triangle: Array, noise: float) -> Blocks:
+def _blocks(within: Array, triangle: Array, limit: float, left: float) -> Blocks:
     r = within.shape[1]
     if r == 1:
-        return Blocks(within, np.ones((1, 1, 1)), (0.0, np.inf))
+        return Blocks(within, np.ones((1, 1, 1)), (left, np.inf))
     basis = _symmetric(r)
     _, singular, right = np.linalg.svd(triangle, full_matrices=True)
     singular = np.append(singular, np.zeros(len(right) - len(singular)))
     largest = singular[0] or 1.0
-    zero = singular <= threshold(noise) * largest
+    zero = singular <= limit * largest
     zero[-1] = True  # the identity commutes with everything
     null = np.tensordot(right[zero], basis, 1)
     smallest = float(np.min(singular[~zero], initial=np.inf)) / largest
-    return Blocks(within, null, (float(singular[zero].max()) / largest, smallest))
+    return Blocks(within, null, (max(left, float(singular[zero].max()) / largest), smallest))
