@@ -6,8 +6,12 @@ in U_h every other head answers x·v_g = 0, so head h answers alone: a single he
 dimensions, learned by Theorem 4.1 with d_h + d_h² queries (Proposition C.2), Σ(d_h + d_h²) in
 all. Where the subspaces are not given they are found first (`subspaces`): d queries for Σ v_h,
 of which every v_h is a part, 34 for a scale, and d(d+1) for each of about max d_h + 2 query
-tokens b. Determined up to the order of the heads. Heads with W = 0 have no subspace of their own
-to be found: they become one head, as Proposition 7.1 says.
+tokens b. What is found are the spans of v_h and W_h's columns; query tokens outside of all of
+them are asked as well, which W_h's rows may read: Σ d_h(d_h + d − Σ d_h) in place of Σ d_h².
+
+Determined up to the order of the heads. Heads with W = 0 have no subspace to be found: together
+they are one head, as Proposition 7.1 says. It refuses what the hold-out contradicts, which asks
+all of R^d.
 """
 
 from __future__ import annotations
@@ -74,7 +78,8 @@ class OrthogonalHeads:
 
     Notes
     -----
-    *Queries*: Σ(d_h + d_h²) with subspaces; d + 34 + d(d+1) per query token + Σ d_h² without.
+    *Queries*: Σ(d_h + d_h²) with subspaces; without, d + 34 + d(d+1) per query token + Σ d_h²,
+    more where heads read query tokens outside of their subspaces, or differ in size by 10⁵.
     *Determined up to* the order of the heads. *Source*: Assumption C.1, Proposition C.2 and the
     conjecture after it, arXiv 2601.16873. Memory and time grow as d⁴ and d⁶ without
     subspaces: that is for d ≤ 64.
@@ -153,7 +158,7 @@ class OrthogonalHeads:
         d = int(self.dim)
         found = range(d, max(d - _LEVELS, 0), -1)  # dimensions that are left, at most
         at_most = d + sum(unknown.PILOT + k * unknown.hessian_queries(k) for k in found)
-        at_most += d * d + _AGAIN_PER_TOKEN * d
+        at_most += (1 + _AGAIN_PER_TOKEN) * d * d  # H ≤ d heads with d query tokens at most
         return Plan(
             queries=None,
             at_most=at_most,
@@ -174,27 +179,30 @@ class OrthogonalHeads:
             opened = replace(opened, probes=_written(X))
             ends = np.cumsum([E.shape[1] for E in parts])[:-1]
             v, v_error = (np.split(x, ends) for x in (opened.values.v, opened.values.v_error))
+            skewness = _skewness(parts)
             places = [
-                Place(E, replace(opened.values, v=x, v_error=error), _skewness(parts))
+                Place.among(E, x, error, opened.values, skewness)
                 for E, x, error in zip(parts, v, v_error, strict=True)
             ]
             _refuse_silent(places, opened.values)
-            return (yield from self._learn(places, None, opened, checks, rng))
+            nothing = Rest(np.zeros((self.dim, 0)), np.zeros(0), False)
+            return (yield from self._learn(places, nothing, opened, checks, rng))
         opened = yield from read_opening(self.dim, False, checks, rng)
         places, rest, notes = yield from self._find(opened.values, rng)
         return (yield from self._learn(places, rest, opened, checks, rng, notes))
 
     def _find(
         self, values: Values, rng: np.random.Generator, levels: int = _LEVELS
-    ) -> Generator[Round, Answers, tuple[list[Place], Array | None, tuple[str, ...]]]:
-        """Find the subspaces, and what of Σ v_h is of heads with W = 0."""
+    ) -> Generator[Round, Answers, tuple[list[Place], Rest, tuple[str, ...]]]:
+        """Find the subspaces, and what is in none of them."""
         d = len(values.v)
         tokens = np.linalg.qr(rng.standard_normal((d, d)))[0].T
         if self.tokens == "all":
             tokens = np.eye(d)
         scale = yield from unknown.find_scale(values, tokens[rng.integers(d)], rng)
         if scale is None:
-            return [], values.v, ("A part of Σ v_h is weighed by no logit: a head with W = 0.",)
+            alone = "A part of Σ v_h is weighed by no logit: a head with W = 0."
+            return [], Rest(np.eye(d), values.v, True), (alone,)
         commutant = unknown.Commutant(scale.limit)
         curves: list[unknown.Curves] = []
         step = d if self.tokens == "all" else 1
@@ -231,7 +239,7 @@ class OrthogonalHeads:
         rest = outside.T @ values.v
         limit = 2 * error * values.norm + 3 * float(np.linalg.norm(values.v_error))
         if np.linalg.norm(rest) <= limit:
-            return places, None, (note,)
+            return places, Rest(outside, rest, False), (note,)
         if levels == 1:
             raise ModelMismatch(
                 f"After {_LEVELS} times that heads were found, weaker ones are left: the target is "
@@ -239,26 +247,28 @@ class OrthogonalHeads:
             )
         remaining = Place.of(outside, values, error)
         inner = self._find(remaining.values, rng, levels - 1)
-        more, alone, said = yield from restricted(inner, outside)
+        more, beyond, said = yield from restricted(inner, outside)
         places += [replace(place, basis=outside @ place.basis) for place in more]
-        return places, None if alone is None else outside @ alone, (note, *said)
+        return places, replace(beyond, basis=outside @ beyond.basis), (note, *said)
 
     def _learn(
         self,
         places: list[Place],
-        rest: Array | None,
+        rest: Rest,
         opened: Opening,
         checks: int,
         rng: np.random.Generator,
         notes: tuple[str, ...] = (),
     ) -> Steps[MultiHead]:
         """Learn the head in each subspace, and hold all together against fresh sequences."""
-        heads = yield from together([place.learn(rng, h) for h, place in enumerate(places, 1)])
+        heads = yield from together(
+            [place.learn(rest, rng, h) for h, place in enumerate(places, 1)]
+        )
         d = self.dim
         W, v = [head.W for head in heads], [head.v for head in heads]
         v_errors = [head.v_error for head in heads]
-        if rest is not None:  # heads with W = 0
-            W, v = [*W, np.zeros((d, d))], [*v, rest]
+        if rest.weighs:
+            W, v = [*W, np.zeros((d, d))], [*v, rest.basis @ rest.v]
             v_errors.append(float(np.linalg.norm(opened.values.v_error)) + sum(v_errors))
         model = MultiHead(np.array(W).reshape(-1, d, d), np.array(v).reshape(-1, d))
         errors = {
@@ -285,6 +295,18 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """What is in no subspace that was found."""
+
+    basis: Array
+    """Orthonormal columns (d, k): heads may read query tokens there, in W's rows."""
+    v: Array
+    """What of Σ v_h is there, in this basis."""
+    weighs: bool
+    """Whether that is more than nothing: heads with W = 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A subspace, and the values of its head."""
 
@@ -298,32 +320,43 @@ class Place:
     @classmethod
     def of(cls, basis: Array, values: Values, error: float) -> Place:
         """Take from Σ v_g what is in the subspace, which is v_h."""
-        v = basis.T @ values.v
-        v_error = np.abs(basis).T @ values.v_error + (error + KAPPA * UNIT) * values.norm
-        # other heads' answers to what of the probes is theirs, as if it were rounding
-        leak = 2 * error * values.norm / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
+        v_error = np.abs(basis).T @ values.v_error
+        return cls.among(basis, basis.T @ values.v, v_error, values, error)
+
+    @classmethod
+    def among(cls, basis: Array, v: Array, v_error: Array, values: Values, error: float) -> Place:
+        """Count what other heads answer to their part of the probes as if it were rounding."""
+        strange = error + KAPPA * values.precision.unit
+        leak = 2 * strange * values.norm / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
         precision = replace(values.precision, unit=values.precision.unit + leak)
+        v_error = v_error + strange * values.norm
         return cls(basis, replace(values, v=v, v_error=v_error, precision=precision), error)
 
-    def learn(self, rng: np.random.Generator, number: int) -> Generator[Round, Answers, Head]:
-        """Learn W_h by Theorem 4.1 from probes in the subspace."""
-        k = self.basis.shape[1]
-        Z = offsets.balanced(self.values.v, rng)
-        asking = measure(
-            self.values, Z.made(), UnitVectors(k), free, f"W of head {number}", _AGAIN_PER_TOKEN * k
-        )
-        block = yield from restricted(asking, self.basis)
+    def learn(
+        self, rest: Rest, rng: np.random.Generator, number: int
+    ) -> Generator[Round, Answers, Head]:
+        """Learn W_h by Theorem 4.1: offsets in the subspace, query tokens there and in the rest."""
+        (_, k), (_, beyond) = self.basis.shape, rest.basis.shape
+        E, B = self.basis, np.hstack([self.basis, rest.basis])
+        own = self.values
+        v_error = np.append(own.v_error, np.full(beyond, np.max(own.v_error)))
+        values = replace(own, v=np.append(own.v, rest.v), v_error=v_error)
+        Z = offsets.balanced(own.v, rng)
+        rows = np.hstack([Z.made(), np.zeros((k, beyond))])
+        tokens = UnitVectors(k + beyond)
+        spare = _AGAIN_PER_TOKEN * (k + beyond)
+        asking = measure(values, rows, tokens, free, f"W of head {number}", spare)
+        block = yield from restricted(asking, B)
         W = Z.solve(block.measured())
-        columns = np.linalg.norm(W, axis=0)
-        measured = block.error(self.values, columns, np.zeros(k), Z.largest)
-        E, size = self.basis, float(np.linalg.norm(W))
-        rounding = self.error + KAPPA * UNIT * k
+        columns, size = np.linalg.norm(W, axis=0), float(np.linalg.norm(W))
+        measured = block.error(values, columns, np.zeros(k + beyond), Z.largest)
+        turned = self.error + KAPPA * UNIT * len(E)
         return Head(
-            E @ W @ E.T,
-            E @ self.values.v,
-            Z.error(measured, W) + 3 * rounding * size,
-            float(np.linalg.norm(self.values.v_error)) + rounding * self.values.norm,
-            block.unbounded(self.values),
+            E @ W @ B.T,
+            E @ own.v,
+            Z.error(measured, W) + 3 * turned * size,
+            float(np.linalg.norm(own.v_error)) + turned * own.norm,
+            block.unbounded(values),
         )
 
 
