@@ -306,7 +306,8 @@ class Embedded(Probes):
         return np.asarray(self.inner[span] @ self.basis.T)
 
     def design(self) -> Design:  # noqa: D102
-        return {**self.inner.design(), "basis": self.basis}
+        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
+        return {**within, "basis": self.basis}
 
 
 def _named(name: str, rows: Rows) -> Design:
