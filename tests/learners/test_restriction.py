@@ -7,7 +7,7 @@ import pytest
 
 import unsoftmax as us
 from unsoftmax.learners.restriction import restricted, together
-from unsoftmax.probes import Sequences
+from unsoftmax.probes import Probes, Sequences
 
 
 def asking(rounds, name="one"):
@@ -22,7 +22,8 @@ def asking(rounds, name="one"):
 
 def drive(steps, oracle):
     """Run by hand; return what came out and the rounds that were asked."""
-    rounds, answers = [], None
+    rounds: list[list[Probes]] = []
+    answers = None
     while True:
         try:
             parts = next(steps) if answers is None else steps.send(answers)

@@ -155,14 +155,14 @@ def test_certificates_hold(trials, evidence):
     )
 
 
-@pytest.mark.parametrize("biggest", [1e7, 1e8])
+@pytest.mark.parametrize("biggest", [1e4, 1e11])
 def test_a_head_that_is_hidden_beside_a_louder_one(biggest):
-    """Scores 1e7 apart: the quiet one is found where the loud one is not."""
-    target, _ = drawn((3, 4), 0, W_sizes=np.array([biggest, 1.0]))
+    """Scores far apart: the quiet one is found where the loud one is not."""
+    target, _ = drawn((3, 4), 0, W_sizes=np.array([biggest**0.5, biggest**-0.5]))
     recovery = us.learn(target, OrthogonalHeads(7))
     assert max(worst(recovery.model, target)) < 1e-7
     assert share(recovery, target) <= 1
-    assert len(recovery.notes) == 2
+    assert len(recovery.notes) == 1 + (biggest > 1e10)
 
 
 def test_subspaces_that_do_not_fill_the_space():
@@ -274,7 +274,8 @@ def test_a_head_without_values():
     one = us.MultiHead(target.W, [target.v[0], 0 * target.v[1]])
     with pytest.raises(us.NotIdentifiable, match="subspace 2") as refused:
         us.learn(one, OrthogonalHeads(7, parts))
-    np.testing.assert_allclose(refused.value.determined["v"], one.v, atol=1e-14)
+    E = np.hstack(parts)
+    np.testing.assert_allclose(E @ refused.value.determined["v"], one.v[0], atol=1e-14)
     recovery = us.learn(one, OrthogonalHeads(7))
     assert us.equivalent(recovery.model, us.canonical(one))
 

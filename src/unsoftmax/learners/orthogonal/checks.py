@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.opening import Opening, why
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Round, Sequences
@@ -64,7 +64,14 @@ def judged(
         tolerances.append(tolerance)
     residual, tolerance = np.concatenate(residuals), np.concatenate(tolerances)
     evidence = Evidence.of(checks, residual, tolerance)
-    if len(residual) and not evidence.passed:
+    if checks and not len(residual):
+        raise NotIdentifiable(
+            "No fresh sequence tells whether the heads that were found are right: their bounds, "
+            f"{certificate.W_error:.0e} for W, leave all logits open."
+            + why(opened.values.precision),
+            determined={"v": opened.values.v},
+        )
+    if checks and not evidence.passed:
         worst = int(np.argmax(np.abs(residual) / tolerance))
         raise ModelMismatch(
             f"The {model.H} heads that were found miss fresh answers by "

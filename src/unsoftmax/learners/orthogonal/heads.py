@@ -209,7 +209,15 @@ class OrthogonalHeads:
         for start in range(0, d, step):
             asked = yield from unknown.ask_curves(values, tokens[start : start + step], scale)
             curves.append(asked)
-            blocks = commutant.see(asked.hessians(), asked.remainder())
+            bent = asked.remainder()
+            if bent > unknown.MOST_BENT:
+                raise ModelMismatch(
+                    f"At no scale are answers linear in the logits: {bent:.0e} is missing at one "
+                    "that should be small. The target is not a sum of heads in mutually "
+                    "orthogonal subspaces without biases, or some heads' scores are hidden "
+                    "beside others'."
+                )
+            blocks = commutant.see(asked.hessians(), bent)
             if commutant.settled:
                 break
         # with the heads nearly known, what finite differences leave of their further orders is

@@ -38,7 +38,12 @@ _LINEAR = 0.1
 # that is much louder, and below rounding once they are predicted.
 _LOGIT = 0.004
 # Further orders may be this many times what they are on average.
-_REMAINDER = 10.0
+_REMAINDER = 3.0
+# More than this of A and the logits are not small: what is read off is no Hessian.
+MOST_BENT = 0.03
+# Coarse answers get the logits at which rounding, unit/t, and further orders, t⁴/30, are equal,
+# where z meets a head that is this many times louder than along a random direction.
+_LOUDER = 4.0
 # Below this many times the answers' error there is nothing to see.
 _VISIBLE = 30.0
 # H and the rank must stay the same for so many b.
@@ -171,10 +176,8 @@ def find_scale(
     # tanh(t/2)·2/t = 1 − t²/12 + …
     logit = np.sqrt(12 * np.clip(change[k], 1e-6, 1.0))
     size = np.exp2(_OCTAVES[k + 1])
-    # The next order but one leaves t⁴/30, rounding unit/t: coarse answers get the t that makes
-    # both equal.
     unit = relative_error(values)
-    wanted = max(_LOGIT, (30 * unit) ** 0.2)
+    wanted = max(_LOGIT, (30 * unit) ** 0.2 / _LOUDER)
     octave = float(np.clip(np.floor(np.log2(size * wanted / logit)), -100, 100))
     alpha, beta = np.exp2(max(octave, 0.0)), np.exp2(min(octave, 0.0))
     return Scale(float(alpha), float(beta), float(unit / wanted))
