@@ -21,6 +21,7 @@ from unsoftmax.errors import (
 )
 from unsoftmax.models import (
     Equivalence,
+    MultiHead,
     ReluNetwork,
     SingleHead,
     Transformer,
@@ -39,6 +40,7 @@ __all__ = [
     "LedgerError",
     "LedgerMismatch",
     "ModelMismatch",
+    "MultiHead",
     "NotIdentifiable",
     "OracleError",
     "Progress",

@@ -3,7 +3,7 @@
 A command that takes ``settings: Settings`` gets one option per field of the learners in
 `BY_NAME`; it receives those that were given. Adding a learner needs no change here. A field
 that is itself a learner (`TransformerLearner.parts` says which) gets the settings that its
-owner does not know.
+owner does not know. Settings that are arrays have no option: they are given in Python.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Learner, Model
 
 Settings: TypeAlias = Mapping[str, Any]
+
+# What a value on a command line can be.
+_WRITTEN = (int, float, bool, str)
 
 
 def build(model: str, settings: Settings) -> Learner[Model]:
@@ -100,7 +103,7 @@ def _options() -> dict[str, Any]:
         hints, helps = get_type_hints(learner), _helps(learner)
         for field in fields(learner):
             hint, name = hints[field.name], field.name
-            if name in _parts(learner):
+            if _kind(hint) not in _WRITTEN:
                 continue
             kinds.setdefault(name, _kind(hint))
             text = helps.get(name, "")

@@ -9,6 +9,7 @@ from unsoftmax.learners.approximate.head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
 from unsoftmax.learners.labels.head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
+from unsoftmax.learners.orthogonal.heads import OrthogonalHeads
 from unsoftmax.learners.relu.network import ReluNetworkLearner
 from unsoftmax.learners.sensing.head import SensingHead
 from unsoftmax.learners.transformer.learner import TransformerLearner
@@ -19,6 +20,7 @@ __all__ = [
     "ExactHead",
     "LabelHead",
     "LowRankHead",
+    "OrthogonalHeads",
     "ReluNetworkLearner",
     "SensingHead",
     "TransformerLearner",
@@ -32,4 +34,5 @@ BY_NAME: dict[str, type[Any]] = {
     "labels": LabelHead,
     "relu-network": ReluNetworkLearner,
     "transformer": TransformerLearner,
+    "orthogonal-heads": OrthogonalHeads,
 }

@@ -7,12 +7,14 @@ from typing import Any
 
 from unsoftmax.models import files
 from unsoftmax.models.equality import Equivalence, canonical, equivalent
+from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
 
 __all__ = [
     "Equivalence",
+    "MultiHead",
     "ReluNetwork",
     "SingleHead",
     "Transformer",
@@ -21,8 +23,9 @@ __all__ = [
     "load",
 ]
 
-_CLASSES: dict[str, type[SingleHead] | type[ReluNetwork] | type[Transformer]] = {
+_CLASSES: dict[str, type[Any]] = {
     "SingleHead": SingleHead,
+    "MultiHead": MultiHead,
     "ReluNetwork": ReluNetwork,
     "Transformer": Transformer,
 }

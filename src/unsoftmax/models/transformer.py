@@ -90,6 +90,14 @@ class Transformer:
         """The network on the pooled token."""
         return self._network
 
+    def before(self, network: ReluNetwork) -> Transformer:
+        """Return the same attention before another network."""
+        model = type(self).__new__(type(self))
+        scores = dict(self._scores.arrays)
+        w = scores.pop("w")
+        model._set(scores, network, w)
+        return model
+
     def norm(self, name: str) -> float:
         """Return the norm of W (Frobenius, without forming it) or w, or of a network's array."""
         if name in ("W", "w"):

@@ -1,0 +1,223 @@
+"""Several softmax attention heads, added up to a scalar output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.models import files
+from unsoftmax.models.arrays import frozen
+from unsoftmax.models.single_head import SingleHead
+from unsoftmax.probes import Array
+
+# The vectors that tokens are scored with, one per head and sequence, are made 32 MiB at a time.
+_VECTOR_NUMBERS = 2**22
+
+
+class MultiHead:
+    """f(X) = Σ_h Σ_i α_hi x_i·v_h + c with α_h = softmax_i(x_i·(W_h x_N + w_h)), x_N the last.
+
+    Parameters
+    ----------
+    W : array_like, shape (H, d, d)
+        Score matrices; W_h = K_h.T @ Q_h of a key and a query projection, scale included.
+    v : array_like, shape (H, d)
+        Value vectors. H may be 1, and 0: then v of shape (0, d) says what d is.
+    w : array_like, shape (H, d), optional
+        What the query biases add to the scores; zeros by default.
+    c : float, optional
+        What value and output biases add to every answer.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, or an entry is not finite.
+
+    Notes
+    -----
+    Immutable: arrays are float64 copies and read-only. Determined by its function up to the
+    order of the heads, except that heads with equal W and w are one, whose v is the sum of
+    theirs (Proposition 7.1), and that W and w are free where v = 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = MultiHead(W=[np.eye(2), -np.eye(2)], v=[[1.0, 0.0], [0.0, 1.0]])
+    >>> model(np.array([[[3.0, 1.0]], [[0.0, 5.0]]]))
+    array([4., 5.])
+    """
+
+    def __init__(
+        self, W: ArrayLike, v: ArrayLike, w: ArrayLike | None = None, c: float = 0.0
+    ) -> None:
+        self._set({"W": W}, v, w, c)
+
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: ArrayLike | None = None,
+        c: float = 0.0,
+    ) -> MultiHead:
+        """Build the model with W_h = K_h.T @ Q_h, K and Q (H, r, d); answering never forms W."""
+        model = cls.__new__(cls)
+        model._set({"K": K, "Q": Q}, v, w, c)
+        return model
+
+    def _set(
+        self, score: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
+    ) -> None:
+        v = frozen("v", v)
+        if v.ndim != 2 or not v.shape[1]:
+            raise ValueError(f"v must have shape (H, d) with d ≥ 1; it has shape {v.shape}.")
+        count, d = v.shape
+        arrays = {
+            **{name: frozen(name, array) for name, array in score.items()},
+            "v": v,
+            "w": frozen("w", np.zeros((count, d)) if w is None else w),
+            "c": frozen("c", c),
+        }
+        if "K" in arrays and arrays["K"].ndim != 3:
+            raise ValueError(
+                f"K must have shape ({count}, r, {d}); it has shape {arrays['K'].shape}."
+            )
+        factor = (count, arrays["K"].shape[1] if "K" in arrays else d, d)
+        shapes = {
+            **{"W": (count, d, d), "K": factor, "Q": factor},
+            **{"v": (count, d), "w": (count, d), "c": ()},
+        }
+        for name, array in arrays.items():
+            if array.shape != shapes[name]:
+                raise ValueError(
+                    f"{name} must have shape {shapes[name]} beside v of shape ({count}, {d}); "
+                    f"it has shape {array.shape}."
+                )
+        self._arrays = arrays
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.v.shape[1])
+
+    @property
+    def H(self) -> int:
+        """Number of heads."""
+        return len(self.v)
+
+    @property
+    def W(self) -> Array:
+        """Score matrices (H, d, d); computed on demand for a model built from factors."""
+        return self._product if "K" in self._arrays else self._arrays["W"]
+
+    @cached_property
+    def _product(self) -> Array:
+        W: Array = self._arrays["K"].transpose(0, 2, 1) @ self._arrays["Q"]
+        W.flags.writeable = False
+        return W
+
+    @property
+    def v(self) -> Array:
+        """Value vectors (H, d)."""
+        return self._arrays["v"]
+
+    @property
+    def w(self) -> Array:
+        """Score vectors (H, d) of the query biases."""
+        return self._arrays["w"]
+
+    @property
+    def c(self) -> float:
+        """Constant added to every answer."""
+        return float(self._arrays["c"])
+
+    @property
+    def heads(self) -> tuple[SingleHead, ...]:
+        """The heads one by one, without c."""
+        score = [name for name in ("W", "K", "Q") if name in self._arrays]
+        return tuple(
+            SingleHead.from_arrays({name: self._arrays[name][h] for name in [*score, "v", "w"]})
+            for h in range(self.H)
+        )
+
+    def norm(self, name: str) -> float:
+        """Return a parameter's norm, the largest over heads (Frobenius for W), without forming W.
+
+        What bounds W, v and w in a certificate is the largest over heads as well.
+        """
+        if name == "c":
+            return abs(self.c)
+        if name == "W" and "K" in self._arrays:
+            return max((head.norm("W") for head in self.heads), default=0.0)
+        flat = getattr(self, name).reshape(self.H, self.dim**2 if name == "W" else self.dim)
+        return float(np.max(np.linalg.norm(flat, axis=1), initial=0.0))
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the parameters by name, as the constructor (or `from_factors`) takes them."""
+        return dict(self._arrays)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> MultiHead:
+        """Build the model from what `arrays` returned."""
+        return cls.from_factors(**arrays) if "K" in arrays else cls(**arrays)
+
+    def scores_of(self, x: Array) -> Array:
+        """Map query tokens (B, d) to the vectors W_h x + w_h (B, H, d) that tokens are scored with.
+
+        One product for all heads; neither (B, H, d, d) nor, from factors, (H, d, d) is formed.
+        """
+        count, d = self.v.shape
+        if "W" in self._arrays:
+            vectors = x @ self._arrays["W"].reshape(count * d, d).T
+            return vectors.reshape(len(x), count, d) + self.w
+        K, Q = self._arrays["K"], self._arrays["Q"]
+        r = K.shape[1]
+        queries = (x @ Q.reshape(count * r, d).T).reshape(len(x), count, r)
+        return np.asarray((queries.transpose(1, 0, 2) @ K).transpose(1, 0, 2) + self.w)
+
+    def __call__(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to numbers (B,)."""
+        X = np.asarray(X, dtype=np.float64)
+        if X.ndim != 3 or X.shape[2] != self.dim or not X.shape[1]:
+            raise ValueError(
+                f"This model takes sequences of shape (B, N, {self.dim}) with N ≥ 1; "
+                f"it was given shape {X.shape}."
+            )
+        answers = np.empty(len(X))
+        step = max(1, _VECTOR_NUMBERS // max(1, self.v.size))
+        for start in range(0, len(X), step):
+            part = slice(start, start + step)
+            answers[part] = self._answers(X[part])
+        return answers
+
+    def _answers(self, X: Array) -> Array:
+        tokens = X.transpose(0, 2, 1)
+        weights = self.scores_of(X[:, -1]) @ tokens  # (B, H, N)
+        with np.errstate(over="ignore"):  # a score may be 2·10³⁰⁸ below the largest: weight 0
+            weights -= weights.max(axis=2, keepdims=True)
+        np.exp(weights, out=weights)
+        values = self.v @ tokens
+        values *= weights
+        return np.asarray((values.sum(axis=2) / weights.sum(axis=2)).sum(axis=1) + self.c)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a safetensors file that `unsoftmax.load` reads."""
+        files.write(path, type(self).__name__, self._arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_arrays": self._arrays}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays = dict(state["_arrays"])
+        c, v, w = arrays.pop("c"), arrays.pop("v"), arrays.pop("w")
+        self._set(arrays, v, w, c)
+
+    def __repr__(self) -> str:
+        rank = f", rank ≤ {self._arrays['K'].shape[1]}" if "K" in self._arrays else ""
+        return f"MultiHead(H={self.H}, d={self.dim}{rank})"
