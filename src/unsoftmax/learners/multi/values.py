@@ -1,0 +1,187 @@
+"""All u_h of one query token roughly, then all v_h at once: 2·H·d queries.
+
+*Out of the plane.* At offsets T·(cos θ_k p + sin θ_k q) + τ z only head k is unsaturated, and
+the component u_k·z is read from its gate; what the unknown v_h·z add is small beside T.
+
+*Values.* At huge offsets every gate is a step whose side is known from the rough u_h:
+Σ_h sign(a·u_h) v_h·a is linear in all v_h. Rows are chosen so that the system is well
+conditioned. With the v_h known, the first readings give the u_h to many more digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import qr
+
+from unsoftmax.learners.multi.two_tokens import Ground
+from unsoftmax.learners.multi.zoom import Coincident, InPlane
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+# τ moves the logit by about this; readings beyond _USABLE are repeated closer to the hyperplane.
+_MOVE, _USABLE, _CLOSER = 0.8, 2.5, 4.0
+_REPEATS = 8
+# Out-of-plane values must be this much smaller than what T makes of those in the plane.
+_DROWNED, _FAR = 3e3, 1e5
+# Up to so many unknowns, rows are picked among six times as many candidates by pivoted QR.
+_PICKED, _CANDIDATES = 900, 6
+_CHECKS = 2
+# Directions closer than this to a hyperplane (in units of 1/√d) are not asked.
+_CLOSEST, _ERRORS, _AMPLE, _CROWD = 1e-3, 4.0, 0.25, 8.0
+_AGREES, _NOISES = 1e-9, 1e4
+_AGAIN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One query token b, and the plane that was searched: orthonormal p, q and the rest Z."""
+
+    b: Array
+    plane: Array
+    Z: Array
+
+    @classmethod
+    def random(cls, dim: int, length: float, rng: np.random.Generator) -> Frame:
+        """Draw b of the given norm and a random plane."""
+        b = rng.standard_normal(dim)
+        Q, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+        return cls(length * b / np.linalg.norm(b), Q[:, :2].T, Q[:, 2:].T)
+
+    def offsets(self, theta: Array, T: Array) -> Array:
+        """Return T·(cos θ p + sin θ q)."""
+        return np.asarray((T * np.stack([np.cos(theta), np.sin(theta)])).T @ self.plane)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One reading of every head and direction: offsets (H, m, d) and reduced answers (H, m)."""
+
+    a: Array
+    y: Array
+    along: Array
+    """u_h in the plane, as vectors (H, d)."""
+    tau: Array
+
+    def vectors(self, frame: Frame, jumps: Array, rest: Array) -> tuple[Array, Array]:
+        """Return u (H, d) and the logits, given each head's v·a and what all others add.
+
+        Both (H, m); logits beyond float64's gates are NaN.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            s = 2 * np.arctanh((self.y - rest) / jumps)
+        base = np.einsum("hmd,hd->hm", self.a, self.along)
+        return np.asarray(self.along + ((s - base) / self.tau) @ frame.Z), s
+
+
+def read_out_of_plane(
+    ground: Ground, frame: Frame, heads: InPlane, v_plane: Array
+) -> Generator[Round, Answers, tuple[Array, Readings]]:
+    """Read every u_h out of the plane, to about three digits; keep what was read."""
+    H, m = len(v_plane), len(frame.Z)
+    K, angle = heads.slope, heads.angle
+    towards = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    jump = np.abs(np.sum(v_plane * towards, axis=1))
+    values = v_plane @ towards.T  # (g, k): v_g along direction k
+    spread = ground.scale * np.sqrt(ground.dim / 2)
+    T = np.maximum(2 * heads.T, np.maximum(_FAR, _DROWNED * spread / np.maximum(jump, 1e-300)) / K)
+    along = heads.u @ frame.plane
+    signs = np.sign(heads.u @ towards.T)  # (g, k)
+    np.fill_diagonal(signs, 0.0)
+    others = np.sum(values * signs, axis=0) * T
+    own = np.diag(values) * T
+    tau = np.repeat((_MOVE / K)[:, None], m, axis=1)
+    a = np.empty((H, m, ground.dim))
+    y = np.zeros((H, m))
+    left = np.ones((H, m), dtype=bool)
+    centre = frame.offsets(angle, T)
+    for _ in range(_REPEATS):
+        if not np.any(left):
+            break
+        h, i = np.nonzero(left)
+        a[h, i] = centre[h] + tau[h, i, None] * frame.Z[i]
+        y[h, i] = yield from ground.ask(a[h, i], frame.b, "out of the plane")
+        ratio = (y - others[:, None]) / own[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            s = 2 * np.arctanh(ratio)
+        left = ~(np.abs(s) < _USABLE)
+        tau[left] /= _CLOSER
+    if np.any(left):
+        raise Coincident
+    readings = Readings(a, y, along, tau)
+    u, _ = readings.vectors(frame, own[:, None], others[:, None])
+    return u, readings
+
+
+def again(readings: Readings, frame: Frame, v: Array, u: Array) -> Array:
+    """Read the u_h once more from the same answers, now that the v_h are known."""
+    H, m, d = readings.a.shape
+    if not m:
+        return u
+    a = readings.a.reshape(H * m, d)
+    values = (a @ v.T).reshape(H, m, H)
+    terms = values * np.tanh((a @ u.T).reshape(H, m, H) / 2)
+    own = np.arange(H)
+    rest = terms.sum(axis=2) - terms[own, :, own]
+    new, s = readings.vectors(frame, values[own, :, own], rest)
+    usable = np.all(np.isfinite(s), axis=1)
+    return np.where(usable[:, None], new, u)
+
+
+def read_values(
+    ground: Ground, frame: Frame, readings: Readings, u: Array, far: float, rng: np.random.Generator
+) -> Generator[Round, Answers, tuple[Array, Array]]:
+    """Learn all v_h from one system; return v and better u, both (H, d)."""
+    H, d = u.shape
+    error = 2e-3
+    A = _directions(u, error, rng)
+    y = (yield from ground.ask(far * A, frame.b, "values")) / far
+    tolerance = max(_AGREES, _NOISES * ground.eta) * ground.scale
+    previous = None
+    for _ in range(_AGAIN):
+        signs = np.sign(A @ u.T)
+        if previous is not None and np.array_equal(signs, previous):
+            break
+        rows = (signs[:, :, None] * A[:, None, :]).reshape(len(A), H * d)
+        try:
+            v = _solved(rows[: H * d], y[: H * d]).reshape(H, d)
+        except np.linalg.LinAlgError:
+            raise Coincident from None
+        missed = np.abs(rows[H * d :] @ v.ravel() - y[H * d :])
+        fits = bool(np.all(missed < tolerance))
+        u = again(readings, frame, v, u)
+        if fits:
+            for _ in range(2):
+                u = again(readings, frame, v, u)
+            return v, u
+        previous = signs
+    raise Coincident
+
+
+def _solved(M: Array, y: Array) -> Array:
+    x = np.linalg.solve(M, y)
+    return np.asarray(x + np.linalg.solve(M, y - M @ x)) if len(M) <= _PICKED else x
+
+
+def _directions(u: Array, error: float, rng: np.random.Generator) -> Array:
+    """Choose unit offsets, H·d and two more, away from all hyperplanes."""
+    H, d = u.shape
+    unit = u / np.linalg.norm(u, axis=1, keepdims=True)
+    closest = min(max(_CLOSEST, _ERRORS * error), _AMPLE / max(1.0, H / _CROWD)) / np.sqrt(d)
+    wanted = H * d * (_CANDIDATES if H * d <= _PICKED else 1) + _CHECKS
+    found = np.zeros((0, d))
+    while len(found) < wanted:
+        A = rng.standard_normal((2 * wanted, d))
+        A /= np.linalg.norm(A, axis=1, keepdims=True)
+        clear = np.min(np.abs(A @ unit.T), axis=1, initial=1.0) > closest
+        found = np.concatenate([found, A[clear]])
+    found = found[:wanted]
+    if H * d > _PICKED:
+        return found
+    candidates = found[:-_CHECKS]
+    signs = np.sign(candidates @ u.T)
+    rows = (signs[:, :, None] * candidates[:, None, :]).reshape(len(candidates), H * d)
+    _, pivots = qr(rows.T, mode="r", pivoting=True)
+    return np.concatenate([candidates[pivots[: H * d]], found[-_CHECKS:]])
