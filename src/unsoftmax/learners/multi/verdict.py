@@ -1,0 +1,67 @@
+"""How the recovery of several heads ends: fresh sequences, a certificate, or a refusal.
+
+Three to six tokens, some of them twice, at three sizes each: rms logits of about 2 for the
+weakest, the median and the strongest head. Two single tokens could not tell (W, v) from
+(−W, −v) beside a linear part, and one size not a wrong strong head from a right one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unsoftmax.learners.multi.two_tokens import Ground
+from unsoftmax.models import MultiHead
+from unsoftmax.probes import Array, Purpose, Sequences
+
+_LENGTHS = (3, 4, 5, 6)
+_LOGIT = 2.0
+# A wrong model of low rank may be right to 1e-7 on some sequences (measured): this is less.
+_AGREES, _NOISES = 1e-9, 3e5
+
+
+def fresh(
+    model: MultiHead, count: int, length: float, rng: np.random.Generator, purpose: Purpose
+) -> list[Sequences]:
+    """Draw sequences of three to six tokens, the last token of about the given norm."""
+    d = model.dim
+    sequences: dict[int, list[Array]] = {}
+    for n in range(count):
+        size = _LENGTHS[n % len(_LENGTHS)]
+        b = length * rng.standard_normal(d) / np.sqrt(d)
+        offsets = rng.standard_normal((size - 1, d)) / np.sqrt(d)
+        if n % 2:
+            offsets[1] = offsets[0]
+        offsets *= _stretch(model, offsets, b, n % 3)
+        sequences.setdefault(size, []).append(np.concatenate([offsets + b, b[None]]))
+    phase = "hold-out" if purpose == "check" else "check"
+    return [Sequences(np.array(X), phase=phase, purpose=purpose) for X in sequences.values()]
+
+
+def _stretch(model: MultiHead, offsets: Array, b: Array, which: int) -> float:
+    """Return what makes the logits of the weakest, median or strongest head moderate."""
+    logits = offsets @ model.scores_of(b[None])[0].T
+    rms = np.sqrt(np.mean(logits**2, axis=0))
+    rms = np.sort(rms[rms > 0])
+    if not len(rms):
+        return 1.0
+    return float(_LOGIT / rms[(0, len(rms) // 2, -1)[which]])
+
+
+def residuals(
+    model: MultiHead, ground: Ground, probes: list[Sequences], answers: list[Array]
+) -> tuple[Array, Array, Array]:
+    """Return residuals, the rounding that answers may carry, and natural sizes, all absolute."""
+    missed, rounding, sizes = [], [], []
+    values = max(float(np.linalg.norm(model.v)), ground.scale)
+    for family, y in zip(probes, answers, strict=True):
+        longest = np.linalg.norm(family.X, axis=2).max(axis=1)
+        size = longest * values / np.sqrt(model.dim) + abs(ground.c)
+        missed.append(y - model(family.X))
+        rounding.append(ground.eta * size + ground.absolute)
+        sizes.append(np.where(size > 0, size, 1.0))
+    return np.concatenate(missed), np.concatenate(rounding), np.concatenate(sizes)
+
+
+def limit(ground: Ground, sizes: Array) -> Array:
+    """Return the largest residuals of a model that is right."""
+    return np.asarray(max(_AGREES, _NOISES * ground.eta) * sizes + 100 * ground.absolute)
