@@ -3,25 +3,28 @@
 A single head is determined by its function, except that W and w are free when v = 0: two
 queries [x] give v and c, and f([(a+b); b]) = b·v + c + (a·v)·σ(a·(W b + w)) gives W and w.
 So the canonical form sets W = 0, w = 0 when v = 0, and is otherwise the head itself.
-ReLU networks are decided on their hyperplanes (`relu_equality`).
+Several heads are decided one by one (`multi_head_equality`), ReLU networks on their
+hyperplanes (`relu_equality`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
 
+from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.multi_head_equality import as_multi_head, canonical_heads, compare, separate
 from unsoftmax.models.relu_equality import canonical_network, gap_between, witness_between
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
+from unsoftmax.models.witnesses import candidates, largest_of, norm_of, octave
 from unsoftmax.probes import Array
 
 Verdict = Literal["equal", "different", "undecided"]
-AnyModel = SingleHead | ReluNetwork
-M = TypeVar("M", SingleHead, ReluNetwork)
+AnyModel = SingleHead | MultiHead | ReluNetwork
+M = TypeVar("M", SingleHead, MultiHead, ReluNetwork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +35,15 @@ class Equivalence:
     ----------
     verdict : {"equal", "different", "undecided"}
         "undecided": the parameters differ by more than the tolerance, yet no sequence was
-        found on which float64 tells the functions apart.
+        found on which float64 tells the functions apart; or heads of one model are within
+        the tolerance of each other, and only if they count as one are the models equal.
     witness : ndarray, shape (N, d), or None
         A sequence on which the two functions differ; only with "different", and None even
         then when the two do not take the same sequences.
     gap : float
         The largest difference between canonical parameters, [W w] and [v c] each relative
-        to the larger of the two norms; of ReLU networks, between all jumps of the gradient and
+        to the larger of the two norms, of several heads [W w] head by head and all v with c;
+        of ReLU networks, between all jumps of the gradient and
         the affine parts, relative to theirs.
     """
 
@@ -55,10 +60,13 @@ def canonical(model: M) -> M:
 
     Parameters
     ----------
-    model : SingleHead or ReluNetwork
-        A head; when v = 0 its W and w have no effect and become 0. Or a network: parallel
-        neurons are merged, all are turned one way and ordered.
+    model : SingleHead, MultiHead or ReluNetwork
+        A head; when v = 0 its W and w have no effect and become 0. Or several: those with equal
+        W and w are merged, those with v = 0 left out, the rest is ordered. Or a network:
+        parallel neurons are merged, all are turned one way and ordered.
     """
+    if isinstance(model, MultiHead):
+        return canonical_heads(model)
     if isinstance(model, ReluNetwork):
         return canonical_network(model)
     if np.any(model.v):
@@ -71,11 +79,13 @@ def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) 
 
     Parameters
     ----------
-    a, b : SingleHead or ReluNetwork
-        The models. A head and a network do not take the same sequences and are different.
+    a, b : SingleHead, MultiHead or ReluNetwork
+        The models; a head is compared with several as one of them. Heads and a network do not
+        take the same sequences and are different.
     rtol, atol : float
         [W w] (Frobenius norm) and [v c] (2-norm) count as equal when they differ by at most
-        ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality. For
+        ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality. Several
+        heads are matched by their [W w]; all v together and c are then one block. For
         networks the norm is that of all jumps of the gradient and the affine part.
 
     Returns
@@ -99,19 +109,20 @@ def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) 
             )
     if not (rtol >= 0 and atol >= 0):
         raise ValueError("rtol and atol must be 0 or more.")
-    if a.dim != b.dim or type(a) is not type(b):
+    if a.dim != b.dim or isinstance(a, ReluNetwork) != isinstance(b, ReluNetwork):
         return Equivalence("different", None, float("inf"))
     if isinstance(a, ReluNetwork) and isinstance(b, ReluNetwork):
         return _networks(a, b, rtol, atol)
-    assert isinstance(a, SingleHead)
-    assert isinstance(b, SingleHead)
+    assert not isinstance(a, ReluNetwork)
+    assert not isinstance(b, ReluNetwork)
+    if isinstance(a, MultiHead) or isinstance(b, MultiHead):
+        return _several(_of_several(a), _of_several(b), rtol, atol)
     a, b = canonical(a), canonical(b)
     gap, within = 0.0, True
     for mine, other in zip(_blocks(a), _blocks(b), strict=True):
-        # a power of two, so that dividing by it is exact
-        unit = 2.0 ** (np.frexp(max(_largest(mine), _largest(other)))[1] - 1)
-        difference = _norm(mine / unit - other / unit)
-        size = max(_norm(mine / unit), _norm(other / unit))
+        unit = octave(max(largest_of(mine), largest_of(other)))
+        difference = norm_of(mine / unit - other / unit)
+        size = max(norm_of(mine / unit), norm_of(other / unit))
         if rtol or atol:
             within &= difference <= rtol * size + atol / unit
         else:
@@ -132,6 +143,18 @@ def _networks(a: ReluNetwork, b: ReluNetwork, rtol: float, atol: float) -> Equiv
     return Equivalence("undecided" if witness is None else "different", witness, gap)
 
 
+def _several(a: MultiHead, b: MultiHead, rtol: float, atol: float) -> Equivalence:
+    found = compare(a, b, rtol, atol)
+    if found.equal:
+        return Equivalence("equal", None, found.gap)
+    witness = None if found.nearly else separate(a, b, found.differing)
+    return Equivalence("undecided" if witness is None else "different", witness, found.gap)
+
+
+def _of_several(model: SingleHead | MultiHead) -> MultiHead:
+    return model if isinstance(model, MultiHead) else as_multi_head(model)
+
+
 def _blocks(head: SingleHead) -> tuple[Array, Array]:
     return np.column_stack([head.W, head.w]), np.append(head.v, head.c)
 
@@ -141,7 +164,7 @@ def _separate(a: SingleHead, b: SingleHead) -> Array | None:
     best: tuple[float, Array | None] = (1.0, None)
     # answers out of float64's range are no evidence
     with np.errstate(over="ignore", invalid="ignore"):
-        for X in _candidates(a, b):
+        for X in candidates(a, b):
             ratio = np.nan_to_num(np.abs(a(X) - b(X)) / _rounding(a, b, X), nan=0.0, posinf=0.0)
             k = int(np.argmax(ratio))
             if ratio[k] > best[0]:
@@ -149,65 +172,12 @@ def _separate(a: SingleHead, b: SingleHead) -> Array | None:
     return best[1]
 
 
-def _candidates(a: SingleHead, b: SingleHead) -> Iterator[Array]:
-    """Make sequences that tell v and c apart, then pairs [u+q; q] that tell W and w apart.
-
-    Sizes are chosen for logits near 1, which W or w alone may set, and up to 4¹² away from it.
-    """
-    rng = np.random.default_rng(0)
-    d = a.dim
-    W, w, v = (max(_norm(x), _norm(y)) for x, y in ((a.W, b.W), (a.w, b.w), (a.v, b.v)))
-    c = max(abs(a.c), abs(b.c))
-    yield np.zeros((1, 1, d))
-    if not v:
-        return  # two constants
-    for size in {1.0, c / v or 1.0}:
-        yield _sizes(size)[:, None, None] * _unit(a.v - b.v)
-    difference = a.W / (W or 1.0) - b.W / (W or 1.0)
-    left, right = rng.standard_normal((2, d))
-    for _ in range(30):  # power iteration: the direction in which the scores differ most
-        left, right = _unit(difference @ right), _unit(difference.T @ left)
-    value = _unit(a.v / v + b.v / v)
-    bias = _unit(a.w)
-    across = left - (left @ bias) * bias  # sees W alone, however large w is
-    lines = (left, across, _unit(a.w - b.w))
-    offsets = [_unit(u + s * value) for u in lines for s in (0.0, 1.0, -1.0)]
-    offsets += list(rng.standard_normal((4, d)))
-    queries = [right, np.zeros(d), *rng.standard_normal((2, d))]
-    pairs = np.array([[u + q, q] for u in offsets for q in queries])
-    for size in {W**-0.5 if W else 1.0, 1 / w if w else 1.0}:
-        yield (_sizes(size)[:, None, None, None] * pairs).reshape(-1, 2, d)
-    for size in {1 / W if W else 1.0, 1 / w if w else 1.0}:
-        yield np.array([[s * u + q, q] for u in offsets for q in queries for s in _sizes(size)])
-
-
 def _rounding(a: SingleHead, b: SingleHead, X: Array) -> Array:
     """Bound the rounding of both answers: of values, and of scores, which move the weights."""
     noise = np.zeros(len(X))
     for head in (a, b):
         scores = np.abs(np.einsum("bnd,bd->bn", X, head.scores_of(X[:, -1]))).max(axis=1)
-        noise += np.linalg.norm(X, axis=2).max(axis=1) * _norm(head.v) + abs(head.c)
+        noise += np.linalg.norm(X, axis=2).max(axis=1) * norm_of(head.v) + abs(head.c)
         noise += np.ptp(X @ head.v, axis=1) * scores
     noise *= 64 * a.dim * np.finfo(float).eps
     return np.maximum(noise, np.finfo(float).tiny)
-
-
-def _sizes(middle: float) -> Array:
-    """Return sizes around one, of which no square leaves float64's range."""
-    sizes: Array = np.clip(middle * 4.0 ** np.arange(-12, 13), 2.0**-480, 2.0**480)
-    return sizes
-
-
-def _largest(x: Array) -> float:
-    return float(np.max(np.abs(x)))
-
-
-def _norm(x: Array) -> float:
-    """Return the 2-norm (Frobenius), also where the squares leave float64's range."""
-    unit = _largest(x)
-    return unit * float(np.linalg.norm(x / unit)) if unit else 0.0
-
-
-def _unit(x: Array) -> Array:
-    norm = _norm(x)
-    return x / norm if norm else x

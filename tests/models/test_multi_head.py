@@ -1,0 +1,332 @@
+"""Several heads: the forward map against its heads, files, and one canonical form per function."""
+
+from __future__ import annotations
+
+import pickle
+from decimal import Context, Decimal, localcontext
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import unsoftmax as us
+from tests.models.test_equality import exact
+from tests.models.test_single_head import loop, rounding
+
+
+def several(H, d, seed=0, rank=None, biases=True):
+    """A model with every parameter, from factors if a rank is given."""
+    rng = np.random.default_rng([H, d, seed])
+    v, w = rng.standard_normal((2, H, d))
+    rest = (w, 0.7) if biases else ()
+    if rank is None:
+        return us.MultiHead(rng.standard_normal((H, d, d)), v, *rest)
+    K, Q = rng.standard_normal((2, H, rank, d))
+    return us.MultiHead.from_factors(K, Q, v, *rest)
+
+
+@st.composite
+def models(draw):
+    rank = draw(st.none() | st.integers(0, 3))
+    H, d, seed = draw(st.integers(0, 5)), draw(st.integers(1, 5)), draw(st.integers(0, 2**32))
+    return several(H, d, seed, rank, draw(st.booleans()))
+
+
+# -- the forward map
+
+
+@given(models(), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2**32))
+def test_answers_are_the_definition(model, B, N, seed):
+    X = np.random.default_rng(seed).standard_normal((B, N, model.dim))
+    answers = model(X)
+    assert answers.shape == (B,)
+    assert answers.dtype == np.float64
+    heads = list(zip(model.W, model.v, model.w, strict=True))
+    expected = np.array([sum(loop(*head, 0.0, x) for head in heads) + model.c for x in X])
+    bound = sum((rounding(*head, model.c, X) for head in heads), 1e-15 * abs(model.c))
+    assert np.all(np.abs(answers - expected) <= bound)
+
+
+def test_batches_larger_than_one_piece(monkeypatch):
+    model = several(3, 4)
+    X = np.random.default_rng(0).standard_normal((10, 3, 4))
+    whole = model(X)
+    monkeypatch.setattr("unsoftmax.models.multi_head._VECTOR_NUMBERS", 3 * 4 * 3)
+    np.testing.assert_allclose(model(X), whole, rtol=1e-13)
+
+
+def test_answering_never_forms_W(monkeypatch):
+    model = several(3, 5, rank=2)
+    product = model.W
+    monkeypatch.setattr(us.MultiHead, "W", property(lambda _: pytest.fail("formed W")))
+    model(np.zeros((2, 3, 5)))
+    expected = max(np.linalg.norm(W) for W in product)
+    assert model.norm("W") == pytest.approx(expected, rel=1e-13)
+
+
+def test_norms_are_the_largest_over_heads():
+    model = us.MultiHead([np.eye(2), 3 * np.eye(2)], [[3, 4], [1, 0]], [[0, 1], [0, 2]], -2)
+    assert [model.norm(name) for name in "Wvwc"] == [pytest.approx(np.sqrt(18)), 5, 2, 2]
+
+
+def test_heads_one_by_one():
+    for model in (several(3, 4), several(3, 4, rank=2)):
+        X = np.random.default_rng(0).standard_normal((6, 3, 4))
+        total = sum(head(X) for head in model.heads) + model.c
+        np.testing.assert_allclose(model(X), total, rtol=1e-12)
+
+
+def test_weights_that_underflow_and_scores_beyond_floats():
+    model = us.MultiHead(1e300 * np.eye(2)[None], [[1.0, 0.0]])
+    assert model(np.array([[[2.0, 0.0], [1.0, 0.0]]]))[0] == 2.0
+
+
+@given(models())
+def test_files_and_pickles_keep_every_bit(tmp_path_factory, model):
+    path = tmp_path_factory.getbasetemp() / "several.safetensors"
+    model.save(path)
+    for copy in (us.load(path), pickle.loads(pickle.dumps(model))):
+        assert type(copy) is us.MultiHead
+        assert copy.arrays().keys() == model.arrays().keys()
+        for name, array in copy.arrays().items():
+            np.testing.assert_array_equal(array, model.arrays()[name])
+            assert not array.flags.writeable
+
+
+def test_arrays_are_copies():
+    W = np.ones((1, 2, 2))
+    model = us.MultiHead(W, [[1, 0]])
+    W[:] = 7
+    assert np.all(model.W == 1)
+    np.testing.assert_array_equal(model.w, np.zeros((1, 2)))
+    with pytest.raises(ValueError, match="read-only"):
+        several(2, 3, rank=1).W[0, 0] = 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((np.eye(2), [1.0, 2.0]), "v must have shape"),
+        (([np.eye(2)], [[1.0, 2.0], [1.0, 2.0]]), "W must have shape"),
+        ((np.zeros((0, 2, 2)), []), "v must have shape"),
+        (([np.eye(2)], [[1.0, 2.0]], [1.0, 2.0]), "w must have shape"),
+        (([np.eye(2)], [[1.0, np.inf]]), "v must be finite"),
+        (([np.eye(2)], [[1.0, 2.0]], None, [1.0]), "c must have shape"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        us.MultiHead(*arguments)
+
+
+def test_factors_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="K must have shape"):
+        us.MultiHead.from_factors(np.eye(2), np.eye(2), [[1.0, 2.0]])
+    with pytest.raises(ValueError, match="Q must have shape"):
+        us.MultiHead.from_factors(np.ones((1, 2, 2)), np.ones((1, 1, 2)), [[1.0, 2.0]])
+    with pytest.raises(ValueError, match="takes sequences"):
+        several(2, 3)(np.zeros((1, 2, 4)))
+
+
+def test_what_it_says_of_itself():
+    assert repr(several(3, 4)) == "MultiHead(H=3, d=4)"
+    assert repr(several(3, 4, rank=2)) == "MultiHead(H=3, d=4, rank ≤ 2)"
+
+
+def test_no_heads():
+    model = us.MultiHead(np.zeros((0, 3, 3)), np.zeros((0, 3)), c=2.0)
+    np.testing.assert_array_equal(model(np.ones((2, 4, 3))), [2.0, 2.0])
+    assert (model.dim, model.H, model.norm("W"), model.heads) == (3, 0, 0.0, ())
+    assert us.equivalent(model, us.SingleHead(np.eye(3), np.zeros(3), c=2.0), rtol=0)
+    assert us.canonical(us.MultiHead(np.ones((2, 3, 3)), np.zeros((2, 3)))).H == 0
+
+
+# -- canonical form
+
+
+@given(models(), st.randoms(use_true_random=False))
+def test_order_and_splits_do_not_matter(model, random):
+    """Heads in any order, some split into exact shares, and heads without values."""
+    order = [*range(model.H), *random.choices(range(model.H), k=3)] if model.H else []
+    times = np.bincount(order, minlength=model.H)
+    random.shuffle(order)
+    v = [model.v[h] for h in order]
+    # n copies of v, less n − 1 of them on the last one, is v exactly only if sums are exact
+    for h in np.flatnonzero(times > 1):
+        places = [k for k, g in enumerate(order) if g == h]
+        v[places[0]] = -(len(places) - 2) * model.v[h]
+    v = np.array(v).reshape(-1, model.dim)
+    silent = np.ones((1, model.dim, model.dim))
+    other = us.MultiHead(
+        np.concatenate([model.W[order], silent]),
+        np.concatenate([v, -0.0 * silent[0, :1]]),
+        np.concatenate([model.w[order], silent[0, :1]]),
+        model.c,
+    )
+    mine, its = us.canonical(model), us.canonical(other)
+    for name in "Wvwc":
+        np.testing.assert_array_equal(getattr(mine, name), getattr(its, name))
+    assert us.equivalent(model, other, rtol=0)
+    assert us.equivalent(other, model)
+
+
+def test_the_canonical_form_is_its_own():
+    form = us.canonical(several(4, 3))
+    again = us.canonical(form)
+    for name in "Wvwc":
+        np.testing.assert_array_equal(getattr(form, name), getattr(again, name))
+    assert form.W[0, 0, 0] == form.W[:, 0, 0].min()
+
+
+def test_zeros_of_both_signs_are_one():
+    a, b = (us.MultiHead([[[zero, 1.0], [1.0, 1.0]]], [[1.0, zero]]) for zero in (0.0, -0.0))
+    assert us.equivalent(a, b, rtol=0)
+    both = us.MultiHead([a.W[0], b.W[0]], [[1.0, 0.0], [1.0, 0.0]])
+    assert us.canonical(both).H == 1
+
+
+def test_sums_are_exact():
+    """What one rounding would hide is not called equal, nor what it would add."""
+    W = np.eye(2)
+    whole = us.SingleHead(W, [1.0, 0.0])
+    more = us.MultiHead([W, W], [[1.0, 0.0], [1e-20, 0.0]])
+    assert us.equivalent(whole, more)
+    assert us.equivalent(whole, more, rtol=0).verdict == "undecided"
+    gone = us.MultiHead([W, W, W], [[1.0, 0.0], [1e-20, 0.0], [-1e-20, 0.0]])
+    assert us.equivalent(whole, gone, rtol=0)
+
+
+# -- different, with a witness
+
+
+def assert_told_apart(result, a, b):
+    """The witness separates the two, by float64 answers whose difference is no rounding."""
+    assert result.verdict == "different"
+    x = result.witness
+    assert len(x) <= 3
+    seen = Decimal(float(a(x[None])[0])) - Decimal(float(b(x[None])[0]))
+    true = total(a, x) - total(b, x)
+    assert seen
+    assert abs(seen - true) < abs(true) / 2
+
+
+def total(model, x):
+    """f(x) in 60 digits, head by head."""
+    if isinstance(model, us.SingleHead):
+        return exact(model, x)
+    with localcontext(Context(prec=60)):
+        return sum((exact(head, x) for head in model.heads), Decimal(model.c))
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+    st.sampled_from("Wvw"),
+    st.floats(-7, 0.5),
+)
+def test_a_difference_beyond_the_tolerance_is_shown(H, d, seed, name, exponent):
+    a = several(H, d, seed)
+    rng = np.random.default_rng(seed)
+    arrays = {**a.arrays()}
+    moved = arrays[name].copy()
+    moved[rng.integers(H)] += 10.0**exponent * rng.standard_normal(moved.shape[1:])
+    b = us.MultiHead.from_arrays({**arrays, name: moved})
+    order = rng.permutation(H)
+    b = us.MultiHead(b.W[order], b.v[order], b.w[order], b.c)
+    result = us.equivalent(a, b, rtol=1e-12)
+    assert_told_apart(result, a, b)
+    assert us.equivalent(b, a, rtol=1e-12).verdict == "different"
+
+
+@pytest.mark.parametrize("d", [1, 3, 6])
+def test_what_two_tokens_cannot_tell(d):
+    """σ(t) = 1 − σ(−t): only repeats or a third token show it."""
+    rng = np.random.default_rng(d)
+    W, v, w = rng.standard_normal((d, d)), rng.standard_normal(d), rng.standard_normal(d)
+    a = us.SingleHead(W, v, w)
+    b = us.MultiHead([-W, 0 * W], [-v, 2 * v], [-w, 0 * w])
+    for N in (1, 2):
+        X = rng.standard_normal((50, N, d))
+        np.testing.assert_allclose(a(X), b(X), atol=1e-13)
+    result = us.equivalent(a, b)
+    assert_told_apart(result, a, b)
+    assert len(result.witness) == 3
+
+
+def test_heads_of_very_different_values():
+    rng = np.random.default_rng(0)
+    W, v, w = several(6, 5).W, several(6, 5).v * np.logspace(0, 4, 6)[:, None], several(6, 5).w
+    a = us.MultiHead(W, v, w)
+    order = rng.permutation(6)
+    nearly = W * (1 + 1e-12 * rng.standard_normal(W.shape))
+    assert us.equivalent(a, us.MultiHead(nearly[order], v[order], w[order]))
+    for h in range(6):  # the smallest too
+        other = W.copy()
+        other[h] = W[h] + 1e-4 * rng.standard_normal((5, 5))
+        b = us.MultiHead(other[order], v[order], w[order])
+        assert_told_apart(us.equivalent(a, b), a, b)
+        fewer = np.delete(np.arange(6), h)
+        b = us.MultiHead(W[fewer], v[fewer], w[fewer])
+        assert_told_apart(us.equivalent(a, b), a, b)
+
+
+def test_other_constants_and_other_classes():
+    a = several(2, 3)
+    b = us.MultiHead(a.W, a.v, a.w, a.c + 1)
+    assert_told_apart(us.equivalent(a, b), a, b)
+    one = us.MultiHead(a.W[:1], a.v[:1], a.w[:1], a.c)
+    head = us.SingleHead(a.W[0], a.v[0], a.w[0], a.c)
+    assert us.equivalent(one, head, rtol=0)
+    assert us.equivalent(head, one, rtol=0)
+    assert_told_apart(us.equivalent(a, head), a, head)
+    for other in (several(2, 4), us.ReluNetwork(np.eye(3), np.ones(3))):
+        result = us.equivalent(a, other)
+        assert (result.verdict, result.witness, result.gap) == ("different", None, np.inf)
+
+
+def test_factors_and_their_product_are_one_function():
+    a = several(3, 6, rank=2)
+    turned = np.linalg.qr(np.random.default_rng(1).standard_normal((2, 2)))[0]
+    b = us.MultiHead.from_factors(turned @ a.arrays()["K"], turned @ a.arrays()["Q"], a.v, a.w, a.c)
+    assert us.equivalent(a, b)
+    assert us.equivalent(a, us.MultiHead(a.W, a.v, a.w, a.c), rtol=0)
+
+
+# -- undecided
+
+
+def nearly_one(v):
+    """Two heads whose scores differ by 1e-11 of their size."""
+    W = several(1, 3).W[0]
+    return us.MultiHead([W, W * (1 + 1e-11)], v)
+
+
+def test_nearly_equal_heads_are_no_guess():
+    v = several(2, 3).v
+    apart = nearly_one(v)
+    merged = us.MultiHead(apart.W[:1], [v[0] + v[1]])
+    moved = nearly_one([v[0] + 1, v[1] - 1])
+    for other in (merged, moved):
+        assert us.equivalent(apart, other).verdict == "undecided"
+        assert us.equivalent(other, apart).verdict == "undecided"
+        # below their difference they are two
+        assert us.equivalent(apart, other, rtol=1e-13).verdict == "different"
+        assert_told_apart(us.equivalent(apart, other, rtol=1e-13), apart, other)
+
+
+def test_nearly_equal_heads_that_change_nothing():
+    v = several(2, 3).v
+    assert us.equivalent(nearly_one(v), nearly_one(v))
+    # one way or the other, a head is missing
+    other = nearly_one([v[0] + 1, v[1]])
+    assert_told_apart(us.equivalent(nearly_one(v), other), nearly_one(v), other)
+
+
+def test_what_float64_cannot_tell_is_undecided():
+    a = several(3, 8)
+    W = a.W * (1 + 2e-16)
+    result = us.equivalent(a, us.MultiHead(W, a.v, a.w, a.c), rtol=0)
+    assert result.verdict == "undecided"
+    assert 0 < result.gap < 1e-15
