@@ -26,7 +26,7 @@ At = Callable[[Array, Array], Generator[Round, Answers, Array]]
 """Angles and offset sizes to values g."""
 
 # An interval spans this many units of the logit where the slope is as guessed.
-_SPAN = 24.0
+_SPAN = 12.0
 # The first head's slope is found by taking T down from where gates are steps.
 _STEPS, _PILOT, _STEEPER, _FLATTER = 40.0, 64.0, 3.0, 0.1
 # Gates within this of 0 or 1 say on which side the jump is, and no more.
