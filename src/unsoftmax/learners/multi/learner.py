@@ -180,7 +180,7 @@ def _attempt(
     heads = yield from zoom(jumps, measure, at, ground.eta, far, most)
     v = ground.scale * heads.jumps.plane_vectors()
     u, readings = yield from read_out_of_plane(ground, frame, heads, v)
-    v, u = yield from read_values(ground, frame, readings, u, v, far, rng)
+    v, u, v_error = yield from read_values(ground, frame, readings, u, v, far, rng)
     base = Base(ground, frame.b, u, v, windows(ground, frame.b, u, v, rng))
     base, s = yield from read_base(base)
     towards = frame.b / np.linalg.norm(frame.b)
