@@ -159,10 +159,10 @@ def read_values(
         if previous is not None and np.array_equal(steps.signs, previous):
             break
         v = steps.solved(y)
+        v = v + steps.solved(y - steps.of(v))
         missed = np.abs(steps.of(v) - y)
         u = again(readings, frame, v, u)
         if np.all(missed < tolerance):
-            v = v + steps.solved(y - steps.of(v))
             for _ in range(2):
                 u = again(readings, frame, v, u)
             noise = rng.standard_normal((_PROBES, len(A))) * ground.eta * ground.scale

@@ -107,6 +107,8 @@ class _Search:
     """Angle and r of a single reading, (H, 2); NaN if there is none."""
     trusted: Array
     done: Array
+    steeper: float = _PILOT
+    """How fast T comes down from where gates are steps, for the first head."""
 
     @classmethod
     def of(cls, jumps: Jumps, eta: float, farthest: float) -> _Search:
@@ -130,6 +132,7 @@ class _Search:
     def moved(self, jumps: Jumps) -> _Search:
         """Take over what is known of intervals that were not split."""
         new = _Search.of(jumps, self.eta, self.farthest)
+        new.steeper = self.steeper
         slopes = np.linalg.norm(self.u[self.trusted], axis=1)
         new.kappa[:] = np.median(slopes) if len(slopes) else np.nanmax(self.kappa)
         old = {
@@ -157,11 +160,13 @@ class _Search:
     def advanced(self, at: At) -> Generator[Round, Answers, Array]:
         """Ask one round; return the intervals that do not look like one jump."""
         if not np.any(self.trusted):
-            width = self.high - self.low
-            pilot = np.argmax(width)
+            pilot = np.argmax(self.jumps.gap())
             if np.isnan(self.kappa[pilot]):
-                self.kappa[pilot] = _PILOT * _STEPS / (self.farthest * width[pilot])
-            suspects = yield from self._read(at, np.array([pilot]), _PILOT)
+                width = self.high[pilot] - self.low[pilot]
+                self.kappa[pilot] = _PILOT * _STEPS / (self.farthest * width)
+            suspects = yield from self._read(at, np.array([pilot]), self.steeper)
+            if suspects[pilot]:  # too far down: T goes slower
+                self.steeper = _STEEPER
             if np.any(self.trusted):
                 self.kappa[:] = np.linalg.norm(self.u[pilot])
             return suspects
