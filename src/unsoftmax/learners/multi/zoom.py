@@ -38,6 +38,8 @@ _MOST_BESIDE = 0.05
 _OTHERS, _SHARP, _APART = 45.0, 20.0, 12.0
 # Two readings at logits ∓2 are accepted if they come within 1 of that.
 _LOGIT, _NEAR = 2.0, 1.0
+# What is missed so often is not one jump: the interval is bisected.
+_MISSED = 3
 # The last reading: this much further out, at this logit, to this accuracy.
 _FAR, _FURTHER, _FAR_LOGIT, _AGREES = 1e5, 30.0, 1.5, 1e-3
 # Jumps closer than this are one hyperplane.
@@ -107,6 +109,8 @@ class _Search:
     """Angle and r of a single reading, (H, 2); NaN if there is none."""
     trusted: Array
     done: Array
+    missed: Array
+    """How often a head's two readings were not where it was thought to be."""
     steeper: float = _PILOT
     """How fast T comes down from where gates are steps, for the first head."""
 
@@ -127,6 +131,7 @@ class _Search:
             np.full((H, 2), np.nan),
             no,
             no.copy(),
+            np.zeros(H, dtype=np.intp),
         )
 
     def moved(self, jumps: Jumps) -> _Search:
@@ -144,7 +149,7 @@ class _Search:
         for k, ends in enumerate(zip(jumps.left, jumps.right, jumps.sign, strict=True)):
             if ends in old:
                 same = old[ends]
-                for name in ("kappa", "u", "T", "first", "trusted", "done"):
+                for name in ("kappa", "u", "T", "first", "trusted", "done", "missed"):
                     getattr(new, name)[k] = getattr(self, name)[same]
                 low, high = max(self.low[same], new.low[k]), min(self.high[same], new.high[k])
                 if low < high:
@@ -155,6 +160,7 @@ class _Search:
         """Forget what was read in some intervals."""
         self.trusted[k] = self.done[k] = False
         self.first[k] = np.nan
+        self.missed[k] = 0
         self.low[k], self.high[k] = self.jumps.low[k], self.jumps.high[k]
 
     def advanced(self, at: At) -> Generator[Round, Answers, Array]:
@@ -264,7 +270,8 @@ class _Search:
         self.low[wrong], self.high[wrong] = self.jumps.low[wrong], self.jumps.high[wrong]
         self.kappa[wrong] = _SPAN / ((self.high - self.low)[wrong] * T[~good & ~usable])
         self.first[wrong] = np.nan
-        return np.zeros(len(self.jumps), dtype=bool)
+        self.missed[k[~good]] += 1
+        return np.asarray(self.missed >= _MISSED)
 
     def _roots(self) -> Array:
         return InPlane(self.jumps, self.u, self.T).angle
