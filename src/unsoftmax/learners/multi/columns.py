@@ -19,7 +19,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from unsoftmax.learners.multi.two_tokens import Ground
-from unsoftmax.learners.multi.windows import Window, logit_noise
+from unsoftmax.learners.multi.windows import Noise, Window
 from unsoftmax.learners.multi.zoom import Coincident
 from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
@@ -40,7 +40,13 @@ class Base:
     b: Array
     u: Array
     v: Array
+    v_error: float
     windows: list[Window]
+
+    @property
+    def noise(self) -> Noise:
+        """What answers and values may be off by."""
+        return Noise(self.ground, float(np.linalg.norm(self.b)), self.v_error)
 
     @property
     def order(self) -> Indices:
@@ -269,7 +275,7 @@ class _Table:
 
     def noise(self, h: int, rows: Indices, s: Array) -> Array:
         base = self.base
-        return logit_noise(base.ground, base.windows[h].a[rows], base.v, h, s)
+        return base.noise.of_logits(base.windows[h].a[rows], base.v, h, s)
 
     def errors(self) -> Array:
         """Estimate ‖ΔW_h‖_F from the answers' precision."""
@@ -279,13 +285,15 @@ class _Table:
             window = self.base.windows[h]
             at_b = self.noise(h, np.arange(d), self.s[h])
             worst = np.max(np.where(self.asked[h], np.abs(self.logits[h]), 0.0), axis=1)
-            own = np.hypot(self.noise(h, np.arange(d), worst), at_b)
-            full = np.linalg.norm(np.linalg.inv(window.a) * own)
-            few = 0.0
+            own = np.hypot(self.noise(h, np.arange(d), worst), at_b) / window.t
+            full = float(np.linalg.norm(np.linalg.inv(window.a) * own))
+            errors[h] = np.sqrt(k) * full
             if h in self.basis:
                 C, rows = self.basis[h]
-                few = np.linalg.norm(np.linalg.inv(window.a[rows] @ C) * own[rows])
-            errors[h] = np.sqrt(k) * max(full, few) / window.t
+                few = float(np.linalg.norm(np.linalg.inv(window.a[rows] @ C) * own[rows]))
+                known = np.column_stack([self.base.u[h], self.W[h, :, self.asked[h].all(axis=0)].T])
+                share, *_ = np.linalg.lstsq(known, self.W[h], rcond=None)
+                errors[h] = np.hypot(np.sqrt(k) * few, full * np.linalg.norm(share))
         return errors
 
 

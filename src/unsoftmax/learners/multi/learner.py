@@ -32,7 +32,7 @@ from unsoftmax.learners.multi.orientation import Oriented, orient
 from unsoftmax.learners.multi.two_tokens import Ground
 from unsoftmax.learners.multi.values import Frame, read_out_of_plane, read_values
 from unsoftmax.learners.multi.verdict import fresh, limit, residuals
-from unsoftmax.learners.multi.windows import windows
+from unsoftmax.learners.multi.windows import Noise, windows
 from unsoftmax.learners.multi.zoom import Coincident, zoom
 from unsoftmax.learners.settings import flag, whole
 from unsoftmax.models import MultiHead
@@ -41,7 +41,7 @@ from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Step
 
 _TRIES = 4
 # The search begins with one interval, later with several per head that there may be.
-_DENSER = (1, 8, 64, 256)
+_DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
 # Estimated errors are a standard deviation, roughly: this many times it were never reached
 # in 2,000 heads.
@@ -138,7 +138,7 @@ class MultiHeadLearner:
             probes = fresh(found.model, _CONFIRM, length, rng, "pilot")
             answers = yield list(probes)
             missed, _, sizes = residuals(found.model, ground, probes, answers)
-            if np.all(np.abs(missed) <= limit(ground, sizes)):
+            if np.all(np.abs(missed) <= limit(found.model, found.errors, ground, probes, sizes, rng)):
                 return (yield from _concluded(found, ground, length, checks, rng))
         raise ModelMismatch(
             f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
@@ -177,11 +177,16 @@ def _attempt(
 
     most = learner.max_heads
     jumps = yield from find_jumps(measure, ground.eta, most, _DENSER[attempt])
+    if not len(jumps):
+        none = np.zeros((0, d))
+        base = Base(ground, frame.b, none, none, 0.0, [])
+        columns = Columns(np.zeros((0, d, d)), np.zeros(0), np.zeros(0, dtype=np.intp))
+        return _assembled(learner, base, columns, np.eye(d), (yield from orient(base, rng)))
     heads = yield from zoom(jumps, measure, at, ground.eta, far, most)
     v = ground.scale * heads.jumps.plane_vectors()
     u, readings = yield from read_out_of_plane(ground, frame, heads, v)
-    v, u, v_error = yield from read_values(ground, frame, readings, u, v, far, rng)
-    base = Base(ground, frame.b, u, v, windows(ground, frame.b, u, v, rng))
+    v, u, v_error = yield from read_values(ground, frame, heads, readings, u, v, far, rng)
+    base = Base(ground, frame.b, u, v, v_error, windows(Noise(ground, length, v_error), u, v, rng))
     base, s = yield from read_base(base)
     towards = frame.b / np.linalg.norm(frame.b)
     Q, _ = np.linalg.qr(np.column_stack([towards, rng.standard_normal((d, d - 1))]))
@@ -210,7 +215,13 @@ def _assembled(
         W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
         v = np.concatenate([v, found.constant[None]])
     W_error = float(np.max(columns.error, initial=0.0))
-    errors = {"W": W_error, "v": 0.0, "w": W_error * length, "c": 0.0}
+    rounding = base.ground.eta * abs(base.ground.c) + base.ground.absolute
+    errors = {
+        "W": W_error,
+        "v": found.v_error,
+        "w": W_error * length if learner.biases else 0.0,
+        "c": rounding if learner.biases else 0.0,
+    }
     notes = ()
     return _Heads(MultiHead(W, v, w, base.ground.c), errors, notes)
 
@@ -228,7 +239,8 @@ def _concluded(
         probes = fresh(found.model, checks, length, rng, "check")
         answers = yield list(probes)
         missed, _, sizes = residuals(found.model, ground, probes, answers)
-        evidence = Evidence.of(checks, missed / sizes, limit(ground, sizes) / sizes)
+        allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
+        evidence = Evidence.of(checks, missed / sizes, allowed / sizes)
         if not evidence.passed:
             raise ModelMismatch(
                 f"The recovered heads miss fresh answers by {evidence.max_residual:.1e} of their "

@@ -38,13 +38,15 @@ class Oriented:
     v: list[Array]
     constant: Array | None
     """The value of a head W = 0, if there is one."""
+    v_error: float
+    """Estimated error of the values (2-norm, the largest over heads)."""
 
 
 def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Oriented]:
     """Tell every head's sign, and the heads that two tokens cannot see."""
     ground, (H, d) = base.ground, base.u.shape
     tolerance = max(_SIGN, _NOISES * ground.eta)
-    v0 = yield from _constant(base, rng, tolerance)
+    v0, v0_error = yield from _constant(base, rng, tolerance)
     rows = [
         int(np.argmax(np.abs(base.windows[h].a @ base.v[h]) - 1e9 * (base.windows[h].t <= 0)))
         for h in range(H)
@@ -55,8 +57,10 @@ def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Or
     f = np.linalg.solve(M, rest) if H else np.zeros(0)
     odd = np.flatnonzero(np.abs(np.abs(f) - 1) > tolerance)
     m = np.sign(f)[:, None] * base.v
+    error = base.v_error if v0 is None else max(base.v_error, v0_error)
     if len(odd):
-        m = yield from _both(base, odd, m, v0)
+        m, m_error = yield from _both(base, odd, m, v0)
+        error = max(error, m_error)
     index, sign, values = [], [], []
     for h in range(H):
         if h not in odd:
@@ -69,7 +73,7 @@ def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Or
                 index.append(h)
                 sign.append(turned)
                 values.append(value)
-    return Oriented(index, sign, values, v0)
+    return Oriented(index, sign, values, v0, error)
 
 
 def _ask(base: Base, a: Array) -> Generator[Round, Answers, Array]:
@@ -99,7 +103,7 @@ def _gate(s: Array) -> Array:
 
 def _constant(
     base: Base, rng: np.random.Generator, tolerance: float
-) -> Generator[Round, Answers, Array | None]:
+) -> Generator[Round, Answers, tuple[Array | None, float]]:
     """Look for a head W = 0: far out, where all gates are steps, only it feels the copies."""
     d = base.ground.dim
     far = FAR / np.linalg.norm(base.b)
@@ -110,9 +114,11 @@ def _constant(
     picked = directions[np.argsort(-clear)[: 2 * d]]
     first = yield from _quarter(base, picked[:1], far)
     if abs(first[0]) <= tolerance * base.ground.scale:
-        return None
+        return None, 0.0
     A = picked[1 : d + 1]
-    return np.linalg.solve(A, (yield from _quarter(base, A, far)))
+    v0 = np.linalg.solve(A, (yield from _quarter(base, A, far)))
+    noise = 8 * base.ground.eta * base.ground.scale + base.v_error * np.sqrt(len(base.v))
+    return v0, float(noise * np.linalg.norm(np.linalg.inv(A)))
 
 
 def _quarter(base: Base, directions: Array, far: float) -> Generator[Round, Answers, Array]:
@@ -124,7 +130,7 @@ def _quarter(base: Base, directions: Array, far: float) -> Generator[Round, Answ
 
 def _both(
     base: Base, odd: Array, m: Array, v0: Array | None
-) -> Generator[Round, Answers, Array]:
+) -> Generator[Round, Answers, tuple[Array, float]]:
     """Read the whole m_h of heads that have their opposite beside them."""
     d = base.ground.dim
     a = np.concatenate([base.windows[h].a for h in odd])
@@ -137,4 +143,11 @@ def _both(
             terms = (a[rows] @ m.T) * psi[rows]
             own = rest[rows] - terms.sum(axis=1) + terms[:, h]
             m[h] = np.linalg.solve(base.windows[h].a, own / psi[rows, h])
-    return m
+    error = 0.0
+    for n, h in enumerate(odd):
+        window, here = base.windows[h].a, psi[n * d : (n + 1) * d, h]
+        # what moves a logit moves what is left of the answer by v_h·a/4 at most
+        logits = base.noise.of_logits(window, base.v, h, np.zeros(d))
+        left = logits * np.abs(window @ base.v[h]) / np.abs(here)
+        error = max(error, float(np.linalg.norm(np.linalg.inv(window) * left)))
+    return m, error

@@ -35,7 +35,11 @@ _SPARE = 1.1
 _DIGITS, _COARSE, _ITERATIONS = 1e-10, 1e-2, 2000
 _PROBES = 2
 # Directions closer than this to a hyperplane (in units of 1/√d) are not asked.
-_CLOSEST, _ERRORS, _AMPLE, _CROWD = 1e-3, 4.0, 0.25, 8.0
+_CLOSEST, _ROUGH, _ERRORS, _AMPLE, _CROWD = 1e-3, 2e-3, 4.0, 0.25, 8.0
+_DRAWS = 50
+# Neighbours more parallel than this get rows of their own between them; rows take this share of
+# the room there is.
+_PARALLEL, _ROOM = 0.98, 0.5
 _AGREES, _NOISES = 1e-9, 1e4
 _AGAIN = 5
 _PLANE = 4.0  # pieces of the half circle are read from baselines of about 1
@@ -139,6 +143,7 @@ def again(readings: Readings, frame: Frame, v: Array, u: Array) -> Array:
 def read_values(
     ground: Ground,
     frame: Frame,
+    heads: InPlane,
     readings: Readings,
     u: Array,
     v_plane: Array,
@@ -149,8 +154,7 @@ def read_values(
     H, d = u.shape
     if d == 2 or not H:
         return v_plane @ frame.plane, u, _PLANE * ground.eta * ground.scale
-    error = 2e-3
-    A = _directions(u, error, rng)
+    A = _directions(frame, heads, u, rng)
     y = (yield from ground.ask(far * A, frame.b, "values")) / far
     tolerance = max(_AGREES, _NOISES * ground.eta) * ground.scale
     previous = None
@@ -193,7 +197,10 @@ class Steps:
         H = self.signs.shape[1]
         if H * d <= _PICKED:
             rows = (self.signs[:, :, None] * self.A[:, None, :]).reshape(n, H * d)
-            return np.asarray(np.linalg.lstsq(rows, y, rcond=None)[0].reshape(H, d))
+            v, _, rank, _ = np.linalg.lstsq(rows, y, rcond=None)
+            if rank < H * d:
+                raise Coincident
+            return np.asarray(v.reshape(H, d))
         return self._conjugate_gradients(y, digits)
 
     def _conjugate_gradients(self, r: Array, digits: float) -> Array:
@@ -214,23 +221,39 @@ class Steps:
         return x
 
 
-def _directions(u: Array, error: float, rng: np.random.Generator) -> Array:
-    """Choose unit offsets, H·d and two more, away from all hyperplanes."""
+def _directions(frame: Frame, heads: InPlane, u: Array, rng: np.random.Generator) -> Array:
+    """Choose unit offsets, H·d and some more, away from all hyperplanes.
+
+    Random ones seldom fall between two hyperplanes that are nearly parallel; those of the half
+    circle halfway between two neighbours do.
+    """
     H, d = u.shape
     unit = u / np.linalg.norm(u, axis=1, keepdims=True)
-    closest = min(max(_CLOSEST, _ERRORS * error), _AMPLE / max(1.0, H / _CROWD)) / np.sqrt(d)
-    wanted = int(H * d * (_CANDIDATES if H * d <= _PICKED else _SPARE)) + _CHECKS
+    closest = min(max(_CLOSEST, _ERRORS * _ROUGH), _AMPLE / max(1.0, H / _CROWD)) / np.sqrt(d)
+    picking = H * d <= _PICKED
+    wanted = int(H * d * (_CANDIDATES if picking else _SPARE)) + _CHECKS
     found = np.zeros((0, d))
-    while len(found) < wanted:
+    for _ in range(_DRAWS):
         A = rng.standard_normal((2 * wanted, d))
         A /= np.linalg.norm(A, axis=1, keepdims=True)
         clear = np.min(np.abs(A @ unit.T), axis=1, initial=1.0) > closest
         found = np.concatenate([found, A[clear]])
-    found = found[:wanted]
-    if H * d > _PICKED:
-        return found
-    candidates = found[:-_CHECKS]
+        if len(found) >= wanted:
+            break
+    angle = heads.angle
+    beside = np.abs(np.sum(unit * np.roll(unit, -1, axis=0), axis=1))
+    gaps = np.flatnonzero(beside > (0.0 if picking else _PARALLEL))
+    middle = (angle + np.append(angle[1:], angle[:1] + np.pi))[gaps] / 2
+    centres = np.repeat(frame.offsets(middle, np.ones(len(middle))), d + 1, axis=0)
+    moves = rng.standard_normal(centres.shape)
+    with np.errstate(divide="ignore"):
+        room = np.min(np.abs(centres @ unit.T) / np.abs(moves @ unit.T), axis=1, initial=1.0)
+    between = centres + _ROOM * room[:, None] * moves
+    between /= np.linalg.norm(between, axis=1, keepdims=True)
+    checks, candidates = found[:_CHECKS], np.concatenate([between, found[_CHECKS:wanted]])
+    if not picking:
+        return np.concatenate([candidates, checks])
     signs = np.sign(candidates @ u.T)
     rows = (signs[:, :, None] * candidates[:, None, :]).reshape(len(candidates), H * d)
     _, pivots = qr(rows.T, mode="r", pivoting=True)
-    return np.concatenate([candidates[pivots[: H * d]], found[-_CHECKS:]])
+    return np.concatenate([candidates[pivots[: H * d]], checks])

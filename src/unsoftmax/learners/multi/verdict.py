@@ -7,6 +7,8 @@ weakest, the median and the strongest head. Two single tokens could not tell (W,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from unsoftmax.learners.multi.two_tokens import Ground
@@ -17,6 +19,9 @@ _LENGTHS = (3, 4, 5, 6)
 _LOGIT = 2.0
 # A wrong model of low rank may be right to 1e-7 on some sequences (measured): this is less.
 _AGREES, _NOISES = 1e-9, 3e5
+# Estimated errors explain so many times what random ones of their size do, up to a share of the
+# answers: a wrong model does not pass for an imprecise one.
+_MOVED, _TIMES, _MOST = 3, 10.0, 1e-3
 
 
 def fresh(
@@ -62,6 +67,34 @@ def residuals(
     return np.concatenate(missed), np.concatenate(rounding), np.concatenate(sizes)
 
 
-def limit(ground: Ground, sizes: Array) -> Array:
-    """Return the largest residuals of a model that is right."""
-    return np.asarray(max(_AGREES, _NOISES * ground.eta) * sizes + 100 * ground.absolute)
+def limit(
+    model: MultiHead,
+    errors: Mapping[str, float],
+    ground: Ground,
+    probes: list[Sequences],
+    sizes: Array,
+    rng: np.random.Generator,
+) -> Array:
+    """Return the largest residuals of a model that is right up to its estimated errors.
+
+    What those would do is seen by moving the parameters at random.
+    """
+    moved = np.zeros(len(sizes))
+    for _ in range(_MOVED):
+        changed = [
+            getattr(model, name) + errors[name] * _unit(getattr(model, name), rng)
+            for name in ("W", "v", "w")
+        ]
+        other = MultiHead(*changed, model.c)
+        difference = np.concatenate([other(part.X) - model(part.X) for part in probes])
+        moved = np.maximum(moved, np.abs(difference))
+    moved = np.minimum(_TIMES * moved, _MOST * sizes)
+    return np.asarray(np.maximum(max(_AGREES, _NOISES * ground.eta) * sizes, moved)
+                      + 100 * ground.absolute)
+
+
+def _unit(shape: Array, rng: np.random.Generator) -> Array:
+    """Draw an array whose every head has norm 1."""
+    x = rng.standard_normal(shape.shape)
+    flat = np.linalg.norm(x.reshape(len(x), -1), axis=1) if len(x) else np.zeros(0)
+    return np.asarray(x / flat.reshape(-1, *[1] * (x.ndim - 1)))

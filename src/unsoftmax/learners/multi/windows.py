@@ -38,16 +38,31 @@ class Window:
     """Error of ``W_h q`` that answers' rounding leaves, by estimate."""
 
 
-def windows(
-    ground: Ground, b: Array, u: Array, v: Array, rng: np.random.Generator
-) -> list[Window]:
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What answers to [(a+b); b] may be off by, and what errors of the v_h add."""
+
+    ground: Ground
+    length: float
+    """Norm of b."""
+    v_error: float
+
+    def of_logits(self, a: Array, v: Array, h: int, s: Array) -> Array:
+        """Return how far it may move logits s (m,) of head h at offsets a (m, d)."""
+        ground, values = self.ground, np.abs(a @ v.T)
+        size = values.sum(axis=1) + self.length * ground.scale + abs(ground.c)
+        answer = 2 * (ground.eta * size + ground.absolute)
+        answer += self.v_error * np.linalg.norm(a, axis=1)
+        with np.errstate(divide="ignore"):
+            return np.asarray(2 * answer * np.cosh(s / 2) ** 2 / values[:, h])
+
+
+def windows(noise: Noise, u: Array, v: Array, rng: np.random.Generator) -> list[Window]:
     """Choose a window for every head."""
-    return [_window(ground, float(np.linalg.norm(b)), u, v, h, rng) for h in range(len(u))]
+    return [_window(noise, u, v, h, rng) for h in range(len(u))]
 
 
-def _window(
-    ground: Ground, length: float, u: Array, v: Array, h: int, rng: np.random.Generator
-) -> Window:
+def _window(noise: Noise, u: Array, v: Array, h: int, rng: np.random.Generator) -> Window:
     H, d = u.shape
     size = np.linalg.norm(u, axis=1)
     n = u[h] / size[h]
@@ -61,7 +76,7 @@ def _window(
         basis, _ = np.linalg.qr(np.column_stack([n, rng.standard_normal((d, d - 1))]))
         for margin in _MARGINS:
             z = _pushed(basis[:, 1:].T, near, margin / np.sqrt(d))
-            found = _of(ground, length, u, v, h, others, np.concatenate([z, z[:1]]), n)
+            found = _of(noise, u, v, h, others, np.concatenate([z, z[:1]]), n)
             if best is None or found.noise < best.noise:
                 best = found
     assert best is not None
@@ -81,8 +96,7 @@ def _pushed(z: Array, near: Array, margin: float) -> Array:
 
 
 def _of(
-    ground: Ground,
-    length: float,
+    noise: Noise,
     u: Array,
     v: Array,
     h: int,
@@ -100,18 +114,10 @@ def _of(
     s = _LOGIT * np.where(np.arange(d) % 2, 1.0, -1.0)
     s[-1] = -s[0]
     a = (T[:, None] * z + s[:, None] * n) / size[h]
-    t = length * min(_MOST_MOVED, np.sqrt(d) / np.sqrt(np.mean(T**2)), room)
+    t = noise.length * min(_MOST_MOVED, np.sqrt(d) / np.sqrt(np.mean(T**2)), room)
     try:
         inverse = np.linalg.inv(a)
     except np.linalg.LinAlgError:
         return Window(a, t, np.inf)
-    error = logit_noise(ground, a, v, h, s)
+    error = noise.of_logits(a, v, h, s)
     return Window(a, t, float(np.linalg.norm(inverse * error)) / t)
-
-
-def logit_noise(ground: Ground, a: Array, v: Array, h: int, s: Array) -> Array:
-    """Return how far answers' rounding may move logits s (m,) of head h at offsets a (m, d)."""
-    values = np.abs(a @ v.T)
-    answer = ground.eta * values.sum(axis=1) + 2 * ground.absolute
-    with np.errstate(divide="ignore"):
-        return np.asarray(2 * answer * np.cosh(s / 2) ** 2 / values[:, h])
