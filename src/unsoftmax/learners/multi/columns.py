@@ -25,7 +25,8 @@ from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
 
 _SWEEPS, _SETTLED = 6, 1e-15
-_MOST = 9.0  # logits beyond are read with too few digits
+# Logits beyond are read with too few digits: query tokens then stay closer to b.
+_MOST, _CLOSER, _CLOSER_TIMES = 9.0, 5.0, 6
 # Ranks are tried one by one, then in steps of an eighth, up to half of d.
 _TRIED, _STEPS = 8, 8
 # A column is predicted if what is left of one row is this small, or this many times its noise.
@@ -53,8 +54,8 @@ class Base:
         """Weak heads first: windows leave them open."""
         return np.argsort(np.linalg.norm(self.u, axis=1))
 
-    def logits(self, h: int, a: Array, y: Array, shifts: Array) -> Array:
-        """Return the logits of head h (m, k) from reduced answers y (m, k) at offsets a (m, d).
+    def logits(self, h: int, a: Array, y: Array, shifts: Array) -> tuple[Array, Array]:
+        """Return the logits of head h (m, k), and which are lost, from reduced answers y (m, k) at offsets a (m, d).
 
         ``shifts`` (H, d, k) is what every u_g moves by at the k query tokens.
         """
@@ -69,9 +70,9 @@ class Base:
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((y - rest) / values[h][:, None])
         # while sweeps settle, a gate may seem to be past its end: keep what was thought before
-        lost = ~(np.abs(s) < 2 * _MOST)
+        lost = ~(np.abs(s) < _MOST)
         s[lost] = 2 * np.arctanh(np.clip(own[lost], -0.999, 0.999))
-        return np.asarray(s)
+        return s, lost
 
 
 def read_base(base: Base) -> Generator[Round, Answers, tuple[Base, Array]]:
@@ -80,16 +81,18 @@ def read_base(base: Base) -> Generator[Round, Answers, tuple[Base, Array]]:
     table = _Table.empty(base, np.zeros((H, d)), np.zeros((1, d)))
     yield from table.ask([(h, np.arange(d), np.arange(1)) for h in range(H)], "base")
     u, s = base.u.copy(), np.zeros((H, d))
+    lost = np.zeros((H, d, 1), dtype=bool)
     still = np.zeros((H, d, 1))
     for _ in range(_SWEEPS):
         before = u.copy()
         for h in base.order:
             a = base.windows[h].a
-            s[h] = replace(base, u=u).logits(h, a, table.y[h], still)[:, 0]
+            now, lost[h] = replace(base, u=u).logits(h, a, table.y[h], still)
+            s[h] = now[:, 0]
             u[h] = np.linalg.solve(a, s[h])
         if _settled(u, before):
             break
-    if not np.all(np.abs(s) < _MOST):
+    if np.any(lost):
         raise Coincident
     return replace(base, u=u), s
 
@@ -127,9 +130,9 @@ def read_columns(
                 wanted.append((h, np.flatnonzero(~table.asked[h, :, first]), now[:1]))
             wanted.append((h, rows, now[1:]))
         yield from table.ask(wanted, "columns")
-        table.settle(now)
+        yield from table.settled(now)
     table.settle(np.arange(k))
-    if np.any(np.abs(table.logits) > _MOST):
+    if np.any(table.lost):
         raise Coincident
     ranks = np.array([table.basis[h][0].shape[1] if h in table.basis else d for h in range(H)])
     return Columns(table.W, table.errors(), ranks)
@@ -166,15 +169,16 @@ def _tested(table: _Table, column: int) -> Generator[Round, Answers, None]:
         for h in table.base.order:
             rows = np.flatnonzero(table.asked[h, :, column])
             s = table.read(h, rows, np.array([column]))
-            moved = (s[:, 0] - table.s[h, rows]) / table.base.windows[h].t
+            moved = (s[:, 0] - table.s[h, rows]) / table.t[h, column]
             C = bases[h] if h in bases else table.basis[h][0]
             M = table.base.windows[h].a[rows] @ C
             x, *_ = np.linalg.lstsq(M, moved, rcond=None)
-            noise = table.noise(h, rows, s[:, 0]) / table.base.windows[h].t
+            noise = table.noise(h, rows, s[:, 0]) / table.t[h, column]
             allowed = tolerance * np.linalg.norm(moved) + np.minimum(
                 _NOISES * noise, _LOOSELY * np.linalg.norm(moved)
             )
             fits = bool(np.all(np.abs(moved - M @ x) < allowed))
+            fits &= not np.any(table.lost[h, rows, column])
             table.W[h, :, column] = C @ x if fits else 0.0
             if fits and h in bases:
                 predicted.append(h)
@@ -193,8 +197,12 @@ class _Table:
     y: Array
     """Reduced answers (H, d, k)."""
     asked: Array
+    t: Array
+    """Steps of the query tokens (H, k)."""
     W: Array
     logits: Array
+    lost: Array
+    """Logits too large to be read, in the last sweep."""
     basis: dict[int, tuple[Array, Indices]]
     """Column space and rows of the heads whose rank is known."""
 
@@ -202,8 +210,11 @@ class _Table:
     def empty(cls, base: Base, s: Array, directions: Array) -> _Table:
         H, d = base.u.shape
         shape = (H, d, len(directions))
-        zeros = [np.zeros(shape) for _ in range(3)]
-        return cls(base, s, directions, zeros[0], np.zeros(shape, bool), zeros[1], zeros[2], {})
+        y, W, logits = (np.zeros(shape) for _ in range(3))
+        asked, lost = (np.zeros(shape, dtype=bool) for _ in range(2))
+        t = np.array([window.t for window in base.windows])
+        t = np.repeat(t[:, None], len(directions), axis=1)
+        return cls(base, s, directions, y, asked, t, W, logits, lost, {})
 
     def rows_of(self, h: int) -> Indices:
         return self.basis[h][1] if h in self.basis else np.arange(self.W.shape[1])
@@ -218,7 +229,7 @@ class _Table:
         ground, grids, tokens = self.base.ground, [], []
         for h, rows, columns in wanted:
             window = self.base.windows[h]
-            b = self.base.b + window.t * self.directions[columns]
+            b = self.base.b + self.t[h, columns, None] * self.directions[columns]
             ones = np.ones(len(b))
             grids.append(Grid(window.a[rows], b, ones, ones, phase=phase, purpose="data"))
             tokens.append(b)
@@ -234,8 +245,9 @@ class _Table:
         """Return head h's logits (rows, columns), given what is thought of the others."""
         window = self.base.windows[h]
         y = self.y[h][np.ix_(rows, columns)]
-        s = self.base.logits(h, window.a[rows], y, window.t * self.W[:, :, columns])
-        self.logits[np.ix_([h], rows, columns)] = s
+        s, lost = self.base.logits(h, window.a[rows], y, self.t[h, columns] * self.W[:, :, columns])
+        here = np.ix_([h], rows, columns)
+        self.logits[here], self.lost[here] = s, lost
         return s
 
     def span(self, h: int, known: int, extra: int = 0) -> tuple[Array, Indices]:
@@ -260,18 +272,35 @@ class _Table:
             if _settled(self.W[:, :, columns], before):
                 break
 
+    def settled(self, columns: Indices) -> Generator[Round, Answers, None]:
+        """Settle columns; ask those whose logits moved too far again, closer to b."""
+        self.settle(columns)
+        for _ in range(_CLOSER_TIMES):
+            lost = self.lost[:, :, columns].any(axis=1)
+            if not np.any(lost):
+                return
+            wanted = []
+            for h, n in zip(*np.nonzero(lost), strict=True):
+                column = columns[n : n + 1]
+                self.t[h, column] /= _CLOSER
+                self.W[h][:, column] = 0.0
+                wanted.append((int(h), np.flatnonzero(self.asked[h, :, column[0]]), column))
+            yield from self.ask(wanted, "columns again")
+            self.settle(columns)
+        raise Coincident
+
     def _solve(self, h: int, columns: Indices) -> None:
         window, every = self.base.windows[h], np.arange(self.W.shape[1])
         full = self.asked[h][:, columns].all(axis=0)
         if np.any(full):
             now = columns[full]
             moved = self.read(h, every, now) - self.s[h][:, None]
-            self.W[h][:, now] = np.linalg.solve(window.a, moved) / window.t
+            self.W[h][:, now] = np.linalg.solve(window.a, moved) / self.t[h, now]
         if not np.all(full):
             now = columns[~full]
             C, rows = self.basis[h]
             moved = self.read(h, rows, now) - self.s[h, rows][:, None]
-            self.W[h][:, now] = C @ np.linalg.solve(window.a[rows] @ C, moved) / window.t
+            self.W[h][:, now] = C @ np.linalg.solve(window.a[rows] @ C, moved) / self.t[h, now]
 
     def noise(self, h: int, rows: Indices, s: Array) -> Array:
         base = self.base
@@ -285,7 +314,7 @@ class _Table:
             window = self.base.windows[h]
             at_b = self.noise(h, np.arange(d), self.s[h])
             worst = np.max(np.where(self.asked[h], np.abs(self.logits[h]), 0.0), axis=1)
-            own = np.hypot(self.noise(h, np.arange(d), worst), at_b) / window.t
+            own = np.hypot(self.noise(h, np.arange(d), worst), at_b) / self.t[h].min()
             full = float(np.linalg.norm(np.linalg.inv(window.a) * own))
             errors[h] = np.sqrt(k) * full
             if h in self.basis:

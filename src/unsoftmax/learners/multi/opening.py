@@ -16,7 +16,7 @@ from unsoftmax.theory.precision import Precision
 FAR = 1e14
 # Single tokens are long: what is constant or rounded to decimals is lost beside them.
 _LONG = 2.0**40
-_RANDOM = 3
+_RANDOM, _SEARCHED = 3, 64
 # Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16).
 _FLOAT64 = 4e-16
 # The largest defect of linearity there is, of a few, may have been small by chance.
@@ -47,6 +47,10 @@ def open_heads(
     ]
     c = float(zero[0])
     s = (line - c) / _LONG
+    if not np.any(stepped - c) and not np.any(s):  # values may cancel here and not elsewhere
+        b, a = _random(dim, rng, _SEARCHED), _random(dim, rng, _SEARCHED)
+        n, ones = np.arange(_SEARCHED), np.ones(_SEARCHED)
+        [stepped] = yield [Pairs(a, b, n, n, FAR * ones, ones, phase="scale", purpose="pilot")]
     steps = np.abs(2 * (stepped - c - np.sum(b * s, axis=1)) / FAR - a @ s)
     scale = float(max(np.linalg.norm(s), np.max(steps)))
     terms = scale if scale > 0 else 1.0
@@ -78,6 +82,6 @@ def open_heads(
     return Ground(s, c, eta, absolute, scale, why), length
 
 
-def _random(dim: int, rng: np.random.Generator) -> Array:
-    x = rng.standard_normal((_RANDOM, dim))
+def _random(dim: int, rng: np.random.Generator, count: int = _RANDOM) -> Array:
+    x = rng.standard_normal((count, dim))
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
