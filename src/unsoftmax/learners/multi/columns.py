@@ -24,7 +24,8 @@ from unsoftmax.learners.multi.zoom import Coincident
 from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
 
-_SWEEPS, _SETTLED = 6, 1e-15
+# Sweeps end when nothing moves but rounding; heads that still move by more are read wrongly.
+_SWEEPS, _SETTLED, _UNSETTLED = 30, 4e-15, 1e-10
 # Logits beyond are read with too few digits: query tokens then stay closer to b.
 _MOST, _CLOSER, _CLOSER_TIMES = 9.0, 5.0, 6
 # Ranks are tried one by one, then in steps of an eighth, up to half of d.
@@ -90,7 +91,7 @@ def read_base(base: Base) -> Generator[Round, Answers, tuple[Base, Array]]:
             now, lost[h] = replace(base, u=u).logits(h, a, table.y[h], still)
             s[h] = now[:, 0]
             u[h] = np.linalg.solve(a, s[h])
-        if _settled(u, before):
+        if _moved(u, before) <= _SETTLED:
             break
     if np.any(lost):
         raise Coincident
@@ -131,8 +132,8 @@ def read_columns(
             wanted.append((h, rows, now[1:]))
         yield from table.ask(wanted, "columns")
         yield from table.settled(now)
-    table.settle(np.arange(k))
-    if np.any(table.lost):
+    moved = table.settle(np.arange(k))
+    if np.any(table.lost) or moved > _UNSETTLED:
         raise Coincident
     ranks = np.array([table.basis[h][0].shape[1] if h in table.basis else d for h in range(H)])
     return Columns(table.W, table.errors(), ranks)
@@ -263,14 +264,17 @@ class _Table:
         if h not in self.basis:
             self.basis[h] = self.span(h, known)
 
-    def settle(self, columns: Indices) -> None:
-        """Sweep over heads until all columns agree with the answers."""
+    def settle(self, columns: Indices) -> float:
+        """Sweep over heads until all columns agree with the answers; return how much moved last."""
+        moved = np.inf
         for _ in range(_SWEEPS):
-            before = self.W[:, :, columns].copy()
+            last, before = moved, self.W[:, :, columns].copy()
             for h in self.base.order:
                 self._solve(h, columns)
-            if _settled(self.W[:, :, columns], before):
+            moved = _moved(self.W[:, :, columns], before)
+            if moved <= _SETTLED or last / 2 < moved < _UNSETTLED:
                 break
+        return moved
 
     def settled(self, columns: Indices) -> Generator[Round, Answers, None]:
         """Settle columns; ask those whose logits moved too far again, closer to b."""
@@ -326,5 +330,7 @@ class _Table:
         return errors
 
 
-def _settled(new: Array, old: Array) -> bool:
-    return bool(np.max(np.abs(new - old)) <= _SETTLED * np.max(np.abs(new)))
+def _moved(new: Array, old: Array) -> float:
+    """Return the largest relative change of a head."""
+    flat = [np.linalg.norm(x.reshape(len(x), -1), axis=1) for x in (new - old, new)]
+    return float(np.max(flat[0] / np.maximum(flat[1], 1e-300), initial=0.0))

@@ -19,7 +19,7 @@ It may not know anything of the target but its answers.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from unsoftmax.learners.multi.circle import find_jumps
 from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_columns
 from unsoftmax.learners.multi.opening import FAR, open_heads
 from unsoftmax.learners.multi.orientation import Oriented, orient
+from unsoftmax.learners.multi.polish import LARGEST, polished
 from unsoftmax.learners.multi.two_tokens import Ground
 from unsoftmax.learners.multi.values import Frame, read_out_of_plane, read_values
 from unsoftmax.learners.multi.verdict import fresh, limit, residuals
@@ -45,7 +46,7 @@ _DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
 # Estimated errors are a standard deviation, roughly: this many times it were never reached
 # in 2,000 heads.
-_SAFETY = 10.0
+_SAFETY = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,8 @@ class MultiHeadLearner:
             answers = yield list(probes)
             missed, _, sizes = residuals(found.model, ground, probes, answers)
             if np.all(np.abs(missed) <= limit(found.model, found.errors, ground, probes, sizes, rng)):
+                if self.polish:
+                    found = yield from _polished(self, found, ground, length, rng)
                 return (yield from _concluded(found, ground, length, checks, rng))
         raise ModelMismatch(
             f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
@@ -154,7 +157,8 @@ class _Heads:
 
     model: MultiHead
     errors: dict[str, float]
-    notes: tuple[str, ...]
+    low_rank: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def _attempt(
@@ -164,7 +168,7 @@ def _attempt(
     d, far = learner.dim, FAR / length
     frame = Frame.random(d, length, rng)
     if ground.scale == 0:
-        return _Heads(MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c), _nothing(), ())
+        return _Heads(MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c), _nothing())
 
     def at(theta: Array, T: Array) -> Generator[Round, Answers, Array]:
         y = yield from ground.ask(frame.offsets(theta, T), frame.b, "zoom")
@@ -222,8 +226,26 @@ def _assembled(
         "w": W_error * length if learner.biases else 0.0,
         "c": rounding if learner.biases else 0.0,
     }
-    notes = ()
-    return _Heads(MultiHead(W, v, w, base.ground.c), errors, notes)
+    low_rank = bool(np.any(columns.ranks < d))
+    return _Heads(MultiHead(W, v, w, base.ground.c), errors, low_rank)
+
+
+def _polished(
+    learner: MultiHeadLearner, found: _Heads, ground: Ground, length: float, rng: np.random.Generator
+) -> Generator[Round, Answers, _Heads]:
+    """Correct the heads at moderate logits, where that gains something."""
+    model = found.model
+    if model.H * model.dim > LARGEST or found.low_rank:
+        reason = "their rank is low" if found.low_rank else f"H·d is more than {LARGEST}"
+        return replace(found, notes=(*found.notes, f"The heads were not polished: {reason}."))
+    better = yield from polished(model, ground, length, learner.biases, rng)
+    if better is None or better[1] > found.errors["W"]:
+        return replace(found, notes=(*found.notes, "Polishing the heads gained nothing."))
+    W_error = better[1]
+    errors = {**found.errors, "W": W_error}
+    if learner.biases:
+        errors["w"] = W_error * length
+    return replace(found, model=better[0], errors=errors)
 
 
 def _nothing() -> dict[str, float]:

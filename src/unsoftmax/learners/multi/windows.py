@@ -16,7 +16,7 @@ from unsoftmax.learners.multi.two_tokens import Ground
 from unsoftmax.probes import Array
 
 _LOGIT = 0.8
-# Others are within e⁻¹⁴ of saturation: what is left is subtracted in two or three sweeps.
+# Others add e⁻¹⁴ of what head h does: it is subtracted in two or three sweeps.
 _SATURATED, _LEAST = 14.0, 8.0
 # Heads weaker than this share of h are not saturated in its window.
 _STRONG = 0.1
@@ -107,8 +107,10 @@ def _of(
     d = len(n)
     size = np.linalg.norm(u, axis=1)
     along = np.abs(z @ u[others].T)
+    weight = np.linalg.norm(v, axis=1)
+    saturated = _SATURATED + np.log(np.maximum(1.0, weight[others] / weight[h]))
     with np.errstate(divide="ignore"):
-        T = _SATURATED * size[h] / np.min(along, axis=1, initial=np.inf)
+        T = size[h] / np.min(along / saturated, axis=1, initial=np.inf)
         room = np.sqrt(d) * np.min(along / size[others], initial=np.inf) / _OTHERS_MOVE
     T = np.clip(T, _LEAST, 1e8)
     s = _LOGIT * np.where(np.arange(d) % 2, 1.0, -1.0)
