@@ -316,9 +316,14 @@ class _Table:
         errors = np.zeros(H)
         for h in range(H):
             window = self.base.windows[h]
-            at_b = self.noise(h, np.arange(d), self.s[h])
-            worst = np.max(np.where(self.asked[h], np.abs(self.logits[h]), 0.0), axis=1)
-            own = np.hypot(self.noise(h, np.arange(d), worst), at_b) / self.t[h].min()
+            every = np.arange(d)
+            # errors of columns add up in squares, and all share the one at b
+            steep = np.where(self.asked[h], np.cosh(self.logits[h] / 2) ** 4, 0.0).sum(axis=1)
+            steep /= np.maximum(1, self.asked[h].sum(axis=1))
+            own = np.hypot(
+                self.noise(h, every, np.zeros(d)) * np.sqrt(steep), self.noise(h, every, self.s[h])
+            )
+            own /= self.t[h].min()
             full = float(np.linalg.norm(np.linalg.inv(window.a) * own))
             errors[h] = np.sqrt(k) * full
             if h in self.basis:

@@ -29,9 +29,9 @@ _DROWNED, _FAR = 3e3, 1e5
 # Up to so many unknowns, rows are picked among six times as many candidates by pivoted QR.
 _PICKED, _CANDIDATES = 900, 6
 _CHECKS = 2
-# Beyond, a tenth more rows than unknowns make a random system's condition number 40 instead of
-# H·d, and conjugate gradients converge: to eight digits, twice.
-_SPARE = 1.1
+# Beyond, a fifth more rows than unknowns make a random system's condition number 40 to 160 instead
+# of H·d, and conjugate gradients converge: to eight digits, twice.
+_SPARE = 1.2
 _DIGITS, _COARSE, _ITERATIONS = 1e-10, 1e-2, 2000
 _PROBES = 2
 # Directions closer than this to a hyperplane (in units of 1/√d) are not asked.
