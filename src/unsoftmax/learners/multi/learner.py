@@ -143,11 +143,12 @@ class MultiHeadLearner:
                 if self.polish:
                     found = yield from _polished(self, found, ground, length, rng)
                 return (yield from _concluded(found, ground, length, checks, rng))
+        why = "".join(f" {sentence}" for sentence in ground.why)
         raise ModelMismatch(
             f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
             "same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
-            "vector), or be W and −W with equal v, or be too close for these answers; or the "
-            "target is no sum of attention heads."
+            "vector), or be W and −W with equal v, or be too close for answers as precise as "
+            "these; or the target is no sum of attention heads." + why
         )
 
 
@@ -186,7 +187,9 @@ def _attempt(
         base = Base(ground, frame.b, none, none, 0.0, [])
         columns = Columns(np.zeros((0, d, d)), np.zeros(0), np.zeros(0, dtype=np.intp))
         return _assembled(learner, base, columns, np.eye(d), (yield from orient(base, rng)))
-    heads = yield from zoom(jumps, measure, at, ground.eta, far, most)
+    # at logits of a few, offsets are about as long as query tokens are short
+    near = ground.eta + ground.absolute * length / ground.scale
+    heads = yield from zoom(jumps, measure, at, near, far, most)
     v = ground.scale * heads.jumps.plane_vectors()
     u, readings = yield from read_out_of_plane(ground, frame, heads, v)
     v, u, v_error = yield from read_values(ground, frame, heads, readings, u, v, far, rng)

@@ -24,7 +24,7 @@ from unsoftmax.protocol import Answers
 
 _COPIES = 3
 # m_h is ±v_h if it is so to this accuracy, or to what answers' precision leaves.
-_SIGN, _NOISES = 1e-8, 1e4
+_SIGN, _NOISES = 1e-8, 30.0
 _CANDIDATES = 2000
 _SWEEPS = 4
 
@@ -44,18 +44,16 @@ class Oriented:
 
 def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Oriented]:
     """Tell every head's sign, and the heads that two tokens cannot see."""
-    ground, (H, d) = base.ground, base.u.shape
-    tolerance = max(_SIGN, _NOISES * ground.eta)
-    v0, v0_error = yield from _constant(base, rng, tolerance)
-    rows = [
-        int(np.argmax(np.abs(base.windows[h].a @ base.v[h]) - 1e9 * (base.windows[h].t <= 0)))
-        for h in range(H)
-    ]
+    H, d = base.u.shape
+    v0, v0_error = yield from _constant(base, rng)
+    rows = [int(np.argmax(np.abs(base.windows[h].a @ base.v[h]))) for h in range(H)]
     a = np.array([base.windows[h].a[i] for h, i in enumerate(rows)]).reshape(H, d)
     rest, psi = yield from _shifted(base, a, v0)
     M = (a @ base.v.T) * psi
-    f = np.linalg.solve(M, rest) if H else np.zeros(0)
-    odd = np.flatnonzero(np.abs(np.abs(f) - 1) > tolerance)
+    f = np.linalg.solve(M, rest)
+    noise = np.array([base.noise.of_logits(a[[h]], base.v, h, np.zeros(1))[0] for h in range(H)])
+    own = np.abs(np.diag(psi)) if H else np.zeros(0)
+    odd = np.flatnonzero(np.abs(np.abs(f) - 1) > np.maximum(_SIGN, _NOISES * noise / own))
     m = np.sign(f)[:, None] * base.v
     error = base.v_error if v0 is None else max(base.v_error, v0_error)
     if len(odd):
@@ -69,7 +67,7 @@ def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Or
             values.append(np.sign(f[h]) * base.v[h])
             continue
         for turned, value in ((1.0, (m[h] + base.v[h]) / 2), (-1.0, (m[h] - base.v[h]) / 2)):
-            if np.linalg.norm(value) > tolerance * np.linalg.norm(base.v[h]):
+            if np.linalg.norm(value) > max(_SIGN * np.linalg.norm(base.v[h]), _NOISES * error):
                 index.append(h)
                 sign.append(turned)
                 values.append(value)
@@ -102,7 +100,7 @@ def _gate(s: Array) -> Array:
 
 
 def _constant(
-    base: Base, rng: np.random.Generator, tolerance: float
+    base: Base, rng: np.random.Generator
 ) -> Generator[Round, Answers, tuple[Array | None, float]]:
     """Look for a head W = 0: far out, where all gates are steps, only it feels the copies."""
     d = base.ground.dim
@@ -113,11 +111,12 @@ def _constant(
     clear = np.min(np.abs(directions @ base.u.T) / size, axis=1, initial=np.inf)
     picked = directions[np.argsort(-clear)[: 2 * d]]
     first = yield from _quarter(base, picked[:1], far)
-    if abs(first[0]) <= tolerance * base.ground.scale:
+    noise = 8 * (base.ground.eta * base.ground.scale + base.ground.absolute / far)
+    noise += base.v_error * np.sqrt(len(base.v))
+    if abs(first[0]) <= max(_SIGN * base.ground.scale, _NOISES * noise):
         return None, 0.0
     A = picked[1 : d + 1]
     v0 = np.linalg.solve(A, (yield from _quarter(base, A, far)))
-    noise = 8 * base.ground.eta * base.ground.scale + base.v_error * np.sqrt(len(base.v))
     return v0, float(noise * np.linalg.norm(np.linalg.inv(A)))
 
 

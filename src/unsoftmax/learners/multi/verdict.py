@@ -18,7 +18,7 @@ from unsoftmax.probes import Array, Purpose, Sequences
 _LENGTHS = (3, 4, 5, 6)
 _LOGIT = 2.0
 # A wrong model of low rank may be right to 1e-7 on some sequences (measured): this is less.
-_AGREES, _NOISES = 1e-9, 3e5
+_AGREES, _NOISES = 1e-9, 30.0
 # Estimated errors explain so many times what random ones of their size do, up to a share of the
 # answers: a wrong model does not pass for an imprecise one.
 _MOVED, _TIMES, _MOST = 3, 10.0, 1e-3
@@ -89,8 +89,8 @@ def limit(
         difference = np.concatenate([other(part.X) - model(part.X) for part in probes])
         moved = np.maximum(moved, np.abs(difference))
     moved = np.minimum(_TIMES * moved, _MOST * sizes)
-    return np.asarray(np.maximum(max(_AGREES, _NOISES * ground.eta) * sizes, moved)
-                      + 100 * ground.absolute)
+    rounding = _NOISES * (ground.eta * sizes + ground.absolute)
+    return np.asarray(np.maximum(_AGREES * sizes, rounding) + moved)
 
 
 def _unit(shape: Array, rng: np.random.Generator) -> Array:

@@ -189,8 +189,9 @@ class _Search:
         with np.errstate(invalid="ignore"):
             beside = self.first[k, 0] - share * width * np.sign(self.first[k, 1])
         theta = np.where(again, beside, (self.low[k] + self.high[k]) / 2)
-        T = np.where(again, self.T[k], np.minimum(_SPAN / (self.kappa[k] * width), self.farthest))
-        T = np.where(again, T, np.maximum(T, self._quiet(theta, k)))
+        with np.errstate(divide="ignore"):
+            T = np.minimum(_SPAN / (self.kappa[k] * width), self.farthest)
+        T = np.where(again, self.T[k], np.maximum(T, self._quiet(theta, k)))
         self.T[k] = T
         phi = self._gate(k, theta, (yield from at(theta, T)))
         bad = (phi < -0.01) | (phi > 1.01)
@@ -226,7 +227,9 @@ class _Search:
 
     def _quiet(self, theta: Array, k: Array) -> Array:
         """Return the T beyond which all other known heads are saturated at θ."""
-        r = np.abs(np.cos(theta)[:, None] * self.u[:, 0] + np.sin(theta)[:, None] * self.u[:, 1])
+        with np.errstate(invalid="ignore"):
+            r = np.cos(theta)[:, None] * self.u[:, 0] + np.sin(theta)[:, None] * self.u[:, 1]
+            r = np.abs(r)
         r[np.arange(len(k)), k] = np.inf
         r[:, ~self.trusted] = np.inf
         with np.errstate(divide="ignore"):
@@ -303,4 +306,5 @@ def _through(one: Array, two: Array) -> Array:
 def _turned(u: Array, theta: Array) -> tuple[Array, Array]:
     """Return r(θ) and its slope."""
     c, s = np.cos(theta), np.sin(theta)
-    return u[:, 0] * c + u[:, 1] * s, u[:, 1] * c - u[:, 0] * s
+    with np.errstate(invalid="ignore"):  # what is not known yet is NaN
+        return u[:, 0] * c + u[:, 1] * s, u[:, 1] * c - u[:, 0] * s
