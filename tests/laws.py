@@ -114,6 +114,33 @@ def _unit(dim: int) -> Callable[[int], us.SingleHead]:
     return make
 
 
+def _subspaces(sizes: tuple[int, ...]) -> list[Any]:
+    """Make orthonormal bases of mutually orthogonal subspaces that fill the space."""
+    Q = np.linalg.qr(np.random.default_rng(sizes).standard_normal((sum(sizes),) * 2))[0]
+    return np.split(Q, np.cumsum(sizes)[:-1], axis=1)
+
+
+def _orthogonal(sizes: tuple[int, ...]) -> Callable[[int], us.MultiHead]:
+    def make(seed: int) -> us.MultiHead:
+        rng = np.random.default_rng([*sizes, seed])
+        parts = _subspaces(sizes)
+        W = [E @ rng.standard_normal((E.shape[1],) * 2) @ E.T for E in parts]
+        return us.MultiHead(W, [E @ rng.standard_normal(E.shape[1]) for E in parts])
+
+    return make
+
+
+def _every_head_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    """Hold every head against the bounds, heads matched by their values."""
+    model, errors = recovery.model, recovery.certificate.errors
+    nearest = [np.argmin(np.linalg.norm(model.v - v, axis=1)) for v in target.v]
+    return len(set(nearest)) == model.H == target.H and all(
+        np.linalg.norm(getattr(model, name)[g] - getattr(target, name)[h]) <= errors[name]
+        for name in "Wvw"
+        for h, g in enumerate(nearest)
+    )
+
+
 def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
     return lambda seed: us.learners.ExactHead(dim, seed=seed, **settings)
 
@@ -154,6 +181,27 @@ CASES = [
         _approximate(6, tolerance=1e-11, norm_bound=16.0, probes="paper"),
         _head(6, False),
         accuracy=1e-5,
+    ),
+    Case(
+        "OrthogonalHeads, subspaces given",
+        lambda seed: us.learners.OrthogonalHeads(5, _subspaces((2, 3)), seed=seed),
+        _orthogonal((2, 3)),
+        within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "OrthogonalHeads",
+        lambda seed: us.learners.OrthogonalHeads(6, seed=seed),
+        _orthogonal((2, 4)),
+        within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "OrthogonalHeads, the paper's tokens",
+        lambda seed: us.learners.OrthogonalHeads(4, tokens="all", seed=seed),
+        _orthogonal((2, 2)),
+        within=_every_head_within_the_bounds,
+        single=False,
     ),
     Case("LabelHead", _labels(4, 50), _unit(4), us.oracles.labels, single=False),
     Case("LabelHead in one dimension", _labels(1, 50), _unit(1), us.oracles.labels, single=False),

@@ -50,6 +50,7 @@ PURE = {
     "enum",
     "fractions",
     "functools",
+    "hashlib",
     "itertools",
     "math",
     "numbers",

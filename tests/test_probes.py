@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unsoftmax.probes import Grid, Pairs, Probes, Sequences, Singles, UnitVectors
+from unsoftmax.probes import Embedded, Grid, Pairs, Probes, Sequences, Singles, UnitVectors
 
 LABEL = {"phase": "test", "purpose": "data"}
 SCALES = np.array([1.0, 0.5, 4.0, 2.0**-40])
@@ -250,3 +250,29 @@ def test_families_without_a_slice_cost_nothing():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 8 * d
+
+
+# -- embedded
+
+
+@given(families, st.integers(0, 3), st.integers(0, 2**32))
+def test_embedded_probes_are_the_inner_ones_turned(inner, more, seed):
+    d, k = inner.dim + more, inner.dim
+    basis = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))[0][:, :k]
+    probes = Embedded.of(inner, basis)
+    assert (len(probes), probes.tokens, probes.dim) == (len(inner), inner.tokens, d)
+    assert (probes.phase, probes.purpose) == (inner.phase, inner.purpose)
+    X = probes[:]
+    np.testing.assert_allclose(X @ basis, inner[:], atol=1e-9)
+    for n in range(len(probes)):  # the same bits, whatever the slice
+        np.testing.assert_array_equal(probes[n : n + 1], X[n : n + 1])
+
+
+def test_every_embedding_is_part_of_the_design():
+    inner = labelled(Sequences, X=np.ones((1, 1, 1)))
+    first, second, other = np.eye(2)[:, :1], np.eye(3)[:, :2], np.eye(3)[:, 1:]
+    twice = Embedded.of(Embedded.of(inner, first), second)
+    assert twice.design().keys() == {"inner.inner.X", "inner.basis", "basis"}
+    for basis, outer in ((np.eye(2)[:, 1:], second), (first, other)):
+        design = Embedded.of(Embedded.of(inner, basis), outer).design()
+        assert any(not np.array_equal(design[key], twice.design()[key]) for key in design)

@@ -279,6 +279,37 @@ class Pairs(Probes):
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Embedded(Probes):
+    """Probes of a subspace: every token x of ``inner`` becomes E x, E of shape (d, k)."""
+
+    inner: Probes
+    basis: Array
+
+    @classmethod
+    def of(cls, inner: Probes, basis: Array) -> Embedded:
+        """Embed probes under their own phase and purpose."""
+        return cls(inner, basis, phase=inner.phase, purpose=inner.purpose)
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return self.inner.tokens
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return len(self.basis)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, span: slice) -> Array:
+        return np.asarray(self.inner[span] @ self.basis.T)
+
+    def design(self) -> Design:  # noqa: D102
+        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
+        return {**within, "basis": self.basis}
+
+
 def _named(name: str, rows: Rows) -> Design:
     if isinstance(rows, LazyRows):
         return {f"{name}.{part}": array for part, array in rows.design().items()}

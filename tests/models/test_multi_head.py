@@ -156,11 +156,11 @@ def test_order_and_splits_do_not_matter(model, random):
     for h in np.flatnonzero(times > 1):
         places = [k for k, g in enumerate(order) if g == h]
         v[places[0]] = -(len(places) - 2) * model.v[h]
-    v = np.array(v).reshape(-1, model.dim)
+    split = np.array(v).reshape(-1, model.dim)
     silent = np.ones((1, model.dim, model.dim))
     other = us.MultiHead(
         np.concatenate([model.W[order], silent]),
-        np.concatenate([v, -0.0 * silent[0, :1]]),
+        np.concatenate([split, -0.0 * silent[0, :1]]),
         np.concatenate([model.w[order], silent[0, :1]]),
         model.c,
     )
@@ -252,6 +252,7 @@ def test_what_two_tokens_cannot_tell(d):
         np.testing.assert_allclose(a(X), b(X), atol=1e-13)
     result = us.equivalent(a, b)
     assert_told_apart(result, a, b)
+    assert result.witness is not None
     assert len(result.witness) == 3
 
 

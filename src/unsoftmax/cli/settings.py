@@ -1,7 +1,8 @@
 """Options drawn from the learners: every setting of every learner, and no list to keep.
 
 A command that takes ``settings: Settings`` gets one option per field of the learners in
-`BY_NAME`; it receives those that were given. Adding a learner needs no change here.
+`BY_NAME`; it receives those that were given. Adding a learner needs no change here. Settings that
+are arrays have no option: they are given in Python.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Learner, Model
 
 Settings: TypeAlias = Mapping[str, Any]
+
+# What a value on a command line can be.
+_WRITTEN = (int, float, bool, str)
 
 
 def build(model: str, settings: Settings) -> Learner[Model]:
@@ -78,6 +82,8 @@ def _options() -> dict[str, Any]:
         hints, helps = get_type_hints(learner), _helps(learner)
         for field in fields(learner):
             hint, name = hints[field.name], field.name
+            if _kind(hint) not in _WRITTEN:
+                continue
             kinds.setdefault(name, _kind(hint))
             text = helps.get(name, "")
             if get_origin(hint) is Literal:

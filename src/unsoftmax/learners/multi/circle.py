@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.multi.two_tokens import Mask
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -113,11 +114,12 @@ class Jumps:
         c, s = np.cos(middle), np.sin(middle)
         return np.stack([along * c - across * s, along * s + across * c], axis=1) / 2
 
-    def joined(self, keep: Array, parts: tuple[Array, ...]) -> Jumps:
+    def joined(self, keep: Mask, parts: tuple[Array, ...]) -> Jumps:
         """Return the kept intervals with others, in order."""
         columns = (self.low, self.high, self.left, self.right, self.sign)
         low, high, left, right, sign = (
-            np.concatenate([column[keep], part]) for column, part in zip(columns, parts, strict=True)
+            np.concatenate([column[keep], part])
+            for column, part in zip(columns, parts, strict=True)
         )
         order = np.argsort(low, kind="stable")
         return Jumps(
@@ -183,7 +185,7 @@ def isolate(
 
 
 def bisect(
-    jumps: Jumps, chosen: Array, measure: Measure, tolerance: float
+    jumps: Jumps, chosen: Mask, measure: Measure, tolerance: float
 ) -> Generator[Round, Answers, Jumps]:
     """Halve the chosen intervals; those with another piece in the middle become two."""
     pieces = jumps.pieces
@@ -214,7 +216,7 @@ def _step(most: float, tolerance: float) -> float:
     return float(min(_SHARE * most, max(1.0, np.sqrt(tolerance / _NOISELESS)) * _BASELINE, 0.1))
 
 
-def _belongs(pieces: Pieces, which: Indices, t: Array, y: Array, tolerance: float) -> Array:
+def _belongs(pieces: Pieces, which: Indices, t: Array, y: Array, tolerance: float) -> Mask:
     allowed = _MATCH * tolerance * pieces.error(which, t)
     return np.asarray(np.abs(y - pieces.at(which, t)) < allowed)
 

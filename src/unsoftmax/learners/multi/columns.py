@@ -12,13 +12,14 @@ are columns, the others are solved from as many rows as the rank.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import qr
 
-from unsoftmax.learners.multi.two_tokens import Ground
+from unsoftmax.learners.multi.two_tokens import Ground, Mask
 from unsoftmax.learners.multi.windows import Noise, Window
 from unsoftmax.learners.multi.zoom import Coincident
 from unsoftmax.probes import Array, Grid, Indices, Round
@@ -55,10 +56,10 @@ class Base:
         """Weak heads first: windows leave them open."""
         return np.argsort(np.linalg.norm(self.u, axis=1))
 
-    def logits(self, h: int, a: Array, y: Array, shifts: Array) -> tuple[Array, Array]:
-        """Return the logits of head h (m, k), and which are lost, from reduced answers y (m, k) at offsets a (m, d).
+    def logits(self, h: int, a: Array, y: Array, shifts: Array) -> tuple[Array, Mask]:
+        """Return the logits of head h (m, k), and which are lost, from reduced answers y (m, k).
 
-        ``shifts`` (H, d, k) is what every u_g moves by at the k query tokens.
+        They were asked at offsets a (m, d); ``shifts`` (H, d, k) is what every u_g moves by at the k query tokens.
         """
         values = self.v @ a.T
         gates = a @ shifts
@@ -149,7 +150,7 @@ def _blocks(d: int, k: int, rank: int | None) -> list[tuple[int, int]]:
         at = edges[-1]
         step = 1 if at < _TRIED else at // _STEPS
         edges.append(min(k, at + step) if 2 * (at + step) <= d else k)
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def _tested(table: _Table, column: int) -> Generator[Round, Answers, None]:
@@ -197,12 +198,12 @@ class _Table:
     directions: Array
     y: Array
     """Reduced answers (H, d, k)."""
-    asked: Array
+    asked: Mask
     t: Array
     """Steps of the query tokens (H, k)."""
     W: Array
     logits: Array
-    lost: Array
+    lost: Mask
     """Logits too large to be read, in the last sweep."""
     basis: dict[int, tuple[Array, Indices]]
     """Column space and rows of the heads whose rank is known."""
@@ -238,7 +239,7 @@ class _Table:
         for (h, rows, columns), grid, b, y in zip(wanted, grids, tokens, answers, strict=True):
             a = self.base.windows[h].a[rows]
             singles = ground.c + b @ ground.s
-            here = np.ix_([h], rows, columns)
+            here = np.ix_(np.array([h]), rows, columns)
             self.y[here] = 2 * (grid.table(y).T - singles) - (a @ ground.s)[:, None]
             self.asked[here] = True
 
@@ -247,7 +248,7 @@ class _Table:
         window = self.base.windows[h]
         y = self.y[h][np.ix_(rows, columns)]
         s, lost = self.base.logits(h, window.a[rows], y, self.t[h, columns] * self.W[:, :, columns])
-        here = np.ix_([h], rows, columns)
+        here = np.ix_(np.array([h]), rows, columns)
         self.logits[here], self.lost[here] = s, lost
         return s
 

@@ -139,7 +139,9 @@ class MultiHeadLearner:
             probes = fresh(found.model, _CONFIRM, length, rng, "pilot")
             answers = yield list(probes)
             missed, _, sizes = residuals(found.model, ground, probes, answers)
-            if np.all(np.abs(missed) <= limit(found.model, found.errors, ground, probes, sizes, rng)):
+            if np.all(
+                np.abs(missed) <= limit(found.model, found.errors, ground, probes, sizes, rng)
+            ):
                 if self.polish:
                     found = yield from _polished(self, found, ground, length, rng)
                 return (yield from _concluded(found, ground, length, checks, rng))
@@ -234,7 +236,11 @@ def _assembled(
 
 
 def _polished(
-    learner: MultiHeadLearner, found: _Heads, ground: Ground, length: float, rng: np.random.Generator
+    learner: MultiHeadLearner,
+    found: _Heads,
+    ground: Ground,
+    length: float,
+    rng: np.random.Generator,
 ) -> Generator[Round, Answers, _Heads]:
     """Correct the heads at moderate logits, where that gains something."""
     model = found.model

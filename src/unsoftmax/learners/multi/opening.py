@@ -1,4 +1,4 @@
-"""Before the search: c and Σ v_h from single tokens, and how precise answers are: d + 11 queries."""
+"""Before the search: c and Σ v_h from single tokens, how precise answers are: d + 11 queries."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from unsoftmax.learners.multi.columns import Base
 from unsoftmax.learners.multi.opening import FAR
-from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.probes import Array, Indices, Round, Sequences
 from unsoftmax.protocol import Answers
 
 _COPIES = 3
@@ -59,7 +59,9 @@ def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Or
     if len(odd):
         m, m_error = yield from _both(base, odd, m, v0)
         error = max(error, m_error)
-    index, sign, values = [], [], []
+    index: list[int] = []
+    sign: list[float] = []
+    values: list[Array] = []
     for h in range(H):
         if h not in odd:
             index.append(h)
@@ -104,7 +106,7 @@ def _constant(
 ) -> Generator[Round, Answers, tuple[Array | None, float]]:
     """Look for a head W = 0: far out, where all gates are steps, only it feels the copies."""
     d = base.ground.dim
-    far = FAR / np.linalg.norm(base.b)
+    far = FAR / float(np.linalg.norm(base.b))
     directions = rng.standard_normal((_CANDIDATES, d))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     size = np.linalg.norm(base.u, axis=1)
@@ -128,7 +130,7 @@ def _quarter(base: Base, directions: Array, far: float) -> Generator[Round, Answ
 
 
 def _both(
-    base: Base, odd: Array, m: Array, v0: Array | None
+    base: Base, odd: Indices, m: Array, v0: Array | None
 ) -> Generator[Round, Answers, tuple[Array, float]]:
     """Read the whole m_h of heads that have their opposite beside them."""
     d = base.ground.dim

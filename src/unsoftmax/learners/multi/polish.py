@@ -79,7 +79,9 @@ def _picked(
     count = H * d * (_CANDIDATES if H * d <= _MANY else _FEWER)
     a = rng.standard_normal((count, d))
     n = np.arange(count)
-    a *= (np.array(_LOGITS)[(n // H) % len(_LOGITS)] / np.abs(np.sum(a * u[n % H], axis=1)))[:, None]
+    a *= (np.array(_LOGITS)[(n // H) % len(_LOGITS)] / np.abs(np.sum(a * u[n % H], axis=1)))[
+        :, None
+    ]
     s, values = a @ u.T, a @ v.T
     noise = ground.eta * (np.abs(values).sum(axis=1) + abs(ground.c) + np.abs(b @ ground.s))
     noise += ground.absolute

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.probes import Array, Pairs, Purpose, Round
 from unsoftmax.protocol import Answers
+
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,11 +81,11 @@ def limit(
     """
     moved = np.zeros(len(sizes))
     for _ in range(_MOVED):
-        changed = [
-            getattr(model, name) + errors[name] * _unit(getattr(model, name), rng)
-            for name in ("W", "v", "w")
-        ]
-        other = MultiHead(*changed, model.c)
+        W, v, w = (
+            array + errors[name] * _unit(array, rng)
+            for name, array in (("W", model.W), ("v", model.v), ("w", model.w))
+        )
+        other = MultiHead(W, v, w, model.c)
         difference = np.concatenate([other(part.X) - model(part.X) for part in probes])
         moved = np.maximum(moved, np.abs(difference))
     moved = np.minimum(_TIMES * moved, _MOST * sizes)
@@ -93,8 +93,8 @@ def limit(
     return np.asarray(np.maximum(_AGREES * sizes, rounding) + moved)
 
 
-def _unit(shape: Array, rng: np.random.Generator) -> Array:
+def _unit(like: Array, rng: np.random.Generator) -> Array:
     """Draw an array whose every head has norm 1."""
-    x = rng.standard_normal(shape.shape)
+    x = rng.standard_normal(like.shape)
     flat = np.linalg.norm(x.reshape(len(x), -1), axis=1) if len(x) else np.zeros(0)
     return np.asarray(x / flat.reshape(-1, *[1] * (x.ndim - 1)))

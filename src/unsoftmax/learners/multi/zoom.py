@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers
-
 from unsoftmax.learners.multi.circle import Jumps, Measure, bisect, isolate
+from unsoftmax.learners.multi.two_tokens import Mask
+from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.protocol import Answers
 
 At = Callable[[Array, Array], Generator[Round, Answers, Array]]
 """Angles and offset sizes to values g."""
@@ -47,7 +47,7 @@ _COINCIDE = 1e-7
 _ROUNDS = 200
 
 
-class Coincident(Exception):  # noqa: N818
+class Coincident(Exception):
     """Jumps that no half circle tells apart, or that cannot be read: start again elsewhere."""
 
 
@@ -107,9 +107,9 @@ class _Search:
     T: Array
     first: Array
     """Angle and r of a single reading, (H, 2); NaN if there is none."""
-    trusted: Array
-    done: Array
-    missed: Array
+    trusted: Mask
+    done: Mask
+    missed: Indices
     """How often a head's two readings were not where it was thought to be."""
     steeper: float = _PILOT
     """How fast T comes down from where gates are steps, for the first head."""
@@ -156,14 +156,14 @@ class _Search:
                     new.low[k], new.high[k] = low, high
         return new
 
-    def reset(self, k: Array) -> None:
+    def reset(self, k: Mask) -> None:
         """Forget what was read in some intervals."""
         self.trusted[k] = self.done[k] = False
         self.first[k] = np.nan
         self.missed[k] = 0
         self.low[k], self.high[k] = self.jumps.low[k], self.jumps.high[k]
 
-    def advanced(self, at: At) -> Generator[Round, Answers, Array]:
+    def advanced(self, at: At) -> Generator[Round, Answers, Mask]:
         """Ask one round; return the intervals that do not look like one jump."""
         if not np.any(self.trusted):
             pilot = np.argmax(self.jumps.gap())
@@ -181,7 +181,7 @@ class _Search:
             return (yield from self._read(at, untrusted, _STEEPER))
         return (yield from self._confirm(at))
 
-    def _read(self, at: At, k: Array, steeper: float) -> Generator[Round, Answers, Array]:
+    def _read(self, at: At, k: Indices, steeper: float) -> Generator[Round, Answers, Mask]:
         """Ask once for each of the heads k: the middle, or beside the first reading."""
         width = self.high[k] - self.low[k]
         again = ~np.isnan(self.first[k, 0])
@@ -218,14 +218,14 @@ class _Search:
         self.low[who[~both][~positive]] = now[~both, 0][~positive]
         return suspects
 
-    def _grows(self, k: Array) -> Array:
+    def _grows(self, k: Indices) -> Mask:
         """Tell whether estimates cross upwards in or near their intervals."""
         middle = (self.jumps.low[k] + self.jumps.high[k]) / 2
         r, slope = _turned(self.u[k], middle)
         width = self.jumps.high[k] - self.jumps.low[k]
         return np.asarray((slope > 0) & (np.abs(r) < 2 * slope * width))
 
-    def _quiet(self, theta: Array, k: Array) -> Array:
+    def _quiet(self, theta: Array, k: Indices) -> Array:
         """Return the T beyond which all other known heads are saturated at θ."""
         with np.errstate(invalid="ignore"):
             r = np.cos(theta)[:, None] * self.u[:, 0] + np.sin(theta)[:, None] * self.u[:, 1]
@@ -236,14 +236,14 @@ class _Search:
             T = _OTHERS / np.min(r, axis=1, initial=np.inf)
         return np.asarray(np.minimum(T, self.farthest))
 
-    def _gate(self, k: Array, theta: Array, g: Array) -> Array:
+    def _gate(self, k: Indices, theta: Array, g: Array) -> Array:
         t = np.full(len(self.jumps), 0.0)
         t[k] = theta
         before, after = self.jumps.before(t)[k], self.jumps.after(t)[k]
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray((g - before) / (after - before))
 
-    def _confirm(self, at: At) -> Generator[Round, Answers, Array]:
+    def _confirm(self, at: At) -> Generator[Round, Answers, Mask]:
         """Ask twice for each head with an estimate, where all others are saturated."""
         k = np.flatnonzero(~self.done)
         K = np.linalg.norm(self.u[k], axis=1)
@@ -259,7 +259,9 @@ class _Search:
         with np.errstate(divide="ignore", invalid="ignore"):
             s = np.log(phi / (1 - phi))
         good = np.all(np.abs(s - _LOGIT * np.array([[-1.0], [1.0]])) < _NEAR, axis=0)
-        readings = [np.stack([t, r / T], axis=1) for t, r in zip((theta[:n], theta[n:]), s)]
+        readings = [
+            np.stack([t, r / T], axis=1) for t, r in zip((theta[:n], theta[n:]), s, strict=True)
+        ]
         who = k[good]
         self.u[who] = _through(readings[0][good], readings[1][good])
         self.T[who] = T[good]
@@ -279,7 +281,7 @@ class _Search:
     def _roots(self) -> Array:
         return InPlane(self.jumps, self.u, self.T).angle
 
-    def hidden(self, at: At) -> Generator[Round, Answers, Array]:
+    def hidden(self, at: At) -> Generator[Round, Answers, Mask]:
         """Ask once for each head, far out; say which intervals hide more than one jump."""
         K = np.linalg.norm(self.u, axis=1)
         T = np.minimum(np.maximum(_FURTHER * self.T, _FAR / K), self.farthest)

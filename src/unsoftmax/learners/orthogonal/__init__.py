@@ -1,0 +1,1 @@
+"""Heads in mutually orthogonal subspaces (Appendix C), its subspaces and its checks."""

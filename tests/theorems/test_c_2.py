@@ -1,0 +1,342 @@
+"""Appendix C: heads in orthogonal subspaces; Proposition C.2 and the conjecture after it.
+
+The learner sees answers alone; subspaces and heads are drawn here.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.truth import Counted, relative
+
+SIZES = [(2, 2), (4, 4, 4, 4), (8, 8, 8, 8), (2, 4, 6)]
+OrthogonalHeads = us.learners.OrthogonalHeads
+
+
+def drawn(sizes, seed, dim=None, W_sizes=None, v_sizes=None):
+    """A target with a head in each of some random orthogonal subspaces, and their bases."""
+    rng = np.random.default_rng([*sizes, seed])
+    used, H = sum(sizes), len(sizes)
+    Q = np.linalg.qr(rng.standard_normal(((dim or used),) * 2))[0][:, :used]
+    parts = np.split(Q, np.cumsum(sizes)[:-1], axis=1)
+    W = [E @ rng.standard_normal((k, k)) @ E.T for E, k in zip(parts, sizes, strict=True)]
+    v = [E @ rng.standard_normal(k) for E, k in zip(parts, sizes, strict=True)]
+    W_sizes = np.ones(H) if W_sizes is None else W_sizes
+    v_sizes = np.ones(H) if v_sizes is None else v_sizes
+    return us.MultiHead(W_sizes[:, None, None] * W, v_sizes[:, None] * v), parts
+
+
+def beside(model, target):
+    """Pairs of heads, found and true, matched by their values."""
+    assert model.H == target.H
+    nearest = [int(np.argmin(np.linalg.norm(model.v - v, axis=1))) for v in target.v]
+    assert len(set(nearest)) == target.H
+    return [(model.heads[g], head) for g, head in zip(nearest, target.heads, strict=True)]
+
+
+def worst(model, target):
+    """Largest relative error of a W_h and of a v_h."""
+    pairs = beside(model, target)
+    return (
+        max(relative(found.W, true.W) for found, true in pairs),
+        max(relative(found.v, true.v) for found, true in pairs),
+    )
+
+
+def share(recovery, target):
+    """The largest share of its bound that an error takes."""
+    errors = recovery.certificate.errors
+    return max(
+        float(np.linalg.norm(getattr(found, name) - getattr(true, name))) / errors[name]
+        for found, true in beside(recovery.model, target)
+        for name in "Wv"
+    )
+
+
+# -- subspaces given: Proposition C.2
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, (1, 1, 1), (5,), (1,)])
+def test_with_subspaces_heads_cost_as_much_as_they_have_parameters(trials, evidence, sizes):
+    runs, errors = trials(10, 200), []
+    queries = sum(k + k * k for k in sizes)
+    for seed in range(runs):
+        target, parts = drawn(sizes, seed, dim=sum(sizes) + seed % 3)
+        learner, oracle = OrthogonalHeads(target.dim, parts, seed=seed), Counted(target)
+        recovery = us.learn(oracle, learner)
+        again = recovery.counts.get("again", 0)
+        assert learner.plan().queries == queries
+        assert oracle.queries == queries + 32 + again
+        assert again <= 2 * sum(sizes)
+        assert share(recovery, target) <= 1
+        errors.append(worst(recovery.model, target))
+    W, v = np.max(errors, axis=0)
+    assert max(W, v) < 1e-9
+    evidence(
+        f"Proposition C.2, subspaces given, d_h = {', '.join(map(str, sizes))}",
+        runs=runs,
+        queries=queries,
+        W_error=f"{W:.0e}",
+        v_error=f"{v:.0e}",
+    )
+
+
+# -- subspaces unknown: the conjecture
+
+
+@pytest.mark.parametrize("tokens", ["few", "all"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_subspaces_are_found_from_values(trials, evidence, sizes, tokens):
+    """Ten seeds of each, at most 1e-8."""
+    if tokens == "all" and max(sizes) == 8:
+        runs = trials(1, 10)
+    else:
+        runs = trials(3 if max(sizes) == 8 else 10, 10)
+    errors, shares, asked, d = [], [], [], sum(sizes)
+    for seed in range(runs):
+        target, parts = drawn(sizes, seed)
+        oracle = Counted(target)
+        recovery = us.learn(oracle, OrthogonalHeads(d, tokens=tokens, seed=seed))
+        assert sorted(E.shape[1] for E in parts) == sorted(sizes)
+        errors.append(worst(recovery.model, target))
+        shares.append(share(recovery, target))
+        asked.append(oracle.queries - recovery.counts.get("again", 0) - 32)
+        [note] = recovery.notes
+        assert note.startswith(f"{len(sizes)} subspaces of dimension ")
+        assert "singular values" in note
+    # a scale, Σ v_h, A(b) of every token, the heads
+    per_token, fixed = d * (d + 1), 34 + d + sum(k * k for k in sizes)
+    for count in asked:
+        used, left = divmod(count - fixed, per_token)
+        assert left == 0
+        assert used == d if tokens == "all" else max(sizes) < used <= max(sizes) + 3
+    W, v = np.max(errors, axis=0)
+    assert max(W, v) <= 1e-8
+    assert max(shares) <= 1
+    evidence(
+        f"Appendix C, subspaces found, tokens={tokens}, d_h = {', '.join(map(str, sizes))}",
+        runs=runs,
+        queries=max(asked),
+        W_error=f"{W:.0e}",
+        v_error=f"{v:.0e}",
+    )
+
+
+def test_certificates_hold(trials, evidence):
+    """Heads of many sizes and shapes; what is not recovered is refused by name."""
+    rng = np.random.default_rng(7)
+    shapes = [(2, 2), (1, 3), (2, 4, 6), (3, 3, 3), (1, 1, 1), (1, 2, 3)]
+    runs, shares, refused = trials(30, 1000), [], 0
+    for seed in range(runs):
+        sizes = shapes[seed % len(shapes)]
+        spread = (0, 1.5, 3)[seed % 3]  # decades around a size of their own
+        W_sizes, v_sizes = 10.0 ** (
+            rng.uniform(-4, 4, (2, 1)) + spread / 2 * rng.uniform(-1, 1, (2, len(sizes)))
+        )
+        target, _ = drawn(sizes, seed, sum(sizes) + seed % 2, W_sizes, v_sizes)
+        try:
+            recovery = us.learn(target, OrthogonalHeads(target.dim, seed=seed))
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        assert recovery.evidence.passed
+        shares.append(share(recovery, target))
+    assert max(shares) <= 1
+    assert refused <= runs // 20
+    evidence(
+        "OrthogonalHeads: errors within the certificate, sizes over 1e±4, spread over 3 decades",
+        runs=runs,
+        refused=refused,
+        largest_share=f"{max(shares):.2f}",
+    )
+
+
+@pytest.mark.parametrize("biggest", [1e4, 1e11])
+def test_a_head_that_is_hidden_beside_a_louder_one(biggest):
+    """Scores far apart: the quiet one is found where the loud one is not."""
+    target, _ = drawn((3, 4), 0, W_sizes=np.array([biggest**0.5, biggest**-0.5]))
+    recovery = us.learn(target, OrthogonalHeads(7))
+    assert max(worst(recovery.model, target)) < 1e-7
+    assert share(recovery, target) <= 1
+    assert len(recovery.notes) == 1 + (biggest > 1e10)
+
+
+def test_subspaces_that_do_not_fill_the_space():
+    target, _ = drawn((2, 3), 1, dim=9)
+    recovery = us.learn(target, OrthogonalHeads(9))
+    assert max(worst(recovery.model, target)) < 1e-9
+
+
+def test_scores_of_low_rank():
+    """W_h's rows may read what neither its columns nor v_h span."""
+    rng = np.random.default_rng(3)
+    parts = np.split(np.linalg.qr(rng.standard_normal((9, 9)))[0], [4], axis=1)
+    K, Q = ([E @ rng.standard_normal((E.shape[1], 2)) for E in parts] for _ in range(2))
+    v = [E @ rng.standard_normal(E.shape[1]) for E in parts]
+    target = us.MultiHead.from_factors([x.T for x in K], [x.T for x in Q], v)
+    recovery = us.learn(target, OrthogonalHeads(9))
+    assert max(worst(recovery.model, target)) < 1e-9
+    assert share(recovery, target) <= 1
+
+
+def test_heads_without_scores_are_one():
+    """Proposition 7.1: all heads with W = 0 are one head."""
+    target, _ = drawn((2, 3, 2), 2)
+    W = target.W.copy()
+    W[1:] = 0
+    mean = us.canonical(us.MultiHead(W, target.v))
+    recovery = us.learn(mean, OrthogonalHeads(7))
+    assert mean.H == 2
+    assert us.equivalent(recovery.model, mean)
+    assert share(recovery, mean) <= 1
+    nothing = us.MultiHead(0 * W, target.v)
+    recovery = us.learn(nothing, OrthogonalHeads(7))
+    assert us.equivalent(recovery.model, nothing, rtol=1e-14)
+    assert recovery.model.H == 1
+
+
+def test_a_single_head_is_one_head():
+    target, _ = drawn((6,), 0)
+    recovery = us.learn(target, OrthogonalHeads(6))
+    assert type(recovery.model) is us.MultiHead
+    assert us.equivalent(recovery.model, target.heads[0])
+
+
+def test_targets_in_float32():
+    """Coarse answers: a larger scale, a wider certificate, the same heads."""
+    target, parts = drawn((3, 4), 0)
+    W, v = target.W.astype(np.float32), target.v.astype(np.float32)
+
+    def single(X):
+        tokens = X.astype(np.float32).transpose(0, 2, 1)
+        scores = np.einsum("hde,be->bhd", W, tokens[:, :, -1]) @ tokens
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        return np.sum(weights * (v @ tokens), axis=(1, 2), dtype=np.float32)
+
+    for given in (None, parts):
+        recovery = us.learn(single, OrthogonalHeads(7, given))
+        assert max(worst(recovery.model, target)) < 1e-4
+        assert share(recovery, target) <= 1
+        assert "float32" in recovery.notes[0]
+
+
+# -- refused
+
+
+@pytest.mark.parametrize("tokens", ["few", "all"])
+def test_heads_in_any_position_are_refused(tokens):
+    rng = np.random.default_rng(0)
+    for d in (2, 3, 6):
+        target = us.MultiHead(rng.standard_normal((2, d, d)), rng.standard_normal((2, d)))
+        with pytest.raises(us.ModelMismatch, match="orthogonal subspaces"):
+            us.learn(target, OrthogonalHeads(d, tokens=tokens))
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", "Wv")
+@pytest.mark.parametrize("size", [1e-1, 1e-3, 1e-6, 1e-9])
+def test_a_violation_however_small_is_refused(given, name, size):
+    target, parts = drawn((3, 4), 0)
+    arrays = {key: target.arrays()[key] for key in "Wv"}
+    rng = np.random.default_rng(1)
+    arrays[name] = arrays[name] + size * rng.standard_normal(arrays[name].shape)
+    with pytest.raises(us.ModelMismatch, match="orthogonal subspaces"):
+        us.learn(us.MultiHead(**arrays), OrthogonalHeads(7, parts if given else None))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_biases_are_refused(given):
+    target, parts = drawn((3, 4), 0)
+    learner = OrthogonalHeads(7, parts if given else None)
+    for biased in (
+        us.MultiHead(target.W, target.v, c=1.0),
+        us.MultiHead(target.W, target.v, target.v),
+    ):
+        with pytest.raises(us.ModelMismatch):
+            us.learn(biased, learner)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_without_values_there_is_nothing_to_weigh(given):
+    target, parts = drawn((3, 4), 0)
+    with pytest.raises(us.NotIdentifiable, match="v = 0"):
+        us.learn(us.MultiHead(target.W, 0 * target.v), OrthogonalHeads(7, parts if given else None))
+
+
+def test_a_head_without_values():
+    """In a subspace that is named its W is free; where none is named it does not exist."""
+    target, parts = drawn((3, 4), 0)
+    one = us.MultiHead(target.W, [target.v[0], 0 * target.v[1]])
+    with pytest.raises(us.NotIdentifiable, match="subspace 2") as refused:
+        us.learn(one, OrthogonalHeads(7, parts))
+    E = np.hstack(parts)
+    np.testing.assert_allclose(E @ refused.value.determined["v"], one.v[0], atol=1e-14)
+    recovery = us.learn(one, OrthogonalHeads(7))
+    assert us.equivalent(recovery.model, us.canonical(one))
+
+
+def test_heads_too_different_to_be_seen_are_refused_or_right(trials):
+    """Scores spread over 12 decades: refused by name, or within the certificate."""
+    rng = np.random.default_rng(0)
+    right = 0
+    for seed in range(trials(20, 500)):
+        target, _ = drawn((2, 2, 3), seed, W_sizes=10.0 ** rng.uniform(-6, 6, 3))
+        try:
+            recovery = us.learn(target, OrthogonalHeads(7, seed=seed))
+        except us.UnsoftmaxError:
+            continue
+        if recovery.model.H == 3:
+            assert share(recovery, target) <= 1
+        assert us.equivalent(recovery.model, target, rtol=1e-5).verdict != "different"
+        right += 1
+    assert right
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dim": 0}, "dim must be 1 or more"),
+        ({"seed": -1}, "seed must be 0 or more"),
+        ({"tokens": "many"}, 'tokens must be "few" or "all"'),
+        ({"subspaces": []}, "leave it out"),
+        ({"subspaces": [np.eye(3)]}, "shape"),
+        ({"subspaces": [np.ones(4)]}, "shape"),
+        ({"subspaces": [np.full((4, 1), np.nan)]}, "finite"),
+        ({"subspaces": [2 * np.eye(4)[:, :2]]}, "not orthonormal"),
+        ({"subspaces": [np.eye(4)[:, :2], np.eye(4)[:, 1:3]]}, "not orthogonal to each other"),
+    ],
+)
+def test_wrong_settings_are_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        OrthogonalHeads(**{"dim": 4, **changes})
+
+
+def test_settings_tell_subspaces_apart():
+    parts = np.split(np.eye(4), 2, axis=1)
+    learner = OrthogonalHeads(4, parts)
+    assert learner == OrthogonalHeads(4, [part.copy() for part in parts])
+    assert hash(learner) == hash(OrthogonalHeads(4, tuple(parts)))
+    others = [OrthogonalHeads(4), OrthogonalHeads(4, parts[::-1]), OrthogonalHeads(4, parts[:1])]
+    assert all(learner != other for other in others)
+    assert learner != "OrthogonalHeads"
+    assert all(len(text) == 64 for text in learner.settings()["subspaces"])
+
+
+def test_nothing_warns_and_a_plan_bounds_what_it_can():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        target, _ = drawn((1, 2), 0)
+        learner = OrthogonalHeads(3)
+        recovery = us.learn(target, learner, holdout=0)
+    assert learner.plan().queries is None
+    assert recovery.queries <= learner.plan().at_most
+    assert not recovery.evidence.passed
+    assert any("taken for granted" in line for line in recovery.certificate.assumes)
