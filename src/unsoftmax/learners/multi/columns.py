@@ -59,7 +59,8 @@ class Base:
     def logits(self, h: int, a: Array, y: Array, shifts: Array) -> tuple[Array, Mask]:
         """Return the logits of head h (m, k), and which are lost, from reduced answers y (m, k).
 
-        They were asked at offsets a (m, d); ``shifts`` (H, d, k) is what every u_g moves by at the k query tokens.
+        They were asked at offsets a (m, d); ``shifts`` (H, d, k) is what every u_g moves by at
+        the k query tokens.
         """
         values = self.v @ a.T
         gates = a @ shifts

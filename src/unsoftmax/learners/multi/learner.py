@@ -36,14 +36,16 @@ from unsoftmax.learners.multi.verdict import fresh, limit, residuals
 from unsoftmax.learners.multi.windows import Noise, windows
 from unsoftmax.learners.multi.zoom import Coincident, zoom
 from unsoftmax.learners.settings import flag, whole
-from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Round
+from unsoftmax.models import MultiHead, canonical
+from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 
 _TRIES = 4
 # The search begins with one interval, later with several per head that there may be.
 _DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
+# What is planned for: twice the bulk, as columns are asked again where logits are lost.
+_TIMES, _PER_HEAD, _ROUNDS = 2, 200, 4000
 # Estimated errors are a standard deviation, roughly: this many times it were never reached
 # in 2,000 heads.
 _SAFETY = 4.0
@@ -64,6 +66,9 @@ class MultiHeadLearner:
     rank : int, optional
         Rank of all W_h, of [W_h w_h] with biases. Found if it is not given: that takes no more
         queries, but more rounds.
+    polish : bool
+        Correct all W_h at moderate logits: as many queries again, errors of 1e-14 instead of 1e-12.
+        Heads of low rank, and more than H·d = 900, are left as they are.
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
 
@@ -74,8 +79,9 @@ class MultiHeadLearner:
 
     Notes
     -----
-    *Queries*: about H(d² + d) + H·d + 16H + d; with rank r about
-    H(r(2d − r) + d) + H·d + 16H + d. *Determined up to* order; heads of equal W and w are one.
+    *Queries*: about H(d² + d) + H·d + 16H + d + 30; with rank r, given or found, about
+    H(r(2d − r) + d) + H·d + 16H + d + 30; `plan` gives what is never
+    exceeded. *Determined up to* order; heads of equal W and w are one.
     *Refused*: heads whose hyperplanes a·(W_h b + w_h) = 0 coincide for every b, such as W and
     2W; and (W, v) beside (−W, v). *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
 
@@ -124,11 +130,25 @@ class MultiHeadLearner:
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
-        at_most = _TRIES * (H * (d * d + 5 * d + 100) + 1000)
-        return Plan(None, at_most, 4 * at_most, 1000, "TODO")
+        bulk = H * (d + self.biases) * d
+        at_most = _TRIES * (_TIMES * bulk + 4 * H * d + _PER_HEAD * (H + 1)) + bulk * self.polish
+        copies = _TRIES * (H + 1) * (d + 2)
+        r = "d" if self.rank is None else str(self.rank)
+        twice = " twice" if self.polish else ""
+        return Plan(
+            queries=None,
+            at_most=at_most,
+            tokens=2 * at_most + 4 * copies,
+            rounds=_ROUNDS,
+            formula=f"about H(r(2d − r) + 2d + 16) + d + 30 for H heads of rank r = {r}{twice}; "
+            f"refused beyond {at_most}",
+        )
 
     def steps(self, checks: int) -> Steps[MultiHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        return (yield from _within(self._steps(checks), self.plan()))
+
+    def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
         ground, length = yield from open_heads(self.dim, self.biases, rng)
         for attempt in range(_TRIES):
@@ -138,10 +158,9 @@ class MultiHeadLearner:
                 continue
             probes = fresh(found.model, _CONFIRM, length, rng, "pilot")
             answers = yield list(probes)
-            missed, _, sizes = residuals(found.model, ground, probes, answers)
-            if np.all(
-                np.abs(missed) <= limit(found.model, found.errors, ground, probes, sizes, rng)
-            ):
+            missed, sizes = residuals(found.model, ground, probes, answers)
+            allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
+            if np.all(np.abs(missed) <= allowed):
                 if self.polish:
                     found = yield from _polished(self, found, ground, length, rng)
                 return (yield from _concluded(found, ground, length, checks, rng))
@@ -152,6 +171,24 @@ class MultiHeadLearner:
             "vector), or be W and −W with equal v, or be too close for answers as precise as "
             "these; or the target is no sum of attention heads." + why
         )
+
+
+def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
+    """Refuse to ask more queries or rounds than planned, the hold-out apart."""
+    asked, rounds, answers = 0, 0, None
+    while True:
+        try:
+            parts = steps.send(answers)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        asked += sum(len(part) for part in parts if part.purpose != "check")
+        rounds += 1
+        if asked > plan.at_most or rounds > plan.rounds:
+            raise ModelMismatch(
+                f"More than {plan.at_most} queries or {plan.rounds} rounds would be needed: the "
+                "target is no sum of attention heads, or its answers are too noisy."
+            )
+        answers = yield parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +268,9 @@ def _assembled(
         "w": W_error * length if learner.biases else 0.0,
         "c": rounding if learner.biases else 0.0,
     }
+    model = canonical(MultiHead(W, v, w, base.ground.c))
     low_rank = bool(np.any(columns.ranks < d))
-    return _Heads(MultiHead(W, v, w, base.ground.c), errors, low_rank)
+    return _Heads(model, errors, low_rank, _notes(found, columns.ranks, d))
 
 
 def _polished(
@@ -269,7 +307,7 @@ def _concluded(
     if checks:
         probes = fresh(found.model, checks, length, rng, "check")
         answers = yield list(probes)
-        missed, _, sizes = residuals(found.model, ground, probes, answers)
+        missed, sizes = residuals(found.model, ground, probes, answers)
         allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
         evidence = Evidence.of(checks, missed / sizes, allowed / sizes)
         if not evidence.passed:
@@ -279,4 +317,27 @@ def _concluded(
                 "attention heads, or has heads too close for these answers."
             )
     errors = {name: _SAFETY * error for name, error in found.errors.items()}
-    return Found(found.model, Certificate(errors, ()), evidence, found.notes)
+    return Found(found.model, Certificate(errors, _assumed(ground, checks)), evidence, found.notes)
+
+
+def _assumed(ground: Ground, checks: int) -> tuple[str, ...]:
+    absolute = f", and {ground.absolute:.1e} beside it" if ground.absolute else ""
+    return (
+        "The target is a sum of attention heads, and all of them were found: what the hold-out "
+        "tests, it cannot prove.",
+        f"Answers are precise to {ground.eta:.1e} of the size of their terms{absolute}.",
+        f"Bounds are {_SAFETY:.0f} times what that precision does to first order, errors of "
+        "answers being independent; each is the largest over heads.",
+        *ground.why,
+        *(() if checks else ("Nothing was checked.",)),
+    )
+
+
+def _notes(found: Oriented, ranks: Indices, d: int) -> tuple[str, ...]:
+    heads = len(found.index) + (found.constant is not None)
+    few = sorted({int(rank) for rank in ranks if rank < d})
+    low = f" Ranks below {d}: {', '.join(map(str, few))}." if few else ""
+    return (
+        f"{heads} heads; those of equal W and w are one, whose v is the sum of theirs "
+        f"(Proposition 7.1).{low}",
+    )

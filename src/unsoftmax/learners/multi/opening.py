@@ -17,13 +17,16 @@ FAR = 1e14
 # Single tokens are long: what is constant or rounded to decimals is lost beside them.
 _LONG = 2.0**40
 _RANDOM, _SEARCHED = 3, 64
+# Far answers this much smaller than moderate ones come from values that cancel.
+_CANCELLED = 1e-6
 # Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16).
 _FLOAT64 = 4e-16
 # The largest defect of linearity there is, of a few, may have been small by chance.
 _BY_CHANCE = 2.0
+# Coarser answers tell no jumps apart.
 _COARSEST = 1e-4
-_ABSOLUTE = 1e-14
-_TINY = 1e-8
+# Noise of a fixed size counts from here on; query tokens then get this norm.
+_ABSOLUTE, _TINY = 1e-14, 1e-8
 
 
 def open_heads(
@@ -47,7 +50,9 @@ def open_heads(
     ]
     c = float(zero[0])
     s = (line - c) / _LONG
-    if not np.any(stepped - c) and not np.any(s):  # values may cancel here and not elsewhere
+    moderately = float(np.abs(2 * (gates[0] - c - b[0] @ s) - a[0] @ s))
+    largest = max(float(np.max(np.abs(stepped))) / FAR, float(np.linalg.norm(s)))
+    if largest <= _CANCELLED * moderately:  # values may cancel here and not elsewhere
         b, a = _random(dim, rng, _SEARCHED), _random(dim, rng, _SEARCHED)
         n, ones = np.arange(_SEARCHED), np.ones(_SEARCHED)
         [stepped] = yield [Pairs(a, b, n, n, FAR * ones, ones, phase="scale", purpose="pilot")]

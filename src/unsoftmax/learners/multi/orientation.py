@@ -69,7 +69,8 @@ def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Or
             values.append(np.sign(f[h]) * base.v[h])
             continue
         for turned, value in ((1.0, (m[h] + base.v[h]) / 2), (-1.0, (m[h] - base.v[h]) / 2)):
-            if np.linalg.norm(value) > max(_SIGN * np.linalg.norm(base.v[h]), _NOISES * error):
+            least = max(_SIGN * float(np.linalg.norm(base.v[h])), _NOISES * error)
+            if float(np.linalg.norm(value)) > least:
                 index.append(h)
                 sign.append(turned)
                 values.append(value)
@@ -118,7 +119,7 @@ def _constant(
     if abs(first[0]) <= max(_SIGN * base.ground.scale, _NOISES * noise):
         return None, 0.0
     A = picked[1 : d + 1]
-    v0 = np.linalg.solve(A, (yield from _quarter(base, A, far)))
+    v0 = np.asarray(np.linalg.solve(A, (yield from _quarter(base, A, far))), dtype=np.float64)
     return v0, float(noise * np.linalg.norm(np.linalg.inv(A)))
 
 

@@ -22,6 +22,8 @@ _AGREES, _NOISES = 1e-9, 30.0
 # Estimated errors explain so many times what random ones of their size do, up to a share of the
 # answers: a wrong model does not pass for an imprecise one.
 _MOVED, _TIMES, _MOST = 3, 10.0, 1e-3
+# Where answers are so coarse that more would be allowed, they confirm nothing.
+_BLUNT = 1e-2
 
 
 def fresh(
@@ -54,17 +56,16 @@ def _stretch(model: MultiHead, offsets: Array, b: Array, which: int) -> float:
 
 def residuals(
     model: MultiHead, ground: Ground, probes: list[Sequences], answers: list[Array]
-) -> tuple[Array, Array, Array]:
-    """Return residuals, the rounding that answers may carry, and natural sizes, all absolute."""
-    missed, rounding, sizes = [], [], []
+) -> tuple[Array, Array]:
+    """Return residuals and the answers' natural sizes."""
+    missed, sizes = [], []
     values = max(float(np.linalg.norm(model.v)), ground.scale)
     for family, y in zip(probes, answers, strict=True):
         longest = np.linalg.norm(family.X, axis=2).max(axis=1)
         size = longest * values / np.sqrt(model.dim) + abs(ground.c)
         missed.append(y - model(family.X))
-        rounding.append(ground.eta * size + ground.absolute)
         sizes.append(np.where(size > 0, size, 1.0))
-    return np.concatenate(missed), np.concatenate(rounding), np.concatenate(sizes)
+    return np.concatenate(missed), np.concatenate(sizes)
 
 
 def limit(
@@ -90,7 +91,7 @@ def limit(
         moved = np.maximum(moved, np.abs(difference))
     moved = np.minimum(_TIMES * moved, _MOST * sizes)
     rounding = _NOISES * (ground.eta * sizes + ground.absolute)
-    return np.asarray(np.maximum(_AGREES * sizes, rounding) + moved)
+    return np.asarray(np.minimum(np.maximum(_AGREES * sizes, rounding) + moved, _BLUNT * sizes))
 
 
 def _unit(like: Array, rng: np.random.Generator) -> Array:
