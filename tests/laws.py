@@ -151,6 +151,11 @@ def _several(dim: int, heads: int, biases: bool, rank: int | None = None) -> Any
     return lambda seed: several(heads, dim, seed, rank, biases)
 
 
+def _one_by_one(model: Model) -> Oracle:
+    """Matrix products round by the batch's size: where a run stopped would show in last bits."""
+    return lambda X: np.concatenate([model(X[k : k + 1]) for k in range(len(X))])
+
+
 CASES = [
     Case("ExactHead balanced", _exact(6), _head(6, False)),
     Case("ExactHead paper", _exact(6, probes="paper"), _head(6, False)),
@@ -213,6 +218,7 @@ CASES = [
         "MultiHeadLearner",
         lambda seed: us.learners.MultiHeadLearner(5, 8, seed=seed),
         _several(5, 3, False),
+        _one_by_one,
         within=_every_head_within_the_bounds,
         single=False,
     ),
@@ -220,6 +226,7 @@ CASES = [
         "MultiHeadLearner with biases, low rank",
         lambda seed: us.learners.MultiHeadLearner(9, 4, biases=True, rank=2, seed=seed),
         _several(9, 2, True, 2),
+        _one_by_one,
         within=_every_head_within_the_bounds,
         single=False,
     ),
@@ -227,6 +234,7 @@ CASES = [
         "MultiHeadLearner, polished",
         lambda seed: us.learners.MultiHeadLearner(4, 8, polish=True, seed=seed),
         _several(4, 5, False),
+        _one_by_one,
         within=_every_head_within_the_bounds,
         accuracy=1e-11,
         single=False,
