@@ -21,7 +21,8 @@ _LOGIT = 2.0
 _AGREES, _NOISES = 1e-9, 30.0
 # Estimated errors explain so many times what random ones of their size do, up to a share of the
 # answers: a wrong model does not pass for an imprecise one.
-_MOVED, _TIMES, _MOST = 3, 10.0, 1e-3
+_MOVED, _TIMES = 3, 10.0
+_MOST, _MOST_COARSE = 1e-6, 1e4
 # Where answers are so coarse that more would be allowed, they confirm nothing.
 _BLUNT = 1e-2
 
@@ -89,7 +90,7 @@ def limit(
         other = MultiHead(W, v, w, model.c)
         difference = np.concatenate([other(part.X) - model(part.X) for part in probes])
         moved = np.maximum(moved, np.abs(difference))
-    moved = np.minimum(_TIMES * moved, _MOST * sizes)
+    moved = np.minimum(_TIMES * moved, max(_MOST, _MOST_COARSE * ground.eta) * sizes)
     rounding = _NOISES * (ground.eta * sizes + ground.absolute)
     return np.asarray(np.minimum(np.maximum(_AGREES * sizes, rounding) + moved, _BLUNT * sizes))
 

@@ -29,6 +29,8 @@ At = Callable[[Array, Array], Generator[Round, Answers, Array]]
 _SPAN = 12.0
 # The first head's slope is found by taking T down from where gates are steps.
 _STEPS, _PILOT, _STEEPER, _FLATTER = 40.0, 64.0, 3.0, 0.1
+# What is steeper still is a step at every scale, or hidden beside one.
+_STEEPEST = 1e60
 # Gates within this of 0 or 1 say on which side the jump is, and no more.
 _SATURATED = 1e-3
 # A second reading beside the first, in widths of the interval; further where answers are noisy.
@@ -199,6 +201,8 @@ class _Search:
         good = ~bad & ~under & ~over
         self.low[k[under]], self.high[k[over]] = theta[under], theta[over]
         self.kappa[k[under | over]] *= steeper
+        if np.any(self.kappa[k] > _STEEPEST):
+            raise Coincident
         self.kappa[k[bad]] *= _FLATTER
         self.first[k[~good]] = np.nan
         s = np.log(phi[good] / (1 - phi[good]))
