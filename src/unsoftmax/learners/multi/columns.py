@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import qr
 
-from unsoftmax.learners.multi.two_tokens import Ground, Mask
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Mask
 from unsoftmax.learners.multi.windows import Noise, Window
-from unsoftmax.learners.multi.zoom import Coincident
 from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -326,14 +325,20 @@ class _Table:
                 self.noise(h, every, np.zeros(d)) * np.sqrt(steep), self.noise(h, every, self.s[h])
             )
             own /= self.t[h].min()
-            full = float(np.linalg.norm(np.linalg.inv(window.a) * own))
+            inverse = np.linalg.inv(window.a) * own
+            full = float(np.linalg.norm(inverse))
             errors[h] = np.sqrt(k) * full
             if h in self.basis:
                 C, rows = self.basis[h]
-                few = float(np.linalg.norm(np.linalg.inv(window.a[rows] @ C) * own[rows]))
-                known = np.column_stack([self.base.u[h], self.W[h, :, self.asked[h].all(axis=0)].T])
-                share, *_ = np.linalg.lstsq(known, self.W[h], rcond=None)
-                errors[h] = np.hypot(np.sqrt(k) * few, full * np.linalg.norm(share))
+                from_rows = C @ np.linalg.inv(window.a[rows] @ C)
+                few = float(np.linalg.norm(from_rows * own[rows]))
+                # errors of C pass on as far as the rows do not correct them
+                passed = float(np.linalg.norm(inverse - from_rows @ (window.a[rows] @ inverse)))
+                first = self.asked[h].all(axis=0)
+                known = np.column_stack([self.base.u[h], self.W[h][:, first]])
+                share, *_ = np.linalg.lstsq(known, self.W[h][:, ~first], rcond=None)
+                rest = np.hypot(np.sqrt(k) * few, max(full, passed) * np.linalg.norm(share))
+                errors[h] = np.hypot(np.sqrt(first.sum()) * full, rest)
         return errors
 
 

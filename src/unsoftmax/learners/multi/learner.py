@@ -30,11 +30,11 @@ from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_colu
 from unsoftmax.learners.multi.opening import FAR, open_heads
 from unsoftmax.learners.multi.orientation import Oriented, orient
 from unsoftmax.learners.multi.polish import LARGEST, polished
-from unsoftmax.learners.multi.two_tokens import Ground
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground
 from unsoftmax.learners.multi.values import Frame, read_out_of_plane, read_values
 from unsoftmax.learners.multi.verdict import fresh, limit, residuals
 from unsoftmax.learners.multi.windows import Noise, windows
-from unsoftmax.learners.multi.zoom import Coincident, zoom
+from unsoftmax.learners.multi.zoom import zoom
 from unsoftmax.learners.settings import flag, whole
 from unsoftmax.models import MultiHead, canonical
 from unsoftmax.probes import Array, Indices, Round
@@ -48,7 +48,7 @@ _CONFIRM = 6
 _TIMES, _PER_HEAD, _ROUNDS = 2, 200, 4000
 # Estimated errors are a standard deviation, roughly: this many times it were never reached
 # in 2,000 heads.
-_SAFETY = 4.0
+_SAFETY = 6.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ from unsoftmax.protocol import Answers
 Mask: TypeAlias = NDArray[np.bool_]
 
 
+class Coincident(Exception):
+    """Jumps that no half circle tells apart, or that cannot be read: start again elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What single tokens tell: f([x]) = x·s + c, and how precise answers are."""
@@ -51,6 +55,8 @@ class Ground:
         """Ask offsets a (n, d) of one query token b (d,); return the reduced answers."""
         if not len(a):
             return np.zeros(0)
+        if not np.all(np.isfinite(a)):  # an estimate went astray
+            raise Coincident
         n = np.arange(len(a))
         ones = np.ones(len(a))
         probes = Pairs(a, b[None], n, 0 * n, ones, ones, phase=phase, purpose=purpose)

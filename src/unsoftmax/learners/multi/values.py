@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import qr
 
-from unsoftmax.learners.multi.two_tokens import Ground
-from unsoftmax.learners.multi.zoom import Coincident, InPlane
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground
+from unsoftmax.learners.multi.zoom import InPlane
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
@@ -42,7 +42,6 @@ _DRAWS = 50
 _PARALLEL, _ROOM = 0.98, 0.5
 _AGREES, _NOISES = 1e-9, 1e4
 _AGAIN = 5
-_PLANE = 4.0  # pieces of the half circle are read from baselines of about 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,8 @@ def read_values(
     """Learn all v_h from one system; return v and better u, both (H, d), and the error of v."""
     H, d = u.shape
     if d == 2 or not H:
-        return v_plane @ frame.plane, u, _PLANE * ground.eta * ground.scale
+        error = ground.eta * ground.scale * float(np.max(heads.jumps.plane_errors(), initial=0.0))
+        return v_plane @ frame.plane, u, error
     A = _directions(frame, heads, u, rng)
     y = (yield from ground.ask(far * A, frame.b, "values")) / far
     tolerance = max(_AGREES, _NOISES * ground.eta) * ground.scale

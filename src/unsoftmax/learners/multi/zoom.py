@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.multi.circle import Jumps, Measure, bisect, isolate
-from unsoftmax.learners.multi.two_tokens import Mask
+from unsoftmax.learners.multi.two_tokens import Coincident, Mask
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -47,10 +47,6 @@ _FAR, _FURTHER, _FAR_LOGIT, _AGREES = 1e5, 30.0, 1.5, 1e-3
 # Jumps closer than this are one hyperplane.
 _COINCIDE = 1e-7
 _ROUNDS = 200
-
-
-class Coincident(Exception):
-    """Jumps that no half circle tells apart, or that cannot be read: start again elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
