@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
+from tests.heads import several
 from tests.networks import network, within
 from unsoftmax.protocol import Learner, Model, Oracle
 
@@ -162,6 +163,16 @@ def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
     return lambda seed: us.learners.ExactHead(dim, seed=seed, **settings)
 
 
+def _several(dim: int, heads: int, biases: bool, rank: int | None = None) -> Any:
+    """Heads by `tests.heads`, with the target's biases."""
+    return lambda seed: several(heads, dim, seed, rank, biases)
+
+
+def _one_by_one(model: Model) -> Oracle:
+    """Matrix products round by the batch's size: where a run stopped would show in last bits."""
+    return lambda X: np.concatenate([model(X[k : k + 1]) for k in range(len(X))])
+
+
 CASES = [
     Case("ExactHead balanced", _exact(6), _head(6, False)),
     Case("ExactHead paper", _exact(6, probes="paper"), _head(6, False)),
@@ -218,6 +229,31 @@ CASES = [
         lambda seed: us.learners.OrthogonalHeads(4, tokens="all", seed=seed),
         _orthogonal((2, 2)),
         within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "MultiHeadLearner",
+        lambda seed: us.learners.MultiHeadLearner(5, 8, seed=seed),
+        _several(5, 3, False),
+        _one_by_one,
+        within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "MultiHeadLearner with biases, low rank",
+        lambda seed: us.learners.MultiHeadLearner(9, 4, biases=True, rank=2, seed=seed),
+        _several(9, 2, True, 2),
+        _one_by_one,
+        within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "MultiHeadLearner, polished",
+        lambda seed: us.learners.MultiHeadLearner(4, 8, polish=True, seed=seed),
+        _several(4, 5, False),
+        _one_by_one,
+        within=_every_head_within_the_bounds,
+        accuracy=1e-11,
         single=False,
     ),
     Case("LabelHead", _labels(4, 50), _unit(4), us.oracles.labels, single=False),

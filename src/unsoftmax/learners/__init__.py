@@ -9,6 +9,7 @@ from unsoftmax.learners.approximate.head import ApproximateHead
 from unsoftmax.learners.exact_head import ExactHead
 from unsoftmax.learners.labels.head import LabelHead
 from unsoftmax.learners.low_rank_head import LowRankHead
+from unsoftmax.learners.multi.learner import MultiHeadLearner
 from unsoftmax.learners.orthogonal.heads import OrthogonalHeads
 from unsoftmax.learners.relu.network import ReluNetworkLearner
 from unsoftmax.learners.sensing.head import SensingHead
@@ -20,6 +21,7 @@ __all__ = [
     "ExactHead",
     "LabelHead",
     "LowRankHead",
+    "MultiHeadLearner",
     "OrthogonalHeads",
     "ReluNetworkLearner",
     "SensingHead",
@@ -32,6 +34,7 @@ BY_NAME: dict[str, type[Any]] = {
     "sensing": SensingHead,
     "approximate": ApproximateHead,
     "labels": LabelHead,
+    "multi-head": MultiHeadLearner,
     "relu-network": ReluNetworkLearner,
     "transformer": TransformerLearner,
     "orthogonal-heads": OrthogonalHeads,

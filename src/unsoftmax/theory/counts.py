@@ -32,6 +32,19 @@ def low_rank_head(dim: int, rank: int, *, biases: bool = False) -> int:
     return dim + biases + rank * (2 * dim + biases - rank)
 
 
+def multi_head(dim: int, heads: int, rank: int | None = None, *, biases: bool = False) -> int:
+    """Count the free parameters of several heads: those of each, and one c with biases.
+
+    Examples
+    --------
+    >>> multi_head(32, 8), multi_head(384, 12, 32, biases=True)
+    (8448, 287617)
+    """
+    r = dim if rank is None else rank
+    width = dim + biases
+    return heads * (r * (dim + width - r) + dim) + biases
+
+
 def of_rank(dim: int, rank: int) -> int:
     """Count the free parameters of a d×d matrix of rank r: r(2d − r).
 

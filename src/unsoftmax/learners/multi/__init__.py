@@ -1,0 +1,1 @@
+"""Several heads behind one scalar: one module per step."""

@@ -1,0 +1,259 @@
+"""All u_h of one query token roughly, then all v_h at once: 2·H·d queries.
+
+*Out of the plane.* At offsets T·(cos θ_k p + sin θ_k q) + τ z only head k is unsaturated, and
+the component u_k·z is read from its gate; what the unknown v_h·z add is small beside T.
+
+*Values.* At huge offsets every gate is a step whose side is known from the rough u_h:
+Σ_h sign(a·u_h) v_h·a is linear in all v_h. Rows are chosen so that the system is well
+conditioned. With the v_h known, the first readings give the u_h to many more digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import qr
+
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground
+from unsoftmax.learners.multi.zoom import InPlane
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+# τ moves the logit by about this; readings beyond _USABLE are repeated closer to the hyperplane.
+_MOVE, _USABLE, _CLOSER = 0.8, 2.5, 4.0
+_REPEATS = 8
+# Out-of-plane values must be this much smaller than what T makes of those in the plane.
+_DROWNED, _FAR = 3e3, 1e5
+# Up to so many unknowns, rows are picked among six times as many candidates by pivoted QR.
+_PICKED, _CANDIDATES = 900, 6
+_CHECKS = 2
+# Beyond, a fifth more rows than unknowns make a random system's condition number 40 to 160 instead
+# of H·d, and conjugate gradients converge: to eight digits, twice.
+_SPARE = 1.2
+_DIGITS, _COARSE, _ITERATIONS = 1e-10, 1e-2, 2000
+_PROBES = 2
+# Directions closer than this to a hyperplane (in units of 1/√d) are not asked.
+_CLOSEST, _ROUGH, _ERRORS, _AMPLE, _CROWD = 1e-3, 2e-3, 4.0, 0.25, 8.0
+_DRAWS = 50
+# Neighbours more parallel than this get rows of their own between them; rows take this share of
+# the room there is.
+_PARALLEL, _ROOM = 0.98, 0.5
+_AGREES, _NOISES = 1e-9, 1e4
+_AGAIN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One query token b, and the plane that was searched: orthonormal p, q and the rest Z."""
+
+    b: Array
+    plane: Array
+    Z: Array
+
+    @classmethod
+    def random(cls, dim: int, length: float, rng: np.random.Generator) -> Frame:
+        """Draw b of the given norm and a random plane."""
+        b = rng.standard_normal(dim)
+        Q, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+        return cls(length * b / np.linalg.norm(b), Q[:, :2].T, Q[:, 2:].T)
+
+    def offsets(self, theta: Array, T: Array) -> Array:
+        """Return T·(cos θ p + sin θ q)."""
+        return np.asarray((T * np.stack([np.cos(theta), np.sin(theta)])).T @ self.plane)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One reading of every head and direction: offsets (H, m, d) and reduced answers (H, m)."""
+
+    a: Array
+    y: Array
+    along: Array
+    """u_h in the plane, as vectors (H, d)."""
+    tau: Array
+
+    def vectors(self, frame: Frame, jumps: Array, rest: Array) -> tuple[Array, Array]:
+        """Return u (H, d) and the logits, given each head's v·a and what all others add.
+
+        Both (H, m); logits beyond float64's gates are NaN.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            s = 2 * np.arctanh((self.y - rest) / jumps)
+        base = np.einsum("hmd,hd->hm", self.a, self.along)
+        return np.asarray(self.along + ((s - base) / self.tau) @ frame.Z), s
+
+
+def read_out_of_plane(
+    ground: Ground, frame: Frame, heads: InPlane, v_plane: Array
+) -> Generator[Round, Answers, tuple[Array, Readings]]:
+    """Read every u_h out of the plane, to about three digits; keep what was read."""
+    H, m = len(v_plane), len(frame.Z)
+    K, angle = heads.slope, heads.angle
+    towards = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    jump = np.abs(np.sum(v_plane * towards, axis=1))
+    values = v_plane @ towards.T  # (g, k): v_g along direction k
+    spread = ground.scale * np.sqrt(ground.dim / 2)
+    T = np.maximum(2 * heads.T, np.maximum(_FAR, _DROWNED * spread / np.maximum(jump, 1e-300)) / K)
+    along = heads.u @ frame.plane
+    signs = np.sign(heads.u @ towards.T)  # (g, k)
+    np.fill_diagonal(signs, 0.0)
+    others = np.sum(values * signs, axis=0) * T
+    own = np.diag(values) * T
+    tau = np.repeat((_MOVE / K)[:, None], m, axis=1)
+    a = np.empty((H, m, ground.dim))
+    y = np.zeros((H, m))
+    left = np.ones((H, m), dtype=bool)
+    centre = frame.offsets(angle, T)
+    for _ in range(_REPEATS):
+        if not np.any(left):
+            break
+        h, i = np.nonzero(left)
+        a[h, i] = centre[h] + tau[h, i, None] * frame.Z[i]
+        y[h, i] = yield from ground.ask(a[h, i], frame.b, "out of the plane")
+        ratio = (y - others[:, None]) / own[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            s = 2 * np.arctanh(ratio)
+        left = ~(np.abs(s) < _USABLE)
+        tau[left] /= _CLOSER
+    if np.any(left):
+        raise Coincident
+    readings = Readings(a, y, along, tau)
+    u, _ = readings.vectors(frame, own[:, None], others[:, None])
+    return u, readings
+
+
+def again(readings: Readings, frame: Frame, v: Array, u: Array) -> Array:
+    """Read the u_h once more from the same answers, now that the v_h are known."""
+    H, m, d = readings.a.shape
+    if not m:
+        return u
+    a = readings.a.reshape(H * m, d)
+    values = (a @ v.T).reshape(H, m, H)
+    terms = values * np.tanh((a @ u.T).reshape(H, m, H) / 2)
+    own = np.arange(H)
+    rest = terms.sum(axis=2) - terms[own, :, own]
+    new, s = readings.vectors(frame, values[own, :, own], rest)
+    usable = np.all(np.isfinite(s), axis=1)
+    return np.where(usable[:, None], new, u)
+
+
+def read_values(
+    ground: Ground,
+    frame: Frame,
+    heads: InPlane,
+    readings: Readings,
+    u: Array,
+    v_plane: Array,
+    far: float,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, tuple[Array, Array, float]]:
+    """Learn all v_h from one system; return v and better u, both (H, d), and the error of v."""
+    H, d = u.shape
+    if d == 2 or not H:
+        error = ground.eta * ground.scale * float(np.max(heads.jumps.plane_errors(), initial=0.0))
+        return v_plane @ frame.plane, u, error
+    A = _directions(frame, heads, u, rng)
+    y = (yield from ground.ask(far * A, frame.b, "values")) / far
+    tolerance = max(_AGREES, _NOISES * ground.eta) * ground.scale
+    previous = None
+    for _ in range(_AGAIN):
+        steps = Steps(A, np.sign(A @ u.T))
+        if previous is not None and np.array_equal(steps.signs, previous):
+            break
+        v = steps.solved(y)
+        v = v + steps.solved(y - steps.of(v))
+        missed = np.abs(steps.of(v) - y)
+        u = again(readings, frame, v, u)
+        if np.all(missed < tolerance):
+            for _ in range(2):
+                u = again(readings, frame, v, u)
+            noise = rng.standard_normal((_PROBES, len(A))) * ground.eta * ground.scale
+            errors = [np.linalg.norm(steps.solved(row, _COARSE), axis=1).max() for row in noise]
+            return v, u, float(max(errors))
+        previous = steps.signs
+    raise Coincident
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The linear map from all v_h to Σ_h sign(a·u_h) v_h·a, one for each row a of A (n, d)."""
+
+    A: Array
+    signs: Array
+
+    def of(self, v: Array) -> Array:
+        """Apply the map to v (H, d)."""
+        return np.asarray(np.sum(self.signs * (self.A @ v.T), axis=1))
+
+    def adjoint(self, r: Array) -> Array:
+        """Apply the adjoint to r (n,)."""
+        return np.asarray((self.signs * r[:, None]).T @ self.A)
+
+    def solved(self, y: Array, digits: float = _DIGITS) -> Array:
+        """Return the v (H, d) that fit y (n,) best."""
+        n, d = self.A.shape
+        H = self.signs.shape[1]
+        if H * d <= _PICKED:
+            rows = (self.signs[:, :, None] * self.A[:, None, :]).reshape(n, H * d)
+            v, _, rank, _ = np.linalg.lstsq(rows, y, rcond=None)
+            if rank < H * d:
+                raise Coincident
+            return np.asarray(v.reshape(H, d))
+        return self._conjugate_gradients(y, digits)
+
+    def _conjugate_gradients(self, r: Array, digits: float) -> Array:
+        """Solve the normal equations without forming them."""
+        x = np.zeros((self.signs.shape[1], self.A.shape[1]))
+        z = self.adjoint(r)
+        p, now = z, float(np.sum(z * z))
+        enough = digits**2 * now
+        for _ in range(_ITERATIONS):
+            if now <= enough or now == 0:
+                break
+            q = self.of(p)
+            alpha = now / float(q @ q)
+            x, r = x + alpha * p, r - alpha * q
+            z = self.adjoint(r)
+            now, before = float(np.sum(z * z)), now
+            p = z + now / before * p
+        return x
+
+
+def _directions(frame: Frame, heads: InPlane, u: Array, rng: np.random.Generator) -> Array:
+    """Choose unit offsets, H·d and some more, away from all hyperplanes.
+
+    Random ones seldom fall between two hyperplanes that are nearly parallel; those of the half
+    circle halfway between two neighbours do.
+    """
+    H, d = u.shape
+    unit = u / np.linalg.norm(u, axis=1, keepdims=True)
+    closest = min(max(_CLOSEST, _ERRORS * _ROUGH), _AMPLE / max(1.0, H / _CROWD)) / np.sqrt(d)
+    picking = H * d <= _PICKED
+    wanted = int(H * d * (_CANDIDATES if picking else _SPARE)) + _CHECKS
+    found = np.zeros((0, d))
+    for _ in range(_DRAWS):
+        A = rng.standard_normal((2 * wanted, d))
+        A /= np.linalg.norm(A, axis=1, keepdims=True)
+        clear = np.min(np.abs(A @ unit.T), axis=1, initial=1.0) > closest
+        found = np.concatenate([found, A[clear]])
+        if len(found) >= wanted:
+            break
+    angle = heads.angle
+    beside = np.abs(np.sum(unit * np.roll(unit, -1, axis=0), axis=1))
+    gaps = np.flatnonzero(beside > (0.0 if picking else _PARALLEL))
+    middle = (angle + np.append(angle[1:], angle[:1] + np.pi))[gaps] / 2
+    centres = np.repeat(frame.offsets(middle, np.ones(len(middle))), d + 1, axis=0)
+    moves = rng.standard_normal(centres.shape)
+    with np.errstate(divide="ignore"):
+        room = np.min(np.abs(centres @ unit.T) / np.abs(moves @ unit.T), axis=1, initial=1.0)
+    between = centres + _ROOM * room[:, None] * moves
+    between /= np.linalg.norm(between, axis=1, keepdims=True)
+    checks, candidates = found[:_CHECKS], np.concatenate([between, found[_CHECKS:wanted]])
+    if not picking:
+        return np.concatenate([candidates, checks])
+    signs = np.sign(candidates @ u.T)
+    rows = (signs[:, :, None] * candidates[:, None, :]).reshape(len(candidates), H * d)
+    _, pivots = qr(rows.T, mode="r", pivoting=True)
+    return np.concatenate([candidates[pivots[: H * d]], checks])
