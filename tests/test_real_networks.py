@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler, scale
 import unsoftmax as us
 from tests.networks import function_error, within
 from tests.truth import Counted, relative
-from unsoftmax.cli.demo import minilm_head
+from unsoftmax.cli.minilm import minilm_head
 
 NEURONS = 64
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import unsoftmax as us
 from unsoftmax.cli import app
-from unsoftmax.cli.demo import minilm_head
+from unsoftmax.cli.minilm import minilm_head
 from unsoftmax.report.figures import draw_head
 
 

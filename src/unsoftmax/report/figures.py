@@ -7,7 +7,7 @@ import os
 import numpy as np
 from matplotlib.figure import Figure
 
-from unsoftmax.models import SingleHead
+from unsoftmax.models import MultiHead, SingleHead
 from unsoftmax.probes import Array
 
 
@@ -47,6 +47,32 @@ def draw_head(truth: SingleHead, found: SingleHead, path: str | os.PathLike[str]
     spectra.grid(alpha=0.3)
     spectra.legend()
     figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": "unsoftmax"})
+
+
+def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str]) -> None:
+    """Draw every recovered W_h, its relative error above it; all on one scale.
+
+    Parameters
+    ----------
+    truth, found : MultiHead
+        Models with the same heads, in the same order.
+    path : path
+        Where to write; the suffix decides the format.
+    """
+    columns = min(4, len(found.v))
+    rows = -(-len(found.v) // columns)
+    figure = Figure(figsize=(2.6 * columns + 0.8, 2.8 * rows), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    limit = float(np.quantile(np.abs(truth.W), 0.999)) or 1.0
+    for h, axis in enumerate(axes):
+        axis.set_axis_off()
+        if h >= len(found.v):
+            continue
+        image = axis.imshow(found.W[h], cmap="RdBu_r", vmin=-limit, vmax=limit)
+        error = np.linalg.norm(found.W[h] - truth.W[h]) / np.linalg.norm(truth.W[h])
+        axis.set_title(f"head {h}: error {error:.0e}", fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.6, label="recovered W")
+    figure.savefig(path, dpi=90, bbox_inches="tight", metadata={"Software": "unsoftmax"})
 
 
 def _spectrum(W: Array) -> Array:
