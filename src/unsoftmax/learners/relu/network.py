@@ -30,7 +30,7 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.relu.cells import DOUBLE
 from unsoftmax.learners.relu.lift import Form, Written, ask
 from unsoftmax.learners.relu.merge import network_of
-from unsoftmax.learners.relu.opening import Opened, fresh_points, open_network
+from unsoftmax.learners.relu.opening import Opened, fresh_points, open_network, strictness
 from unsoftmax.learners.relu.sweeps import limit, recover
 from unsoftmax.learners.settings import flag, whole
 from unsoftmax.models import ReluNetwork
@@ -211,10 +211,10 @@ def _concluded(
         truth, missed = y / height, (y - model(x)) / height
         rms = float(np.sqrt(np.mean(truth**2))) or 1.0
         over = float(np.max(np.abs(missed)) / (bound + rounding)) if bound + rounding else 0.0
-        most = _HOLD_OUT * limit(noise, rms)
-        if over > 1 and np.max(np.abs(missed)) <= most * rms:
+        most = _HOLD_OUT * limit(noise, rms) / strictness(lift, x)
+        if over > 1 and np.all(np.abs(missed) <= most * rms):
             widened = 2 * over
-        allowed = np.full(checks, min(widened * (bound + rounding) / rms, most))
+        allowed = np.minimum(widened * (bound + rounding) / rms, most)
         evidence = Evidence.of(checks, missed / rms, allowed)
         if not evidence.passed:
             raise ModelMismatch(

@@ -24,6 +24,8 @@ _CONSTANT, _MORE = 1e-14, 32
 # louder: what is absolute in the noise vanishes.
 _NOISY, _LOUD, _HELPS = 1e-14, 1e12, 0.1
 _COARSEST = 1e-4  # noisier answers than this, relative to their size, show no kinks
+# Beyond so many length scales misses count so much.
+_FAR_OUT, _FAR_SHARE = 1e3, 1 / 250
 # A network without biases grows as its token does, but for this share.
 _SCALED, _OFF = 100.0, 1e-4
 
@@ -141,6 +143,18 @@ def fresh_points(lift: Lift, count: int, rng: np.random.Generator) -> Array:
     first, last = np.where(np.arange(count) % 4 == 1, [[0.5], [3.0]], [[3.0], [8.0]])
     far = 10.0 ** rng.uniform(first, last)
     return np.asarray(lift.length * np.where(np.arange(count) % 2, far, near)[:, None] * x)
+
+
+def strictness(lift: Lift, x: Array) -> Array:
+    """Return what misses at tokens count: far out a share, 1 elsewhere.
+
+    Weight decay leaves neurons with slopes of 1e-8 of the others' and hyperplanes 10⁶ length
+    scales away. They cannot be told from the others' errors, and do not matter; a neuron that
+    does is a thousand times as large.
+    """
+    if not lift.biases:
+        return np.ones(len(x))
+    return np.where(np.linalg.norm(x, axis=1) > _FAR_OUT * lift.length, _FAR_SHARE, 1.0)
 
 
 def residuals(lift: Lift, x: Array, phase: str) -> Generator[Round, Answers, tuple[Array, Array]]:

@@ -17,7 +17,7 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu.cells import Circle, Noise, Swept, sweep
 from unsoftmax.learners.relu.lift import Form
 from unsoftmax.learners.relu.merge import merged, pruned
-from unsoftmax.learners.relu.opening import Opened, fresh_points, residuals
+from unsoftmax.learners.relu.opening import Opened, fresh_points, residuals, strictness
 from unsoftmax.learners.relu.polish import Left, Walk, corrected, left_over
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
@@ -81,7 +81,7 @@ def look(
     """Compare with fresh points."""
     x = fresh_points(opened.lift, count, rng)
     Y, F = yield from residuals(opened.lift, x, "fresh points")
-    miss = F - form(Y)
+    miss = (F - form(Y)) * strictness(opened.lift, x)
     return Look(
         float(np.abs(miss).max()), float(np.sqrt(np.mean(miss**2))), float(np.sqrt(np.mean(F**2)))
     )
