@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
 HOWTOS = {
     f"{page.stem}-{number}": code
-    for page in sorted((ROOT / "docs" / "howto").glob("*.md"))
+    for page in sorted([*(ROOT / "docs" / "howto").glob("*.md"), ROOT / "docs/several_heads.md"])
     for number, code in enumerate(
         re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     )
