@@ -320,7 +320,7 @@ def test_a_constant_network_leaves_W_free(constant, attention):
 
 
 def test_a_learner_that_finds_no_network_is_named():
-    learner = Learner(3, network=us.learners.ExactHead(3))
+    learner = Learner(3, network=us.learners.ExactHead(3))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ReluNetwork"):
         us.learn(us.SingleHead(np.eye(3), np.ones(3)), learner)
 
