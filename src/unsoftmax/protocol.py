@@ -121,12 +121,19 @@ class Certificate:
     @property
     def W_error(self) -> float:
         """Bound on ‖Ŵ − W‖_F."""
-        return self.errors["W"]
+        return self._bound("W")
 
     @property
     def v_error(self) -> float:
         """Bound on ‖v̂ − v‖₂."""
-        return self.errors["v"]
+        return self._bound("v")
+
+    def _bound(self, name: str) -> float:
+        if name not in self.errors:
+            raise KeyError(
+                f"This certificate has no bound on {name}; errors has {', '.join(self.errors)}."
+            )
+        return self.errors[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -352,7 +352,7 @@ def test_learn_a_network_and_what_stands_before_it(folder):
     words = ["--model", "relu-network", "--dim", 6, "--polish", "--out", "network"]
     done = run(folder, "learn", "mine:network", *words)
     assert done.returncode == 0, done.stderr
-    assert "error of slope at most" in done.stdout
+    assert "more per ‖x‖" in done.stdout
     # the part that knows a setting gets it: the rank is the head's, the neurons the network's
     words = ["--model", "transformer", "--dim", 6, "--rank", 2, "--max-neurons", 12, "--anchored"]
     assert run(folder, "plan", *words).returncode == 0

@@ -322,6 +322,21 @@ def test_a_kink_at_0_that_is_not_expected_there():
         assert function_error(recovery.model, target, 1, True) <= 1e-9
 
 
+def test_neurons_far_out_beside_neurons_through_0(trials):
+    """No length scale but that of the far ones: it must not be 0."""
+    for seed, far in itertools.product(range(trials(3, 20)), (1e3, 1e5)):
+        rng = np.random.default_rng(seed)
+        A, b = rng.standard_normal((6, 7)), np.zeros(7)
+        b[:2] = -far * np.linalg.norm(A[:, :2], axis=0)
+        target = us.ReluNetwork(A, rng.standard_normal(7), b)
+        try:
+            recovery = us.learn(hidden(target), Learner(6, seed=seed))
+        except us.UnsoftmaxError:
+            continue
+        assert within(recovery, target, 6, True)
+        assert neurons_found(recovery) == 7
+
+
 def test_neurons_that_all_look_one_way():
     """Without biases half of all tokens are answered by 0."""
     for seed in range(10):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -319,6 +319,12 @@ def test_a_constant_network_leaves_W_free(constant, attention):
         assert refusal.value.determined["network"].c == constant
 
 
+def test_a_learner_that_finds_no_network_is_named():
+    learner = Learner(3, network=us.learners.ExactHead(3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ReluNetwork"):
+        us.learn(us.SingleHead(np.eye(3), np.ones(3)), learner)
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-6, 1e6])
 def test_extreme_W(size):
     g = network("random", 6, 9, 0)
@@ -392,6 +398,68 @@ def test_what_is_no_transformer_is_refused(name, trials):
             us.learn(hidden(target), Learner(6, anchored=anchored, seed=seed))
 
 
+def far_bent(seed, d=6, m=2):
+    """A network that is constant up to distance 30."""
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((d, m))
+    return us.ReluNetwork(A, np.ones(m), -30 * np.linalg.norm(A, axis=0), 0.3)
+
+
+@pytest.mark.parametrize("wrong", ["rank", "bias", "two heads", "only the query token"])
+def test_a_network_that_is_flat_near_0_hides_nothing(wrong, trials):
+    """The hold-out must ask where answers depend on the attention."""
+    for seed in range(trials(3, 30)):
+        g = far_bent(seed)
+        head: us.learners.LowRankHead | None = None
+        rng = np.random.default_rng(seed)
+        one, two = (us.Transformer(rng.standard_normal((6, 6)), g) for _ in range(2))
+        target: Any = one
+        if wrong == "rank":
+            head = us.learners.LowRankHead(6, 3)
+        elif wrong == "bias":
+            target = us.Transformer(one.W, g, rng.standard_normal(6))
+        elif wrong == "two heads":
+            target = lambda X, a=one, b=two: (a(X) + b(X)) / 2  # noqa: E731
+        else:
+            target = lambda X, a=one: a(X if X.shape[1] < 3 else X[:, -1:])  # noqa: E731
+        with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
+            us.learn(hidden(target), Learner(6, head=head, seed=seed))
+        recovery = us.learn(hidden(one), Learner(6, seed=seed))
+        assert np.linalg.norm(recovery.model.W - one.W) <= recovery.certificate.W_error
+
+
+def test_noise_is_in_the_certificate_of_anchored_entries(trials):
+    found = 0
+    for seed in range(trials(10, 50)):
+        target, noise = transformer("random", 5, 6, seed), np.random.default_rng(seed)
+        try:
+            recovery = us.learn(
+                lambda X, T=target, z=noise: T(X) + 1e-10 * z.standard_normal(len(X)),
+                Learner(5, anchored=True, seed=seed),
+            )
+        except us.UnsoftmaxError:
+            continue
+        found += 1
+        assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
+    assert found >= trials(5, 25)
+
+
+def test_a_large_query_bias_does_not_hide_W(trials):
+    """Rank 3 is claimed of rank 4, with w in W's range and 300 times as large."""
+    for seed in range(trials(3, 20)):
+        target = transformer("random", 8, 12, seed, bias=300.0, rank=4)
+        head = us.learners.LowRankHead(8, 3, biases=True)
+        with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
+            us.learn(hidden(target), Learner(8, head=head, seed=seed))
+
+
+def test_W_of_0_anchored(trials):
+    for seed in range(trials(4, 40)):
+        target = us.Transformer(np.zeros((6, 6)), network("random", 6, 9, seed))
+        recovery = us.learn(hidden(target), Learner(6, anchored=True, seed=seed))
+        assert np.linalg.norm(recovery.model.W) <= recovery.certificate.W_error <= 1e-9
+
+
 def test_a_higher_rank_is_refused():
     for excess in (1.0, 1e-3, 1e-5):
         target = transformer("random", 8, 9, 0, rank=2)
@@ -415,6 +483,8 @@ def test_a_higher_rank_is_refused():
         ({"dim": 3, "head": us.learners.ReluNetworkLearner(3)}, "head"),
         ({"dim": 3, "network": us.learners.ReluNetworkLearner(4)}, "network"),
         ({"dim": 3, "head": us.learners.LowRankHead(3)}, "rank"),
+        ({"dim": 3, "head": us.learners.ExactHead(3, probes="paper")}, "probes"),
+        ({"dim": 3, "network": us.ReluNetwork(np.eye(3), np.ones(3))}, "network"),
         ({"dim": 3, "head": us.learners.LowRankHead(3, 1, tolerance=0.1)}, "tolerance"),
         ({"dim": 3, "attention": "antisymmetric", "anchored": True}, "anchored"),
         (

@@ -27,6 +27,9 @@ from unsoftmax.cli.plan import Model
 from unsoftmax.cli.settings import Settings, build, with_settings
 from unsoftmax.protocol import Model as AnyModel
 
+# What a certificate bounds that is no parameter of its own.
+_NAMES = {"constant": "the network at x = 0", "slope": "the network, more per ‖x‖,"}
+
 
 @with_settings
 @told
@@ -111,7 +114,7 @@ def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) ->
         if not size and not bound:
             continue  # assumed to be 0, not learned
         relative = f", {bound / size:.1e} of its norm" if size else ""
-        rows.append((f"error of {name} at most", f"{bound:.1e}{relative}"))
+        rows.append((f"error of {_NAMES.get(name, name)} at most", f"{bound:.1e}{relative}"))
     rows += [holdout_row(recovery), ("seconds", f"{seconds:.1f}")]
     checked = "" if recovery.evidence.passed else ", unchecked"
     show_table(f"Recovered{checked}: {recovery.model!r}", rows)

@@ -12,7 +12,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -99,7 +99,7 @@ def _options() -> dict[str, Any]:
     """Return every setting's annotation for typer, by name."""
     kinds: dict[str, Any] = {}
     texts: dict[str, dict[str, list[str]]] = {}
-    for model, learner in BY_NAME.items():
+    for model, learner in _all():
         hints, helps = get_type_hints(learner), _helps(learner)
         for field in fields(learner):
             hint, name = hints[field.name], field.name
@@ -115,11 +115,21 @@ def _options() -> dict[str, Any]:
                 text += " Needed, unless the target knows it."
             elif field.default is MISSING:
                 text += " Needed."
-            texts.setdefault(name, {}).setdefault(text, []).append(model)
+            models = texts.setdefault(name, {}).setdefault(text, [])
+            if model not in models:
+                models.append(model)
     return {
         name: Annotated[kind | None, typer.Option(_flag(name), help=_told(texts[name]))]
         for name, kind in kinds.items()
     }
+
+
+def _all() -> Iterator[tuple[str, type[Any]]]:
+    """Yield every model with its learner, and with the learners that are parts of it."""
+    for model, learner in BY_NAME.items():
+        yield model, learner
+        for kinds in _parts(learner).values():
+            yield from ((model, kind) for kind in kinds)
 
 
 def _flag(name: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.models import SingleHead, Transformer
+from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence
 from unsoftmax.theory.precision import KAPPA, Precision
@@ -71,7 +71,7 @@ def repeated(probes: Sequences, count: int) -> Sequences:
 
 
 def closing(
-    model: SingleHead | Transformer,
+    model: SingleHead,
     certificate: Certificate,
     count: int,
     rng: np.random.Generator,
@@ -106,7 +106,7 @@ def closing(
 
 
 def _sizes(
-    model: SingleHead | Transformer,
+    model: SingleHead,
     certificate: Certificate,
     offsets: Array,
     query: Array,

@@ -89,13 +89,12 @@ def _length(dim: int, rng: np.random.Generator) -> Generator[Round, Answers, flo
     rounding = 8 * _EPS * np.maximum(np.abs(near), np.abs(near_back)) / h
     varied = np.abs(np.diff(slopes, axis=1)).sum(axis=0)
     varied = np.where(varied > 4 * (rounding[1:] + rounding[:-1]), varied, 0.0)
-    first = abs(slopes[0, 0] - slopes[1, 0])
-    varied = np.append(first if first > 4 * rounding[0] else 0.0, varied)
     # of the slope's jumps large ones tend to be near: their root does not hide the far ones
     weight = np.sqrt(varied)
-    if not np.any(weight):
-        return 1.0
-    return float(np.exp(np.sum(weight * np.log(_TIMES)) / np.sum(weight)))
+    if not np.any(weight):  # what bends nearer than can be seen may bend at 0: any length will do
+        bends = abs(slopes[0, 0] - slopes[1, 0]) > 4 * rounding[0]
+        return float(_TIMES[0]) if bends else 1.0
+    return float(np.exp(np.sum(weight * np.log(_TIMES[1:])) / np.sum(weight)))
 
 
 def _constant(

@@ -114,6 +114,8 @@ class TransformerLearner:
         one_of("attention", self.attention, ("local", "antisymmetric"))
         if self.head is not None and not isinstance(self.head, ExactHead | LowRankHead):
             raise TypeError(f"head must be an ExactHead or a LowRankHead; it is {self.head!r}.")
+        if self.network is not None and not callable(getattr(self.network, "steps", None)):
+            raise TypeError(f"network must be a learner of a network; it is {self.network!r}.")
         for name in ("network", "head"):
             part = getattr(self, name)
             if part is not None and getattr(part, "dim", None) != self.dim:
@@ -129,13 +131,15 @@ class TransformerLearner:
             )
 
     def _check_local(self) -> None:
+        if isinstance(self.head, ExactHead) and self.head.probes != "balanced":
+            raise ValueError('attention="local" has probes of its own: leave probes out.')
+        if isinstance(self.head, LowRankHead) and self.head.tolerance is not None:
+            raise ValueError('A tolerance is of no use to attention="local".')
         if isinstance(self.head, LowRankHead) and self.head.rank is None:
             raise ValueError(
                 'attention="local" needs the rank: head=LowRankHead(dim, rank) (--rank); for a '
                 "trained head it is the key dimension."
             )
-        if isinstance(self.head, LowRankHead) and self.head.tolerance is not None:
-            raise ValueError('A tolerance is of no use to attention="local".')
 
     @property
     def _network(self) -> Learner[ReluNetwork]:
@@ -191,20 +195,24 @@ class TransformerLearner:
         rng = np.random.default_rng(self.seed)
         share = checks // _SHARE
         opening = holdout.opening(self.dim, share, rng)
-        opened = np.zeros(0)
+        opened = again = np.zeros(0)
         if share:
             [opened] = yield [opening]
+        if repeats := share // 2:
+            [again] = yield [holdout.repeated(opening, repeats)]
         found = yield from self._network.steps(share)
         network, errors = found.model, found.certificate.errors
+        if not isinstance(network, ReluNetwork):
+            raise TypeError(f"network must learn a ReluNetwork; it found {network!r}.")
         known = Known(
             network,
             float(errors.get("constant", np.inf)),
             float(errors.get("slope", np.inf)),
-            Precision.of_format([opened]),
+            _precision(opened, again),
         )
         if not canonical(network).A.shape[1]:
             _refuse_constant(known, opening, opened)
-        left = checks - 2 * share
+        left = checks - 2 * share - repeats
         if self.attention == "local":
             attention = yield from recover_attention(
                 known, self._rank, bool(self._head.biases), bool(self.anchored), rng
@@ -215,7 +223,15 @@ class TransformerLearner:
             left -= used
         return (
             yield from conclude(
-                attention, known, found, (opening, opened), left, checks, rng, self._rank
+                attention,
+                known,
+                found,
+                (opening, opened),
+                left,
+                checks,
+                rng,
+                self._rank,
+                bool(self._head.biases),
             )
         )
 
@@ -240,7 +256,17 @@ class TransformerLearner:
         model = Transformer.from_arrays(
             {**scores, **{f"network.{name}": x for name, x in network.arrays().items()}}
         )
-        return Attention(model, errors["W"], 0.0)
+        # answers are differences of two: what is seen of their precision counts twice
+        coarse = 1.0 if known.precision == Precision() else 2.0
+        return Attention(model, coarse * errors["W"], 0.0)
+
+
+def _precision(opened: Array, again: Array) -> Precision:
+    """Read the precision off the first answers, unless they are few: g may be flat there."""
+    precision = Precision()
+    if len(np.unique(opened)) == len(opened) and np.all(opened != 0):
+        precision = Precision.of_format([opened])
+    return precision.with_noise(holdout.noise_of(opened[: len(again)], again), len(again))
 
 
 def _refuse_constant(known: Known, probes: Sequences, answers: Array) -> None:

@@ -116,7 +116,9 @@ def recover_attention(
         # W x_0 + w at x_0 = γ b_1, and at x_1 = β_1 b_1
         first = (k[0] - k_0) / (lengths[0] - zero)
         first_error = (error[0] + e_0) / abs(lengths[0] - zero)
-        k_w, w_error = k_0 - zero * first, float(e_0 + abs(zero) * first_error)
+        k_w, w_error = k_0, float(e_0)
+        if zero:
+            k_w, w_error = k_0 - zero * first, float(e_0 + abs(zero) * first_error)
     by_token = (k - k_w) / lengths[:, None]
     off = (error + w_error) / np.abs(lengths)
     by_token[0], off[0] = first, first_error

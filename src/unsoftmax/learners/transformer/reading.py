@@ -196,7 +196,8 @@ class Reading:
         p = x + np.clip(sigma, 0.0, 1.0)[:, None] * a
         off = known.error(p) + known.rounding(p, self.y[rows])
         off = off + np.where(self.at[token] != 0, known.error(x) + known.rounding(x, y), 0.0)
-        bound = off / gentle + pieces.passed_over(unseen)
+        width, change = pieces.passed_over(unseen)
+        bound = (off + change) / gentle + width
         if np.any(there := np.isfinite(self.anchor[rows])):
             first = self.anchored[rows]
             p = x + first[:, None] * a

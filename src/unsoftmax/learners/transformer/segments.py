@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array
@@ -67,27 +68,30 @@ class Segments:
     def steepness(self, unseen: Array) -> Array:
         """Return the smallest slope over the mean one: 1 where g is linear, ≤ 0 where it turns.
 
-        Pieces shorter than `hidden` are passed over; n numbers.
+        Pieces so short that g's error hides them are passed over; n numbers.
         """
         rise = self.rise
         along = self.slopes * np.sign(rise)[:, None]
-        seen = np.diff(self.knots, axis=1) > self.hidden(unseen)[:, None]
+        seen = (np.diff(self.knots, axis=1) > 0) & ~self._short(unseen)
         smallest = np.where(seen, along, np.inf).min(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             steep = np.where(np.isfinite(smallest), smallest / np.abs(rise), 0.0)
         # where g hardly changes from end to end nothing is told, however steep it is between
         return np.where(np.abs(rise) > unseen / _UNSEEN, steep, 0.0)
 
-    def hidden(self, unseen: Array) -> Array:
-        """Return the length on which g changes by its error ``unseen``, (n,): no less is known."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.where(unseen > 0, unseen / np.abs(self.rise), 0.0))
+    def passed_over(self, unseen: Array) -> tuple[Array, Array]:
+        """Return the length of all short pieces, and what g changes by along them, (n,) each."""
+        width = np.where(self._short(unseen), np.diff(self.knots, axis=1), 0.0)
+        return np.asarray(width.sum(axis=1)), np.asarray((width * np.abs(self.slopes)).sum(axis=1))
 
-    def passed_over(self, unseen: Array) -> Array:
-        """Return the length of all pieces that are shorter, (n,)."""
+    def _short(self, unseen: Array) -> NDArray[np.bool_]:
+        """Tell pieces so short that g changes by less than its error there, and on average."""
         width = np.diff(self.knots, axis=1)
-        short = width <= self.hidden(unseen)[:, None]
-        return np.asarray(np.where(short & (width > 0), width, 0.0).sum(axis=1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            hidden = np.where(unseen > 0, unseen / np.abs(self.rise), 0.0)
+        return np.asarray(
+            (width <= hidden[:, None]) & (width * np.abs(self.slopes) <= unseen[:, None])
+        )
 
     def invert(self, y: Array) -> tuple[Array, Array]:
         """Return σ with g(b + σa) = y for monotone segments, and |dg/dσ| there, (n,) each.
