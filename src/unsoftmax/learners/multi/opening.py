@@ -21,6 +21,8 @@ _RANDOM, _SEARCHED = 3, 64
 _CANCELLED = 1e-6
 # Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16).
 _FLOAT64 = 4e-16
+# Coarser answers than this are worth a word.
+_SEEN = 1e-14
 # The largest defect of linearity there is, of a few, may have been small by chance.
 _BY_CHANCE = 2.0
 # Coarser answers tell no jumps apart.
@@ -82,7 +84,7 @@ def open_heads(
     if not biases:
         c = 0.0
     why = form.why
-    if bent > _FLOAT64 and not why:
+    if bent > _SEEN and not why:
         why = (f"Long single tokens are answered by x·v + c to {bent:.1e} of their size.",)
     length = _TINY if absolute > 0 and not biases else 1.0
     return Ground(s, c, eta, absolute, scale, why), length
