@@ -82,8 +82,8 @@ class MultiHeadLearner:
 
     Notes
     -----
-    *Queries*: about H(d² + d) + H·d + 16H + d + 30; with rank r, given or found, about
-    H(r(2d − r) + d) + H·d + 16H + d + 30; `plan` gives what is never
+    *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
+    H(r(2d − r) + d) + H·d + 16H + d + 40; `plan` gives what is never
     exceeded. *Determined up to* order; heads of equal W and w are one.
     *Refused*: heads whose hyperplanes a·(W_h b + w_h) = 0 coincide for every b, such as W and
     2W; and (W, v) beside (−W, v). *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
@@ -143,7 +143,7 @@ class MultiHeadLearner:
             at_most=at_most,
             tokens=2 * at_most + 4 * copies,
             rounds=_ROUNDS,
-            formula=f"about H(r(2d − r) + 2d + 16) + d + 30 for H heads of rank r = {r}{twice}; "
+            formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r = {r}{twice}; "
             f"refused beyond {at_most}",
         )
 
