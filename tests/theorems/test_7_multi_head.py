@@ -10,6 +10,7 @@ import pytest
 import unsoftmax as us
 from tests.heads import errors, hostile, several
 from tests.truth import Counted
+from unsoftmax.cli.demo import minilm_head
 
 Learner = us.learners.MultiHeadLearner
 CHECKS = 32
@@ -145,6 +146,30 @@ def test_query_and_output_biases(rank, trials):
         assert max(apart["W"], apart["w"]) <= 1e-9
         assert apart["v"] <= 1e-11
         assert within_the_certificate(recovery, target)
+
+
+@pytest.mark.parametrize("rank", [32, None], ids=["rank given", "rank found"])
+def test_all_heads_of_a_trained_layer_from_one_coordinate(rank, trials, evidence):
+    if not trials(0, 1):
+        pytest.skip("half a minute: see make evidence")
+    heads = [minilm_head(0, h) for h in range(12)]
+    arrays = [head.arrays() for head in heads]
+    K, Q, v, w = (np.array([each[name] for each in arrays]) for name in "KQvw")
+    target = us.MultiHead.from_factors(K, Q, v, w, sum(head.c for head in heads))
+    recovery, queries = recovered(target, 0, max_heads=16, biases=True, rank=rank)
+    apart = errors(recovery.model, target)
+    assert recovery.model.H == 12
+    assert max(apart["W"], apart["w"]) <= 1e-7
+    assert apart["v"] <= 1e-11
+    assert queries <= 310_000
+    assert within_the_certificate(recovery, target)
+    evidence(
+        f"MultiHeadLearner, 12 heads of MiniLM's layer 0, rank {'given' if rank else 'found'}",
+        queries=f"{queries:,}",
+        W=f"{apart['W']:.0e}",
+        w=f"{apart['w']:.0e}",
+        v=f"{apart['v']:.0e}",
+    )
 
 
 # -- hostile structure

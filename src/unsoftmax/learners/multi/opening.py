@@ -1,4 +1,4 @@
-"""Before the search: c and Σ v_h from single tokens, how precise answers are: d + 13 queries."""
+"""Before the search: c and Σ v_h from single tokens, how precise answers are: d + 23 queries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from unsoftmax.theory.precision import Precision
 FAR = 1e14
 # Single tokens are long: what is constant or rounded to decimals is lost beside them.
 _LONG = 2.0**40
-_RANDOM, _SEARCHED = 3, 64
+_RANDOM, _LINE, _SEARCHED = 3, 8, 64
 # Far answers this much smaller than moderate ones come from values that cancel.
 _CANCELLED = 1e-6
 # Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16).
 _FLOAT64 = 4e-16
+# Coarser answers than this are worth a word.
+_SEEN = 1e-14
 # The largest defect of linearity there is, of a few, may have been small by chance.
 _BY_CHANCE = 2.0
 # Coarser answers tell no jumps apart.
@@ -37,7 +39,7 @@ def open_heads(
     Where answers are rounded to decimals or carry noise of a fixed size, query tokens are tiny
     and offsets huge: logits stay, values grow, and what is absolute in the noise vanishes.
     """
-    near, far = (_random(dim, rng) for _ in range(2))
+    near, far = (_random(dim, rng, _LINE) for _ in range(2))
     b, a = _random(dim, rng), _random(dim, rng)
     n, ones = np.arange(_RANDOM), np.ones(_RANDOM)
     # what depends on all parameters comes first: a run that is resumed knows its target by it
@@ -82,7 +84,7 @@ def open_heads(
     if not biases:
         c = 0.0
     why = form.why
-    if bent > _FLOAT64 and not why:
+    if bent > _SEEN and not why:
         why = (f"Long single tokens are answered by x·v + c to {bent:.1e} of their size.",)
     length = _TINY if absolute > 0 and not biases else 1.0
     return Ground(s, c, eta, absolute, scale, why), length

@@ -28,18 +28,20 @@ _REPEATS = 8
 _DROWNED, _FAR = 3e3, 1e5
 # Up to so many unknowns, rows are picked among six times as many candidates by pivoted QR.
 _PICKED, _CANDIDATES = 900, 6
-_CHECKS = 2
+_CHECKS = 2  # rows more than unknowns: wrong signs show
 # Beyond, a fifth more rows than unknowns make a random system's condition number 40 to 160 instead
 # of H·d, and conjugate gradients converge: to eight digits, twice.
 _SPARE = 1.2
 _DIGITS, _COARSE, _ITERATIONS = 1e-10, 1e-2, 2000
-_PROBES = 2
+_PROBES = 2  # solutions for random noise, from which the error is estimated
 # Directions closer than this to a hyperplane (in units of 1/√d) are not asked.
+# Rough u_h are off by about _ROUGH; where heads crowd, less room has to do.
 _CLOSEST, _ROUGH, _ERRORS, _AMPLE, _CROWD = 1e-3, 2e-3, 4.0, 0.25, 8.0
 _DRAWS = 50
 # Neighbours more parallel than this get rows of their own between them; rows take this share of
 # the room there is.
 _PARALLEL, _ROOM = 0.98, 0.5
+# Rows agree to this if all signs are right; else signs are taken anew, so often.
 _AGREES, _NOISES = 1e-9, 1e4
 _AGAIN = 5
 

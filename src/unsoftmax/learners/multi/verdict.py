@@ -21,8 +21,8 @@ _LOGIT = 2.0
 _AGREES, _NOISES = 1e-9, 30.0
 # Estimated errors explain so many times what random ones of their size do, up to a share of the
 # answers: a wrong model does not pass for an imprecise one.
-_MOVED, _TIMES = 3, 10.0
-_MOST, _MOST_COARSE = 1e-6, 1e4
+_MOVED, _TIMES = 3, 30.0
+_MOST, _MOST_COARSE = 1e-6, 1e5
 # Where answers are so coarse that more would be allowed, they confirm nothing.
 _BLUNT = 1e-2
 

@@ -17,7 +17,8 @@ from unsoftmax.probes import Array
 
 _LOGIT = 0.8
 # Others add e⁻¹⁴ of what head h does: it is subtracted in two or three sweeps.
-_SATURATED, _LEAST = 14.0, 8.0
+_SATURATED = 14.0
+_LEAST, _MOST = 8.0, 1e8  # T: a head alone needs no silence; beyond, no digits are left
 # Heads weaker than this share of h are not saturated in its window.
 _STRONG = 0.1
 # Margins that are tried, in units of 1/√d; pushing steps and their size.
@@ -112,7 +113,7 @@ def _of(
     with np.errstate(divide="ignore"):
         T = size[h] / np.min(along / saturated, axis=1, initial=np.inf)
         room = np.sqrt(d) * np.min(along / size[others], initial=np.inf) / _OTHERS_MOVE
-    T = np.clip(T, _LEAST, 1e8)
+    T = np.clip(T, _LEAST, _MOST)
     s = _LOGIT * np.where(np.arange(d) % 2, 1.0, -1.0)
     s[-1] = -s[0]
     a = (T[:, None] * z + s[:, None] * n) / size[h]
