@@ -10,7 +10,7 @@ import pytest
 import unsoftmax as us
 from tests.heads import errors, hostile, several
 from tests.truth import Counted
-from unsoftmax.cli.demo import minilm_head
+from unsoftmax.cli.minilm import minilm_heads
 
 Learner = us.learners.MultiHeadLearner
 CHECKS = 32
@@ -152,10 +152,7 @@ def test_query_and_output_biases(rank, trials):
 def test_all_heads_of_a_trained_layer_from_one_coordinate(rank, trials, evidence):
     if not trials(0, 1):
         pytest.skip("half a minute: see make evidence")
-    heads = [minilm_head(0, h) for h in range(12)]
-    arrays = [head.arrays() for head in heads]
-    K, Q, v, w = (np.array([each[name] for each in arrays]) for name in "KQvw")
-    target = us.MultiHead.from_factors(K, Q, v, w, sum(head.c for head in heads))
+    target = minilm_heads()
     recovery, queries = recovered(target, 0, max_heads=16, biases=True, rank=rank)
     apart = errors(recovery.model, target)
     assert recovery.model.H == 12
