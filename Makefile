@@ -38,6 +38,7 @@ evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(BIN)/python benchmarks/approximate_head.py
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
+	$(BIN)/python benchmarks/multi_head.py --layer
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check .
@@ -52,6 +53,7 @@ bench: setup  ## measure and write the benchmarks' tables
 	$(BIN)/python benchmarks/approximate_head.py
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
+	$(BIN)/python benchmarks/multi_head.py --layer
 
 docs: setup  ## build the documentation into docs/_build
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
