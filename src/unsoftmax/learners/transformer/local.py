@@ -88,7 +88,7 @@ def recover_attention(
     )
     u, error = reading.solve()
     lengths = reading.aim.beta
-    Q, k, mixed = None, u, np.zeros(dim)
+    Q, k = None, u
     if not full:
         Q, R = np.linalg.qr((u / lengths[:, None]).T)
         # what the columns' error tilts their span by, as other tokens see it: see `LowRankHead`
