@@ -53,7 +53,7 @@ SMALL = [(6, 8), (4, 16), (8, 32), (24, 8)]
 
 @pytest.mark.parametrize(("heads", "dim"), PRICE)
 def test_every_head_at_the_price_of_the_parameters(heads, dim, trials, evidence):
-    seeds = trials(2 if (heads, dim) in SMALL else 1, 10)
+    seeds = trials(3 if (heads, dim) in SMALL else 1, 10)
     ratios, worst = [], {"W": 0.0, "v": 0.0}
     for seed in range(seeds):
         target = several(heads, dim, seed)
@@ -179,8 +179,8 @@ KNOWN = [
     *("v nearly parallel", "v sum to zero", "two heads, v sum to zero", "zero", "sparse v"),
     *("whole numbers", "large W", "W nearly equal"),
 ]
-# W nearly equal, spread by 10⁸ in all, or all in one plane: the certificate says how much is lost
-LOSSY = {"W nearly equal": 1e-6, "W and v spread": 1e-6, "rank 2, common column space": 1e-6}
+# W nearly equal, or spread by 10⁸ in all: the certificate says how much is lost
+LOSSY = {"W nearly equal": 1e-6, "W and v spread": 1e-6}
 REFUSED = ["(W, v) and (−W, v)", "W and 2W", "rank 1, common column space", "nearly one W"]
 
 

@@ -1,6 +1,6 @@
 """Windows: offsets at which head h answers and all others of its size are saturated.
 
-Rows a_hi = (T_i z_i + s_i n) / ‖u_h‖ with n = u_h/‖u_h‖, z_i ⟂ n and s_i = ±0.8: head h's logit
+Rows a_hi = (T_i z_i + s_i n) / ‖u_h‖ with n = u_h/‖u_h‖, z_i ⟂ n, s_i about ±0.8: head h's logit
 is s_i at the query token b, and moves by t·a_hi·W_h q at b + t q. The z_i are pushed away from
 the other heads' hyperplanes, so that moderate T_i saturate them; weaker heads stay open and
 are subtracted.
@@ -15,7 +15,8 @@ import numpy as np
 from unsoftmax.learners.multi.two_tokens import Ground
 from unsoftmax.probes import Array
 
-_LOGIT = 0.8
+# Equal logits would make rows of heads with a common column space equal, and ranks look lower.
+_LOGITS = (0.5, 1.1)
 # Others add e⁻¹⁴ of what head h does: it is subtracted in two or three sweeps.
 _SATURATED = 14.0
 _LEAST, _MOST = 8.0, 1e8  # T: a head alone needs no silence; beyond, no digits are left
@@ -72,12 +73,14 @@ def _window(noise: Noise, u: Array, v: Array, h: int, rng: np.random.Generator) 
     reach = u[others] / np.minimum(size[h], size[others])[:, None]
     near = np.concatenate([reach, v[h : h + 1] / np.linalg.norm(v[h])])
     near = near - np.outer(near @ n, n)
+    s = rng.uniform(*_LOGITS, d) * np.where(np.arange(d) % 2, 1.0, -1.0)
+    s[-1] = -s[0]
     best: Window | None = None
     for _ in range(_BASES):
         basis, _ = np.linalg.qr(np.column_stack([n, rng.standard_normal((d, d - 1))]))
         for margin in _MARGINS:
             z = _pushed(basis[:, 1:].T, near, margin / np.sqrt(d))
-            found = _of(noise, u, v, h, others, np.concatenate([z, z[:1]]), n)
+            found = _of(noise, u, v, h, others, np.concatenate([z, z[:1]]), s, n)
             if best is None or found.noise < best.noise:
                 best = found
     assert best is not None
@@ -103,6 +106,7 @@ def _of(
     h: int,
     others: Array,
     z: Array,
+    s: Array,
     n: Array,
 ) -> Window:
     d = len(n)
@@ -114,8 +118,6 @@ def _of(
         T = size[h] / np.min(along / saturated, axis=1, initial=np.inf)
         room = np.sqrt(d) * np.min(along / size[others], initial=np.inf) / _OTHERS_MOVE
     T = np.clip(T, _LEAST, _MOST)
-    s = _LOGIT * np.where(np.arange(d) % 2, 1.0, -1.0)
-    s[-1] = -s[0]
     a = (T[:, None] * z + s[:, None] * n) / size[h]
     t = noise.length * min(_MOST_MOVED, np.sqrt(d) / np.sqrt(np.mean(T**2)), room)
     try:
