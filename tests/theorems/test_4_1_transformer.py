@@ -408,7 +408,8 @@ def far_bent(seed, d=6, m=2):
 @pytest.mark.parametrize("wrong", ["rank", "bias", "two heads", "only the query token"])
 def test_a_network_that_is_flat_near_0_hides_nothing(wrong, trials):
     """The hold-out must ask where answers depend on the attention."""
-    for seed in range(trials(3, 30)):
+    count, found = trials(3, 30), 0
+    for seed in range(count):
         g = far_bent(seed)
         head: us.learners.LowRankHead | None = None
         rng = np.random.default_rng(seed)
@@ -424,8 +425,13 @@ def test_a_network_that_is_flat_near_0_hides_nothing(wrong, trials):
             target = lambda X, a=one: a(X if X.shape[1] < 3 else X[:, -1:])  # noqa: E731
         with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
             us.learn(hidden(target), Learner(6, head=head, seed=seed))
-        recovery = us.learn(hidden(one), Learner(6, seed=seed))
+        try:
+            recovery = us.learn(hidden(one), Learner(6, seed=seed))
+        except us.NotIdentifiable:
+            continue
+        found += 1
         assert np.linalg.norm(recovery.model.W - one.W) <= recovery.certificate.W_error
+    assert found >= 0.9 * count
 
 
 def test_noise_is_in_the_certificate_of_anchored_entries(trials):

@@ -22,9 +22,10 @@ _STEEPER = 2.0
 # Sequences of the closing hold-out: their lengths, how long query tokens are in lengths of the
 # network, root mean squares of logits, and how many are tried for each.
 _LENGTHS, _SIZES, _LOGITS, _TRIED = (2, 3, 5, 8), (-1.0, 3.0), (0.5, 2.0, 6.0), 32
-# Certificates are loose: where answers are exact no residual may be larger than this share of the
-# natural size of its answer, max‖x_i‖·‖∇g‖ + ``|g(0)|``. Recoveries leave 1e-12 to 1e-8 of it.
-_MOST_UNEXPLAINED = 1e-6
+# Certificates are loose: where answers are exact no residual may be larger than these shares of
+# what attention may move, max‖x_i − x_N‖·‖∇g‖, and of the natural size of its answer,
+# max‖x_i‖·‖∇g‖ + ``|g(0)|``. Recoveries leave 1e-8 of the one and 3e-9 of the other, or less.
+_MOST_UNEXPLAINED, _MOST_OF_ALL = 1e-6, 1e-8
 
 
 def conclude(
@@ -138,7 +139,7 @@ def _judged(
     checks: int,
 ) -> Evidence:
     """Hold the model against fresh sequences."""
-    misses, tolerances, longest, steepest = [], [], [], 0.0
+    misses, tolerances, longest, spreads, steepest = [], [], [], [], 0.0
     at_zero = float(np.abs(known.network(np.zeros((1, model.dim))))[0])
     bounded = np.isfinite(sum(certificate.errors.values()))
     exact = known.precision == Precision()
@@ -162,11 +163,14 @@ def _judged(
         own = known.error(pooled) if bounded else _MOST_MOVED * np.abs(y)
         allowed = own + known.rounding(pooled, y) + _STEEPER * shift * slope
         longest.append(np.linalg.norm(X, axis=2).max(axis=1)[telling])
+        spreads.append(away.max(axis=1)[telling])
         misses.append((y - known.network(pooled))[telling])
         tolerances.append(allowed[telling])
     if not checks:
         return Evidence.of(0, np.zeros(0), np.zeros(0))
-    miss, tolerance, length = (np.concatenate(part) for part in (misses, tolerances, longest))
+    miss, tolerance, length, spread = (
+        np.concatenate(part) for part in (misses, tolerances, longest, spreads)
+    )
     if not len(miss):
         raise _too_coarse(known)
     # g may be flat at some sequences: its steepest piece sets the size of all
@@ -174,7 +178,8 @@ def _judged(
     size = np.where(size > 0, size, 1.0)
     miss, tolerance = miss / size, tolerance / size
     if exact:
-        tolerance = np.minimum(tolerance, _MOST_UNEXPLAINED)
+        moving = _MOST_UNEXPLAINED * spread * steepest / size
+        tolerance = np.minimum(tolerance, moving + _MOST_OF_ALL)
     evidence = Evidence.of(checks, miss, tolerance)
     if not evidence.passed and not exact and not bounded:
         raise _too_coarse(known)
