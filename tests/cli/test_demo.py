@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import unsoftmax as us
 from unsoftmax.cli import app
-from unsoftmax.cli.minilm import minilm_head
-from unsoftmax.report.figures import draw_head
+from unsoftmax.cli.minilm import minilm_head, minilm_heads
+from unsoftmax.report.figures import draw_head, draw_heads
 
 
 def test_table_and_files(tmp_path):
@@ -64,3 +64,36 @@ def test_the_picture_of_an_exact_recovery(tmp_path):
     head = us.SingleHead(np.eye(3), np.ones(3))
     draw_head(head, head, tmp_path / "same.png")
     assert (tmp_path / "same.png").stat().st_size > 0
+
+
+def test_one_way_alone(tmp_path):
+    done = CliRunner().invoke(app, ["demo", "--model", "low-rank", "--out", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "148,225" not in done.stdout
+    assert us.load(tmp_path / "model.safetensors").arrays()["K"].shape == (32, 384)
+
+
+def test_the_layer_is_the_sum_of_its_heads():
+    layer = minilm_heads(coordinate=5)
+    heads = [minilm_head(head=h, coordinate=5) for h in range(12)]
+    X = np.random.default_rng(0).standard_normal((3, 4, 384))
+    apart = layer(X) - sum(head(X) for head in heads)
+    assert np.allclose(apart, apart[0], rtol=0, atol=1e-12)  # the output projection's own bias
+
+
+def test_the_picture_of_several_heads(tmp_path):
+    rng = np.random.default_rng(0)
+    for H in (1, 3, 6):
+        model = us.MultiHead(rng.standard_normal((H, 4, 4)), rng.standard_normal((H, 4)))
+        draw_heads(model, model, tmp_path / f"{H}.png")
+        assert (tmp_path / f"{H}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_heads_at_once(tmp_path, trials):
+    if not trials(0, 1):
+        pytest.skip("half a minute: see make evidence")
+    done = CliRunner().invoke(app, ["demo", "--model", "multi-head", "--out", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "heads found" in done.stdout
+    assert us.load(tmp_path / "model.safetensors").H == 12
+    assert (tmp_path / "recovery.png").stat().st_size > 0

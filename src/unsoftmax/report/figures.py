@@ -50,7 +50,7 @@ def draw_head(truth: SingleHead, found: SingleHead, path: str | os.PathLike[str]
 
 
 def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str]) -> None:
-    """Draw every recovered W_h, its relative error above it; all on one scale.
+    """Draw every recovered W_h on a scale of its own, with its norm and its relative error.
 
     Parameters
     ----------
@@ -59,20 +59,19 @@ def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str])
     path : path
         Where to write; the suffix decides the format.
     """
-    columns = min(4, len(found.v))
-    rows = -(-len(found.v) // columns)
-    figure = Figure(figsize=(2.6 * columns + 0.8, 2.8 * rows), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-    limit = float(np.quantile(np.abs(truth.W), 0.999)) or 1.0
-    for h, axis in enumerate(axes):
+    columns = min(4, found.H)
+    rows = -(-found.H // columns)
+    figure = Figure(figsize=(2.6 * columns, 2.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes:
         axis.set_axis_off()
-        if h >= len(found.v):
-            continue
-        image = axis.imshow(found.W[h], cmap="RdBu_r", vmin=-limit, vmax=limit)
-        error = np.linalg.norm(found.W[h] - truth.W[h]) / np.linalg.norm(truth.W[h])
-        axis.set_title(f"head {h}: error {error:.0e}", fontsize=10)
-    figure.colorbar(image, ax=axes, shrink=0.6, label="recovered W")
-    figure.savefig(path, dpi=90, bbox_inches="tight", metadata={"Software": "unsoftmax"})
+    for h, (axis, W) in enumerate(zip(axes, found.W, strict=False)):
+        limit = float(np.quantile(np.abs(W), 0.995)) or 1.0
+        axis.imshow(W, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        size = float(np.linalg.norm(truth.W[h]))
+        error = float(np.linalg.norm(W - truth.W[h])) / size
+        axis.set_title(f"head {h}: ‖W‖ = {size:.2g}\nerror {error:.0e}", fontsize=9)
+    figure.savefig(path, dpi=80, bbox_inches="tight", metadata={"Software": "unsoftmax"})
 
 
 def _spectrum(W: Array) -> Array:
