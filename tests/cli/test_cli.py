@@ -391,3 +391,43 @@ def test_settings_of_a_transformer_that_do_not_fit(folder, words, says):
     done = run(folder, "plan", "--model", "transformer", *words)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+# -- several heads
+
+
+def test_learn_several_heads(folder):
+    rng = np.random.default_rng(0)
+    true = us.MultiHead(rng.standard_normal((3, 6, 6)) / 2, rng.standard_normal((3, 6)))
+    true.save(folder / "true.safetensors")
+    words = ["--model", "multi-head", "--max-heads", 5, "--out", "found"]
+    assert run(folder, "plan", "--model", "multi-head", "--dim", 6, *words[2:4]).returncode == 0
+    done = run(folder, "learn", "true.safetensors", *words)
+    assert done.returncode == 0, done.stderr
+    assert "3 heads" in done.stdout
+    files = ["found/model.safetensors", "true.safetensors"]
+    assert run(folder, "compare", *files).returncode == 0
+    few = run(folder, "learn", "true.safetensors", *words[:2], "--max-heads", 2, "--out", "few")
+    assert few.returncode == 3
+    assert "max_heads" in few.stderr
+    shown = run(folder, "learn", "true.safetensors", "--model", "multi-head", "--out", "none")
+    assert shown.returncode == 2
+    assert "--max-heads is missing" in shown.stderr
+
+
+def test_learn_orthogonal_heads(folder):
+    rng = np.random.default_rng(0)
+    E = np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    parts = [E[:, :2], E[:, 2:]]
+    W = [U @ rng.standard_normal((U.shape[1],) * 2) @ U.T for U in parts]
+    v = [U @ rng.standard_normal(U.shape[1]) for U in parts]
+    us.MultiHead(W, v).save(folder / "true.safetensors")
+    words = ["--model", "orthogonal-heads", "--out", "found"]
+    done = run(folder, "learn", "true.safetensors", *words)
+    assert done.returncode == 0, done.stderr
+    files = ["found/model.safetensors", "true.safetensors"]
+    assert run(folder, "compare", *files).returncode == 0
+    us.MultiHead(rng.standard_normal((2, 5, 5)), v).save(folder / "other.safetensors")
+    other = run(folder, "learn", "other.safetensors", *words[:2], "--out", "other")
+    assert other.returncode == 3
+    assert "MultiHeadLearner" in other.stderr
