@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _rows.extend(rows)
 
 
+def _git(*words: str) -> str:
+    root = Path(__file__).parent.parent
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True).stdout.strip()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     claimed = session.config.getoption("--trials") == "claimed"
     if not claimed or not _rows or hasattr(session.config, "workerinput"):
         return
     root = session.config.rootpath
     page = root / "docs" / "evidence.md"
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True
-    ).stdout.strip()
+    commit = _git("describe", "--always")
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/evidence.md"):
+        commit += "-dirty"
     # a run of some tests renews their rows alone
     kept = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
     rows = {line.split(" | ")[0]: line for line in kept if line.startswith("| ")}

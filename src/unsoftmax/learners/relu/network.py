@@ -46,6 +46,7 @@ _PER_NEURON, _OPENING, _TIMES = 64, 4096, 8
 _ROUNDS = 6300  # nine searches of up to five circles, 120 rounds each and 20 around; often 60
 # Fresh points were predicted to within the limit before; other ones may be predicted so much worse.
 _HOLD_OUT = 5.0
+_TELLING = 8  # fresh tokens see a neuron: each of the far ones in half of all cases
 _DEVIATIONS = (
     6.0  # errors in the certificate are so many standard deviations: 4 were passed once in 60
 )
@@ -211,11 +212,16 @@ def _concluded(
     evidence, widened = Evidence.of(checks, np.zeros(0), np.zeros(0)), 1.0
     if checks:
         [y] = yield [Singles(x, phase="hold-out", purpose="check")]
+        if len(form.a) and checks >= _TELLING and not np.ptp(y):
+            raise ModelMismatch(
+                f"A neuron was found, but {checks} fresh tokens of all lengths are all answered by "
+                f"{y[0]:g}: the target jumps (labels), or is no ReLU network."
+            )
         height = _height(lift.biases, lift.length, x)
         truth, missed = y / height, (y - model(x)) / height
         rms = float(np.sqrt(np.mean(truth**2))) or 1.0
         over = float(np.max(np.abs(missed)) / (bound + rounding)) if bound + rounding else 0.0
-        most = _HOLD_OUT * limit(noise, rms) / strictness(lift, x)
+        most = _HOLD_OUT * limit(noise, rms) / strictness(lift, x, len(form.a))
         if over > 1 and np.all(np.abs(missed) <= most * rms):
             widened = 2 * over
         allowed = np.minimum(widened * (bound + rounding) / rms, most)

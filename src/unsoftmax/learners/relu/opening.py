@@ -91,9 +91,8 @@ def _length(dim: int, rng: np.random.Generator) -> Generator[Round, Answers, flo
     varied = np.where(varied > 4 * (rounding[1:] + rounding[:-1]), varied, 0.0)
     # of the slope's jumps large ones tend to be near: their root does not hide the far ones
     weight = np.sqrt(varied)
-    if not np.any(weight):  # what bends nearer than can be seen may bend at 0: any length will do
-        bends = abs(slopes[0, 0] - slopes[1, 0]) > 4 * rounding[0]
-        return float(_TIMES[0]) if bends else 1.0
+    if not np.any(weight):  # straight, or bent at 0, which is no length
+        return 1.0
     return float(np.exp(np.sum(weight * np.log(_TIMES[1:])) / np.sum(weight)))
 
 
@@ -144,14 +143,14 @@ def fresh_points(lift: Lift, count: int, rng: np.random.Generator) -> Array:
     return np.asarray(lift.length * np.where(np.arange(count) % 2, far, near)[:, None] * x)
 
 
-def strictness(lift: Lift, x: Array) -> Array:
-    """Return what misses at tokens count: far out a share, 1 elsewhere.
+def strictness(lift: Lift, x: Array, neurons: int) -> Array:
+    """Return what misses at tokens count beside neurons: far out a share, 1 elsewhere.
 
     Weight decay leaves neurons with slopes of 1e-8 of the others' and hyperplanes 10⁶ length
     scales away. They cannot be told from the others' errors, and do not matter; a neuron that
     does is a thousand times as large.
     """
-    if not lift.biases:
+    if not lift.biases or not neurons:
         return np.ones(len(x))
     return np.where(np.linalg.norm(x, axis=1) > _FAR_OUT * lift.length, _FAR_SHARE, 1.0)
 

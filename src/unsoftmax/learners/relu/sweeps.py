@@ -81,7 +81,7 @@ def look(
     """Compare with fresh points."""
     x = fresh_points(opened.lift, count, rng)
     Y, F = yield from residuals(opened.lift, x, "fresh points")
-    miss = (F - form(Y)) * strictness(opened.lift, x)
+    miss = (F - form(Y)) * strictness(opened.lift, x, len(form.a))
     return Look(
         float(np.abs(miss).max()), float(np.sqrt(np.mean(miss**2))), float(np.sqrt(np.mean(F**2)))
     )
