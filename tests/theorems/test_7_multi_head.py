@@ -137,6 +137,16 @@ def test_polish_reaches_1e_13_for_as_many_queries_again(trials, evidence):
     evidence(f"MultiHeadLearner polished, (6, 8), {seeds} seeds", W=f"{worst:.0e}")
 
 
+@pytest.mark.parametrize("rank", [None, 3])
+def test_biases_that_are_not_there(rank, trials):
+    for seed in range(trials(3, 50)):
+        drawn = several(4, 8, seed, rank, biases=True)
+        target = us.MultiHead(drawn.W, drawn.v, None, 0.3)
+        recovery, _ = recovered(target, seed, biases=True)
+        assert errors(recovery.model, target)["W"] <= 1e-9
+        assert np.linalg.norm(recovery.model.w, axis=1).max() <= recovery.certificate.errors["w"]
+
+
 @pytest.mark.parametrize("rank", [None, 2])
 def test_query_and_output_biases(rank, trials):
     for seed in range(trials(2, 50)):

@@ -255,7 +255,8 @@ class _Table:
     def span(self, h: int, known: int, extra: int = 0) -> tuple[Array, Indices]:
         """Return a basis of u_h and the first columns, and rows that determine what lies in it."""
         vectors = np.column_stack([self.base.u[h], self.W[h, :, :known]])
-        C, sigma, _ = np.linalg.svd(vectors / np.linalg.norm(vectors, axis=0), full_matrices=False)
+        size = np.linalg.norm(vectors, axis=0)
+        C, sigma, _ = np.linalg.svd(vectors / np.where(size > 0, size, 1.0), full_matrices=False)
         C = C[:, sigma > _PREDICTED * sigma[0]]
         _, pivots = qr((self.base.windows[h].a @ C).T, mode="r", pivoting=True)
         return C, np.sort(pivots[: C.shape[1] + extra])

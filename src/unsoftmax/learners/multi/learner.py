@@ -236,7 +236,8 @@ def _attempt(
     towards = frame.b / np.linalg.norm(frame.b)
     Q, _ = np.linalg.qr(np.column_stack([towards, rng.standard_normal((d, d - 1))]))
     Q[:, 0] = towards
-    directions = Q.T if learner.biases else Q[:, 1:].T
+    # b itself last: where w = 0 its column is u, which tells nothing of the rank
+    directions = np.roll(Q, -1, axis=1).T if learner.biases else Q[:, 1:].T
     columns = yield from read_columns(base, s, directions, learner.rank)
     oriented = yield from orient(base, rng)
     return _assembled(learner, base, columns, directions, oriented)
