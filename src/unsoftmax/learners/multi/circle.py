@@ -29,8 +29,9 @@ Measure = Callable[[Array], Generator[Round, Answers, Array]]
 _MATCH = 60.0
 # An interval is isolated once it is this much narrower than its distance to the next.
 _ISOLATED = 5.0
-# Baseline of a new piece: short, so that no jump falls between, but not lost in the noise.
-_BASELINE, _NOISELESS, _SHARE = 1e-5, 4e-16, 0.03
+# Baseline of a new piece: short, so that no jump falls between, but not lost in the noise, and at
+# most so long or such a share of what is searched.
+_BASELINE, _NOISELESS, _LONGEST, _SHARE = 1e-5, 4e-16, 0.1, 0.03
 # While intervals are refined, this many more than there can be heads are allowed.
 _SLACK = 8
 _NARROWEST = 1e-12
@@ -139,7 +140,7 @@ class Jumps:
 
 
 def find_jumps(
-    measure: Measure, tolerance: float, most: int, start: int
+    measure: Measure, tolerance: float, most: int, start: int, baseline: float
 ) -> Generator[Round, Answers, Jumps]:
     """Isolate all jumps on the half circle.
 
@@ -153,8 +154,10 @@ def find_jumps(
         More jumps are refused.
     start : int
         Intervals that the search begins with.
+    baseline : float
+        Distance of the two values that show the piece at an end of those, where answers are exact.
     """
-    step = _step(np.pi / start, tolerance)
+    step = _step(np.pi / start, tolerance, baseline)
     y = yield from measure(np.array([0.0, step]))
     if np.all(np.abs(y) < _MATCH * tolerance):
         # nothing here may mean that values cancel: the piece at the end would look the same
@@ -218,8 +221,9 @@ def bisect(
     return jumps.joined(~chosen, parts)
 
 
-def _step(most: float, tolerance: float) -> float:
-    return float(min(_SHARE * most, max(1.0, np.sqrt(tolerance / _NOISELESS)) * _BASELINE, 0.1))
+def _step(most: float, tolerance: float, baseline: float = _BASELINE) -> float:
+    noisy = max(1.0, np.sqrt(tolerance / _NOISELESS))
+    return float(min(_SHARE * most, noisy * baseline, _LONGEST))
 
 
 def _belongs(pieces: Pieces, which: Indices, t: Array, y: Array, tolerance: float) -> Mask:
@@ -243,6 +247,7 @@ def _none() -> tuple[Array, ...]:
 def _refuse_many(jumps: Jumps, allowed: int, most: int) -> None:
     if len(jumps) > allowed:
         raise ModelMismatch(
-            f"Along half a circle the answers jump more than {most} times: the target has more "
-            "heads (raise max_heads), or is no sum of attention heads."
+            f"Along half a circle the answers change more than {most} times: the target has more "
+            "heads (raise max_heads), or W so small that the longest offsets asked do not switch "
+            "a head, or is no sum of attention heads."
         )

@@ -41,8 +41,9 @@ from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 
 _TRIES = 4
-# The search begins with one interval, later with several per head that there may be.
-_DENSER = (1, 16, 64, 256)
+# Intervals that the search begins with, and the least distance of two values that are to show one
+# piece: nothing is likely to fall between near ones, and far ones show the jumps of weak heads.
+_DENSER = ((1, 1e-5), (16, 1e-3), (64, 1e-5), (256, 1e-3))
 _CONFIRM = 6
 # Offsets in windows are this long in units of 1/‖W b‖. Where b is so many times longer still, what
 # it adds to answers drowns what heads do, and a shorter one is taken.
@@ -164,10 +165,18 @@ class MultiHeadLearner:
             missed, sizes = residuals(found.model, ground, probes, answers)
             allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
             if np.all(np.abs(missed) <= allowed):
+                distinct = canonical(found.model).H
+                if distinct > self.max_heads:
+                    raise ModelMismatch(
+                        f"The target has {distinct} distinct heads, more than max_heads = "
+                        f"{self.max_heads}: raise max_heads (--max-heads)."
+                    )
                 if self.polish:
                     found = yield from _polished(self, found, ground, rng)
-                return (yield from _concluded(found, ground, checks, rng))
+                return (yield from _concluded(self, found, ground, checks, rng))
         why = "".join(f" {sentence}" for sentence in ground.why)
+        if self.rank is not None:
+            why = f" Or some W_h has a rank above {self.rank}: leave rank out to find it." + why
         raise ModelMismatch(
             f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
             "same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
@@ -196,10 +205,10 @@ def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """A recovered model and what its errors are estimated to be."""
+    """A recovered model, not in canonical form, and what the errors of each head may be."""
 
     model: MultiHead
-    errors: dict[str, float]
+    errors: dict[str, Array]
     length: float
     """Norm of the query tokens that were asked."""
     low_rank: bool = False
@@ -213,7 +222,7 @@ def _attempt(
     d = learner.dim
     if ground.scale == 0:
         nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c)
-        return _Heads(nothing, dict.fromkeys("Wvwc", 0.0), length)
+        return _Heads(nothing, dict.fromkeys("Wvw", np.zeros(0)), length)
     frame = Frame.random(d, length, rng)
     heads = yield from _searched(learner, ground, frame, attempt)
     if not len(heads.u):
@@ -229,7 +238,7 @@ def _attempt(
         heads = yield from _searched(learner, ground, frame, attempt)
     far = FAR / length
     v = ground.scale * heads.jumps.plane_vectors()
-    u, readings = yield from read_out_of_plane(ground, frame, heads, v)
+    u, readings = yield from read_out_of_plane(ground, frame, heads)
     v, u, v_error = yield from read_values(ground, frame, heads, readings, u, v, far, rng)
     base = Base(ground, frame.b, u, v, v_error, windows(Noise(ground, length, v_error), u, v, rng))
     base, s = yield from read_base(base)
@@ -260,9 +269,9 @@ def _searched(
         return np.asarray(y / (far * ground.scale))
 
     most = learner.max_heads
-    jumps = yield from find_jumps(measure, ground.eta, most, _DENSER[attempt])
+    jumps = yield from find_jumps(measure, ground.eta, most, *_DENSER[attempt])
     if not len(jumps):
-        return InPlane(jumps, np.zeros((0, 2)), np.zeros(0))
+        return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))
     # at logits of a few, offsets are about as long as query tokens are short
     near = ground.eta + ground.absolute * length / ground.scale
     return (yield from zoom(jumps, measure, at, near, far, most))
@@ -285,15 +294,12 @@ def _assembled(
     if found.constant is not None:
         W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
         v = np.concatenate([v, found.constant[None]])
-    W_error = float(np.max(columns.error, initial=0.0))
-    rounding = base.ground.eta * abs(base.ground.c) + base.ground.absolute
-    errors = {
-        "W": W_error,
-        "v": found.v_error,
-        "w": W_error * length if learner.biases else 0.0,
-        "c": rounding if learner.biases else 0.0,
-    }
-    model = canonical(MultiHead(W, v, w, base.ground.c))
+    model = MultiHead(W, v, w, base.ground.c)
+    W_error = columns.error[found.index]
+    if found.constant is not None:
+        W_error = np.append(W_error, found.unswitched / length)
+    v_error = np.full(model.H, found.v_error)
+    errors = {"W": W_error, "v": v_error, "w": W_error * length * learner.biases}
     low_rank = bool(np.any(columns.ranks < d))
     return _Heads(model, errors, length, low_rank, _notes(found, columns.ranks, d))
 
@@ -309,18 +315,17 @@ def _polished(
     if model.H * model.dim > LARGEST or found.low_rank:
         reason = "their rank is low" if found.low_rank else f"H·d is more than {LARGEST}"
         return replace(found, notes=(*found.notes, f"The heads were not polished: {reason}."))
-    better = yield from polished(model, ground, found.length, learner.biases, rng)
-    if better is None or better[1] > found.errors["W"]:
+    v_error = float(np.linalg.norm(found.errors["v"]))
+    better = yield from polished(model, v_error, ground, found.length, learner.biases, rng)
+    if better is None or better[1].max() > found.errors["W"].max():
         return replace(found, notes=(*found.notes, "Polishing the heads gained nothing."))
-    W_error = better[1]
-    errors = {**found.errors, "W": W_error}
-    if learner.biases:
-        errors["w"] = W_error * found.length
-    return replace(found, model=better[0], errors=errors)
+    model, W_error = better
+    errors = {**found.errors, "W": W_error, "w": W_error * found.length * learner.biases}
+    return replace(found, model=model, errors=errors)
 
 
 def _concluded(
-    found: _Heads, ground: Ground, checks: int, rng: np.random.Generator
+    learner: MultiHeadLearner, found: _Heads, ground: Ground, checks: int, rng: np.random.Generator
 ) -> Steps[MultiHead]:
     """Ask the hold-out, and say how sure the heads are."""
     evidence = Evidence.of(checks, np.zeros(0), np.zeros(0))
@@ -331,25 +336,35 @@ def _concluded(
         allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
         evidence = Evidence.of(checks, missed / sizes, allowed / sizes)
         if not evidence.passed:
+            worst = int(np.argmax(np.abs(missed) / allowed))
             raise ModelMismatch(
-                f"The recovered heads miss fresh answers by {evidence.max_residual:.1e} of their "
-                f"size where {evidence.tolerance:.1e} is expected: the target is no sum of "
-                "attention heads, or has heads too close for these answers."
+                f"The recovered heads miss a fresh answer by {abs(missed[worst]):.1e} where "
+                f"{allowed[worst]:.1e} is expected: the target is no sum of attention heads, or "
+                "has heads too close for these answers."
             )
-    errors = {name: _SAFETY * error for name, error in found.errors.items()}
-    return Found(found.model, Certificate(errors, _assumed(ground, checks)), evidence, found.notes)
+    largest = {name: float(np.max(error, initial=0.0)) for name, error in found.errors.items()}
+    largest["c"] = (ground.eta * abs(ground.c) + ground.absolute) * learner.biases
+    errors = {name: _SAFETY * error for name, error in largest.items()}
+    certificate = Certificate(errors, _assumed(ground, evidence))
+    return Found(canonical(found.model), certificate, evidence, found.notes)
 
 
-def _assumed(ground: Ground, checks: int) -> tuple[str, ...]:
+def _assumed(ground: Ground, evidence: Evidence) -> tuple[str, ...]:
     absolute = f", and {ground.absolute:.1e} beside it" if ground.absolute else ""
+    unseen = ""
+    if evidence.queries:
+        unseen = (
+            f" Heads that add less than {evidence.tolerance:.1e} of its size to an answer, or "
+            "differ from others by as little, may be missing."
+        )
     return (
         "The target is a sum of attention heads, and all of them were found: what the hold-out "
-        "tests, it cannot prove.",
+        "tests, it cannot prove." + unseen,
         f"Answers are precise to {ground.eta:.1e} of the size of their terms{absolute}.",
         f"Bounds are {_SAFETY:.0f} times what that precision does to first order, errors of "
         "answers being independent; each is the largest over heads.",
         *ground.why,
-        *(() if checks else ("Nothing was checked.",)),
+        *(() if evidence.queries else ("Nothing was checked.",)),
     )
 
 

@@ -26,6 +26,8 @@ _COPIES = 3
 # m_h is ±v_h if it is so to this accuracy, or to what answers' precision leaves.
 _SIGN, _NOISES = 1e-8, 30.0
 _CANDIDATES = 2000
+# Logits up to this move answers by less than the search for jumps resolves.
+_UNSEEN = 1e-8
 _SWEEPS = 4
 
 
@@ -40,6 +42,8 @@ class Oriented:
     """The value of a head W = 0, if there is one."""
     v_error: float
     """Estimated error of the values (2-norm, the largest over heads)."""
+    unswitched: float
+    """Scores W b that the head W = 0 may have: nothing that was asked would have shown them."""
 
 
 def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Oriented]:
@@ -74,7 +78,8 @@ def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Or
                 index.append(h)
                 sign.append(turned)
                 values.append(value)
-    return Oriented(index, sign, values, v0, error)
+    unswitched = _UNSEEN / (FAR / float(np.linalg.norm(base.b)))
+    return Oriented(index, sign, values, v0, error, unswitched)
 
 
 def _ask(base: Base, a: Array) -> Generator[Round, Answers, Array]:

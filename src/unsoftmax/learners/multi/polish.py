@@ -32,9 +32,17 @@ _TWICE = 2.0
 
 
 def polished(
-    model: MultiHead, ground: Ground, length: float, biases: bool, rng: np.random.Generator
-) -> Generator[Round, Answers, tuple[MultiHead, float] | None]:
-    """Correct all W_h (and w_h); return the model with its estimated error, or None."""
+    model: MultiHead,
+    v_error: float,
+    ground: Ground,
+    length: float,
+    biases: bool,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, tuple[MultiHead, Array] | None]:
+    """Correct all W_h (and w_h); return the model with each head's estimated error, or None.
+
+    ``v_error`` is what a sum over all v_h is off by, at offsets of norm 1.
+    """
     d = model.dim
     Q, _ = np.linalg.qr(rng.standard_normal((d, d)))
     tokens = length * Q.T
@@ -49,7 +57,7 @@ def polished(
     n = np.arange(len(free) * d)
     ones = np.ones(len(n))
     for j, b in enumerate(tokens):
-        a, J, noise = _picked(u[j], v, ground, b, rng)
+        a, J, noise = _picked(u[j], v, v_error, ground, b, rng)
         picked.append((a, J, noise))
         probes = Pairs(a, b[None], n, 0 * n, ones, ones, phase="polish", purpose="data")
         round_.append(probes)
@@ -68,11 +76,13 @@ def polished(
         w[free] = u[-1]
     W[free] = (u[:d] - w[free]).transpose(1, 2, 0) @ tokens[:d] / length**2
     total = np.hypot(np.linalg.norm(errors[:d], axis=0), np.sqrt(d * biases) * errors[-1])
-    return MultiHead(W, model.v, w, model.c), _TWICE * float(np.max(total)) / length
+    W_error = np.zeros(model.H)
+    W_error[free] = _TWICE * total / length
+    return MultiHead(W, model.v, w, model.c), W_error
 
 
 def _picked(
-    u: Array, v: Array, ground: Ground, b: Array, rng: np.random.Generator
+    u: Array, v: Array, v_error: float, ground: Ground, b: Array, rng: np.random.Generator
 ) -> tuple[Array, Array, Array]:
     """Pick offsets; return them, their Jacobian in units of the noise, and that noise."""
     H, d = u.shape
@@ -84,7 +94,8 @@ def _picked(
     ]
     s, values = a @ u.T, a @ v.T
     noise = ground.eta * (np.abs(values).sum(axis=1) + abs(ground.c) + np.abs(b @ ground.s))
-    noise += ground.absolute
+    # the v_h are not corrected: what they are off by stays
+    noise += ground.absolute + v_error * np.linalg.norm(a, axis=1)
     slope = values / (4 * np.cosh(np.clip(s, -700, 700) / 2) ** 2) / noise[:, None]
     J = (slope[:, :, None] * a[:, None, :]).reshape(count, H * d)
     _, pivots = qr(J.T, mode="r", pivoting=True)

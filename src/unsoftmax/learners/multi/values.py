@@ -25,7 +25,8 @@ from unsoftmax.protocol import Answers
 _MOVE, _USABLE, _CLOSER = 0.8, 2.5, 4.0
 _REPEATS = 8
 # Out-of-plane values must be this much smaller than what T makes of those in the plane.
-_DROWNED, _FAR = 3e3, 1e5
+# Further out than angles were read to, noise may move the logit by _OFF.
+_DROWNED, _FAR, _OFF = 3e3, 1e5, 0.3
 # Up to so many unknowns, rows are picked among six times as many candidates by pivoted QR.
 _PICKED, _CANDIDATES = 900, 6
 _CHECKS = 2  # rows more than unknowns: wrong signs show
@@ -88,21 +89,19 @@ class Readings:
 
 
 def read_out_of_plane(
-    ground: Ground, frame: Frame, heads: InPlane, v_plane: Array
+    ground: Ground, frame: Frame, heads: InPlane
 ) -> Generator[Round, Answers, tuple[Array, Readings]]:
     """Read every u_h out of the plane, to about three digits; keep what was read."""
-    H, m = len(v_plane), len(frame.Z)
     K, angle = heads.slope, heads.angle
-    towards = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    jump = np.abs(np.sum(v_plane * towards, axis=1))
-    values = v_plane @ towards.T  # (g, k): v_g along direction k
+    H, m = len(K), len(frame.Z)
+    # the pieces on both sides are exact here; vectors v_h from far away are not
+    before, after = (ground.scale * side(angle) for side in (heads.jumps.before, heads.jumps.after))
+    jump = np.abs(after - before) / 2
     spread = ground.scale * np.sqrt(ground.dim / 2)
-    T = np.maximum(2 * heads.T, np.maximum(_FAR, _DROWNED * spread / np.maximum(jump, 1e-300)) / K)
+    T = np.maximum(_FAR, _DROWNED * spread / np.maximum(jump, 1e-300)) / K
+    T = np.maximum(heads.T, np.minimum(T, heads.T * _OFF / heads.noise))
     along = heads.u @ frame.plane
-    signs = np.sign(heads.u @ towards.T)  # (g, k)
-    np.fill_diagonal(signs, 0.0)
-    others = np.sum(values * signs, axis=0) * T
-    own = np.diag(values) * T
+    others, own = T * (after + before) / 2, T * (after - before) / 2
     tau = np.repeat((_MOVE / K)[:, None], m, axis=1)
     a = np.empty((H, m, ground.dim))
     y = np.zeros((H, m))

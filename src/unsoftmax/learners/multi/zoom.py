@@ -42,8 +42,10 @@ _OTHERS, _SHARP, _APART = 45.0, 20.0, 12.0
 _LOGIT, _NEAR = 2.0, 1.0
 # What is missed so often is not one jump: the interval is bisected.
 _MISSED = 3
-# The last reading: this much further out, at this logit, to this accuracy.
+# The last reading: this much further out, at this logit, to this accuracy, or what noise leaves;
+# for small jumps further still, until noise may move the logit by _OFF.
 _FAR, _FURTHER, _FAR_LOGIT, _AGREES = 1e5, 30.0, 1.5, 1e-3
+_QUIET, _OFF, _NOISES = 3e2, 0.3, 10.0
 # Jumps closer than this are one hyperplane.
 _COINCIDE = 1e-7
 _ROUNDS = 200
@@ -51,18 +53,19 @@ _ROUNDS = 200
 
 @dataclass(frozen=True, slots=True)
 class InPlane:
-    """Heads in the plane: r_k(θ) = ``u``[k]·(cos θ, sin θ), measured at offsets of norm ``T``."""
+    """Heads in the plane: r_k(θ) = ``u``[k]·(cos θ, sin θ)."""
 
     jumps: Jumps
     u: Array
     T: Array
+    """The longest offsets that were asked near each jump."""
+    noise: Array
+    """What answers' noise makes of a logit that is read there."""
 
     @property
     def angle(self) -> Array:
         """Where each head's hyperplane is crossed, upwards."""
-        middle = (self.jumps.low + self.jumps.high) / 2
-        turn = np.arctan2(*_turned(self.u, middle))
-        return np.asarray(middle - turn)
+        return _angle(self.jumps, self.u)
 
     @property
     def slope(self) -> Array:
@@ -87,7 +90,7 @@ def zoom(
             jumps = yield from isolate(jumps, measure, eta, most)
             search = search.moved(jumps)
         elif checked:
-            return InPlane(search.jumps, search.u, search.T)
+            return InPlane(search.jumps, search.u, search.reach, search.noise())
     raise Coincident
 
 
@@ -103,6 +106,8 @@ class _Search:
     kappa: Array
     u: Array
     T: Array
+    reach: Array
+    """The longest offset that was asked of each head."""
     first: Array
     """Angle and r of a single reading, (H, 2); NaN if there is none."""
     trusted: Mask
@@ -126,6 +131,7 @@ class _Search:
             nothing.copy(),
             np.full((H, 2), np.nan),
             nothing.copy(),
+            nothing.copy(),
             np.full((H, 2), np.nan),
             no,
             no.copy(),
@@ -147,7 +153,7 @@ class _Search:
         for k, ends in enumerate(zip(jumps.left, jumps.right, jumps.sign, strict=True)):
             if ends in old:
                 same = old[ends]
-                for name in ("kappa", "u", "T", "first", "trusted", "done", "missed"):
+                for name in ("kappa", "u", "T", "reach", "first", "trusted", "done", "missed"):
                     getattr(new, name)[k] = getattr(self, name)[same]
                 low, high = max(self.low[same], new.low[k]), min(self.high[same], new.high[k])
                 if low < high:
@@ -279,21 +285,39 @@ class _Search:
         return np.asarray(self.missed >= _MISSED)
 
     def _roots(self) -> Array:
-        return InPlane(self.jumps, self.u, self.T).angle
+        return _angle(self.jumps, self.u)
 
     def hidden(self, at: At) -> Generator[Round, Answers, Mask]:
         """Ask once for each head, far out; say which intervals hide more than one jump."""
         K = np.linalg.norm(self.u, axis=1)
-        T = np.minimum(np.maximum(_FURTHER * self.T, _FAR / K), self.farthest)
-        theta = self._roots() + _FAR_LOGIT / (T * K)
-        k = np.arange(len(K))
-        phi = self._gate(k, theta, (yield from at(theta, T)))
-        jump = np.abs(self.jumps.after(theta) - self.jumps.before(theta))
-        noise = 10 * self.eta / jump
+        root, noise = self._roots(), self.noise()
+        # the angle of a quiet head is needed further out, where others' values do not drown it
+        T = np.maximum(_FURTHER * self.T, np.maximum(_FAR, _QUIET * noise / self.eta) / K)
+        T = np.minimum(T, np.maximum(_FAR / K, self.T * _OFF / (_NOISES * noise)))
+        T = np.minimum(T, self.farthest)
+        theta = root + _FAR_LOGIT / (T * K)
+        phi = self._gate(np.arange(len(K)), theta, (yield from at(theta, T)))
         with np.errstate(divide="ignore", invalid="ignore"):
             s = np.log(phi / (1 - phi))
-        allowed = _AGREES + 10 * noise * (1 + T / self.T)
-        return np.asarray(~(np.abs(s - _FAR_LOGIT) < allowed))
+        allowed = _AGREES + _NOISES * noise * (1 + T / self.T)
+        suspects = ~(np.abs(s - _FAR_LOGIT) < allowed)
+        away = np.where(suspects, 0.0, s / T - _turned(self.u, theta)[0])
+        self.u = self.u + away[:, None] * np.stack([np.cos(theta), np.sin(theta)], axis=1)
+        self.reach = T
+        return np.asarray(suspects)
+
+    def noise(self) -> Array:
+        """Return what the noise of answers makes of a moderate logit of each head."""
+        root = self._roots()
+        with np.errstate(divide="ignore"):
+            return np.asarray(
+                _NOISES * self.eta / np.abs(self.jumps.after(root) - self.jumps.before(root))
+            )
+
+
+def _angle(jumps: Jumps, u: Array) -> Array:
+    middle = (jumps.low + jumps.high) / 2
+    return np.asarray(middle - np.arctan2(*_turned(u, middle)))
 
 
 def _through(one: Array, two: Array) -> Array:
