@@ -28,7 +28,7 @@ from unsoftmax.cli.settings import Settings, build, with_settings
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.
-_NAMES = {"constant": "the network at x = 0", "slope": "the network, more per ‖x‖,"}
+_NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖,"}
 
 
 @with_settings

@@ -149,10 +149,13 @@ class MultiHead:
     def norm(self, name: str) -> float:
         """Return a parameter's norm, the largest over heads (Frobenius for W), without forming W.
 
-        What bounds W, v and w in a certificate is the largest over heads as well.
+        What bounds W, v and w in a certificate is the largest over heads as well. 0 for what is
+        no parameter (a bound on the function).
         """
         if name == "c":
             return abs(self.c)
+        if name not in ("W", "v", "w"):
+            return 0.0
         if name == "W" and "K" in self._arrays:
             return max((head.norm("W") for head in self.heads), default=0.0)
         flat = getattr(self, name).reshape(self.H, self.dim**2 if name == "W" else self.dim)

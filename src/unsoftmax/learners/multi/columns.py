@@ -137,7 +137,8 @@ def read_columns(
     if np.any(table.lost) or moved > _UNSETTLED:
         raise Coincident
     ranks = np.array([table.basis[h][0].shape[1] if h in table.basis else d for h in range(H)])
-    return Columns(table.W, table.errors(), ranks)
+    unsettled = moved * np.linalg.norm(table.W, axis=(1, 2))
+    return Columns(table.W, table.errors() + unsettled, ranks)
 
 
 def _blocks(d: int, k: int, rank: int | None) -> list[tuple[int, int]]:
@@ -274,7 +275,7 @@ class _Table:
             for h in self.base.order:
                 self._solve(h, columns)
             moved = _moved(self.W[:, :, columns], before)
-            if moved <= _SETTLED or last / 2 < moved < _UNSETTLED:
+            if moved <= _SETTLED or last <= moved < _UNSETTLED:
                 break
         return moved
 

@@ -37,7 +37,7 @@ from unsoftmax.learners.multi.windows import Noise, windows
 from unsoftmax.learners.multi.zoom import InPlane, zoom
 from unsoftmax.learners.settings import flag, whole
 from unsoftmax.models import MultiHead, canonical
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Indices, Purpose, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 
 _TRIES = 4
@@ -45,6 +45,12 @@ _TRIES = 4
 # piece: nothing is likely to fall between near ones, and far ones show the jumps of weak heads.
 _DENSER = ((1, 1e-5), (16, 1e-3), (64, 1e-5), (256, 1e-3))
 _CONFIRM = 6
+# Precisions that answers are taken for where only the function is wanted, so that heads up to about
+# a thirtieth of that apart are one.
+_COARSER = (1e-9, 1e-7, 1e-5)
+# Sequences that a bound on the function is taken from, and how many times the most they are missed
+# by; what is missed by more than _FARTHEST is no attention.
+_PILOTS, _FURTHER, _FARTHEST = 96, 30.0, 1e-3
 # Offsets in windows are this long in units of 1/‖W b‖. Where b is so many times longer still, what
 # it adds to answers drowns what heads do, and a shorter one is taken.
 _OFFSETS, _DROWNED = 50.0, 5.0
@@ -73,6 +79,10 @@ class MultiHeadLearner:
     polish : bool
         Correct all W_h at moderate logits: as many queries again, errors of 1e-14 instead of 1e-12.
         Heads of low rank, and more than H·d = 900, are left as they are.
+    functional : bool
+        Where no heads explain all answers, return those that predict them best, instead of a
+        refusal: heads too close to be told apart become one. The certificate then bounds the
+        function, not the parameters.
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
 
@@ -104,6 +114,7 @@ class MultiHeadLearner:
     biases: bool = False
     rank: int | None = None
     polish: bool = False
+    functional: bool = False
     seed: int = 0
 
     revision: ClassVar[int] = 1
@@ -114,6 +125,7 @@ class MultiHeadLearner:
         whole("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)
+        flag("functional", self.functional)
         if self.rank is not None:
             whole("rank", self.rank, 1)
             if self.rank > self.dim:
@@ -128,6 +140,7 @@ class MultiHeadLearner:
             "biases": bool(self.biases),
             "rank": None if self.rank is None else int(self.rank),
             "polish": bool(self.polish),
+            "functional": bool(self.functional),
             "seed": int(self.seed),
         }
 
@@ -135,8 +148,9 @@ class MultiHeadLearner:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
         bulk = H * (d + self.biases) * d
-        at_most = _TRIES * (_TIMES * bulk + 4 * H * d + _PER_HEAD * (H + 1)) + bulk * self.polish
-        copies = _TRIES * (H + 1) * (d + 2)
+        tries = _TRIES + len(_COARSER) * self.functional
+        at_most = tries * (_TIMES * bulk + 4 * H * d + _PER_HEAD * (H + 1)) + bulk * self.polish
+        copies = tries * (H + 1) * (d + 2)
         r = "d" if self.rank is None else str(self.rank)
         twice = " twice" if self.polish else ""
         return Plan(
@@ -155,16 +169,20 @@ class MultiHeadLearner:
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
         ground, length = yield from open_heads(self.dim, self.biases, rng)
+        nearest: tuple[float, _Heads] | None = None
         for attempt in range(_TRIES):
             try:
                 found = yield from _attempt(self, ground, length, attempt, rng)
             except Coincident:
                 continue
-            probes = fresh(found.model, _CONFIRM, found.length, rng, "pilot")
-            answers = yield list(probes)
-            missed, sizes = residuals(found.model, ground, probes, answers)
-            allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
-            if np.all(np.abs(missed) <= allowed):
+            except ModelMismatch:
+                if not attempt:
+                    raise
+                continue  # fewer jumps were seen before: this search went astray
+            shares, allowed = yield from _shares(found, ground, _CONFIRM, rng, "pilot")
+            if self.functional and np.all(shares <= allowed):
+                shares, allowed = yield from _shares(found, ground, _PILOTS, rng, "pilot")
+            if np.all(shares <= allowed):
                 distinct = canonical(found.model).H
                 if distinct > self.max_heads:
                     raise ModelMismatch(
@@ -174,6 +192,9 @@ class MultiHeadLearner:
                 if self.polish:
                     found = yield from _polished(self, found, ground, rng)
                 return (yield from _concluded(self, found, ground, checks, rng))
+            nearest = min(nearest or (np.inf, found), (float(shares.max()), found), key=_first)
+        if self.functional:
+            return (yield from _predicting(self, nearest, ground, length, checks, rng))
         why = "".join(f" {sentence}" for sentence in ground.why)
         if self.rank is not None:
             why = f" Or some W_h has a rank above {self.rank}: leave rank out to find it." + why
@@ -181,7 +202,8 @@ class MultiHeadLearner:
             f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
             "same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
             "vector), or be W and −W with equal v, or be too close for answers as precise as "
-            "these; or the target is no sum of attention heads." + why
+            "these (functional=True, --functional, returns what predicts them); or there are more "
+            "than max_heads, or the target is no sum of attention heads." + why
         )
 
 
@@ -324,29 +346,102 @@ def _polished(
     return replace(found, model=model, errors=errors)
 
 
+def _first(pair: tuple[float, _Heads]) -> float:
+    return pair[0]
+
+
+def _shares(
+    found: _Heads, ground: Ground, count: int, rng: np.random.Generator, purpose: Purpose
+) -> Generator[Round, Answers, tuple[Array, Array]]:
+    """Ask fresh sequences; return how far a model misses them and may, in shares of their size."""
+    probes = fresh(found.model, count, found.length, rng, purpose)
+    missed, sizes = residuals(found.model, ground, probes, (yield list(probes)))
+    allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
+    return np.abs(missed) / sizes, allowed / sizes
+
+
 def _concluded(
-    learner: MultiHeadLearner, found: _Heads, ground: Ground, checks: int, rng: np.random.Generator
+    learner: MultiHeadLearner,
+    found: _Heads,
+    ground: Ground,
+    checks: int,
+    rng: np.random.Generator,
 ) -> Steps[MultiHead]:
     """Ask the hold-out, and say how sure the heads are."""
     evidence = Evidence.of(checks, np.zeros(0), np.zeros(0))
     if checks:
-        probes = fresh(found.model, checks, found.length, rng, "check")
-        answers = yield list(probes)
-        missed, sizes = residuals(found.model, ground, probes, answers)
-        allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
-        evidence = Evidence.of(checks, missed / sizes, allowed / sizes)
+        shares, allowed = yield from _shares(found, ground, checks, rng, "check")
+        evidence = Evidence.of(checks, shares, allowed)
         if not evidence.passed:
-            worst = int(np.argmax(np.abs(missed) / allowed))
+            worst = int(np.argmax(shares / allowed))
             raise ModelMismatch(
-                f"The recovered heads miss a fresh answer by {abs(missed[worst]):.1e} where "
-                f"{allowed[worst]:.1e} is expected: the target is no sum of attention heads, or "
-                "has heads too close for these answers."
+                f"The recovered heads miss a fresh answer by {shares[worst]:.1e} of its size "
+                f"where {allowed[worst]:.1e} is expected: the target is no sum of attention "
+                "heads, or has heads too close for these answers."
             )
     largest = {name: float(np.max(error, initial=0.0)) for name, error in found.errors.items()}
     largest["c"] = (ground.eta * abs(ground.c) + ground.absolute) * learner.biases
     errors = {name: _SAFETY * error for name, error in largest.items()}
     certificate = Certificate(errors, _assumed(ground, evidence))
     return Found(canonical(found.model), certificate, evidence, found.notes)
+
+
+def _predicting(
+    learner: MultiHeadLearner,
+    nearest: tuple[float, _Heads] | None,
+    ground: Ground,
+    length: float,
+    checks: int,
+    rng: np.random.Generator,
+) -> Steps[MultiHead]:
+    """Return the heads that predict best: question (iii) of the paper's section 7.1.
+
+    Taken for coarser than they are, answers do not tell heads apart that are close.
+    """
+    for eta in _COARSER:
+        try:
+            coarse = replace(ground, eta=max(eta, ground.eta))
+            found = yield from _attempt(learner, coarse, length, 0, rng)
+        except (Coincident, ModelMismatch):
+            continue
+        shares, _ = yield from _shares(found, ground, _CONFIRM, rng, "pilot")
+        nearest = min(nearest or (np.inf, found), (float(shares.max()), found), key=_first)
+    share = np.inf
+    if nearest is not None:
+        share, found = nearest
+        shares, _ = yield from _shares(found, ground, _PILOTS, rng, "pilot")
+        share = max(share, float(shares.max()))
+    if nearest is None or share > _FARTHEST:
+        raise ModelMismatch(
+            f"No search of {_TRIES + len(_COARSER)} gave heads that predict fresh answers to "
+            f"{_FARTHEST:.0e} of their size: the target is no sum of attention heads, or has heads "
+            "whose hyperplanes are the same for every query token."
+        )
+    bound, evidence = _FURTHER * share, Evidence.of(checks, np.zeros(0), np.zeros(0))
+    if checks:
+        shares, _ = yield from _shares(found, ground, checks, rng, "check")
+        evidence = Evidence.of(checks, shares, np.full(len(shares), bound))
+        if not evidence.passed:
+            raise ModelMismatch(
+                f"The heads that predicted {_PILOTS} answers to {share:.1e} of their size miss "
+                f"fresh ones by {evidence.max_residual:.1e}."
+            )
+    model = canonical(found.model)
+    size = float(np.linalg.norm(model.v)) / np.sqrt(model.dim)
+    assumes = (
+        "``|f̂(X) − f(X)|`` ≤ constant + slope·max‖x_i‖ for sequences drawn like the hold-out's: "
+        f"three to six tokens, the last normal of norm about {found.length:.1e}, the others at "
+        "random distances that give one head logits of about 2.",
+        f"The bounds are {_FURTHER:.0f} times the most that {_PILOTS + _CONFIRM} such sequences "
+        "were missed by. The parameters have none.",
+        *(() if checks else ("Nothing else was checked.",)),
+    )
+    notes = (
+        "Not the target's own heads: some of those are too close to be told apart, or too quiet "
+        f"to be seen, or it has others. These {model.H} predict its answers.",
+    )
+    errors = {"constant": bound * abs(model.c), "slope": bound * size}
+    return Found(model, Certificate(errors, assumes), evidence, notes)
 
 
 def _assumed(ground: Ground, evidence: Evidence) -> tuple[str, ...]:
