@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import qr
 
-from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Mask
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Mask, answers_of
 from unsoftmax.learners.multi.windows import Noise, Window
 from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
@@ -28,6 +28,8 @@ from unsoftmax.protocol import Answers
 _SWEEPS, _SETTLED, _UNSETTLED = 30, 4e-15, 1e-10
 # Logits beyond are read with too few digits: query tokens then stay closer to b.
 _MOST, _CLOSER, _CLOSER_TIMES = 9.0, 5.0, 6
+# Answers are disturbed so often to see what their errors do.
+_DISTURBED = 2
 # Ranks are tried one by one, then in steps of an eighth, up to half of d.
 _TRIED, _STEPS = 8, 8
 # A column is predicted if what is left of one row is this small, or this many times its noise.
@@ -82,21 +84,26 @@ def read_base(base: Base) -> Generator[Round, Answers, tuple[Base, Array]]:
     H, d = base.u.shape
     table = _Table.empty(base, np.zeros((H, d)), np.zeros((1, d)))
     yield from table.ask([(h, np.arange(d), np.arange(1)) for h in range(H)], "base")
-    u, s = base.u.copy(), np.zeros((H, d))
-    lost = np.zeros((H, d, 1), dtype=bool)
-    still = np.zeros((H, d, 1))
+    base, s, lost = _solved(base, table.y)
+    if np.any(lost):
+        raise Coincident
+    return base, s
+
+
+def _solved(base: Base, y: Array) -> tuple[Base, Array, Mask]:
+    """Sweep until the u_h agree with reduced answers y (H, d, 1); return their logits as well."""
+    u, s = base.u.copy(), np.zeros(base.u.shape)
+    lost, still = np.zeros(y.shape, dtype=bool), np.zeros(y.shape)
     for _ in range(_SWEEPS):
         before = u.copy()
         for h in base.order:
             a = base.windows[h].a
-            now, lost[h] = replace(base, u=u).logits(h, a, table.y[h], still)
+            now, lost[h] = replace(base, u=u).logits(h, a, y[h], still)
             s[h] = now[:, 0]
             u[h] = np.linalg.solve(a, s[h])
         if _moved(u, before) <= _SETTLED:
             break
-    if np.any(lost):
-        raise Coincident
-    return replace(base, u=u), s
+    return replace(base, u=u), s, lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ class Columns:
 
 
 def read_columns(
-    base: Base, s: Array, directions: Array, rank: int | None
+    base: Base, s: Array, directions: Array, rank: int | None, rng: np.random.Generator
 ) -> Generator[Round, Answers, Columns]:
     """Read W_h q for all heads and the directions q (k, d) of query tokens."""
     table = _Table.empty(base, s, directions)
@@ -138,7 +145,7 @@ def read_columns(
         raise Coincident
     ranks = np.array([table.basis[h][0].shape[1] if h in table.basis else d for h in range(H)])
     unsettled = moved * np.linalg.norm(table.W, axis=(1, 2))
-    return Columns(table.W, table.errors() + unsettled, ranks)
+    return Columns(table.W, table.errors(rng) + unsettled, ranks)
 
 
 def _blocks(d: int, k: int, rank: int | None) -> list[tuple[int, int]]:
@@ -255,10 +262,7 @@ class _Table:
 
     def span(self, h: int, known: int, extra: int = 0) -> tuple[Array, Indices]:
         """Return a basis of u_h and the first columns, and rows that determine what lies in it."""
-        vectors = np.column_stack([self.base.u[h], self.W[h, :, :known]])
-        size = np.linalg.norm(vectors, axis=0)
-        C, sigma, _ = np.linalg.svd(vectors / np.where(size > 0, size, 1.0), full_matrices=False)
-        C = C[:, sigma > _PREDICTED * sigma[0]]
+        C = _range(np.column_stack([self.base.u[h], self.W[h, :, :known]]))
         _, pivots = qr((self.base.windows[h].a @ C).T, mode="r", pivoting=True)
         return C, np.sort(pivots[: C.shape[1] + extra])
 
@@ -313,35 +317,56 @@ class _Table:
         base = self.base
         return base.noise.of_logits(base.windows[h].a[rows], base.v, h, s)
 
-    def errors(self) -> Array:
-        """Estimate ‖ΔW_h‖_F from the answers' precision."""
-        H, d, k = self.W.shape
-        errors = np.zeros(H)
-        for h in range(H):
-            window = self.base.windows[h]
-            every = np.arange(d)
-            # errors of columns add up in squares, and all share the one at b
-            steep = np.where(self.asked[h], np.cosh(self.logits[h] / 2) ** 4, 0.0).sum(axis=1)
-            steep /= np.maximum(1, self.asked[h].sum(axis=1))
-            own = np.hypot(
-                self.noise(h, every, np.zeros(d)) * np.sqrt(steep), self.noise(h, every, self.s[h])
-            )
-            own /= self.t[h].min()
-            inverse = np.linalg.inv(window.a) * own
-            full = float(np.linalg.norm(inverse))
-            errors[h] = np.sqrt(k) * full
-            if h in self.basis:
-                C, rows = self.basis[h]
-                from_rows = C @ np.linalg.inv(window.a[rows] @ C)
-                few = float(np.linalg.norm(from_rows * own[rows]))
-                # errors of C pass on as far as the rows do not correct them
-                passed = float(np.linalg.norm(inverse - from_rows @ (window.a[rows] @ inverse)))
-                first = self.asked[h].all(axis=0)
-                known = np.column_stack([self.base.u[h], self.W[h][:, first]])
-                share, *_ = np.linalg.lstsq(known, self.W[h][:, ~first], rcond=None)
-                rest = np.hypot(np.sqrt(k) * few, max(full, passed) * np.linalg.norm(share))
-                errors[h] = np.hypot(np.sqrt(first.sum()) * full, rest)
+    def errors(self, rng: np.random.Generator) -> Array:
+        """Estimate ‖ΔW_h‖_F: what moves when answers and values are off by as much as they may be.
+
+        One head's errors pass on to others, and those of the first columns to a column space.
+        """
+        base, errors = self.base, np.zeros(len(self.W))
+        for _ in range(_DISTURBED):
+            other = self._disturbed(rng)
+            columns = np.linalg.norm(other.W - self.W, axis=(1, 2))
+            along = np.linalg.norm(other.base.u - base.u, axis=1) / base.noise.length
+            errors = np.maximum(errors, np.hypot(columns, along))
         return errors
+
+    def _disturbed(self, rng: np.random.Generator) -> _Table:
+        base = self.base
+        off = [base.noise.of_answers(window.a, base.v)[:, None] for window in base.windows]
+        noise = np.array(off).reshape(*base.u.shape, 1)
+        turned = rng.standard_normal(base.v.shape)
+        turned *= base.v_error / np.linalg.norm(turned, axis=1, keepdims=True)
+        y = np.array([answers_of(base.v, base.u, window.a) for window in base.windows])
+        y = y.reshape(noise.shape) + noise * rng.standard_normal(noise.shape)
+        there, s, _ = _solved(replace(base, v=base.v + turned), y)
+        other = replace(
+            self,
+            base=there,
+            s=s,
+            y=self.y + noise * rng.standard_normal(self.y.shape),
+            W=self.W.copy(),
+            logits=self.logits.copy(),
+            lost=self.lost.copy(),
+            basis=dict(self.basis),
+        )
+        every = np.arange(self.W.shape[2])
+        other.settle(every)
+        for h, (C, rows) in self.basis.items():
+            full = np.flatnonzero(self.asked[h].all(axis=0))
+            vectors = np.column_stack([there.u[h], other.W[h][:, full]])
+            other.basis[h] = (_range(vectors, C.shape[1]), rows)
+        if self.basis:
+            other.settle(every)
+        return other
+
+
+def _range(vectors: Array, rank: int | None = None) -> Array:
+    """Return a basis of what the columns span, each taken for as long as the others."""
+    size = np.linalg.norm(vectors, axis=0)
+    C, sigma, _ = np.linalg.svd(vectors / np.where(size > 0, size, 1.0), full_matrices=False)
+    if rank is None:
+        return np.asarray(C[:, sigma > _PREDICTED * sigma[0]])
+    return np.asarray(C[:, :rank])
 
 
 def _moved(new: Array, old: Array) -> float:

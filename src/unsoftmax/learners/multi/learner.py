@@ -269,7 +269,7 @@ def _attempt(
     Q[:, 0] = towards
     # b itself last: where w = 0 its column is u, which tells nothing of the rank
     directions = np.roll(Q, -1, axis=1).T if learner.biases else Q[:, 1:].T
-    columns = yield from read_columns(base, s, directions, learner.rank)
+    columns = yield from read_columns(base, s, directions, learner.rank, rng)
     oriented = yield from orient(base, rng)
     return _assembled(learner, base, columns, directions, oriented)
 

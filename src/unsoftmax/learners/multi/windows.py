@@ -49,14 +49,17 @@ class Noise:
     """Norm of b."""
     v_error: float
 
+    def of_answers(self, a: Array, v: Array) -> Array:
+        """Return how far reduced answers at offsets a (m, d) may be off by themselves."""
+        ground = self.ground
+        size = np.abs(a @ v.T).sum(axis=1) + self.length * ground.scale + abs(ground.c)
+        return np.asarray(2 * (ground.eta * size + ground.absolute))
+
     def of_logits(self, a: Array, v: Array, h: int, s: Array) -> Array:
-        """Return how far it may move logits s (m,) of head h at offsets a (m, d)."""
-        ground, values = self.ground, np.abs(a @ v.T)
-        size = values.sum(axis=1) + self.length * ground.scale + abs(ground.c)
-        answer = 2 * (ground.eta * size + ground.absolute)
-        answer += self.v_error * np.linalg.norm(a, axis=1)
+        """Return how far all that may move logits s (m,) of head h at offsets a (m, d)."""
+        answer = self.of_answers(a, v) + self.v_error * np.linalg.norm(a, axis=1)
         with np.errstate(divide="ignore"):
-            return np.asarray(2 * answer * np.cosh(s / 2) ** 2 / values[:, h])
+            return np.asarray(2 * answer * np.cosh(s / 2) ** 2 / np.abs(a @ v[h]))
 
 
 def windows(noise: Noise, u: Array, v: Array, rng: np.random.Generator) -> list[Window]:
