@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
 from unsoftmax.models.arrays import frozen
+from unsoftmax.models.scores import Scores, sequences
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
@@ -74,32 +74,14 @@ class MultiHead:
     def _set(
         self, score: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
     ) -> None:
-        v = frozen("v", v)
+        v, c_ = frozen("v", v), frozen("c", c)
         if v.ndim != 2 or not v.shape[1]:
             raise ValueError(f"v must have shape (H, d) with d ≥ 1; it has shape {v.shape}.")
-        count, d = v.shape
-        arrays = {
-            **{name: frozen(name, array) for name, array in score.items()},
-            "v": v,
-            "w": frozen("w", np.zeros((count, d)) if w is None else w),
-            "c": frozen("c", c),
-        }
-        if "K" in arrays and arrays["K"].ndim != 3:
-            raise ValueError(
-                f"K must have shape ({count}, r, {d}); it has shape {arrays['K'].shape}."
-            )
-        factor = (count, arrays["K"].shape[1] if "K" in arrays else d, d)
-        shapes = {
-            **{"W": (count, d, d), "K": factor, "Q": factor},
-            **{"v": (count, d), "w": (count, d), "c": ()},
-        }
-        for name, array in arrays.items():
-            if array.shape != shapes[name]:
-                raise ValueError(
-                    f"{name} must have shape {shapes[name]} beside v of shape ({count}, {d}); "
-                    f"it has shape {array.shape}."
-                )
-        self._arrays = arrays
+        beside = f"beside v of shape {v.shape}"
+        if c_.shape:
+            raise ValueError(f"c must have shape () {beside}; it has shape {c_.shape}.")
+        self._scores = Scores(v.shape[1], score, w, beside, v.shape[:1])
+        self._arrays = {**self._scores.arrays, "v": v, "c": c_}
 
     @property
     def dim(self) -> int:
@@ -114,13 +96,7 @@ class MultiHead:
     @property
     def W(self) -> Array:
         """Score matrices (H, d, d); computed on demand for a model built from factors."""
-        return self._product if "K" in self._arrays else self._arrays["W"]
-
-    @cached_property
-    def _product(self) -> Array:
-        W: Array = self._arrays["K"].transpose(0, 2, 1) @ self._arrays["Q"]
-        W.flags.writeable = False
-        return W
+        return self._scores.W
 
     @property
     def v(self) -> Array:
@@ -152,14 +128,11 @@ class MultiHead:
         What bounds W, v and w in a certificate is the largest over heads as well. 0 for what is
         no parameter (a bound on the function).
         """
-        if name == "c":
-            return abs(self.c)
-        if name not in ("W", "v", "w"):
+        if name == "W":
+            return self._scores.norm
+        if name not in self._arrays:
             return 0.0
-        if name == "W" and "K" in self._arrays:
-            return max((head.norm("W") for head in self.heads), default=0.0)
-        flat = getattr(self, name).reshape(self.H, self.dim**2 if name == "W" else self.dim)
-        return float(np.max(np.linalg.norm(flat, axis=1), initial=0.0))
+        return float(np.max(np.linalg.norm(np.atleast_2d(self._arrays[name]), axis=1), initial=0.0))
 
     def arrays(self) -> dict[str, Array]:
         """Return the parameters by name, as the constructor (or `from_factors`) takes them."""
@@ -171,27 +144,12 @@ class MultiHead:
         return cls.from_factors(**arrays) if "K" in arrays else cls(**arrays)
 
     def scores_of(self, x: Array) -> Array:
-        """Map query tokens (B, d) to the vectors W_h x + w_h (B, H, d) that tokens are scored with.
-
-        One product for all heads; neither (B, H, d, d) nor, from factors, (H, d, d) is formed.
-        """
-        count, d = self.v.shape
-        if "W" in self._arrays:
-            vectors = x @ self._arrays["W"].reshape(count * d, d).T
-            return vectors.reshape(len(x), count, d) + self.w
-        K, Q = self._arrays["K"], self._arrays["Q"]
-        r = K.shape[1]
-        queries = (x @ Q.reshape(count * r, d).T).reshape(len(x), count, r)
-        return np.asarray((queries.transpose(1, 0, 2) @ K).transpose(1, 0, 2) + self.w)
+        """Map query tokens (B, d) to what scores tokens, W_h x + w_h (B, H, d)."""
+        return self._scores.vectors(x)
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
-        X = np.asarray(X, dtype=np.float64)
-        if X.ndim != 3 or X.shape[2] != self.dim or not X.shape[1]:
-            raise ValueError(
-                f"This model takes sequences of shape (B, N, {self.dim}) with N ≥ 1; "
-                f"it was given shape {X.shape}."
-            )
+        X = sequences(X, self.dim, "model")
         answers = np.empty(len(X))
         step = max(1, _VECTOR_NUMBERS // max(1, self.v.size))
         for start in range(0, len(X), step):
@@ -201,7 +159,7 @@ class MultiHead:
 
     def _answers(self, X: Array) -> Array:
         tokens = X.transpose(0, 2, 1)
-        weights = self.scores_of(X[:, -1]) @ tokens  # (B, H, N)
+        weights = self._scores.vectors(X[:, -1]) @ tokens  # (B, H, N)
         with np.errstate(over="ignore"):  # a score may be 2·10³⁰⁸ below the largest: weight 0
             weights -= weights.max(axis=2, keepdims=True)
         np.exp(weights, out=weights)

@@ -26,6 +26,8 @@ class Scores:
         Zeros by default.
     beside : str
         Where d comes from, to end a sentence with.
+    heads : tuple of int
+        (H,) for H heads at once: what all arrays' shapes begin with.
 
     Raises
     ------
@@ -34,45 +36,57 @@ class Scores:
     """
 
     def __init__(
-        self, dim: int, matrix: Mapping[str, ArrayLike], w: ArrayLike | None, beside: str
+        self,
+        dim: int,
+        matrix: Mapping[str, ArrayLike],
+        w: ArrayLike | None,
+        beside: str,
+        heads: tuple[int, ...] = (),
     ) -> None:
         self.arrays = {
             **{name: frozen(name, array) for name, array in matrix.items()},
-            "w": frozen("w", np.zeros(dim) if w is None else w),
+            "w": frozen("w", np.zeros((*heads, dim)) if w is None else w),
         }
-        if "K" in matrix and self.arrays["K"].ndim != 2:
-            raise ValueError(
-                f"K must have shape (r, {dim}); it has shape {self.arrays['K'].shape}."
-            )
-        factor = (len(self.arrays["K"]), dim) if "K" in matrix else ()
+        if "K" in matrix and self.arrays["K"].ndim != len(heads) + 2:
+            shape = ", ".join([*map(str, heads), "r", str(dim)])
+            raise ValueError(f"K must have shape ({shape}); it has shape {self.arrays['K'].shape}.")
+        factor = (self.arrays["K"].shape[-2], dim) if "K" in matrix else ()
         shapes = {"W": (dim, dim), "K": factor, "Q": factor, "w": (dim,)}
         for name, array in self.arrays.items():
-            if array.shape != shapes[name]:
+            if array.shape != heads + shapes[name]:
                 raise ValueError(
-                    f"{name} must have shape {shapes[name]} {beside}; it has shape {array.shape}."
+                    f"{name} must have shape {heads + shapes[name]} {beside}; "
+                    f"it has shape {array.shape}."
                 )
 
     @cached_property
     def W(self) -> Array:
-        """Score matrix (d, d); computed on demand from factors."""
+        """Score matrix (d, d), or matrices (H, d, d); computed on demand from factors."""
         if "W" in self.arrays:
             return self.arrays["W"]
-        W: Array = self.arrays["K"].T @ self.arrays["Q"]
+        W: Array = self.arrays["K"].swapaxes(-1, -2) @ self.arrays["Q"]
         W.flags.writeable = False
         return W
 
     @property
     def norm(self) -> float:
-        """‖W‖_F, without forming W from its factors."""
-        if "W" in self.arrays:
-            return float(np.linalg.norm(self.arrays["W"]))
-        K, Q = (np.linalg.qr(self.arrays[factor].T)[1] for factor in "KQ")
-        return float(np.linalg.norm(K @ Q.T))
+        """‖W‖_F, the largest over heads, without forming W from its factors."""
+        W = self.arrays.get("W")
+        if W is None:
+            K, Q = (np.linalg.qr(self.arrays[name].swapaxes(-1, -2))[1] for name in "KQ")
+            W = K @ Q.swapaxes(-1, -2)
+        return float(np.max(np.linalg.norm(W, axis=(-2, -1)), initial=0.0))
 
     def vectors(self, x: Array) -> Array:
-        """Map query tokens (B, d) to the vectors W x + w that every token is scored with."""
-        arrays = self.arrays
-        Wx = x @ arrays["W"].T if "W" in arrays else (x @ arrays["Q"].T) @ arrays["K"]
+        """Map query tokens (B, d) to the vectors W x + w that every token is scored with.
+
+        (B, d), or (B, H, d): one product for all heads; no (B, H, d, d) is formed.
+        """
+        arrays, d = self.arrays, x.shape[1]
+        right = arrays["W"] if "W" in arrays else arrays["Q"]
+        Wx = (x @ right.reshape(-1, d).T).reshape(len(x), *right.shape[:-1])
+        if "K" in arrays:
+            Wx = np.moveaxis(np.moveaxis(Wx, 0, -2) @ arrays["K"], -2, 0)
         return np.asarray(Wx + arrays["w"])
 
     def exponentials(self, X: Array) -> tuple[Array, Array]:
