@@ -24,8 +24,9 @@ from unsoftmax.learners.multi.windows import Noise, Window
 from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
 
-# Sweeps end when nothing moves but rounding; heads that still move by more are read wrongly.
-_SWEEPS, _SETTLED, _UNSETTLED = 30, 4e-15, 1e-10
+# Sweeps end when nothing moves but rounding; heads that still move by more are read wrongly. Two to
+# four do, a hundred where heads of rank one overlap; what does not settle after thirty never will.
+_SWEEPS, _SETTLED, _UNSETTLED, _FEW = 300, 4e-15, 1e-10, 30
 # Logits beyond are read with too few digits: query tokens then stay closer to b.
 _MOST, _CLOSER, _CLOSER_TIMES = 9.0, 5.0, 6
 # Answers are disturbed so often to see what their errors do.
@@ -94,14 +95,16 @@ def _solved(base: Base, y: Array) -> tuple[Base, Array, Mask]:
     """Sweep until the u_h agree with reduced answers y (H, d, 1); return their logits as well."""
     u, s = base.u.copy(), np.zeros(base.u.shape)
     lost, still = np.zeros(y.shape, dtype=bool), np.zeros(y.shape)
-    for _ in range(_SWEEPS):
-        before = u.copy()
+    moved = np.inf
+    for n in range(_SWEEPS):
+        last, before = moved, u.copy()
         for h in base.order:
             a = base.windows[h].a
             now, lost[h] = replace(base, u=u).logits(h, a, y[h], still)
             s[h] = now[:, 0]
             u[h] = np.linalg.solve(a, s[h])
-        if _moved(u, before) <= _SETTLED:
+        moved = _moved(u, before)
+        if _over(n, last, moved):
             break
     return replace(base, u=u), s, lost
 
@@ -140,7 +143,7 @@ def read_columns(
             wanted.append((h, rows, now[1:]))
         yield from table.ask(wanted, "columns")
         yield from table.settled(now)
-    moved = table.settle(np.arange(k))
+    moved = table.settle_all()
     if np.any(table.lost) or moved > _UNSETTLED:
         raise Coincident
     ranks = np.array([table.basis[h][0].shape[1] if h in table.basis else d for h in range(H)])
@@ -274,14 +277,26 @@ class _Table:
     def settle(self, columns: Indices) -> float:
         """Sweep over heads until all columns agree with the answers; return how much moved last."""
         moved = np.inf
-        for _ in range(_SWEEPS):
+        for n in range(_SWEEPS):
             last, before = moved, self.W[:, :, columns].copy()
             for h in self.base.order:
                 self._solve(h, columns)
             moved = _moved(self.W[:, :, columns], before)
-            if moved <= _SETTLED or last <= moved < _UNSETTLED:
+            if _over(n, last, moved):
                 break
         return moved
+
+    def settle_all(self) -> float:
+        """Settle all columns, take column spaces anew from those that were asked whole, again."""
+        every = np.arange(self.W.shape[2])
+        moved = self.settle(every)
+        if not self.basis:
+            return moved
+        for h, (C, rows) in self.basis.items():
+            full = np.flatnonzero(self.asked[h].all(axis=0))
+            vectors = np.column_stack([self.base.u[h], self.W[h][:, full]])
+            self.basis[h] = (_range(vectors, C.shape[1]), rows)
+        return self.settle(every)
 
     def settled(self, columns: Indices) -> Generator[Round, Answers, None]:
         """Settle columns; ask those whose logits moved too far again, closer to b."""
@@ -349,14 +364,7 @@ class _Table:
             lost=self.lost.copy(),
             basis=dict(self.basis),
         )
-        every = np.arange(self.W.shape[2])
-        other.settle(every)
-        for h, (C, rows) in self.basis.items():
-            full = np.flatnonzero(self.asked[h].all(axis=0))
-            vectors = np.column_stack([there.u[h], other.W[h][:, full]])
-            other.basis[h] = (_range(vectors, C.shape[1]), rows)
-        if self.basis:
-            other.settle(every)
+        other.settle_all()
         return other
 
 
@@ -367,6 +375,11 @@ def _range(vectors: Array, rank: int | None = None) -> Array:
     if rank is None:
         return np.asarray(C[:, sigma > _PREDICTED * sigma[0]])
     return np.asarray(C[:, :rank])
+
+
+def _over(sweep: int, last: float, moved: float) -> bool:
+    """Tell whether sweeps have settled, or will not."""
+    return moved <= _SETTLED or (last <= moved and (moved < _UNSETTLED or sweep > _FEW))
 
 
 def _moved(new: Array, old: Array) -> float:
