@@ -29,8 +29,8 @@ from unsoftmax.protocol import Answers
 _SWEEPS, _SETTLED, _UNSETTLED, _FEW = 300, 4e-15, 1e-10, 30
 # Logits beyond are read with too few digits: query tokens then stay closer to b.
 _MOST, _CLOSER, _CLOSER_TIMES = 9.0, 5.0, 6
-# Answers are disturbed so often to see what their errors do.
-_DISTURBED = 2
+# Answers are disturbed until so many errors of a head's entries were seen, but at least so often.
+_SEEN, _DISTURBED = 64, 2
 # Ranks are tried one by one, then in steps of an eighth, up to half of d.
 _TRIED, _STEPS = 8, 8
 # A column is predicted if what is left of one row is this small, or this many times its noise.
@@ -338,7 +338,7 @@ class _Table:
         One head's errors pass on to others, and those of the first columns to a column space.
         """
         base, errors = self.base, np.zeros(len(self.W))
-        for _ in range(_DISTURBED):
+        for _ in range(max(_DISTURBED, _SEEN // self.W[0].size)):
             other = self._disturbed(rng)
             columns = np.linalg.norm(other.W - self.W, axis=(1, 2))
             along = np.linalg.norm(other.base.u - base.u, axis=1) / base.noise.length
