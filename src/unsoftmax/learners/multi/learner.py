@@ -54,6 +54,8 @@ _PILOTS, _FURTHER, _FARTHEST = 96, 30.0, 1e-3
 # Offsets in windows are this long in units of 1/‖W b‖. Where b is so many times longer still, what
 # it adds to answers drowns what heads do, and a shorter one is taken.
 _OFFSETS, _DROWNED = 50.0, 5.0
+# A head with larger errors, relative to itself, is none.
+_VAGUE = 0.1
 # What is planned for: twice the bulk, as columns are asked again where logits are lost.
 _TIMES, _PER_HEAD, _ROUNDS = 2, 200, 4000
 # Estimated errors are a standard deviation, roughly: in 2,500 targets the error was at most four
@@ -270,6 +272,9 @@ def _attempt(
     # b itself last: where w = 0 its column is u, which tells nothing of the rank
     directions = np.roll(Q, -1, axis=1).T if learner.biases else Q[:, 1:].T
     columns = yield from read_columns(base, s, directions, learner.rank, rng)
+    size = np.linalg.norm(columns.W, axis=(1, 2)) + np.linalg.norm(base.u, axis=1) / length
+    if np.any(columns.error > _VAGUE * size):
+        raise Coincident  # a head made of what others miss, or too quiet to be one
     oriented = yield from orient(base, rng)
     return _assembled(learner, base, columns, directions, oriented)
 
