@@ -25,17 +25,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi.circle import find_jumps
+from unsoftmax.learners.multi.circle import Circle, find_jumps
 from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_columns
-from unsoftmax.learners.multi.opening import FAR, open_heads
+from unsoftmax.learners.multi.opening import open_heads
 from unsoftmax.learners.multi.orientation import Oriented, orient
 from unsoftmax.learners.multi.polish import LARGEST, polished
-from unsoftmax.learners.multi.two_tokens import Coincident, Ground
-from unsoftmax.learners.multi.values import Frame, read_out_of_plane, read_values
+from unsoftmax.learners.multi.reach import Reach
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Unsaturated
+from unsoftmax.learners.multi.values import Frame, read_cells, read_out_of_plane, read_values
 from unsoftmax.learners.multi.verdict import fresh, limit, residuals
 from unsoftmax.learners.multi.windows import Noise, windows
 from unsoftmax.learners.multi.zoom import InPlane, zoom
-from unsoftmax.learners.settings import flag, whole
+from unsoftmax.learners.settings import flag, positive, whole
 from unsoftmax.models import MultiHead, canonical
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
@@ -47,6 +48,11 @@ _CONFIRM = 6
 # Offsets in windows are this long in units of 1/‖W b‖. Where b is so many times longer still, what
 # it adds to answers drowns what heads do, and a shorter one is taken.
 _OFFSETS, _DROWNED = 50.0, 5.0
+# Under a cap offsets in windows take this share of it, a quarter.
+_SHARE = 4.0
+# Values at this share of T are the same, to so many times their error, where gates are steps:
+# their logits are 40 and more. So little of a step is left that it tells nothing else.
+_CLOSER, _STEP = 0.8, 60.0
 # What is planned for: twice the bulk, as columns are asked again where logits are lost.
 _TIMES, _PER_HEAD, _ROUNDS = 2, 200, 4000
 # Estimated errors are a standard deviation, roughly: in 2,500 targets the error was at most four
@@ -72,6 +78,9 @@ class MultiHeadLearner:
     polish : bool
         Correct all W_h at moderate logits: as many queries again, errors of 1e-14 instead of 1e-12.
         Heads of low rank, and more than H·d = 900, are left as they are.
+    radius : float, optional
+        The longest token that may be asked (2-norm), the hold-out's included. Heads are found
+        where their gates are steps: tokens too short for that are refused.
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
 
@@ -103,6 +112,7 @@ class MultiHeadLearner:
     biases: bool = False
     rank: int | None = None
     polish: bool = False
+    radius: float | None = None
     seed: int = 0
 
     revision: ClassVar[int] = 1
@@ -113,6 +123,8 @@ class MultiHeadLearner:
         whole("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)
+        if self.radius is not None:
+            positive("radius", self.radius)
         if self.rank is not None:
             whole("rank", self.rank, 1)
             if self.rank > self.dim:
@@ -127,6 +139,7 @@ class MultiHeadLearner:
             "biases": bool(self.biases),
             "rank": None if self.rank is None else int(self.rank),
             "polish": bool(self.polish),
+            "radius": None if self.radius is None else float(self.radius),
             "seed": int(self.seed),
         }
 
@@ -153,13 +166,13 @@ class MultiHeadLearner:
 
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
-        ground, length = yield from open_heads(self.dim, self.biases, rng)
+        ground = yield from open_heads(self.dim, self.biases, Reach.under(self.radius), rng)
         for attempt in range(_TRIES):
             try:
-                found = yield from _attempt(self, ground, length, attempt, rng)
+                found = yield from _attempt(self, ground, attempt, rng)
             except Coincident:
                 continue
-            probes = fresh(found.model, _CONFIRM, found.length, rng, "pilot")
+            probes = fresh(found.model, ground.reach, _CONFIRM, found.length, rng, "pilot")
             answers = yield list(probes)
             missed, sizes = residuals(found.model, ground, probes, answers)
             allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
@@ -207,10 +220,10 @@ class _Heads:
 
 
 def _attempt(
-    learner: MultiHeadLearner, ground: Ground, length: float, attempt: int, rng: np.random.Generator
+    learner: MultiHeadLearner, ground: Ground, attempt: int, rng: np.random.Generator
 ) -> Generator[Round, Answers, _Heads]:
     """Go through all steps with one query token."""
-    d = learner.dim
+    d, length = learner.dim, ground.reach.length
     if ground.scale == 0:
         nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c)
         return _Heads(nothing, dict.fromkeys("Wvwc", 0.0), length)
@@ -221,19 +234,19 @@ def _attempt(
         base = Base(ground, frame.b, none, none, 0.0, [])
         columns = Columns(np.zeros((0, d, d)), np.zeros(0), np.zeros(0, dtype=np.intp))
         return _assembled(learner, base, columns, np.eye(d), (yield from orient(base, rng)))
-    size = float(np.median(heads.slope)) * np.sqrt(d / 2)
-    shorter = np.sqrt(_OFFSETS * length / size)  # at this norm of b, offsets are about as long
-    if not learner.biases and shorter < length / _DROWNED:
-        length = float(shorter)
-        frame = Frame.random(d, length, rng)
-        heads = yield from _searched(learner, ground, frame, attempt)
-    far = FAR / length
-    v = ground.scale * heads.jumps.plane_vectors()
+    if not ground.reach.soft:
+        v = ground.scale * heads.jumps.plane_vectors() @ frame.plane
+    else:
+        v = yield from read_cells(ground, frame, heads)
     u, readings = yield from read_out_of_plane(ground, frame, heads, v)
-    v, u, v_error = yield from read_values(ground, frame, heads, readings, u, v, far, rng)
-    base = Base(ground, frame.b, u, v, v_error, windows(Noise(ground, length, v_error), u, v, rng))
+    v, u, v_error = yield from read_values(ground, frame, heads, readings, u, v, rng)
+    b = frame.b
+    if not learner.biases:
+        shorter = _balanced(ground, length, u) / length
+        b, u, length = shorter * b, shorter * u, shorter * length
+    base = Base(ground, b, u, v, v_error, windows(Noise(ground, length, v_error), b, u, v, rng))
     base, s = yield from read_base(base)
-    towards = frame.b / np.linalg.norm(frame.b)
+    towards = base.b / np.linalg.norm(base.b)
     Q, _ = np.linalg.qr(np.column_stack([towards, rng.standard_normal((d, d - 1))]))
     Q[:, 0] = towards
     # b itself last: where w = 0 its column is u, which tells nothing of the rank
@@ -247,25 +260,45 @@ def _searched(
     learner: MultiHeadLearner, ground: Ground, frame: Frame, attempt: int
 ) -> Generator[Round, Answers, InPlane]:
     """Find all heads on half a circle of offsets."""
-    length = float(np.linalg.norm(frame.b))
-    far = FAR / length
+    reach = ground.reach
+    length, far = reach.length, reach.far(reach.length)
 
     def at(theta: Array, T: Array) -> Generator[Round, Answers, Array]:
         y = yield from ground.ask(frame.offsets(theta, T), frame.b, "zoom")
         return np.asarray(y / (T * ground.scale))
 
     def measure(theta: Array) -> Generator[Round, Answers, Array]:
-        a = frame.offsets(theta, np.full(len(theta), far))
-        y = yield from ground.ask(a, frame.b, "half circle")
-        return np.asarray(y / (far * ground.scale))
+        """Where gates may be no steps, ask closer as well: only steps are the same there."""
+        T = far * np.repeat([1.0, _CLOSER] if reach.soft else [1.0], len(theta))
+        a = frame.offsets(np.resize(theta, len(T)), T)
+        y = (yield from ground.ask(a, frame.b, "half circle")) / (T * ground.scale)
+        first, last = y[: len(theta)], y[-len(theta) :]
+        return np.where(np.abs(first - last) <= _STEP * tolerance, first, np.nan)
 
-    most = learner.max_heads
-    jumps = yield from find_jumps(measure, ground.eta, most, _DENSER[attempt])
+    tolerance = ground.error(far * _CLOSER if reach.soft else far, length)
+    circle = Circle(measure, tolerance, learner.max_heads, reach.baseline)
+    jumps = yield from find_jumps(circle, _DENSER[attempt])
     if not len(jumps):
         return InPlane(jumps, np.zeros((0, 2)), np.zeros(0))
     # at logits of a few, offsets are about as long as query tokens are short
-    near = ground.eta + ground.absolute * length / ground.scale
-    return (yield from zoom(jumps, measure, at, near, far, most))
+    near = ground.error(max(1 / length, reach.nearest), length)
+    return (yield from zoom(jumps, circle, at, near, reach))
+
+
+def _balanced(ground: Ground, length: float, u: Array) -> float:
+    """Return the norm that b had better have, where u are its heads' vectors at ``length``.
+
+    Where windows' offsets are about as long as b, neither drowns the other. Noise of a fixed
+    size is drowned by long offsets; under a cap b stays long enough to leave weak heads open.
+    """
+    size = np.linalg.norm(u, axis=1) / length
+    shorter = np.sqrt(_OFFSETS / np.median(size))
+    if ground.reach.capped:
+        longest = ground.reach.radius / _SHARE
+        if ground.absolute > 0:
+            shorter = min(shorter, _OFFSETS / (np.median(size) * longest))
+        shorter = max(shorter, _OFFSETS / (np.min(size) * longest))
+    return float(shorter) if shorter < length / _DROWNED else length
 
 
 def _assembled(
@@ -325,7 +358,7 @@ def _concluded(
     """Ask the hold-out, and say how sure the heads are."""
     evidence = Evidence.of(checks, np.zeros(0), np.zeros(0))
     if checks:
-        probes = fresh(found.model, checks, found.length, rng, "check")
+        probes = fresh(found.model, ground.reach, checks, found.length, rng, "check")
         answers = yield list(probes)
         missed, sizes = residuals(found.model, ground, probes, answers)
         allowed = limit(found.model, found.errors, ground, probes, sizes, rng)

@@ -3,8 +3,8 @@
 *Out of the plane.* At offsets T·(cos θ_k p + sin θ_k q) + τ z only head k is unsaturated, and
 the component u_k·z is read from its gate; what the unknown v_h·z add is small beside T.
 
-*Values.* At huge offsets every gate is a step whose side is known from the rough u_h:
-Σ_h sign(a·u_h) v_h·a is linear in all v_h. Rows are chosen so that the system is well
+*Values.* At huge offsets every gate is a step whose side is known from the rough u_h, and where
+a cap leaves it open, how far it is: Σ_h tanh(a·u_h/2) v_h·a is linear in all v_h. Rows are chosen so that the system is well
 conditioned. With the v_h known, the first readings give the u_h to many more digits.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import qr
 
-from unsoftmax.learners.multi.two_tokens import Coincident, Ground
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Unsaturated
 from unsoftmax.learners.multi.zoom import InPlane
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
@@ -34,6 +34,8 @@ _CHECKS = 2  # rows more than unknowns: wrong signs show
 _SPARE = 1.2
 _DIGITS, _COARSE, _ITERATIONS = 1e-10, 1e-2, 2000
 _PROBES = 2  # solutions for random noise, from which the error is estimated
+# From the middle of a cell a gradient goes this share of its half width: no gate is reached.
+_INSIDE = 0.3
 # Directions closer than this to a hyperplane (in units of 1/√d) are not asked.
 # Rough u_h are off by about _ROUGH; where heads crowd, less room has to do.
 _CLOSEST, _ROUGH, _ERRORS, _AMPLE, _CROWD = 1e-3, 2e-3, 4.0, 0.25, 8.0
@@ -42,7 +44,7 @@ _DRAWS = 50
 # the room there is.
 _PARALLEL, _ROOM = 0.98, 0.5
 # Rows agree to this if all signs are right; else signs are taken anew, so often.
-_AGREES, _NOISES = 1e-9, 1e4
+_AGREES, _NOISES, _SAME = 1e-9, 1e4, 1e-12
 _AGAIN = 5
 
 
@@ -87,25 +89,52 @@ class Readings:
         return np.asarray(self.along + ((s - base) / self.tau) @ frame.Z), s
 
 
+def read_cells(ground: Ground, frame: Frame, heads: InPlane) -> Generator[Round, Answers, Array]:
+    """Read all v_h (H, d) from one gradient in the middle of each cell of the half circle.
+
+    Far out a cell's answers are linear in a; from one cell to the next Σ_g sign(a·u_g) v_g grows
+    by 2v_h. Narrow cells give few digits: the values are read again once the u_h are known.
+    """
+    H, m = len(heads.u), len(frame.Z)
+    length = float(np.linalg.norm(frame.b))
+    far = ground.reach.far(length)
+    jumps = heads.jumps
+    low, high = jumps.high, np.append(jumps.low[1:], jumps.low[0] + np.pi)
+    middle, tau = (low + high) / 2, _INSIDE * far * np.minimum(1.0, (high - low) / 2)
+    # after() turns the last piece's sign: beyond π it is the first one again
+    centre = np.asarray(jumps.after(middle))
+    a = frame.offsets(middle, np.sqrt(far**2 - tau**2))[:, None] + tau[:, None, None] * frame.Z
+    y = yield from ground.ask(a.reshape(H * m, ground.dim), frame.b, "cells")
+    rest = np.sqrt(far**2 - tau**2) * centre * ground.scale
+    slope = (y.reshape(H, m) - rest[:, None]) / tau[:, None]
+    previous = np.concatenate([-slope[-1:], slope[:-1]])
+    v = (slope - previous) / 2
+    return np.asarray(ground.scale * jumps.plane_vectors() @ frame.plane + v @ frame.Z)
+
+
 def read_out_of_plane(
-    ground: Ground, frame: Frame, heads: InPlane, v_plane: Array
+    ground: Ground, frame: Frame, heads: InPlane, v: Array
 ) -> Generator[Round, Answers, tuple[Array, Readings]]:
-    """Read every u_h out of the plane, to about three digits; keep what was read."""
-    H, m = len(v_plane), len(frame.Z)
+    """Read every u_h out of the plane, to about three digits; keep what was read.
+
+    Of the values v (H, d) those in the plane do.
+    """
+    H, m = len(v), len(frame.Z)
     K, angle = heads.slope, heads.angle
     towards = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    jump = np.abs(np.sum(v_plane * towards, axis=1))
-    values = v_plane @ towards.T  # (g, k): v_g along direction k
+    jump = np.abs(np.sum((v @ frame.plane.T) * towards, axis=1))
     spread = ground.scale * np.sqrt(ground.dim / 2)
     T = np.maximum(2 * heads.T, np.maximum(_FAR, _DROWNED * spread / np.maximum(jump, 1e-300)) / K)
     along = heads.u @ frame.plane
-    signs = np.sign(heads.u @ towards.T)  # (g, k)
+    signs = np.sign(towards @ heads.u.T)  # (k, g): side of head g along direction k
     np.fill_diagonal(signs, 0.0)
-    others = np.sum(values * signs, axis=0) * T
-    own = np.diag(values) * T
     tau = np.repeat((_MOVE / K)[:, None], m, axis=1)
+    longest = ground.reach.longest(float(np.linalg.norm(frame.b)))
+    if np.any(_MOVE / K >= longest):
+        raise Unsaturated
+    T = np.minimum(T, np.sqrt(longest - _MOVE / K) * np.sqrt(longest + _MOVE / K))
     a = np.empty((H, m, ground.dim))
-    y = np.zeros((H, m))
+    y, own, others = (np.zeros((H, m)) for _ in range(3))
     left = np.ones((H, m), dtype=bool)
     centre = frame.offsets(angle, T)
     for _ in range(_REPEATS):
@@ -114,7 +143,10 @@ def read_out_of_plane(
         h, i = np.nonzero(left)
         a[h, i] = centre[h] + tau[h, i, None] * frame.Z[i]
         y[h, i] = yield from ground.ask(a[h, i], frame.b, "out of the plane")
-        ratio = (y - others[:, None]) / own[:, None]
+        values = a @ v.T
+        own = values[np.arange(H), :, np.arange(H)]
+        others = np.sum(values * signs[:, None], axis=2)
+        ratio = (y - others) / own
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh(ratio)
         left = ~(np.abs(s) < _USABLE)
@@ -122,7 +154,7 @@ def read_out_of_plane(
     if np.any(left):
         raise Coincident
     readings = Readings(a, y, along, tau)
-    u, _ = readings.vectors(frame, own[:, None], others[:, None])
+    u, _ = readings.vectors(frame, own, others)
     return u, readings
 
 
@@ -147,22 +179,23 @@ def read_values(
     heads: InPlane,
     readings: Readings,
     u: Array,
-    v_plane: Array,
-    far: float,
+    v: Array,
     rng: np.random.Generator,
 ) -> Generator[Round, Answers, tuple[Array, Array, float]]:
     """Learn all v_h from one system; return v and better u, both (H, d), and the error of v."""
     H, d = u.shape
-    if d == 2 or not H:
-        error = ground.eta * ground.scale * float(np.max(heads.jumps.plane_errors(), initial=0.0))
-        return v_plane @ frame.plane, u, error
-    A = _directions(frame, heads, u, rng)
+    reach, length = ground.reach, float(np.linalg.norm(frame.b))
+    far = reach.far(length)
+    error = ground.error(far, length) * ground.scale
+    if d == 2 and not reach.soft:
+        return v, u, error * float(np.max(heads.jumps.plane_errors(), initial=0.0))
+    A = reach.turned(_directions(frame, heads, u, rng), frame.b)
     y = (yield from ground.ask(far * A, frame.b, "values")) / far
-    tolerance = max(_AGREES, _NOISES * ground.eta) * ground.scale
+    tolerance = max(_AGREES, _NOISES * error / ground.scale) * ground.scale
     previous = None
     for _ in range(_AGAIN):
-        steps = Steps(A, np.sign(A @ u.T))
-        if previous is not None and np.array_equal(steps.signs, previous):
+        steps = Steps(A, np.tanh(far * (A @ u.T) / 2))
+        if previous is not None and np.allclose(steps.signs, previous, rtol=0.0, atol=_SAME):
             break
         v = steps.solved(y)
         v = v + steps.solved(y - steps.of(v))
@@ -171,7 +204,7 @@ def read_values(
         if np.all(missed < tolerance):
             for _ in range(2):
                 u = again(readings, frame, v, u)
-            noise = rng.standard_normal((_PROBES, len(A))) * ground.eta * ground.scale
+            noise = rng.standard_normal((_PROBES, len(A))) * error
             errors = [np.linalg.norm(steps.solved(row, _COARSE), axis=1).max() for row in noise]
             return v, u, float(max(errors))
         previous = steps.signs
@@ -180,7 +213,10 @@ def read_values(
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The linear map from all v_h to Σ_h sign(a·u_h) v_h·a, one for each row a of A (n, d)."""
+    """The linear map from all v_h to Σ_h tanh(T a·u_h/2) v_h·a, one for each row a of A (n, d).
+
+    ``signs`` (n, H) are these gates: ±1 but under a cap.
+    """
 
     A: Array
     signs: Array

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.multi.circle import Jumps, Measure, bisect, isolate
+from unsoftmax.learners.multi.circle import Circle, Jumps, bisect, isolate
+from unsoftmax.learners.multi.reach import Reach
 from unsoftmax.learners.multi.two_tokens import Coincident, Mask
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
@@ -71,10 +72,10 @@ class InPlane:
 
 
 def zoom(
-    jumps: Jumps, measure: Measure, at: At, eta: float, farthest: float, most: int
+    jumps: Jumps, circle: Circle, at: At, eta: float, reach: Reach
 ) -> Generator[Round, Answers, InPlane]:
     """Measure every head in the plane; split intervals that hide several."""
-    search = _Search.of(jumps, eta, farthest)
+    search = _Search.of(jumps, eta, reach)
     for _ in range(_ROUNDS):
         checked = bool(np.all(search.done))
         suspects = yield from search.hidden(at) if checked else search.advanced(at)
@@ -83,8 +84,8 @@ def zoom(
             if np.any((jumps.high - jumps.low)[suspects] < _COINCIDE):
                 raise Coincident
             search.reset(suspects)
-            jumps = yield from bisect(jumps, suspects, measure, eta)
-            jumps = yield from isolate(jumps, measure, eta, most)
+            jumps = yield from bisect(jumps, suspects, circle)
+            jumps = yield from isolate(jumps, circle)
             search = search.moved(jumps)
         elif checked:
             return InPlane(search.jumps, search.u, search.T)
@@ -97,7 +98,7 @@ class _Search:
 
     jumps: Jumps
     eta: float
-    farthest: float
+    reach: Reach
     low: Array
     high: Array
     kappa: Array
@@ -113,14 +114,14 @@ class _Search:
     """How fast T comes down from where gates are steps, for the first head."""
 
     @classmethod
-    def of(cls, jumps: Jumps, eta: float, farthest: float) -> _Search:
+    def of(cls, jumps: Jumps, eta: float, reach: Reach) -> _Search:
         H = len(jumps)
         nothing = np.full(H, np.nan)
         no = np.zeros(H, dtype=bool)
         return cls(
             jumps,
             eta,
-            farthest,
+            reach,
             jumps.low.copy(),
             jumps.high.copy(),
             nothing.copy(),
@@ -132,9 +133,13 @@ class _Search:
             np.zeros(H, dtype=np.intp),
         )
 
+    @property
+    def farthest(self) -> float:
+        return self.reach.far(self.reach.length)
+
     def moved(self, jumps: Jumps) -> _Search:
         """Take over what is known of intervals that were not split."""
-        new = _Search.of(jumps, self.eta, self.farthest)
+        new = _Search.of(jumps, self.eta, self.reach)
         new.steeper = self.steeper
         slopes = np.linalg.norm(self.u[self.trusted], axis=1)
         new.kappa[:] = np.median(slopes) if len(slopes) else np.nanmax(self.kappa)
@@ -189,6 +194,7 @@ class _Search:
         theta = np.where(again, beside, (self.low[k] + self.high[k]) / 2)
         with np.errstate(divide="ignore"):
             T = np.minimum(_SPAN / (self.kappa[k] * width), self.farthest)
+        T = np.maximum(T, self.reach.nearest)
         T = np.where(again, self.T[k], np.maximum(T, self._quiet(theta, k)))
         self.T[k] = T
         phi = self._gate(k, theta, (yield from at(theta, T)))
