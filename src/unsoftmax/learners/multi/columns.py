@@ -20,6 +20,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Mask
+from unsoftmax.learners.multi.values import Values
 from unsoftmax.learners.multi.windows import Noise, Window
 from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
@@ -77,8 +78,11 @@ class Base:
         return s, lost
 
 
-def read_base(base: Base) -> Generator[Round, Answers, tuple[Base, Array]]:
-    """Read all u_h at b to full precision; return them with the logits measured (H, d)."""
+def read_base(base: Base, values: Values) -> Generator[Round, Answers, tuple[Base, Array]]:
+    """Read all u_h at b to full precision; return them with the logits measured (H, d).
+
+    Where a cap left gates open, the v_h are no better than the u_h were: they are solved for anew.
+    """
     H, d = base.u.shape
     table = _Table.empty(base, np.zeros((H, d)), np.zeros((1, d)))
     yield from table.ask([(h, np.arange(d), np.arange(1)) for h in range(H)], "base")
@@ -92,6 +96,8 @@ def read_base(base: Base) -> Generator[Round, Answers, tuple[Base, Array]]:
             now, lost[h] = replace(base, u=u).logits(h, a, table.y[h], still)
             s[h] = now[:, 0]
             u[h] = np.linalg.solve(a, s[h])
+        if base.ground.reach.soft:
+            base = replace(base, v=values.again(u))
         if _moved(u, before) <= _SETTLED:
             break
     if np.any(lost):

@@ -42,6 +42,8 @@ from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 
 _TRIES = 4
+# Where a cap leaves gates open it takes luck that they do not overlap, and little is lost without.
+_CROWDED = 6
 # The search begins with one interval, later with several per head that there may be.
 _DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
@@ -147,8 +149,10 @@ class MultiHeadLearner:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
         bulk = H * (d + self.biases) * d
-        at_most = _TRIES * (_TIMES * bulk + 4 * H * d + _PER_HEAD * (H + 1)) + bulk * self.polish
-        copies = _TRIES * (H + 1) * (d + 2)
+        tries = _tries(Reach.under(self.radius))
+        searches = tries * (4 * H * d + _PER_HEAD * (H + 1))
+        at_most = _TRIES * _TIMES * bulk + searches + bulk * self.polish
+        copies = tries * (H + 1) * (d + 2)
         r = "d" if self.rank is None else str(self.rank)
         twice = " twice" if self.polish else ""
         return Plan(
@@ -167,7 +171,7 @@ class MultiHeadLearner:
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
         ground = yield from open_heads(self.dim, self.biases, Reach.under(self.radius), rng)
-        for attempt in range(_TRIES):
+        for attempt in range(_tries(ground.reach)):
             try:
                 found = yield from _attempt(self, ground, attempt, rng)
             except Coincident:
@@ -181,6 +185,14 @@ class MultiHeadLearner:
                     found = yield from _polished(self, found, ground, rng)
                 return (yield from _concluded(found, ground, checks, rng))
         why = "".join(f" {sentence}" for sentence in ground.why)
+        if ground.reach.soft:
+            raise ModelMismatch(
+                f"Tokens no longer than radius = {self.radius:g} did not pull the heads apart on "
+                f"{_tries(ground.reach)} half circles: gates are no steps there, or overlap. Give "
+                "a larger radius, if the target allows one. If that changes nothing, two heads "
+                "have the same hyperplanes for every query token, or the target is no sum of "
+                "attention heads." + why
+            )
         raise ModelMismatch(
             f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
             "same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
@@ -205,6 +217,11 @@ def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
                 "target is no sum of attention heads, or its answers are too noisy."
             )
         answers = yield parts
+
+
+def _tries(reach: Reach) -> int:
+    """Return how many query tokens are tried."""
+    return _TRIES * _CROWDED if reach.soft else _TRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +256,12 @@ def _attempt(
     else:
         v = yield from read_cells(ground, frame, heads)
     u, readings = yield from read_out_of_plane(ground, frame, heads, v)
-    v, u, v_error = yield from read_values(ground, frame, heads, readings, u, v, rng)
-    b = frame.b
-    if not learner.biases:
-        shorter = _balanced(ground, length, u) / length
-        b, u, length = shorter * b, shorter * u, shorter * length
-    base = Base(ground, b, u, v, v_error, windows(Noise(ground, length, v_error), b, u, v, rng))
-    base, s = yield from read_base(base)
+    values, u = yield from read_values(ground, frame, heads, readings, u, v, rng)
+    share = 1.0 if learner.biases else _balanced(ground, length, u) / length
+    b, u, values = share * frame.b, share * u, values.beside(share)
+    noise = Noise(ground, share * length, values.error)
+    base = Base(ground, b, u, values.v, values.error, windows(noise, b, u, values.v, rng))
+    base, s = yield from read_base(base, values)
     towards = base.b / np.linalg.norm(base.b)
     Q, _ = np.linalg.qr(np.column_stack([towards, rng.standard_normal((d, d - 1))]))
     Q[:, 0] = towards
@@ -277,7 +293,7 @@ def _searched(
 
     tolerance = ground.error(far * _CLOSER if reach.soft else far, length)
     circle = Circle(measure, tolerance, learner.max_heads, reach.baseline)
-    jumps = yield from find_jumps(circle, _DENSER[attempt])
+    jumps = yield from find_jumps(circle, _DENSER[attempt % (2 if reach.soft else _TRIES)])
     if not len(jumps):
         return InPlane(jumps, np.zeros((0, 2)), np.zeros(0))
     # at logits of a few, offsets are about as long as query tokens are short

@@ -11,7 +11,7 @@ conditioned. With the v_h known, the first readings give the u_h to many more di
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import qr
@@ -40,11 +40,13 @@ _INSIDE = 0.3
 # Rough u_h are off by about _ROUGH; where heads crowd, less room has to do.
 _CLOSEST, _ROUGH, _ERRORS, _AMPLE, _CROWD = 1e-3, 2e-3, 4.0, 0.25, 8.0
 _DRAWS = 50
+# Gates of logits beyond are steps; where a cap leaves no room for so much, half has to do.
+_SHUT, _EASED = 40.0, 5
 # Neighbours more parallel than this get rows of their own between them; rows take this share of
 # the room there is.
 _PARALLEL, _ROOM = 0.98, 0.5
 # Rows agree to this if all signs are right; else signs are taken anew, so often.
-_AGREES, _NOISES, _SAME = 1e-9, 1e4, 1e-12
+_AGREES, _NOISES = 1e-9, 1e4
 _AGAIN = 5
 
 
@@ -173,6 +175,27 @@ def again(readings: Readings, frame: Frame, v: Array, u: Array) -> Array:
     return np.where(usable[:, None], new, u)
 
 
+@dataclass(frozen=True, slots=True)
+class Values:
+    """All v_h (H, d), their error, and what they were read from."""
+
+    v: Array
+    error: float
+    A: Array
+    y: Array
+    T: float
+
+    def again(self, u: Array) -> Array:
+        """Solve for the v_h once more, gates being those of u."""
+        steps = Steps.at(self.A, self.T, u)
+        v = steps.solved(self.y)
+        return v + steps.solved(self.y - steps.of(v))
+
+    def beside(self, share: float) -> Values:
+        """Return the same values for query tokens of another length: T·‖b‖ is what counts."""
+        return replace(self, T=self.T / share)
+
+
 def read_values(
     ground: Ground,
     frame: Frame,
@@ -181,24 +204,25 @@ def read_values(
     u: Array,
     v: Array,
     rng: np.random.Generator,
-) -> Generator[Round, Answers, tuple[Array, Array, float]]:
-    """Learn all v_h from one system; return v and better u, both (H, d), and the error of v."""
+) -> Generator[Round, Answers, tuple[Values, Array]]:
+    """Learn all v_h from one system; return them with better u (H, d)."""
     H, d = u.shape
     reach, length = ground.reach, float(np.linalg.norm(frame.b))
     far = reach.far(length)
     error = ground.error(far, length) * ground.scale
     if d == 2 and not reach.soft:
-        return v, u, error * float(np.max(heads.jumps.plane_errors(), initial=0.0))
-    A = reach.turned(_directions(frame, heads, u, rng), frame.b)
+        error *= float(np.max(heads.jumps.plane_errors(), initial=0.0))
+        return Values(v, error, np.zeros((0, d)), np.zeros(0), far), u
+    A = reach.turned(_directions(frame, heads, u, _SHUT / far if reach.soft else 0.0, rng), frame.b)
     y = (yield from ground.ask(far * A, frame.b, "values")) / far
-    tolerance = max(_AGREES, _NOISES * error / ground.scale) * ground.scale
+    tolerance = max(_AGREES * ground.scale, _NOISES * error)
     previous = None
     for _ in range(_AGAIN):
-        steps = Steps(A, np.tanh(far * (A @ u.T) / 2))
-        if previous is not None and np.allclose(steps.signs, previous, rtol=0.0, atol=_SAME):
+        values = Values(v, error, A, y, far)
+        steps = Steps.at(A, far, u)
+        if previous is not None and np.array_equal(steps.signs, previous):
             break
-        v = steps.solved(y)
-        v = v + steps.solved(y - steps.of(v))
+        v = values.again(u)
         missed = np.abs(steps.of(v) - y)
         u = again(readings, frame, v, u)
         if np.all(missed < tolerance):
@@ -206,7 +230,7 @@ def read_values(
                 u = again(readings, frame, v, u)
             noise = rng.standard_normal((_PROBES, len(A))) * error
             errors = [np.linalg.norm(steps.solved(row, _COARSE), axis=1).max() for row in noise]
-            return v, u, float(max(errors))
+            return replace(values, v=v, error=float(max(errors))), u
         previous = steps.signs
     raise Coincident
 
@@ -220,6 +244,11 @@ class Steps:
 
     A: Array
     signs: Array
+
+    @classmethod
+    def at(cls, A: Array, T: float, u: Array) -> Steps:
+        """Return the map at offsets T·A, A (n, d), for heads u (H, d)."""
+        return cls(A, np.tanh(T * (A @ u.T) / 2))
 
     def of(self, v: Array) -> Array:
         """Apply the map to v (H, d)."""
@@ -259,22 +288,29 @@ class Steps:
         return x
 
 
-def _directions(frame: Frame, heads: InPlane, u: Array, rng: np.random.Generator) -> Array:
+def _directions(
+    frame: Frame, heads: InPlane, u: Array, shut: float, rng: np.random.Generator
+) -> Array:
     """Choose unit offsets, H·d and some more, away from all hyperplanes.
+
+    Most have ``|a·u_h|`` above ``shut`` for all h, or above as much of it as there is room for.
 
     Random ones seldom fall between two hyperplanes that are nearly parallel; those of the half
     circle halfway between two neighbours do.
     """
     H, d = u.shape
-    unit = u / np.linalg.norm(u, axis=1, keepdims=True)
+    size = np.linalg.norm(u, axis=1)
+    unit = u / size[:, None]
     closest = min(max(_CLOSEST, _ERRORS * _ROUGH), _AMPLE / max(1.0, H / _CROWD)) / np.sqrt(d)
     picking = H * d <= _PICKED
     wanted = int(H * d * (_CANDIDATES if picking else _SPARE)) + _CHECKS
     found = np.zeros((0, d))
-    for _ in range(_DRAWS):
+    for draw in range(_DRAWS):
+        if draw and draw % _EASED == 0:
+            shut /= 2
         A = rng.standard_normal((2 * wanted, d))
         A /= np.linalg.norm(A, axis=1, keepdims=True)
-        clear = np.min(np.abs(A @ unit.T), axis=1, initial=1.0) > closest
+        clear = np.all(np.abs(A @ unit.T) > np.maximum(closest, shut / size), axis=1)
         found = np.concatenate([found, A[clear]])
         if len(found) >= wanted:
             break
