@@ -297,7 +297,7 @@ def _searched(
     if not len(jumps):
         return InPlane(jumps, np.zeros((0, 2)), np.zeros(0))
     # at logits of a few, offsets are about as long as query tokens are short
-    near = ground.error(max(1 / length, reach.nearest), length)
+    near = ground.error(max(1 / length, reach.near), length)
     return (yield from zoom(jumps, circle, at, near, reach))
 
 

@@ -62,10 +62,15 @@ class Reach:
         return self.length * self.far(self.length) < _SOFT
 
     @property
-    def nearest(self) -> float:
+    def near(self) -> float:
+        """Return the norm below which what b adds to answers drowns what heads do."""
+        return self.length if self.capped else 0.0
+
+    @property
+    def silent(self) -> float:
         """Return the norm that offsets have at least while it is not known what silences others."""
         far = self.far(self.length)
-        return min(far, _SILENT / self.length) if self.soft else 0.0
+        return max(self.near, min(far, _SILENT / self.length)) if self.soft else self.near
 
     @property
     def baseline(self) -> float:

@@ -105,6 +105,8 @@ def read_cells(ground: Ground, frame: Frame, heads: InPlane) -> Generator[Round,
     middle, tau = (low + high) / 2, _INSIDE * far * np.minimum(1.0, (high - low) / 2)
     # after() turns the last piece's sign: beyond π it is the first one again
     centre = np.asarray(jumps.after(middle))
+    if np.any(tau <= 0):  # no cell between two jumps
+        raise Unsaturated
     a = frame.offsets(middle, np.sqrt(far**2 - tau**2))[:, None] + tau[:, None, None] * frame.Z
     y = yield from ground.ask(a.reshape(H * m, ground.dim), frame.b, "cells")
     rest = np.sqrt(far**2 - tau**2) * centre * ground.scale

@@ -194,7 +194,7 @@ class _Search:
         theta = np.where(again, beside, (self.low[k] + self.high[k]) / 2)
         with np.errstate(divide="ignore"):
             T = np.minimum(_SPAN / (self.kappa[k] * width), self.farthest)
-        T = np.maximum(T, self.reach.nearest)
+        T = np.maximum(T, self.reach.silent)
         T = np.where(again, self.T[k], np.maximum(T, self._quiet(theta, k)))
         self.T[k] = T
         phi = self._gate(k, theta, (yield from at(theta, T)))
@@ -255,7 +255,10 @@ class _Search:
         K = np.linalg.norm(self.u[k], axis=1)
         root = self._roots()[k]
         gap = self.jumps.gap()[k]
-        T = np.maximum(self._quiet(root, k), np.maximum(_SHARP, _APART / gap) / K)
+        with np.errstate(divide="ignore"):  # jumps side by side: as far out as may be
+            apart = _APART / gap
+        T = np.maximum(self._quiet(root, k), np.maximum(_SHARP, apart) / K)
+        T = np.maximum(T, self.reach.near)
         T = np.minimum(T, self.farthest)
         step = _LOGIT / (T * K)
         theta = np.concatenate([root - step, root + step])
