@@ -41,6 +41,10 @@ _CANCELLED = 16
 _ROUNDS = 400
 
 
+class TooMany(ModelMismatch):
+    """More jumps than there may be heads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Circle:
     """How the half circle is asked."""
@@ -261,7 +265,7 @@ def _none() -> tuple[Array, ...]:
 
 def _refuse_many(jumps: Jumps, allowed: int, most: int) -> None:
     if len(jumps) > allowed:
-        raise ModelMismatch(
+        raise TooMany(
             f"Along half a circle the answers jump more than {most} times: the target has more "
             "heads (raise max_heads), or is no sum of attention heads."
         )

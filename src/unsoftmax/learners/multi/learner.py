@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi.circle import Circle, find_jumps
+from unsoftmax.learners.multi.circle import Circle, TooMany, find_jumps
 from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_columns
 from unsoftmax.learners.multi.opening import open_heads
 from unsoftmax.learners.multi.orientation import Oriented, orient
@@ -149,7 +149,7 @@ class MultiHeadLearner:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
         bulk = H * (d + self.biases) * d
-        tries = _tries(Reach.under(self.radius))
+        tries = _tries(Reach.under(self.radius, self.biases))
         searches = tries * (4 * H * d + _PER_HEAD * (H + 1))
         at_most = _TRIES * _TIMES * bulk + searches + bulk * self.polish
         copies = tries * (H + 1) * (d + 2)
@@ -170,11 +170,20 @@ class MultiHeadLearner:
 
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
-        ground = yield from open_heads(self.dim, self.biases, Reach.under(self.radius), rng)
+        ground = yield from open_heads(self.dim, self.biases, Reach.under(self.radius, self.biases), rng)
+        crowded = 0
         for attempt in range(_tries(ground.reach)):
+            if attempt == _TRIES and ground.reach.soft:
+                ground = replace(ground, reach=ground.reach.longer())
             try:
                 found = yield from _attempt(self, ground, attempt, rng)
             except Coincident:
+                continue
+            except TooMany:
+                # where gates are no steps, or noise is high, a cell may look like two
+                crowded += 1
+                if not ground.reach.soft or crowded == _TRIES:
+                    raise
                 continue
             probes = fresh(found.model, ground.reach, _CONFIRM, found.length, rng, "pilot")
             answers = yield list(probes)

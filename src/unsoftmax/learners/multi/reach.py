@@ -18,6 +18,8 @@ FAR = 1e14
 # Under a cap query tokens are as long as offsets, up to this: longer ones drown, at logits of a
 # few, what heads do (by length²/20: seven digits are lost).
 _LONGEST = 1e3
+# With biases b stays as long as it was for the search, and ‖W b‖ should not drown w.
+_LONGEST_BIASED = 30.0
 # ‖a‖‖b‖ below which gates are no steps somewhere on the circle that is searched: transitions are
 # wider than a millionth of it.
 _SOFT = 1e9
@@ -44,12 +46,19 @@ class Reach:
     """Norm of query tokens, where heads are searched for."""
 
     @classmethod
-    def under(cls, radius: float | None) -> Reach:
+    def under(cls, radius: float | None, biases: bool) -> Reach:
         """Choose how long query tokens are under a cap."""
         if radius is None:
             return cls()
-        wanted = max(1.0, min(_LONGEST, FAR / radius))
-        return cls(float(radius), float(min(radius * np.sqrt(0.5), wanted)))
+        wanted = min(_LONGEST_BIASED, 10 * _SOFT / radius) if biases else FAR / radius
+        return cls(float(radius))._of_length(max(1.0, wanted))
+
+    def _of_length(self, wanted: float) -> Reach:
+        return replace(self, length=float(min(wanted, _LONGEST, self.radius * np.sqrt(0.5))))
+
+    def longer(self) -> Reach:
+        """Return the longest query tokens, where shorter ones did not pull the heads apart."""
+        return self._of_length(_LONGEST)
 
     @property
     def capped(self) -> bool:
