@@ -187,7 +187,7 @@ def find_jumps(circle: Circle, start: int) -> Generator[Round, Answers, Jumps]:
         grid = np.pi * np.arange(1, start) / start
         y = (yield from circle.measure(np.concatenate([grid, grid + step]))).reshape(2, -1)
         clean = np.all(np.isfinite(y), axis=0)
-        at = pieces.added(grid[clean], *y[:, clean], grid[clean] + step)
+        at = pieces.added(grid[clean], y[0, clean], y[1, clean], grid[clean] + step)
         edges = np.concatenate([[0.0], grid[clean], [np.pi]])
         ends = np.concatenate([[0], at, [0]]).astype(np.intp)
     sign = np.ones(len(edges) - 1)
@@ -238,7 +238,9 @@ def bisect(jumps: Jumps, chosen: Mask, circle: Circle) -> Generator[Round, Answe
         np.concatenate(
             [part.high[left], middle[right], middle[new], part.high[new], part.high[soft]]
         ),
-        np.concatenate([part.left[left], part.left[right], part.left[new], between, part.left[soft]]),
+        np.concatenate(
+            [part.left[left], part.left[right], part.left[new], between, part.left[soft]]
+        ),
         np.concatenate(
             [part.right[left], part.right[right], between, part.right[new], part.right[soft]]
         ),

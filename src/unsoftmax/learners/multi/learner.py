@@ -42,8 +42,9 @@ from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 
 _TRIES = 4
-# Where a cap leaves gates open it takes luck that they do not overlap, and little is lost without.
-_CROWDED = 6
+# Under a cap it takes luck that no gate is open where the search begins, and that no two overlap;
+# without, four to some sixty queries are lost.
+_UNLUCKY = 40
 # The search begins with one interval, later with several per head that there may be.
 _DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
@@ -149,10 +150,10 @@ class MultiHeadLearner:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
         bulk = H * (d + self.biases) * d
-        tries = _tries(Reach.under(self.radius, self.biases))
-        searches = tries * (4 * H * d + _PER_HEAD * (H + 1))
+        tries = _TRIES + (_UNLUCKY if Reach.under(self.radius, self.biases).soft else 0)
+        searches = _TRIES * 4 * H * d + tries * _PER_HEAD * (H + 1)
         at_most = _TRIES * _TIMES * bulk + searches + bulk * self.polish
-        copies = tries * (H + 1) * (d + 2)
+        copies = _TRIES * (H + 1) * (d + 2)
         r = "d" if self.rank is None else str(self.rank)
         twice = " twice" if self.polish else ""
         return Plan(
@@ -170,21 +171,28 @@ class MultiHeadLearner:
 
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
-        ground = yield from open_heads(self.dim, self.biases, Reach.under(self.radius, self.biases), rng)
-        crowded = 0
-        for attempt in range(_tries(ground.reach)):
-            if attempt == _TRIES and ground.reach.soft:
-                ground = replace(ground, reach=ground.reach.longer())
+        ground = yield from open_heads(
+            self.dim, self.biases, Reach.under(self.radius, self.biases), rng
+        )
+        failed = unsaturated = 0
+        while failed < _TRIES and unsaturated < _UNLUCKY:
             try:
-                found = yield from _attempt(self, ground, attempt, rng)
+                found = yield from _attempt(self, ground, failed, rng)
+            except Unsaturated:
+                unsaturated += 1
+                if unsaturated == _TRIES:
+                    ground = replace(ground, reach=ground.reach.longer())
+                continue
             except Coincident:
+                failed += 1
                 continue
             except TooMany:
-                # where gates are no steps, or noise is high, a cell may look like two
-                crowded += 1
-                if not ground.reach.soft or crowded == _TRIES:
+                # where gates are no steps, or answers coarse, a cell may look like two
+                failed += 1
+                if not ground.reach.soft or failed == _TRIES:
                     raise
                 continue
+            failed += 1
             probes = fresh(found.model, ground.reach, _CONFIRM, found.length, rng, "pilot")
             answers = yield list(probes)
             missed, sizes = residuals(found.model, ground, probes, answers)
@@ -194,13 +202,16 @@ class MultiHeadLearner:
                     found = yield from _polished(self, found, ground, rng)
                 return (yield from _concluded(found, ground, checks, rng))
         why = "".join(f" {sentence}" for sentence in ground.why)
-        if ground.reach.soft:
+        if unsaturated == _UNLUCKY:
             raise ModelMismatch(
-                f"Tokens no longer than radius = {self.radius:g} did not pull the heads apart on "
-                f"{_tries(ground.reach)} half circles: gates are no steps there, or overlap. Give "
-                "a larger radius, if the target allows one. If that changes nothing, two heads "
-                "have the same hyperplanes for every query token, or the target is no sum of "
-                "attention heads." + why
+                f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
+                f"one: on {_UNLUCKY} half circles some gate was no step anywhere near its ends, "
+                "or two overlapped. Give a larger radius, if the target allows one." + why
+            )
+        if unsaturated:
+            why = (
+                f" Or tokens no longer than radius = {self.radius:g} are too short to tell the "
+                "heads apart: a larger radius, if the target allows one, would." + why
             )
         raise ModelMismatch(
             f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
@@ -226,11 +237,6 @@ def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
                 "target is no sum of attention heads, or its answers are too noisy."
             )
         answers = yield parts
-
-
-def _tries(reach: Reach) -> int:
-    """Return how many query tokens are tried."""
-    return _TRIES * _CROWDED if reach.soft else _TRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +308,7 @@ def _searched(
 
     tolerance = ground.error(far * _CLOSER if reach.soft else far, length)
     circle = Circle(measure, tolerance, learner.max_heads, reach.baseline)
-    jumps = yield from find_jumps(circle, _DENSER[attempt % (2 if reach.soft else _TRIES)])
+    jumps = yield from find_jumps(circle, _DENSER[attempt])
     if not len(jumps):
         return InPlane(jumps, np.zeros((0, 2)), np.zeros(0))
     # at logits of a few, offsets are about as long as query tokens are short

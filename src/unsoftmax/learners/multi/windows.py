@@ -59,9 +59,7 @@ class Noise:
             return np.asarray(2 * answer * np.cosh(s / 2) ** 2 / values[:, h])
 
 
-def windows(
-    noise: Noise, b: Array, u: Array, v: Array, rng: np.random.Generator
-) -> list[Window]:
+def windows(noise: Noise, b: Array, u: Array, v: Array, rng: np.random.Generator) -> list[Window]:
     """Choose a window for every head."""
     chosen = [_window(noise, u, v, h, rng) for h in range(len(u))]
     reach = noise.ground.reach
