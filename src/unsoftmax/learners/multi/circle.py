@@ -4,10 +4,12 @@ At offsets a = T·(cos θ p + sin θ q) with T so large that every gate is a ste
 
     g(θ) = Σ_h (v_h·a) tanh(a·u_h/2) / T = x·(cos θ, sin θ)
 
-with x constant between jumps: a *piece*. Where tokens are capped gates may be no steps near
-their jumps; values there belong to no piece, and are told by their change with T. Every hyperplane a·u_h = 0 is crossed once on
+with x constant between jumps: a *piece*. Every hyperplane a·u_h = 0 is crossed once on
 [0, π), and g(θ + π) = g(θ), so the last piece is the first one with its sign turned. Intervals
 with different pieces at their ends are bisected until each is far from all others.
+
+Under a cap on tokens a gate may be no step near its jump. Values there belong to no piece; they
+change with T, and are left out: intervals are cut elsewhere, and stay as wide as transitions are.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi.two_tokens import Mask, Unsaturated
+from unsoftmax.learners.multi.two_tokens import Mask, OpenStart, Unsaturated
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -176,7 +178,7 @@ def find_jumps(circle: Circle, start: int) -> Generator[Round, Answers, Jumps]:
     step = circle.step(np.pi / start)
     y = yield from circle.measure(np.array([0.0, step]))
     if np.any(np.isnan(y)):
-        raise Unsaturated
+        raise OpenStart
     if np.all(np.abs(y) < _MATCH * circle.tolerance):
         # nothing here may mean that values cancel: the piece at the end would look the same
         start = max(start, _CANCELLED)

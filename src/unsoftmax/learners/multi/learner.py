@@ -31,7 +31,7 @@ from unsoftmax.learners.multi.opening import open_heads
 from unsoftmax.learners.multi.orientation import Oriented, orient
 from unsoftmax.learners.multi.polish import LARGEST, polished
 from unsoftmax.learners.multi.reach import Reach
-from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Unsaturated
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground, OpenStart, Unsaturated
 from unsoftmax.learners.multi.values import Frame, read_cells, read_out_of_plane, read_values
 from unsoftmax.learners.multi.verdict import fresh, limit, residuals
 from unsoftmax.learners.multi.windows import Noise, windows
@@ -42,9 +42,9 @@ from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 
 _TRIES = 4
-# Under a cap it takes luck that no gate is open where the search begins, and that no two overlap;
-# without, four to some sixty queries are lost.
-_UNLUCKY = 40
+# Under a cap it takes luck that no gate is open where a half circle begins, and that no two
+# overlap. So many are begun; one that was searched counts for some.
+_UNLUCKY, _SEARCH = 60, 3
 # The search begins with one interval, later with several per head that there may be.
 _DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
@@ -174,13 +174,13 @@ class MultiHeadLearner:
         ground = yield from open_heads(
             self.dim, self.biases, Reach.under(self.radius, self.biases), rng
         )
-        failed = unsaturated = 0
-        while failed < _TRIES and unsaturated < _UNLUCKY:
+        failed = unlucky = 0
+        while failed < _TRIES and unlucky < _UNLUCKY:
             try:
                 found = yield from _attempt(self, ground, failed, rng)
-            except Unsaturated:
-                unsaturated += 1
-                if unsaturated == _TRIES:
+            except Unsaturated as error:
+                unlucky += 1 if isinstance(error, OpenStart) else _SEARCH
+                if unlucky >= _TRIES:
                     ground = replace(ground, reach=ground.reach.longer())
                 continue
             except Coincident:
@@ -202,13 +202,13 @@ class MultiHeadLearner:
                     found = yield from _polished(self, found, ground, rng)
                 return (yield from _concluded(found, ground, checks, rng))
         why = "".join(f" {sentence}" for sentence in ground.why)
-        if unsaturated == _UNLUCKY:
+        if unlucky >= _UNLUCKY:
             raise ModelMismatch(
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
-                f"one: on {_UNLUCKY} half circles some gate was no step anywhere near its ends, "
-                "or two overlapped. Give a larger radius, if the target allows one." + why
+                "one: along every half circle that was tried gates stay open, or two of them open "
+                "together. Give a larger radius, if the target allows one." + why
             )
-        if unsaturated:
+        if unlucky:
             why = (
                 f" Or tokens no longer than radius = {self.radius:g} are too short to tell the "
                 "heads apart: a larger radius, if the target allows one, would." + why

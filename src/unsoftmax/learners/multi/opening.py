@@ -16,8 +16,9 @@ from unsoftmax.theory.precision import Precision
 # Single tokens are long: what is constant or rounded to decimals is lost beside them.
 _LONG = 2.0**40
 _RANDOM, _LINE, _SEARCHED = 3, 8, 64
-# Far answers this much smaller than moderate ones come from values that cancel.
-_CANCELLED = 1e-6
+# Far answers this much smaller than moderate ones come from values that cancel; not as well
+# where a cap leaves gates open.
+_CANCELLED, _CANCELLED_OPEN = 1e-6, 0.3
 # Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16).
 _FLOAT64 = 4e-16
 # Coarser answers than this are worth a word.
@@ -57,7 +58,9 @@ def open_heads(
     s = (line - c) / long
     moderately = float(np.max(np.abs(2 * ((gates - c) / short - b @ s) - a @ s)))
     largest = max(float(np.max(np.abs(stepped))) / far_offset, float(np.linalg.norm(s)))
-    if largest <= _CANCELLED * moderately:  # values may cancel here and not elsewhere
+    if (
+        largest <= (_CANCELLED_OPEN if reach.soft else _CANCELLED) * moderately
+    ):  # values may cancel here and not elsewhere
         b, a = _random(dim, rng, _SEARCHED), _random(dim, rng, _SEARCHED)
         a = reach.turned(a, b)
         n, ones = np.arange(_SEARCHED), np.ones(_SEARCHED)

@@ -88,12 +88,17 @@ class Reach:
 
     @property
     def short(self) -> float:
-        """Return the norm of tokens, and of offsets turned away from them, that need not be long."""
+        """Return the norm of tokens and offsets that need not be long."""
         return float(min(1.0, self.radius * _WITHIN * np.sqrt(0.5)))
 
     def stretched(self) -> Reach:
         """Make query tokens tiny and offsets long, as far as gates stay steps."""
         return replace(self, length=min(self.length, max(_TINY, 10 * _SILENT / self.radius)))
+
+    @property
+    def narrowest(self) -> float:
+        """Return the angle at which two jumps are one hyperplane."""
+        return self.baseline / 100
 
     def single(self, wanted: float) -> float:
         """Return the norm of a single token: as wanted, or as long as it may be."""

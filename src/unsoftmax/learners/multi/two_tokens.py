@@ -28,7 +28,11 @@ class Coincident(Exception):
 
 
 class Unsaturated(Coincident):
-    """Gates that are no steps at the longest tokens that may be asked."""
+    """Gates that are no steps at the longest tokens that may be asked, or overlap there."""
+
+
+class OpenStart(Unsaturated):
+    """A gate that is no step where a half circle begins: four queries are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,9 @@ class Ground:
     """What an answer may be off by however small it is."""
     scale: float
     """Size of the values: answers to tokens of norm T are about ``scale``·T large."""
-    why: tuple[str, ...] = ()
-    reach: Reach = Reach()
+    why: tuple[str, ...]
+    """What was noticed of the answers, in sentences."""
+    reach: Reach
 
     @property
     def dim(self) -> int:

@@ -3,9 +3,12 @@
 *Out of the plane.* At offsets T·(cos θ_k p + sin θ_k q) + τ z only head k is unsaturated, and
 the component u_k·z is read from its gate; what the unknown v_h·z add is small beside T.
 
-*Values.* At huge offsets every gate is a step whose side is known from the rough u_h, and where
-a cap leaves it open, how far it is: Σ_h tanh(a·u_h/2) v_h·a is linear in all v_h. Rows are chosen so that the system is well
+*Values.* At huge offsets every gate is a step whose side is known from the rough u_h:
+Σ_h sign(a·u_h) v_h·a is linear in all v_h. Rows are chosen so that the system is well
 conditioned. With the v_h known, the first readings give the u_h to many more digits.
+
+*Under a cap* T is too short for unknown v_h·z to drown: they are read before, from the gradients
+of the half circle's cells. Gates that stay open are no signs but tanh(a·u_h/2), known from u_h.
 """
 
 from __future__ import annotations
@@ -134,7 +137,7 @@ def read_out_of_plane(
     np.fill_diagonal(signs, 0.0)
     tau = np.repeat((_MOVE / K)[:, None], m, axis=1)
     longest = ground.reach.longest(float(np.linalg.norm(frame.b)))
-    if np.any(_MOVE / K >= longest):
+    if np.any(longest <= _MOVE / K):
         raise Unsaturated
     T = np.minimum(T, np.sqrt(longest - _MOVE / K) * np.sqrt(longest + _MOVE / K))
     a = np.empty((H, m, ground.dim))
@@ -208,7 +211,7 @@ def read_values(
     rng: np.random.Generator,
 ) -> Generator[Round, Answers, tuple[Values, Array]]:
     """Learn all v_h from one system; return them with better u (H, d)."""
-    H, d = u.shape
+    d = ground.dim
     reach, length = ground.reach, float(np.linalg.norm(frame.b))
     far = reach.far(length)
     error = ground.error(far, length) * ground.scale

@@ -45,8 +45,6 @@ _LOGIT, _NEAR = 2.0, 1.0
 _MISSED = 3
 # The last reading: this much further out, at this logit, to this accuracy.
 _FAR, _FURTHER, _FAR_LOGIT, _AGREES = 1e5, 30.0, 1.5, 1e-3
-# Jumps closer than this are one hyperplane.
-_COINCIDE = 1e-7
 _ROUNDS = 200
 
 
@@ -81,7 +79,7 @@ def zoom(
         suspects = yield from search.hidden(at) if checked else search.advanced(at)
         if np.any(suspects):
             jumps = search.jumps
-            if np.any((jumps.high - jumps.low)[suspects] < _COINCIDE):
+            if np.any((jumps.high - jumps.low)[suspects] < reach.narrowest):
                 raise Coincident
             search.reset(suspects)
             jumps = yield from bisect(jumps, suspects, circle)
