@@ -45,6 +45,9 @@ _TRIES = 4
 # Under a cap it takes luck that no gate is open where a half circle begins, and that no two
 # overlap. So many are begun; one that was searched counts for some.
 _UNLUCKY, _SEARCH = 60, 3
+# What is searched without luck is searched as if answers were so coarse: logits that leave less of
+# a step pass for one. All that is read there is read again, with gates as they are.
+_COARSER = (0.0, 1e-8, 1e-6, 1e-4)
 # The search begins with one interval, later with several per head that there may be.
 _DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
@@ -177,7 +180,8 @@ class MultiHeadLearner:
         failed = unlucky = 0
         while failed < _TRIES and unlucky < _UNLUCKY:
             try:
-                found = yield from _attempt(self, ground, failed, rng)
+                coarse = _COARSER[unlucky * len(_COARSER) // _UNLUCKY]
+                found = yield from _attempt(self, ground, failed, coarse, rng)
             except Unsaturated as error:
                 unlucky += 1 if isinstance(error, OpenStart) else _SEARCH
                 if unlucky >= _TRIES:
@@ -252,7 +256,11 @@ class _Heads:
 
 
 def _attempt(
-    learner: MultiHeadLearner, ground: Ground, attempt: int, rng: np.random.Generator
+    learner: MultiHeadLearner,
+    ground: Ground,
+    attempt: int,
+    coarse: float,
+    rng: np.random.Generator,
 ) -> Generator[Round, Answers, _Heads]:
     """Go through all steps with one query token."""
     d, length = learner.dim, ground.reach.length
@@ -260,7 +268,7 @@ def _attempt(
         nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c)
         return _Heads(nothing, dict.fromkeys("Wvwc", 0.0), length)
     frame = Frame.random(d, length, rng)
-    heads = yield from _searched(learner, ground, frame, attempt)
+    heads = yield from _searched(learner, ground, frame, attempt, coarse)
     if not len(heads.u):
         none = np.zeros((0, d))
         base = Base(ground, frame.b, none, none, 0.0, [])
@@ -288,7 +296,7 @@ def _attempt(
 
 
 def _searched(
-    learner: MultiHeadLearner, ground: Ground, frame: Frame, attempt: int
+    learner: MultiHeadLearner, ground: Ground, frame: Frame, attempt: int, coarse: float
 ) -> Generator[Round, Answers, InPlane]:
     """Find all heads on half a circle of offsets."""
     reach = ground.reach
@@ -306,13 +314,13 @@ def _searched(
         first, last = y[: len(theta)], y[-len(theta) :]
         return np.where(np.abs(first - last) <= _STEP * tolerance, first, np.nan)
 
-    tolerance = ground.error(far * _CLOSER if reach.soft else far, length)
+    tolerance = max(coarse, ground.error(far * _CLOSER if reach.soft else far, length))
     circle = Circle(measure, tolerance, learner.max_heads, reach.baseline)
     jumps = yield from find_jumps(circle, _DENSER[attempt])
     if not len(jumps):
         return InPlane(jumps, np.zeros((0, 2)), np.zeros(0))
     # at logits of a few, offsets are about as long as query tokens are short
-    near = ground.error(max(1 / length, reach.near), length)
+    near = max(coarse, ground.error(max(1 / length, reach.near), length))
     return (yield from zoom(jumps, circle, at, near, reach))
 
 

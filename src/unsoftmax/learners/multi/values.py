@@ -50,7 +50,7 @@ _SHUT, _EASED = 40.0, 5
 _PARALLEL, _ROOM = 0.98, 0.5
 # Rows agree to this if all signs are right; else signs are taken anew, so often.
 _AGREES, _NOISES = 1e-9, 1e4
-_AGAIN = 5
+_AGAIN, _AGAIN_OPEN = 5, 40  # gates that are open settle slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,14 @@ def read_out_of_plane(
     spread = ground.scale * np.sqrt(ground.dim / 2)
     T = np.maximum(2 * heads.T, np.maximum(_FAR, _DROWNED * spread / np.maximum(jump, 1e-300)) / K)
     along = heads.u @ frame.plane
-    signs = np.sign(towards @ heads.u.T)  # (k, g): side of head g along direction k
-    np.fill_diagonal(signs, 0.0)
     tau = np.repeat((_MOVE / K)[:, None], m, axis=1)
     longest = ground.reach.longest(float(np.linalg.norm(frame.b)))
     if np.any(longest <= _MOVE / K):
         raise Unsaturated
     T = np.minimum(T, np.sqrt(longest - _MOVE / K) * np.sqrt(longest + _MOVE / K))
+    # (k, g): what head g is along direction k, almost always ±1
+    gates = np.tanh(T[:, None] * (towards @ heads.u.T) / 2)
+    np.fill_diagonal(gates, 0.0)
     a = np.empty((H, m, ground.dim))
     y, own, others = (np.zeros((H, m)) for _ in range(3))
     left = np.ones((H, m), dtype=bool)
@@ -152,7 +153,7 @@ def read_out_of_plane(
         y[h, i] = yield from ground.ask(a[h, i], frame.b, "out of the plane")
         values = a @ v.T
         own = values[np.arange(H), :, np.arange(H)]
-        others = np.sum(values * signs[:, None], axis=2)
+        others = np.sum(values * gates[:, None], axis=2)
         ratio = (y - others) / own
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh(ratio)
@@ -222,7 +223,7 @@ def read_values(
     y = (yield from ground.ask(far * A, frame.b, "values")) / far
     tolerance = max(_AGREES * ground.scale, _NOISES * error)
     previous = None
-    for _ in range(_AGAIN):
+    for _ in range(_AGAIN_OPEN if reach.soft else _AGAIN):
         values = Values(v, error, A, y, far)
         steps = Steps.at(A, far, u)
         if previous is not None and np.array_equal(steps.signs, previous):
