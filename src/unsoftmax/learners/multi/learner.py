@@ -44,10 +44,10 @@ from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Step
 _TRIES = 4
 # Under a cap it takes luck that no gate is open where a half circle begins, and that no two
 # overlap. So many are begun; one that was searched counts for some.
-_UNLUCKY, _SEARCH = 60, 3
+_UNLUCKY, _SEARCH = 100, 3
 # What is searched without luck is searched as if answers were so coarse: logits that leave less of
 # a step pass for one. All that is read there is read again, with gates as they are.
-_COARSER = (0.0, 1e-8, 1e-6, 1e-4)
+_COARSER = (0.0, 1e-7, 1e-6, 1e-5)
 # The search begins with one interval, later with several per head that there may be.
 _DENSER = (1, 16, 64, 256)
 _CONFIRM = 6
@@ -179,24 +179,23 @@ class MultiHeadLearner:
         )
         failed = unlucky = 0
         while failed < _TRIES and unlucky < _UNLUCKY:
+            coarse = _COARSER[unlucky * len(_COARSER) // _UNLUCKY]
+            if unlucky >= _TRIES:
+                ground = replace(ground, reach=ground.reach.longer())
             try:
-                coarse = _COARSER[unlucky * len(_COARSER) // _UNLUCKY]
                 found = yield from _attempt(self, ground, failed, coarse, rng)
-            except Unsaturated as error:
-                unlucky += 1 if isinstance(error, OpenStart) else _SEARCH
-                if unlucky >= _TRIES:
-                    ground = replace(ground, reach=ground.reach.longer())
+            except OpenStart:
+                unlucky += 1
                 continue
-            except Coincident:
+            except (Coincident, TooMany) as error:
+                if coarse > 0 or isinstance(error, Unsaturated):
+                    unlucky += _SEARCH
+                    continue
                 failed += 1
-                continue
-            except TooMany:
                 # where gates are no steps, or answers coarse, a cell may look like two
-                failed += 1
-                if not ground.reach.soft or failed == _TRIES:
+                if isinstance(error, TooMany) and (not ground.reach.soft or failed == _TRIES):
                     raise
                 continue
-            failed += 1
             probes = fresh(found.model, ground.reach, _CONFIRM, found.length, rng, "pilot")
             answers = yield list(probes)
             missed, sizes = residuals(found.model, ground, probes, answers)
@@ -205,12 +204,17 @@ class MultiHeadLearner:
                 if self.polish:
                     found = yield from _polished(self, found, ground, rng)
                 return (yield from _concluded(found, ground, checks, rng))
+            if coarse > 0:
+                unlucky += _SEARCH
+            else:
+                failed += 1
         why = "".join(f" {sentence}" for sentence in ground.why)
-        if unlucky >= _UNLUCKY:
+        if coarse > 0:
             raise ModelMismatch(
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
                 "one: along every half circle that was tried gates stay open, or two of them open "
-                "together. Give a larger radius, if the target allows one." + why
+                "together. Give a larger radius, if the target allows one. If that changes "
+                "nothing, two heads have the same hyperplanes for every query token." + why
             )
         if unlucky:
             why = (
