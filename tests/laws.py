@@ -240,6 +240,14 @@ CASES = [
         single=False,
     ),
     Case(
+        "MultiHeadLearner, capped",
+        lambda seed: us.learners.MultiHeadLearner(5, 8, radius=100.0, seed=seed),
+        _several(5, 3, False),
+        lambda target: us.oracles.norm_capped(_one_by_one(target), 100.0),
+        within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
         "MultiHeadLearner with biases, low rank",
         lambda seed: us.learners.MultiHeadLearner(9, 4, biases=True, rank=2, seed=seed),
         _several(9, 2, True, 2),

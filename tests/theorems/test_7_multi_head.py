@@ -419,7 +419,146 @@ def test_coarse_answers_give_what_the_certificate_says_or_are_refused(how, biase
         assert recoveries == 0
 
 
-def test_a_cap_on_token_norms_is_refused_by_name():
+# -- capped tokens
+
+# (heads, dimensions): a radius at which random heads are recovered (found: the least for which
+# none of 20 seeds is refused, or little more)
+CAPPED = {(1, 8): 20.0, (2, 8): 30.0, (4, 16): 50.0, (8, 8): 150.0, (6, 4): 100.0}
+
+
+def capped(target, radius, seed, inside=hidden, **settings):
+    """Recover a target that answers tokens up to a radius and refuses all others."""
+    oracle = us.oracles.norm_capped(inside(target), radius)
+    return recovered(target, seed, oracle=oracle, radius=radius, **settings)
+
+
+@pytest.mark.parametrize(("heads", "dim"), CAPPED)
+def test_every_head_under_a_cap_on_token_norms(heads, dim, trials, evidence):
+    radius, seeds, worst, ratios = CAPPED[heads, dim], trials(2, 20), 0.0, []
+    for seed in range(seeds):
+        target = several(heads, dim, seed)
+        recovery, queries = capped(target, radius, seed)
+        apart = errors(recovery.model, target)
+        assert recovery.model.H == heads
+        assert apart["W"] <= 1e-10
+        assert apart["v"] <= 1e-12
+        assert within_the_certificate(recovery, target), seed
+        worst = max(worst, apart["W"])
+        ratios.append(queries / parameters(heads, dim))
+    evidence(
+        f"MultiHeadLearner, radius {radius:g}, {heads} heads in {dim} dimensions, {seeds} seeds",
+        W=f"{worst:.0e}",
+        queries_over_parameters_median=f"{np.median(ratios):.2f}",
+    )
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+def test_a_large_radius_costs_what_none_does(biases, trials):
+    for seed, radius in itertools.product(range(trials(1, 10)), (1e8, 1e10, 1e14, 1e20)):
+        target = several(3, 8, seed, biases=biases)
+        free, queries = recovered(target, seed, biases=biases)
+        recovery, asked = capped(target, radius, seed, biases=biases)
+        assert asked <= 1.1 * queries
+        assert errors(recovery.model, target)["W"] <= 1e-9
+        # the query token may be longer, which costs some digits
+        ratio = recovery.certificate.errors["W"] / free.certificate.errors["W"]
+        assert ratio <= (100 if biases else 10)
+
+
+def test_a_radius_that_is_too_small_is_refused_by_name(trials):
+    for seed, (heads, dim, radius) in enumerate(
+        [(4, 16, 15.0), (2, 8, 8.0), (1, 8, 2.0), (1, 3, 0.1)] * trials(1, 10)
+    ):
+        for biases in (False, True):
+            target = several(heads, dim, seed, biases=biases)
+            with pytest.raises(us.ModelMismatch, match="Give a larger radius"):
+                capped(target, radius, seed, biases=biases)
+
+
+def test_a_small_radius_is_enough_for_large_weights(trials):
+    """What counts is how far logits go, ‖W‖ radius²."""
+    for seed in range(trials(2, 20)):
+        drawn = several(2, 6, seed)
+        target = us.MultiHead(1e6 * drawn.W, drawn.v)
+        recovery, _ = capped(target, 0.5, seed)
+        assert errors(recovery.model, target)["W"] <= 1e-9
+        assert within_the_certificate(recovery, target)
+
+
+@pytest.mark.parametrize("coarse", [None, "float32", "6 decimals"])
+def test_the_certificate_holds_under_a_cap(coarse, trials, evidence):
+    count, least, refused = trials(24, 600 if coarse is None else 200), np.inf, 0
+    for seed in range(count):
+        rng = np.random.default_rng([seed, 11])
+        heads, dim = int(rng.integers(1, 7)), int(rng.integers(2, 9))
+        radius = float(np.exp(rng.uniform(np.log(20), np.log(1e6))))
+        biases, spread = bool(rng.integers(2)), rng.integers(4) == 0
+        rank = int(rng.integers(2, dim + 1)) if rng.integers(3) == 0 else None
+        target = several(heads, dim, seed, rank, biases)
+        if spread:
+            sizes = 10.0 ** rng.uniform(-1, 1, (2, heads))
+            W, v = target.W * sizes[0, :, None, None], target.v * sizes[1, :, None]
+            target = us.MultiHead(W, v, target.w, target.c)
+        inside = (lambda t: COARSE[coarse](t, rng)) if coarse else hidden
+        try:
+            recovery, _ = capped(target, radius, seed, inside, biases=biases)
+        except us.ModelMismatch as error:
+            refused += 1
+            assert coarse or "larger radius" in str(error), seed
+            continue
+        assert recovery.model.H == heads, seed
+        assert within_the_certificate(recovery, target), seed
+        apart = errors(recovery.model, target)
+        least = min(least, recovery.certificate.errors["W"] / apart["|W|"])
+    # with biases decimals are refused as often where nothing caps tokens
+    assert refused <= (0.3 if coarse == "6 decimals" else 0.1) * count
+    evidence(
+        f"MultiHeadLearner's certificate under radii 20 to 1e6, {coarse or 'float64'}, "
+        f"{count} targets",
+        bound_over_error=f"{least:.1f}",
+        refused=refused,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("W and −W", "W = 0", "W = 0 alone", "W = 0 beside W and −W", "equal W", "a plane"),
+        *("rank 1", "rank 3, common column space", "W spread", "v spread", "equal v", "zero"),
+        *("v sum to zero", "two heads, v sum to zero", "large W", "W nearly equal"),
+    ],
+)
+def test_hostile_structure_is_recovered_under_a_cap(kind, trials):
+    for seed in range(trials(1, 20)):
+        target = hostile(kind, seed)
+        recovery, _ = capped(target, 1e3, seed, max_heads=16)
+        assert within_the_certificate(recovery, target), seed
+        assert us.equivalent(recovery.model, target, rtol=1e-5), seed
+
+
+@pytest.mark.parametrize("kind", REFUSED[:3])
+def test_what_is_refused_without_a_cap_is_refused_with_one(kind, trials):
+    for seed in range(trials(1, 10)):
+        with pytest.raises(us.ModelMismatch, match="same hyperplanes"):
+            capped(hostile(kind, seed), 1e3, seed, max_heads=16)
+
+
+def test_more_heads_than_allowed_are_told_under_a_cap(trials):
+    for seed in range(trials(2, 20)):
+        with pytest.raises(us.ModelMismatch, match="raise max_heads"):
+            capped(several(5, 6, seed), 300.0, seed, max_heads=3)
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+def test_polish_keeps_to_the_cap(biases, trials):
+    for seed in range(trials(2, 20)):
+        target = several(3, 6, seed, biases=biases)
+        recovery, _ = capped(target, 60.0, seed, biases=biases, polish=True)
+        assert errors(recovery.model, target)["W"] <= 1e-11
+        assert within_the_certificate(recovery, target)
+
+
+def test_without_a_radius_a_cap_is_refused_by_name():
     target = several(2, 8, 0)
     with pytest.raises(us.OracleError, match="norm 1000"):
         us.learn(us.oracles.norm_capped(target, 1e3), Learner(8, 4))
@@ -481,6 +620,9 @@ def test_biases_that_were_not_asked_for_are_refused():
         ({"dim": 4, "max_heads": 2, "biases": 1}, TypeError),
         ({"dim": 4, "max_heads": 2, "polish": None}, TypeError),
         ({"dim": 4, "max_heads": 2, "functional": "yes"}, TypeError),
+        ({"dim": 4, "max_heads": 2, "radius": 0.0}, ValueError),
+        ({"dim": 4, "max_heads": 2, "radius": np.inf}, ValueError),
+        ({"dim": 4, "max_heads": 2, "radius": "1"}, TypeError),
     ],
 )
 def test_wrong_settings_are_told(settings, error):

@@ -7,6 +7,9 @@ At offsets a = T·(cos θ p + sin θ q) with T so large that every gate is a ste
 with x constant between jumps: a *piece*. Every hyperplane a·u_h = 0 is crossed once on
 [0, π), and g(θ + π) = g(θ), so the last piece is the first one with its sign turned. Intervals
 with different pieces at their ends are bisected until each is far from all others.
+
+Under a cap on tokens a gate may be no step near its jump. Values there belong to no piece; they
+change with T, and are left out: intervals are cut elsewhere, and stay as wide as transitions are.
 """
 
 from __future__ import annotations
@@ -17,26 +20,54 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi.two_tokens import Mask
+from unsoftmax.learners.multi.two_tokens import Mask, OpenStart, Unsaturated
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
 Measure = Callable[[Array], Generator[Round, Answers, Array]]
-"""Angles to values g(θ)."""
+"""Angles to values g(θ); NaN where a gate is no step."""
 
 # A value belongs to a piece if it is within this many times the precision of the answers; sixty
 # times lets one in 10¹² of wrong ones pass at η = 4e-16.
 _MATCH = 60.0
 # An interval is isolated once it is this much narrower than its distance to the next.
 _ISOLATED = 5.0
-# Baseline of a new piece: short, so that no jump falls between, but not lost in the noise, and at
-# most so long or such a share of what is searched.
-_BASELINE, _NOISELESS, _LONGEST, _SHARE = 1e-5, 4e-16, 0.1, 0.03
+# Baselines of pieces are longer where answers are noisy, up to a share of the interval.
+_NOISELESS, _LONGEST, _SHARE = 4e-16, 0.1, 0.03
+# Where intervals are cut, one after the other: in a transition nothing is learned.
+_CUTS = np.array([0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.0625, 0.9375])
 # While intervals are refined, this many more than there can be heads are allowed.
 _SLACK = 8
 _NARROWEST = 1e-12
 _CANCELLED = 16
 _ROUNDS = 400
+
+
+class TooMany(ModelMismatch):
+    """More jumps than there may be heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """How the half circle is asked."""
+
+    measure: Measure
+    tolerance: float
+    """Error of one value."""
+    most: int
+    """More jumps are refused."""
+    baseline: float
+    """Angle over which the slope of a new piece is read."""
+
+    def belongs(self, pieces: Pieces, which: Indices, t: Array, y: Array) -> Mask:
+        """Tell which values lie on the pieces; NaN lies on none."""
+        allowed = _MATCH * self.tolerance * pieces.error(which, t)
+        return np.asarray(np.abs(y - pieces.at(which, t)) < allowed)
+
+    def step(self, most: float, longer: float = 1.0) -> float:
+        """Return the baseline of a piece in an interval of width ``most``."""
+        noisy = max(1.0, np.sqrt(self.tolerance / _NOISELESS))
+        return float(min(_SHARE * most, noisy * longer * self.baseline, _LONGEST))
 
 
 @dataclass(slots=True)
@@ -88,6 +119,8 @@ class Jumps:
     left: Indices
     right: Indices
     sign: Array
+    cut: Indices
+    """How many cuts of the interval fell into a transition."""
 
     def __len__(self) -> int:
         return len(self.low)
@@ -123,8 +156,8 @@ class Jumps:
 
     def joined(self, keep: Mask, parts: tuple[Array, ...]) -> Jumps:
         """Return the kept intervals with others, in order."""
-        columns = (self.low, self.high, self.left, self.right, self.sign)
-        low, high, left, right, sign = (
+        columns = (self.low, self.high, self.left, self.right, self.sign, self.cut)
+        low, high, left, right, sign, cut = (
             np.concatenate([column[keep], part])
             for column, part in zip(columns, parts, strict=True)
         )
@@ -136,99 +169,99 @@ class Jumps:
             left[order].astype(np.intp),
             right[order].astype(np.intp),
             sign[order],
+            cut[order].astype(np.intp),
         )
 
 
-def find_jumps(
-    measure: Measure, tolerance: float, most: int, start: int, baseline: float
-) -> Generator[Round, Answers, Jumps]:
+def find_jumps(circle: Circle, start: int, longer: float) -> Generator[Round, Answers, Jumps]:
     """Isolate all jumps on the half circle.
 
     Parameters
     ----------
-    measure : callable
-        From angles to g; a generator.
-    tolerance : float
-        Error of one value.
-    most : int
-        More jumps are refused.
+    circle : Circle
+        What is asked, and how.
     start : int
         Intervals that the search begins with.
-    baseline : float
-        Distance of the two values that show the piece at an end of those, where answers are exact.
+    longer : float
+        How much longer than others the baselines of the pieces between those are.
     """
-    step = _step(np.pi / start, tolerance, baseline)
-    y = yield from measure(np.array([0.0, step]))
-    if np.all(np.abs(y) < _MATCH * tolerance):
+    step = circle.step(np.pi / start, longer)
+    y = yield from circle.measure(np.array([0.0, step]))
+    if np.any(np.isnan(y)):
+        raise OpenStart
+    if np.all(np.abs(y) < _MATCH * circle.tolerance):
         # nothing here may mean that values cancel: the piece at the end would look the same
         start = max(start, _CANCELLED)
     pieces = Pieces(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0))
     pieces.added(np.zeros(1), y[:1], y[1:], np.array([step]))
-    first = Jumps(
-        pieces, np.zeros(1), np.array([np.pi]), np.zeros(1, int), np.zeros(1, int), -np.ones(1)
-    )
+    edges, ends = np.array([0.0, np.pi]), np.zeros(2, dtype=np.intp)
     if start > 1:
         grid = np.pi * np.arange(1, start) / start
-        y = yield from measure(np.concatenate([grid, grid + step]))
-        at = pieces.added(grid, y[: start - 1], y[start - 1 :], grid + step)
-        edges = np.concatenate([[0.0], grid, [np.pi]])
+        y = (yield from circle.measure(np.concatenate([grid, grid + step]))).reshape(2, -1)
+        clean = np.all(np.isfinite(y), axis=0)
+        at = pieces.added(grid[clean], y[0, clean], y[1, clean], grid[clean] + step)
+        edges = np.concatenate([[0.0], grid[clean], [np.pi]])
         ends = np.concatenate([[0], at, [0]]).astype(np.intp)
-        sign = np.append(np.ones(start - 1), -1.0)
-        first = Jumps(pieces, edges[:-1], edges[1:], ends[:-1], ends[1:], sign)
-    return (yield from isolate(_unclean(first, tolerance), measure, tolerance, most))
+    sign = np.ones(len(edges) - 1)
+    sign[-1] = -1.0
+    first = Jumps(pieces, edges[:-1], edges[1:], ends[:-1], ends[1:], sign, np.zeros_like(ends[1:]))
+    return (yield from isolate(_unclean(first, circle.tolerance), circle))
 
 
-def isolate(
-    jumps: Jumps, measure: Measure, tolerance: float, most: int
-) -> Generator[Round, Answers, Jumps]:
+def isolate(jumps: Jumps, circle: Circle) -> Generator[Round, Answers, Jumps]:
     """Bisect intervals until each is much narrower than its distance to the next."""
     for _ in range(_ROUNDS):
         wide = jumps.high - jumps.low > jumps.gap() / _ISOLATED
         wide &= jumps.high - jumps.low > _NARROWEST
+        wide &= jumps.cut < len(_CUTS)  # a transition is all there is left
         if not np.any(wide):
             break
-        jumps = yield from bisect(jumps, wide, measure, tolerance)
-        _refuse_many(jumps, most + _SLACK, most)
-    _refuse_many(jumps, most, most)
+        jumps = yield from bisect(jumps, wide, circle)
+        _refuse_many(jumps, circle.most + _SLACK, circle.most)
+    _refuse_many(jumps, circle.most, circle.most)
     return jumps
 
 
-def bisect(
-    jumps: Jumps, chosen: Mask, measure: Measure, tolerance: float
-) -> Generator[Round, Answers, Jumps]:
-    """Halve the chosen intervals; those with another piece in the middle become two."""
+def bisect(jumps: Jumps, chosen: Mask, circle: Circle) -> Generator[Round, Answers, Jumps]:
+    """Cut the chosen intervals in two; where another piece is between, they become two."""
     pieces = jumps.pieces
     part = jumps.joined(chosen, _none())
-    middle = (part.low + part.high) / 2
-    y = yield from measure(middle)
-    left = _belongs(pieces, part.left, middle, y, tolerance)
+    if np.any(part.cut >= len(_CUTS)):
+        raise Unsaturated
+    middle = part.low + _CUTS[part.cut] * (part.high - part.low)
+    y = yield from circle.measure(middle)
+    left = circle.belongs(pieces, part.left, middle, y)
     turned = np.where(part.sign < 0, -y, y)
-    right = ~left & _belongs(pieces, part.right, middle, turned, tolerance)
+    right = ~left & circle.belongs(pieces, part.right, middle, turned)
     pieces.extended(part.left[left], middle[left], y[left])
     at = np.where(part.sign < 0, middle - np.pi, middle)
     pieces.extended(part.right[right], at[right], y[right])
-    new = ~left & ~right
-    step = np.minimum(_SHARE * (part.high - part.low), _step(np.inf, tolerance))[new]
-    near = yield from measure(middle[new] + step)
-    between = pieces.added(middle[new], y[new], near, middle[new] + step)
+    soft = np.isnan(y)
+    new = np.flatnonzero(~left & ~right & ~soft)
+    step = np.minimum(_SHARE * (part.high - part.low)[new], circle.step(np.inf))
+    near = yield from circle.measure(middle[new] + step)
+    soft[new[np.isnan(near)]] = True
+    found = np.isfinite(near)
+    new = new[found]
+    between = pieces.added(middle[new], y[new], near[found], middle[new] + step[found])
+    nothing = np.zeros(left.sum() + right.sum() + 2 * len(new))
     parts = (
-        np.concatenate([middle[left], part.low[right], part.low[new], middle[new]]),
-        np.concatenate([part.high[left], middle[right], middle[new], part.high[new]]),
-        np.concatenate([part.left[left], part.left[right], part.left[new], between]),
-        np.concatenate([part.right[left], part.right[right], between, part.right[new]]),
-        np.concatenate([part.sign[left], part.sign[right], np.ones(len(between)), part.sign[new]]),
+        np.concatenate([middle[left], part.low[right], part.low[new], middle[new], part.low[soft]]),
+        np.concatenate(
+            [part.high[left], middle[right], middle[new], part.high[new], part.high[soft]]
+        ),
+        np.concatenate(
+            [part.left[left], part.left[right], part.left[new], between, part.left[soft]]
+        ),
+        np.concatenate(
+            [part.right[left], part.right[right], between, part.right[new], part.right[soft]]
+        ),
+        np.concatenate(
+            [part.sign[left], part.sign[right], np.ones(len(new)), part.sign[new], part.sign[soft]]
+        ),
+        np.concatenate([nothing, part.cut[soft] + 1]),
     )
     return jumps.joined(~chosen, parts)
-
-
-def _step(most: float, tolerance: float, baseline: float = _BASELINE) -> float:
-    noisy = max(1.0, np.sqrt(tolerance / _NOISELESS))
-    return float(min(_SHARE * most, noisy * baseline, _LONGEST))
-
-
-def _belongs(pieces: Pieces, which: Indices, t: Array, y: Array, tolerance: float) -> Mask:
-    allowed = _MATCH * tolerance * pieces.error(which, t)
-    return np.asarray(np.abs(y - pieces.at(which, t)) < allowed)
 
 
 def _unclean(jumps: Jumps, tolerance: float) -> Jumps:
@@ -241,12 +274,12 @@ def _unclean(jumps: Jumps, tolerance: float) -> Jumps:
 
 
 def _none() -> tuple[Array, ...]:
-    return tuple(np.zeros(0) for _ in range(5))
+    return tuple(np.zeros(0) for _ in range(6))
 
 
 def _refuse_many(jumps: Jumps, allowed: int, most: int) -> None:
     if len(jumps) > allowed:
-        raise ModelMismatch(
+        raise TooMany(
             f"Along half a circle the answers change more than {most} times: the target has more "
             "heads (raise max_heads), or W so small that the longest offsets asked do not switch "
             "a head, or is no sum of attention heads."

@@ -20,6 +20,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from unsoftmax.learners.multi.two_tokens import Coincident, Ground, Mask, answers_of
+from unsoftmax.learners.multi.values import Values
 from unsoftmax.learners.multi.windows import Noise, Window
 from unsoftmax.probes import Array, Grid, Indices, Round
 from unsoftmax.protocol import Answers
@@ -80,18 +81,21 @@ class Base:
         return s, lost
 
 
-def read_base(base: Base) -> Generator[Round, Answers, tuple[Base, Array]]:
-    """Read all u_h at b to full precision; return them with the logits measured (H, d)."""
+def read_base(base: Base, values: Values) -> Generator[Round, Answers, tuple[Base, Array]]:
+    """Read all u_h at b to full precision; return them with the logits measured (H, d).
+
+    Where a cap left gates open, the v_h are no better than the u_h were: they are solved for anew.
+    """
     H, d = base.u.shape
     table = _Table.empty(base, np.zeros((H, d)), np.zeros((1, d)))
     yield from table.ask([(h, np.arange(d), np.arange(1)) for h in range(H)], "base")
-    base, s, lost = _solved(base, table.y)
+    base, s, lost = _solved(base, table.y, values)
     if np.any(lost):
         raise Coincident
     return base, s
 
 
-def _solved(base: Base, y: Array) -> tuple[Base, Array, Mask]:
+def _solved(base: Base, y: Array, values: Values | None = None) -> tuple[Base, Array, Mask]:
     """Sweep until the u_h agree with reduced answers y (H, d, 1); return their logits as well."""
     u, s = base.u.copy(), np.zeros(base.u.shape)
     lost, still = np.zeros(y.shape, dtype=bool), np.zeros(y.shape)
@@ -103,6 +107,8 @@ def _solved(base: Base, y: Array) -> tuple[Base, Array, Mask]:
             now, lost[h] = replace(base, u=u).logits(h, a, y[h], still)
             s[h] = now[:, 0]
             u[h] = np.linalg.solve(a, s[h])
+        if values is not None and base.ground.reach.soft:
+            base = replace(base, v=values.again(u))
         moved = _moved(u, before)
         if _over(n, last, moved):
             break

@@ -25,29 +25,36 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi.circle import find_jumps
+from unsoftmax.learners.multi.circle import Circle, TooMany, find_jumps
 from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_columns
-from unsoftmax.learners.multi.opening import FAR, open_heads
+from unsoftmax.learners.multi.opening import open_heads
 from unsoftmax.learners.multi.orientation import Oriented, orient
 from unsoftmax.learners.multi.polish import LARGEST, polished
-from unsoftmax.learners.multi.two_tokens import Coincident, Ground
-from unsoftmax.learners.multi.values import Frame, read_out_of_plane, read_values
+from unsoftmax.learners.multi.reach import Reach
+from unsoftmax.learners.multi.two_tokens import Coincident, Ground, OpenStart, Unsaturated
+from unsoftmax.learners.multi.values import Frame, read_cells, read_out_of_plane, read_values
 from unsoftmax.learners.multi.verdict import fresh, limit, residuals
 from unsoftmax.learners.multi.windows import Noise, windows
 from unsoftmax.learners.multi.zoom import InPlane, zoom
-from unsoftmax.learners.settings import flag, whole
+from unsoftmax.learners.settings import flag, positive, whole
 from unsoftmax.models import MultiHead, canonical
 from unsoftmax.probes import Array, Indices, Purpose, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
 
 _TRIES = 4
-# Intervals that the search begins with, and the least distance of two values that are to show one
-# piece: nothing is likely to fall between near ones, and far ones show the jumps of weak heads.
-_DENSER = ((1, 1e-5), (16, 1e-3), (64, 1e-5), (256, 1e-3))
+# Intervals that the search begins with, and how much longer than usual the baselines of pieces
+# between them are: nothing is likely to fall between near values, and far ones show weak heads.
+_DENSER = ((1, 1.0), (16, 100.0), (64, 1.0), (256, 100.0))
+# Under a cap it takes luck that no gate is open where a half circle begins, and that no two
+# overlap. So many are begun; one that was searched counts for some.
+_UNLUCKY, _SEARCH = 100, 3
+# What is searched without luck is searched as if answers were so coarse: logits that leave less of
+# a step pass for one. All that is read there is read again, with gates as they are.
+_COARSER = (0.0, 1e-7, 1e-6, 1e-5)
 _CONFIRM = 6
 # Precisions that answers are taken for where only the function is wanted, so that heads up to about
 # a thirtieth of that apart are one.
-_COARSER = (1e-9, 1e-7, 1e-5)
+_PRECISIONS = (1e-9, 1e-7, 1e-5)
 # Sequences that a bound on the function is taken from, and how many times the most they are missed
 # by; what is missed by more than _FARTHEST is no attention.
 _PILOTS, _FURTHER, _FARTHEST = 96, 30.0, 1e-3
@@ -56,6 +63,11 @@ _PILOTS, _FURTHER, _FARTHEST = 96, 30.0, 1e-3
 _OFFSETS, _DROWNED = 50.0, 5.0
 # A head with larger errors, relative to itself, is none.
 _VAGUE = 0.1
+# Under a cap offsets in windows take this share of it, a quarter.
+_SHARE = 4.0
+# Values at this share of T are the same, to so many times their error, where gates are steps:
+# their logits are 40 and more. So little of a step is left that it tells nothing else.
+_CLOSER, _STEP = 0.8, 60.0
 # What is planned for: twice the bulk, as columns are asked again where logits are lost.
 _TIMES, _PER_HEAD, _ROUNDS = 2, 200, 4000
 # Estimated errors are a standard deviation, roughly: in 2,500 targets the error was at most four
@@ -85,6 +97,9 @@ class MultiHeadLearner:
         Where no heads explain all answers, return those that predict them best, instead of a
         refusal: heads too close to be told apart become one. The certificate then bounds the
         function, not the parameters.
+    radius : float, optional
+        The longest token that may be asked (2-norm), the hold-out's included. Heads are found
+        where their gates are steps: tokens too short for that are refused.
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
 
@@ -117,6 +132,7 @@ class MultiHeadLearner:
     rank: int | None = None
     polish: bool = False
     functional: bool = False
+    radius: float | None = None
     seed: int = 0
 
     revision: ClassVar[int] = 1
@@ -128,6 +144,8 @@ class MultiHeadLearner:
         flag("biases", self.biases)
         flag("polish", self.polish)
         flag("functional", self.functional)
+        if self.radius is not None:
+            positive("radius", self.radius)
         if self.rank is not None:
             whole("rank", self.rank, 1)
             if self.rank > self.dim:
@@ -143,6 +161,7 @@ class MultiHeadLearner:
             "rank": None if self.rank is None else int(self.rank),
             "polish": bool(self.polish),
             "functional": bool(self.functional),
+            "radius": None if self.radius is None else float(self.radius),
             "seed": int(self.seed),
         }
 
@@ -150,8 +169,10 @@ class MultiHeadLearner:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
         bulk = H * (d + self.biases) * d
-        tries = _TRIES + len(_COARSER) * self.functional
-        at_most = tries * (_TIMES * bulk + 4 * H * d + _PER_HEAD * (H + 1)) + bulk * self.polish
+        tries = _TRIES + len(_PRECISIONS) * self.functional
+        begun = tries + (_UNLUCKY if Reach.under(self.radius, self.biases).soft else 0)
+        searches = tries * 4 * H * d + begun * _PER_HEAD * (H + 1)
+        at_most = tries * _TIMES * bulk + searches + bulk * self.polish
         copies = tries * (H + 1) * (d + 2)
         r = "d" if self.rank is None else str(self.rank)
         twice = " twice" if self.polish else ""
@@ -170,17 +191,31 @@ class MultiHeadLearner:
 
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
-        ground, length = yield from open_heads(self.dim, self.biases, rng)
+        ground = yield from open_heads(
+            self.dim, self.biases, Reach.under(self.radius, self.biases), rng
+        )
         nearest: tuple[float, _Heads] | None = None
-        for attempt in range(_TRIES):
+        failed = unlucky = 0
+        while failed < _TRIES and unlucky < _UNLUCKY:
+            coarse = _COARSER[unlucky * len(_COARSER) // _UNLUCKY]
+            if unlucky >= _TRIES:
+                ground = replace(ground, reach=ground.reach.longer())
             try:
-                found = yield from _attempt(self, ground, length, attempt, rng)
-            except Coincident:
+                found = yield from _attempt(self, ground, failed, coarse, rng)
+            except OpenStart:
+                unlucky += 1
                 continue
-            except ModelMismatch:
-                if not attempt:
+            except (Coincident, TooMany) as error:
+                if coarse > 0 or isinstance(error, Unsaturated):
+                    unlucky += _SEARCH
+                    continue
+                # later searches go astray where the first saw fewer jumps; where gates are no
+                # steps a cell may look like two
+                last = _TRIES - 1 if ground.reach.soft else 0
+                if isinstance(error, TooMany) and failed == last:
                     raise
-                continue  # fewer jumps were seen before: this search went astray
+                failed += 1
+                continue
             shares, allowed = yield from _shares(found, ground, _CONFIRM, rng, "pilot")
             if self.functional and np.all(shares <= allowed):
                 shares, allowed = yield from _shares(found, ground, _PILOTS, rng, "pilot")
@@ -195,9 +230,25 @@ class MultiHeadLearner:
                     found = yield from _polished(self, found, ground, rng)
                 return (yield from _concluded(self, found, ground, checks, rng))
             nearest = min(nearest or (np.inf, found), (float(shares.max()), found), key=_first)
+            if coarse > 0:
+                unlucky += _SEARCH
+            else:
+                failed += 1
         if self.functional:
-            return (yield from _predicting(self, nearest, ground, length, checks, rng))
+            return (yield from _predicting(self, nearest, ground, checks, rng))
         why = "".join(f" {sentence}" for sentence in ground.why)
+        if coarse > 0:
+            raise ModelMismatch(
+                f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
+                "one: along every half circle that was tried gates stay open, or two of them open "
+                "together. Give a larger radius, if the target allows one. If that changes "
+                "nothing, two heads have the same hyperplanes for every query token." + why
+            )
+        if unlucky:
+            why = (
+                f" Or tokens no longer than radius = {self.radius:g} are too short to tell the "
+                "heads apart: a larger radius, if the target allows one, would." + why
+            )
         if self.rank is not None:
             why = f" Or some W_h has a rank above {self.rank}: leave rank out to find it." + why
         raise ModelMismatch(
@@ -240,39 +291,42 @@ class _Heads:
 
 
 def _attempt(
-    learner: MultiHeadLearner, ground: Ground, length: float, attempt: int, rng: np.random.Generator
+    learner: MultiHeadLearner,
+    ground: Ground,
+    attempt: int,
+    coarse: float,
+    rng: np.random.Generator,
 ) -> Generator[Round, Answers, _Heads]:
     """Go through all steps with one query token."""
-    d = learner.dim
+    d, length = learner.dim, ground.reach.length
     if ground.scale == 0:
         nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c)
         return _Heads(nothing, dict.fromkeys("Wvw", np.zeros(0)), length)
     frame = Frame.random(d, length, rng)
-    heads = yield from _searched(learner, ground, frame, attempt)
+    heads = yield from _searched(learner, ground, frame, attempt, coarse)
     if not len(heads.u):
         none = np.zeros((0, d))
         base = Base(ground, frame.b, none, none, 0.0, [])
         columns = Columns(np.zeros((0, d, d)), np.zeros(0), np.zeros(0, dtype=np.intp))
         return _assembled(learner, base, columns, np.eye(d), (yield from orient(base, rng)))
-    size = float(np.median(heads.slope)) * np.sqrt(d / 2)
-    shorter = np.sqrt(_OFFSETS * length / size)  # at this norm of b, offsets are about as long
-    if not learner.biases and shorter < length / _DROWNED:
-        length = float(shorter)
-        frame = Frame.random(d, length, rng)
-        heads = yield from _searched(learner, ground, frame, attempt)
-    far = FAR / length
-    v = ground.scale * heads.jumps.plane_vectors()
-    u, readings = yield from read_out_of_plane(ground, frame, heads)
-    v, u, v_error = yield from read_values(ground, frame, heads, readings, u, v, far, rng)
-    base = Base(ground, frame.b, u, v, v_error, windows(Noise(ground, length, v_error), u, v, rng))
-    base, s = yield from read_base(base)
-    towards = frame.b / np.linalg.norm(frame.b)
+    if not ground.reach.soft:
+        v = ground.scale * heads.jumps.plane_vectors() @ frame.plane
+    else:
+        v = yield from read_cells(ground, frame, heads)
+    u, readings = yield from read_out_of_plane(ground, frame, heads, v)
+    values, u = yield from read_values(ground, frame, heads, readings, u, v, rng)
+    share = 1.0 if learner.biases else _balanced(ground, length, u) / length
+    b, u, values = share * frame.b, share * u, values.beside(share)
+    noise = Noise(ground, share * length, values.error)
+    base = Base(ground, b, u, values.v, values.error, windows(noise, b, u, values.v, rng))
+    base, s = yield from read_base(base, values)
+    towards = base.b / np.linalg.norm(base.b)
     Q, _ = np.linalg.qr(np.column_stack([towards, rng.standard_normal((d, d - 1))]))
     Q[:, 0] = towards
     # b itself last: where w = 0 its column is u, which tells nothing of the rank
     directions = np.roll(Q, -1, axis=1).T if learner.biases else Q[:, 1:].T
     columns = yield from read_columns(base, s, directions, learner.rank, rng)
-    size = np.linalg.norm(columns.W, axis=(1, 2)) + np.linalg.norm(base.u, axis=1) / length
+    size = np.linalg.norm(columns.W, axis=(1, 2)) + np.linalg.norm(base.u, axis=1) / noise.length
     if np.any(columns.error > _VAGUE * size):
         raise Coincident  # a head made of what others miss, or too quiet to be one
     oriented = yield from orient(base, rng)
@@ -280,28 +334,48 @@ def _attempt(
 
 
 def _searched(
-    learner: MultiHeadLearner, ground: Ground, frame: Frame, attempt: int
+    learner: MultiHeadLearner, ground: Ground, frame: Frame, attempt: int, coarse: float
 ) -> Generator[Round, Answers, InPlane]:
     """Find all heads on half a circle of offsets."""
-    length = float(np.linalg.norm(frame.b))
-    far = FAR / length
+    reach = ground.reach
+    length, far = reach.length, reach.far(reach.length)
 
     def at(theta: Array, T: Array) -> Generator[Round, Answers, Array]:
         y = yield from ground.ask(frame.offsets(theta, T), frame.b, "zoom")
         return np.asarray(y / (T * ground.scale))
 
     def measure(theta: Array) -> Generator[Round, Answers, Array]:
-        a = frame.offsets(theta, np.full(len(theta), far))
-        y = yield from ground.ask(a, frame.b, "half circle")
-        return np.asarray(y / (far * ground.scale))
+        """Where gates may be no steps, ask closer as well: only steps are the same there."""
+        T = far * np.repeat([1.0, _CLOSER] if reach.soft else [1.0], len(theta))
+        a = frame.offsets(np.resize(theta, len(T)), T)
+        y = (yield from ground.ask(a, frame.b, "half circle")) / (T * ground.scale)
+        first, last = y[: len(theta)], y[-len(theta) :]
+        return np.where(np.abs(first - last) <= _STEP * tolerance, first, np.nan)
 
-    most = learner.max_heads
-    jumps = yield from find_jumps(measure, ground.eta, most, *_DENSER[attempt])
+    tolerance = max(coarse, ground.error(far * _CLOSER if reach.soft else far, length))
+    circle = Circle(measure, tolerance, learner.max_heads, reach.baseline)
+    jumps = yield from find_jumps(circle, *_DENSER[attempt])
     if not len(jumps):
         return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))
     # at logits of a few, offsets are about as long as query tokens are short
-    near = ground.eta + ground.absolute * length / ground.scale
-    return (yield from zoom(jumps, measure, at, near, far, most))
+    near = max(coarse, ground.error(max(1 / length, reach.near), length))
+    return (yield from zoom(jumps, circle, at, near, reach))
+
+
+def _balanced(ground: Ground, length: float, u: Array) -> float:
+    """Return the norm that b had better have, where u are its heads' vectors at ``length``.
+
+    Where windows' offsets are about as long as b, neither drowns the other. Noise of a fixed
+    size is drowned by long offsets; under a cap b stays long enough to leave weak heads open.
+    """
+    size = np.linalg.norm(u, axis=1) / length
+    shorter = np.sqrt(_OFFSETS / np.median(size))
+    if ground.reach.capped:
+        longest = ground.reach.radius / _SHARE
+        if ground.absolute > 0:
+            shorter = min(shorter, _OFFSETS / (np.median(size) * longest))
+        shorter = max(shorter, _OFFSETS / (np.min(size) * longest))
+    return float(shorter) if shorter < length / _DROWNED else length
 
 
 def _assembled(
@@ -359,7 +433,7 @@ def _shares(
     found: _Heads, ground: Ground, count: int, rng: np.random.Generator, purpose: Purpose
 ) -> Generator[Round, Answers, tuple[Array, Array]]:
     """Ask fresh sequences; return how far a model misses them and may, in shares of their size."""
-    probes = fresh(found.model, count, found.length, rng, purpose)
+    probes = fresh(found.model, ground.reach, count, found.length, rng, purpose)
     missed, sizes = residuals(found.model, ground, probes, (yield list(probes)))
     allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
     return np.abs(missed) / sizes, allowed / sizes
@@ -395,7 +469,6 @@ def _predicting(
     learner: MultiHeadLearner,
     nearest: tuple[float, _Heads] | None,
     ground: Ground,
-    length: float,
     checks: int,
     rng: np.random.Generator,
 ) -> Steps[MultiHead]:
@@ -403,10 +476,10 @@ def _predicting(
 
     Taken for coarser than they are, answers do not tell heads apart that are close.
     """
-    for eta in _COARSER:
+    for eta in _PRECISIONS:
         try:
             coarse = replace(ground, eta=max(eta, ground.eta))
-            found = yield from _attempt(learner, coarse, length, 0, rng)
+            found = yield from _attempt(learner, coarse, 0, 0.0, rng)
         except (Coincident, ModelMismatch):
             continue
         shares, _ = yield from _shares(found, ground, _CONFIRM, rng, "pilot")
@@ -418,7 +491,7 @@ def _predicting(
         share = max(share, float(shares.max()))
     if nearest is None or share > _FARTHEST:
         raise ModelMismatch(
-            f"No search of {_TRIES + len(_COARSER)} gave heads that predict fresh answers to "
+            f"No search of {_TRIES + len(_PRECISIONS)} gave heads that predict fresh answers to "
             f"{_FARTHEST:.0e} of their size: the target is no sum of attention heads, or has heads "
             "whose hyperplanes are the same for every query token."
         )

@@ -7,18 +7,18 @@ from collections.abc import Generator
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.multi.reach import FAR, Reach
 from unsoftmax.learners.multi.two_tokens import Ground
 from unsoftmax.probes import Array, Pairs, Round, Singles, UnitVectors
 from unsoftmax.protocol import Answers
 from unsoftmax.theory.precision import Precision
 
-# Offsets of this norm make steps of all gates, for heads within 10⁴ of each other.
-FAR = 1e14
 # Single tokens are long: what is constant or rounded to decimals is lost beside them.
 _LONG = 2.0**40
 _RANDOM, _LINE, _SEARCHED = 3, 8, 64
-# Far answers this much smaller than moderate ones come from values that cancel.
-_CANCELLED = 1e-6
+# Far answers this much smaller than moderate ones come from values that cancel; not as well
+# where a cap leaves gates open.
+_CANCELLED, _CANCELLED_OPEN = 1e-6, 0.3
 # Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16).
 _FLOAT64 = 4e-16
 # Coarser answers than this are worth a word.
@@ -27,51 +27,60 @@ _SEEN = 1e-14
 _BY_CHANCE = 2.0
 # Coarser answers tell no jumps apart.
 _COARSEST = 1e-4
-# Noise of a fixed size counts from here on; query tokens then get this norm.
-_ABSOLUTE, _TINY = 1e-14, 1e-8
+# Noise of a fixed size counts from here on.
+_ABSOLUTE = 1e-14
 
 
 def open_heads(
-    dim: int, biases: bool, rng: np.random.Generator
-) -> Generator[Round, Answers, tuple[Ground, float]]:
-    """Learn c, Σ v_h and the precision of answers; return them with the norm of query tokens.
+    dim: int, biases: bool, reach: Reach, rng: np.random.Generator
+) -> Generator[Round, Answers, Ground]:
+    """Learn c, Σ v_h and the precision of answers; choose the norm of query tokens.
 
     Where answers are rounded to decimals or carry noise of a fixed size, query tokens are tiny
     and offsets huge: logits stay, values grow, and what is absolute in the noise vanishes.
     """
     near, far = (_random(dim, rng, _LINE) for _ in range(2))
     b, a = _random(dim, rng), _random(dim, rng)
+    a = reach.turned(a, b)
     n, ones = np.arange(_RANDOM), np.ones(_RANDOM)
+    short, long, longest = reach.short, reach.single(_LONG), reach.single(FAR)
+    far_offset = reach.far(short)
     # what depends on all parameters comes first: a run that is resumed knows its target by it
     gates, zero, line, moderate, straight, stepped = yield [
-        Pairs(a, b, n, n, ones, ones, phase="scale", purpose="pilot"),
+        Pairs(a, b, n, n, short * ones, short * ones, phase="scale", purpose="pilot"),
         Singles(np.zeros((1, dim)), phase="c", purpose="data"),
-        Singles(UnitVectors(dim), _LONG, phase="Σv", purpose="data"),
-        Singles(near, phase="linearity", purpose="pilot"),
-        Singles(far, FAR, phase="linearity", purpose="pilot"),
-        Pairs(a, b, n, n, FAR * ones, ones, phase="scale", purpose="pilot"),
+        Singles(UnitVectors(dim), long, phase="Σv", purpose="data"),
+        Singles(near, short, phase="linearity", purpose="pilot"),
+        Singles(far, longest, phase="linearity", purpose="pilot"),
+        Pairs(a, b, n, n, far_offset * ones, short * ones, phase="scale", purpose="pilot"),
     ]
     c = float(zero[0])
-    s = (line - c) / _LONG
-    moderately = float(np.max(np.abs(2 * (gates - c - b @ s) - a @ s)))
-    largest = max(float(np.max(np.abs(stepped))) / FAR, float(np.linalg.norm(s)))
-    if largest <= _CANCELLED * moderately:  # values may cancel here and not elsewhere
+    s = (line - c) / long
+    moderately = float(np.max(np.abs(2 * ((gates - c) / short - b @ s) - a @ s)))
+    largest = max(float(np.max(np.abs(stepped))) / far_offset, float(np.linalg.norm(s)))
+    if (
+        largest <= (_CANCELLED_OPEN if reach.soft else _CANCELLED) * moderately
+    ):  # values may cancel here and not elsewhere
         b, a = _random(dim, rng, _SEARCHED), _random(dim, rng, _SEARCHED)
+        a = reach.turned(a, b)
         n, ones = np.arange(_SEARCHED), np.ones(_SEARCHED)
-        [stepped] = yield [Pairs(a, b, n, n, FAR * ones, ones, phase="scale", purpose="pilot")]
-    steps = np.abs(2 * (stepped - c - np.sum(b * s, axis=1)) / FAR - a @ s)
+        [stepped] = yield [
+            Pairs(a, b, n, n, far_offset * ones, short * ones, phase="scale", purpose="pilot")
+        ]
+    steps = np.abs(2 * (stepped - c - short * (b @ s)) / far_offset - a @ s)
     scale = float(max(np.linalg.norm(s), np.max(steps)))
     terms = scale if scale > 0 else 1.0
-    bent = float(np.max(np.abs(straight / FAR - far @ s))) / terms
+    bent = float(np.max(np.abs((straight - c) / longest - far @ s))) / terms
     if not bent < _COARSEST:
         raise ModelMismatch(
             "Single tokens are not answered by x·v + c: answers to long ones miss it by "
             f"{bent:.1e} of their size. The target is no sum of attention heads, or it clips "
-            "tokens or answers."
+            "tokens or answers"
+            + (", or these are too coarse for tokens so short." if reach.capped else ".")
         )
     form = Precision.of_format([moderate, straight, stepped, gates])
     eta = max(_FLOAT64, form.relative, 2 * form.unit, _BY_CHANCE * bent)
-    off = moderate - c - near @ s
+    off = moderate - c - short * (near @ s)
     constant = 4 * eta * abs(c) + form.absolute
     absolute = max(form.absolute, _BY_CHANCE * float(np.max(np.abs(off))) - 4 * eta * terms)
     if absolute <= _ABSOLUTE * terms + 4 * eta * abs(c):
@@ -86,8 +95,9 @@ def open_heads(
     why = form.why
     if bent > _SEEN and not why:
         why = (f"Long single tokens are answered by x·v + c to {bent:.1e} of their size.",)
-    length = _TINY if absolute > 0 and not biases else 1.0
-    return Ground(s, c, eta, absolute, scale, why), length
+    if absolute > 0 and not biases:
+        reach = reach.stretched()
+    return Ground(s, c, eta, absolute, scale, why, reach)
 
 
 def _random(dim: int, rng: np.random.Generator, count: int = _RANDOM) -> Array:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.multi.columns import Base
-from unsoftmax.learners.multi.opening import FAR
+from unsoftmax.learners.multi.two_tokens import Unsaturated
 from unsoftmax.probes import Array, Indices, Round, Sequences
 from unsoftmax.protocol import Answers
 
@@ -28,6 +28,8 @@ _SIGN, _NOISES = 1e-8, 30.0
 _CANDIDATES = 2000
 # Logits up to this move answers by less than the search for jumps resolves.
 _UNSEEN = 1e-8
+# Gates that leave more open than this share of the values tell no head W = 0.
+_TOO_OPEN = 1e-6
 _SWEEPS = 4
 
 
@@ -78,7 +80,7 @@ def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Or
                 index.append(h)
                 sign.append(turned)
                 values.append(value)
-    unswitched = _UNSEEN / (FAR / float(np.linalg.norm(base.b)))
+    unswitched = _UNSEEN / base.ground.reach.far(float(np.linalg.norm(base.b)))
     return Oriented(index, sign, values, v0, error, unswitched)
 
 
@@ -112,15 +114,17 @@ def _constant(
 ) -> Generator[Round, Answers, tuple[Array | None, float]]:
     """Look for a head W = 0: far out, where all gates are steps, only it feels the copies."""
     d = base.ground.dim
-    far = FAR / float(np.linalg.norm(base.b))
+    far = base.ground.reach.far(float(np.linalg.norm(base.b)))
     directions = rng.standard_normal((_CANDIDATES, d))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    directions = base.ground.reach.turned(directions, base.b)
     size = np.linalg.norm(base.u, axis=1)
     clear = np.min(np.abs(directions @ base.u.T) / size, axis=1, initial=np.inf)
     picked = directions[np.argsort(-clear)[: 2 * d]]
     first = yield from _quarter(base, picked[:1], far)
-    noise = 8 * (base.ground.eta * base.ground.scale + base.ground.absolute / far)
+    noise = 8 * base.ground.error(far, float(np.linalg.norm(base.b))) * base.ground.scale
     noise += base.v_error * np.sqrt(len(base.v))
+    noise += _open(base, picked[: d + 1], far)
     if abs(first[0]) <= max(_SIGN * base.ground.scale, _NOISES * noise):
         return None, 0.0
     A = picked[1 : d + 1]
@@ -131,8 +135,19 @@ def _constant(
 def _quarter(base: Base, directions: Array, far: float) -> Generator[Round, Answers, Array]:
     """Return v₀·a at unit directions."""
     y = (yield from _ask(base, far * directions)) / far
-    steps = np.sum((directions @ base.v.T) * np.sign(directions @ base.u.T), axis=1)
+    s = far * (directions @ base.u.T)
+    steps = np.sum((directions @ base.v.T) * (_gate(s) - _gate(-s)), axis=1)
     return np.asarray(4 * (y - directions @ base.ground.s / 2 - steps / 2))
+
+
+def _open(base: Base, directions: Array, far: float) -> float:
+    """Return what is added to v₀·a, at most, by gates that a cap leaves open."""
+    s = far * (directions @ base.u.T)
+    psi = np.abs(_gate(s) + _gate(-s) - 1) / 2
+    added = 4 * float(np.max(np.sum(np.abs(directions @ base.v.T) * psi, axis=1), initial=0.0))
+    if added > _TOO_OPEN * base.ground.scale:
+        raise Unsaturated
+    return added
 
 
 def _both(

@@ -92,6 +92,9 @@ def _picked(
     a *= (np.array(_LOGITS)[(n // H) % len(_LOGITS)] / np.abs(np.sum(a * u[n % H], axis=1)))[
         :, None
     ]
+    longest = ground.reach.longest(float(np.linalg.norm(b)))
+    a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
+    a = ground.reach.turned(a, b)
     s, values = a @ u.T, a @ v.T
     noise = ground.eta * (np.abs(values).sum(axis=1) + abs(ground.c) + np.abs(b @ ground.s))
     # the v_h are not corrected: what they are off by stays

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from unsoftmax.learners.multi.reach import Reach
 from unsoftmax.probes import Array, Pairs, Purpose, Round
 from unsoftmax.protocol import Answers
 
@@ -24,6 +25,14 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 class Coincident(Exception):
     """Jumps that no half circle tells apart, or that cannot be read: start again elsewhere."""
+
+
+class Unsaturated(Coincident):
+    """Gates that are no steps at the longest tokens that may be asked, or overlap there."""
+
+
+class OpenStart(Unsaturated):
+    """A gate that is no step where a half circle begins: four queries are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,9 @@ class Ground:
     """What an answer may be off by however small it is."""
     scale: float
     """Size of the values: answers to tokens of norm T are about ``scale``·T large."""
-    why: tuple[str, ...] = ()
+    why: tuple[str, ...]
+    """What was noticed of the answers, in sentences."""
+    reach: Reach
 
     @property
     def dim(self) -> int:
@@ -49,6 +60,11 @@ class Ground:
         """Turn answers to [(a+b); b] into Σ_h (v_h·a) tanh(a·u_h / 2)."""
         return np.asarray(2 * (y - self.c - b @ self.s) - a @ self.s)
 
+    def error(self, T: float, length: float) -> float:
+        """Return the error of a reduced answer in units of ``scale``·T, T and length of a and b."""
+        beside = length + abs(self.c) / self.scale
+        return float(self.eta * (1 + beside / T) + self.absolute / (self.scale * T))
+
     def ask(
         self, a: Array, b: Array, phase: str, purpose: Purpose = "data"
     ) -> Generator[Round, Answers, Array]:
@@ -57,6 +73,7 @@ class Ground:
             return np.zeros(0)
         if not np.all(np.isfinite(a)):  # an estimate went astray
             raise Coincident
+        a = self.reach.turned(a, b)
         n = np.arange(len(a))
         ones = np.ones(len(a))
         probes = Pairs(a, b[None], n, 0 * n, ones, ones, phase=phase, purpose=purpose)

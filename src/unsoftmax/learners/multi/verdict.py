@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from unsoftmax.learners.multi.reach import Reach
 from unsoftmax.learners.multi.two_tokens import Ground
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Purpose, Sequences
@@ -27,9 +28,17 @@ _BLUNT = 1e-2
 
 
 def fresh(
-    model: MultiHead, count: int, length: float, rng: np.random.Generator, purpose: Purpose
+    model: MultiHead,
+    reach: Reach,
+    count: int,
+    length: float,
+    rng: np.random.Generator,
+    purpose: Purpose,
 ) -> list[Sequences]:
-    """Draw sequences of three to six tokens, the last token of about the given norm."""
+    """Draw sequences of three to six tokens, the last token of about the given norm.
+
+    Under a cap tokens that were too long are shortened together.
+    """
     d = model.dim
     sequences: dict[int, list[Array]] = {}
     for n in range(count):
@@ -39,7 +48,9 @@ def fresh(
         if n % 2:
             offsets[1] = offsets[0]
         offsets *= _stretch(model, offsets, b, n % 3)
-        sequences.setdefault(size, []).append(np.concatenate([offsets + b, b[None]]))
+        X = np.concatenate([offsets + b, b[None]])
+        longest = float(np.max(np.linalg.norm(X, axis=1)))
+        sequences.setdefault(size, []).append(reach.single(longest) / longest * X)
     phase = "hold-out" if purpose == "check" else "check"
     return [Sequences(np.array(X), phase=phase, purpose=purpose) for X in sequences.values()]
 

@@ -8,11 +8,11 @@ are subtracted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.multi.two_tokens import Ground
+from unsoftmax.learners.multi.two_tokens import Ground, Unsaturated
 from unsoftmax.probes import Array
 
 # Equal logits would make rows of heads with a common column space equal, and ranks look lower.
@@ -26,8 +26,8 @@ _STRONG = 0.1
 _MARGINS = (1.0, 0.6, 0.35, 0.2)
 _PUSHES, _PUSH = 60, 0.4
 _BASES = 2
-# Query tokens move by at most this share of b, and no other head's logit by half its distance.
-_MOST_MOVED, _OTHERS_MOVE = 0.5, 12.0
+# Query tokens move so little that no other head's logit moves by half its distance.
+_OTHERS_MOVE = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,11 @@ class Noise:
             return np.asarray(2 * answer * np.cosh(s / 2) ** 2 / np.abs(a @ v[h]))
 
 
-def windows(noise: Noise, u: Array, v: Array, rng: np.random.Generator) -> list[Window]:
+def windows(noise: Noise, b: Array, u: Array, v: Array, rng: np.random.Generator) -> list[Window]:
     """Choose a window for every head."""
-    return [_window(noise, u, v, h, rng) for h in range(len(u))]
+    chosen = [_window(noise, u, v, h, rng) for h in range(len(u))]
+    reach = noise.ground.reach
+    return [replace(window, a=reach.turned(window.a, b)) for window in chosen]
 
 
 def _window(noise: Noise, u: Array, v: Array, h: int, rng: np.random.Generator) -> Window:
@@ -120,9 +122,13 @@ def _of(
     with np.errstate(divide="ignore"):
         T = size[h] / np.min(along / saturated, axis=1, initial=np.inf)
         room = np.sqrt(d) * np.min(along / size[others], initial=np.inf) / _OTHERS_MOVE
-    T = np.clip(T, _LEAST, _MOST)
+    most = noise.ground.reach.step(noise.length)
+    longest = noise.ground.reach.longest(noise.length, most) * size[h]
+    if longest <= 2 * np.abs(s).max():
+        raise Unsaturated
+    T = np.minimum(np.clip(T, _LEAST, _MOST), np.sqrt(longest**2 - np.square(s).max()))
     a = (T[:, None] * z + s[:, None] * n) / size[h]
-    t = noise.length * min(_MOST_MOVED, np.sqrt(d) / np.sqrt(np.mean(T**2)), room)
+    t = min(most, noise.length * min(np.sqrt(d) / np.sqrt(np.mean(T**2)), room))
     try:
         inverse = np.linalg.inv(a)
     except np.linalg.LinAlgError:

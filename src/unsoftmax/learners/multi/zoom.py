@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.multi.circle import Jumps, Measure, bisect, isolate
+from unsoftmax.learners.multi.circle import Circle, Jumps, bisect, isolate
+from unsoftmax.learners.multi.reach import Reach
 from unsoftmax.learners.multi.two_tokens import Coincident, Mask
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
@@ -46,8 +47,6 @@ _MISSED = 3
 # for small jumps further still, until noise may move the logit by _OFF.
 _FAR, _FURTHER, _FAR_LOGIT, _AGREES = 1e5, 30.0, 1.5, 1e-3
 _QUIET, _OFF, _NOISES = 3e2, 0.3, 10.0
-# Jumps closer than this are one hyperplane.
-_COINCIDE = 1e-7
 _ROUNDS = 200
 
 
@@ -74,23 +73,23 @@ class InPlane:
 
 
 def zoom(
-    jumps: Jumps, measure: Measure, at: At, eta: float, farthest: float, most: int
+    jumps: Jumps, circle: Circle, at: At, eta: float, reach: Reach
 ) -> Generator[Round, Answers, InPlane]:
     """Measure every head in the plane; split intervals that hide several."""
-    search = _Search.of(jumps, eta, farthest)
+    search = _Search.of(jumps, eta, reach)
     for _ in range(_ROUNDS):
         checked = bool(np.all(search.done))
         suspects = yield from search.hidden(at) if checked else search.advanced(at)
         if np.any(suspects):
             jumps = search.jumps
-            if np.any((jumps.high - jumps.low)[suspects] < _COINCIDE):
+            if np.any((jumps.high - jumps.low)[suspects] < reach.narrowest):
                 raise Coincident
             search.reset(suspects)
-            jumps = yield from bisect(jumps, suspects, measure, eta)
-            jumps = yield from isolate(jumps, measure, eta, most)
+            jumps = yield from bisect(jumps, suspects, circle)
+            jumps = yield from isolate(jumps, circle)
             search = search.moved(jumps)
         elif checked:
-            return InPlane(search.jumps, search.u, search.reach, search.noise())
+            return InPlane(search.jumps, search.u, search.outmost, search.noise())
     raise Coincident
 
 
@@ -100,13 +99,13 @@ class _Search:
 
     jumps: Jumps
     eta: float
-    farthest: float
+    reach: Reach
     low: Array
     high: Array
     kappa: Array
     u: Array
     T: Array
-    reach: Array
+    outmost: Array
     """The longest offset that was asked of each head."""
     first: Array
     """Angle and r of a single reading, (H, 2); NaN if there is none."""
@@ -118,14 +117,14 @@ class _Search:
     """How fast T comes down from where gates are steps, for the first head."""
 
     @classmethod
-    def of(cls, jumps: Jumps, eta: float, farthest: float) -> _Search:
+    def of(cls, jumps: Jumps, eta: float, reach: Reach) -> _Search:
         H = len(jumps)
         nothing = np.full(H, np.nan)
         no = np.zeros(H, dtype=bool)
         return cls(
             jumps,
             eta,
-            farthest,
+            reach,
             jumps.low.copy(),
             jumps.high.copy(),
             nothing.copy(),
@@ -138,9 +137,13 @@ class _Search:
             np.zeros(H, dtype=np.intp),
         )
 
+    @property
+    def farthest(self) -> float:
+        return self.reach.far(self.reach.length)
+
     def moved(self, jumps: Jumps) -> _Search:
         """Take over what is known of intervals that were not split."""
-        new = _Search.of(jumps, self.eta, self.farthest)
+        new = _Search.of(jumps, self.eta, self.reach)
         new.steeper = self.steeper
         slopes = np.linalg.norm(self.u[self.trusted], axis=1)
         new.kappa[:] = np.median(slopes) if len(slopes) else np.nanmax(self.kappa)
@@ -153,7 +156,7 @@ class _Search:
         for k, ends in enumerate(zip(jumps.left, jumps.right, jumps.sign, strict=True)):
             if ends in old:
                 same = old[ends]
-                for name in ("kappa", "u", "T", "reach", "first", "trusted", "done", "missed"):
+                for name in ("kappa", "u", "T", "outmost", "first", "trusted", "done", "missed"):
                     getattr(new, name)[k] = getattr(self, name)[same]
                 low, high = max(self.low[same], new.low[k]), min(self.high[same], new.high[k])
                 if low < high:
@@ -195,6 +198,7 @@ class _Search:
         theta = np.where(again, beside, (self.low[k] + self.high[k]) / 2)
         with np.errstate(divide="ignore"):
             T = np.minimum(_SPAN / (self.kappa[k] * width), self.farthest)
+        T = np.maximum(T, self.reach.silent)
         T = np.where(again, self.T[k], np.maximum(T, self._quiet(theta, k)))
         self.T[k] = T
         phi = self._gate(k, theta, (yield from at(theta, T)))
@@ -255,7 +259,10 @@ class _Search:
         K = np.linalg.norm(self.u[k], axis=1)
         root = self._roots()[k]
         gap = self.jumps.gap()[k]
-        T = np.maximum(self._quiet(root, k), np.maximum(_SHARP, _APART / gap) / K)
+        with np.errstate(divide="ignore"):  # jumps side by side: as far out as may be
+            apart = _APART / gap
+        T = np.maximum(self._quiet(root, k), np.maximum(_SHARP, apart) / K)
+        T = np.maximum(T, self.reach.near)
         T = np.minimum(T, self.farthest)
         step = _LOGIT / (T * K)
         theta = np.concatenate([root - step, root + step])
@@ -303,7 +310,7 @@ class _Search:
         suspects = ~(np.abs(s - _FAR_LOGIT) < allowed)
         away = np.where(suspects, 0.0, s / T - _turned(self.u, theta)[0])
         self.u = self.u + away[:, None] * np.stack([np.cos(theta), np.sin(theta)], axis=1)
-        self.reach = T
+        self.outmost = T
         return np.asarray(suspects)
 
     def noise(self) -> Array:
