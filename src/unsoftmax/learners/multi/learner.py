@@ -18,61 +18,38 @@ It may not know anything of the target but its answers.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi.circle import Circle, TooMany, find_jumps
-from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_columns
+from unsoftmax.learners.multi.circle import TooMany
 from unsoftmax.learners.multi.opening import open_heads
-from unsoftmax.learners.multi.orientation import Oriented, orient
-from unsoftmax.learners.multi.polish import LARGEST, polished
+from unsoftmax.learners.multi.polish import polished
 from unsoftmax.learners.multi.reach import Reach
+from unsoftmax.learners.multi.search import TRIES, Heads, Sought, search
 from unsoftmax.learners.multi.two_tokens import Coincident, Ground, OpenStart, Unsaturated
-from unsoftmax.learners.multi.values import Frame, read_cells, read_out_of_plane, read_values
-from unsoftmax.learners.multi.verdict import fresh, limit, residuals
-from unsoftmax.learners.multi.windows import Noise, windows
-from unsoftmax.learners.multi.zoom import InPlane, zoom
+from unsoftmax.learners.multi.verdict import PILOTS, concluded, predicting, shares_of
 from unsoftmax.learners.settings import flag, positive, whole
 from unsoftmax.models import MultiHead, canonical
-from unsoftmax.probes import Array, Indices, Purpose, Round
-from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Plan, Steps
+from unsoftmax.probes import Round
+from unsoftmax.protocol import Answers, Plan, Steps
 
-_TRIES = 4
-# Intervals that the search begins with, and how much longer than usual the baselines of pieces
-# between them are: nothing is likely to fall between near values, and far ones show weak heads.
-_DENSER = ((1, 1.0), (16, 100.0), (64, 1.0), (256, 100.0))
 # Under a cap it takes luck that no gate is open where a half circle begins, and that no two
 # overlap. So many are begun; one that was searched counts for some.
 _UNLUCKY, _SEARCH = 100, 3
 # What is searched without luck is searched as if answers were so coarse: logits that leave less of
 # a step pass for one. All that is read there is read again, with gates as they are.
 _COARSER = (0.0, 1e-7, 1e-6, 1e-5)
+# Fresh sequences that a model must predict before it is believed.
 _CONFIRM = 6
 # Precisions that answers are taken for where only the function is wanted, so that heads up to about
 # a thirtieth of that apart are one.
 _PRECISIONS = (1e-9, 1e-7, 1e-5)
-# Sequences that a bound on the function is taken from, and how many times the most they are missed
-# by; what is missed by more than _FARTHEST is no attention.
-_PILOTS, _FURTHER, _FARTHEST = 96, 30.0, 1e-3
-# Offsets in windows are this long in units of 1/‖W b‖. Where b is so many times longer still, what
-# it adds to answers drowns what heads do, and a shorter one is taken.
-_OFFSETS, _DROWNED = 50.0, 5.0
-# A head with larger errors, relative to itself, is none.
-_VAGUE = 0.1
-# Under a cap offsets in windows take this share of it, a quarter.
-_SHARE = 4.0
-# Values at this share of T are the same, to so many times their error, where gates are steps:
-# their logits are 40 and more. So little of a step is left that it tells nothing else.
-_CLOSER, _STEP = 0.8, 60.0
 # What is planned for: twice the bulk, as columns are asked again where logits are lost.
 _TIMES, _PER_HEAD, _ROUNDS = 2, 200, 4000
-# Estimated errors are a standard deviation, roughly: in 2,500 targets the error was at most four
-# times that (heads of low rank; of full rank, and for v, two). Three times as much is promised.
-_SAFETY = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +146,7 @@ class MultiHeadLearner:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
         bulk = H * (d + self.biases) * d
-        tries = _TRIES + len(_PRECISIONS) * self.functional
+        tries = TRIES + len(_PRECISIONS) * self.functional
         begun = tries + (_UNLUCKY if Reach.under(self.radius, self.biases).soft else 0)
         searches = tries * 4 * H * d + begun * _PER_HEAD * (H + 1)
         at_most = tries * _TIMES * bulk + searches + bulk * self.polish
@@ -191,17 +168,17 @@ class MultiHeadLearner:
 
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
-        ground = yield from open_heads(
-            self.dim, self.biases, Reach.under(self.radius, self.biases), rng
-        )
-        nearest: tuple[float, _Heads] | None = None
+        sought = Sought(self.max_heads, self.biases, self.rank)
+        reach = Reach.under(self.radius, self.biases)
+        ground = yield from open_heads(self.dim, self.biases, reach, rng)
+        others: list[tuple[float, Heads]] = []
         failed = unlucky = 0
-        while failed < _TRIES and unlucky < _UNLUCKY:
+        while failed < TRIES and unlucky < _UNLUCKY:
             coarse = _COARSER[unlucky * len(_COARSER) // _UNLUCKY]
-            if unlucky >= _TRIES:
+            if unlucky >= TRIES:
                 ground = replace(ground, reach=ground.reach.longer())
             try:
-                found = yield from _attempt(self, ground, failed, coarse, rng)
+                found = yield from search(sought, ground, failed, coarse, rng)
             except OpenStart:
                 unlucky += 1
                 continue
@@ -211,14 +188,14 @@ class MultiHeadLearner:
                     continue
                 # later searches go astray where the first saw fewer jumps; where gates are no
                 # steps a cell may look like two
-                last = _TRIES - 1 if ground.reach.soft else 0
+                last = TRIES - 1 if ground.reach.soft else 0
                 if isinstance(error, TooMany) and failed == last:
                     raise
                 failed += 1
                 continue
-            shares, allowed = yield from _shares(found, ground, _CONFIRM, rng, "pilot")
+            shares, allowed = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
             if self.functional and np.all(shares <= allowed):
-                shares, allowed = yield from _shares(found, ground, _PILOTS, rng, "pilot")
+                shares, allowed = yield from shares_of(found, ground, PILOTS, rng, "pilot")
             if np.all(shares <= allowed):
                 distinct = canonical(found.model).H
                 if distinct > self.max_heads:
@@ -227,37 +204,60 @@ class MultiHeadLearner:
                         f"{self.max_heads}: raise max_heads (--max-heads)."
                     )
                 if self.polish:
-                    found = yield from _polished(self, found, ground, rng)
-                return (yield from _concluded(self, found, ground, checks, rng))
-            nearest = min(nearest or (np.inf, found), (float(shares.max()), found), key=_first)
+                    found = yield from polished(found, ground, self.biases, rng)
+                return (yield from concluded(found, ground, checks, self.biases, rng))
+            others.append((float(shares.max()), found))
             if coarse > 0:
                 unlucky += _SEARCH
             else:
                 failed += 1
         if self.functional:
-            return (yield from _predicting(self, nearest, ground, checks, rng))
-        why = "".join(f" {sentence}" for sentence in ground.why)
-        if coarse > 0:
-            raise ModelMismatch(
+            others += yield from _taken_for_coarser(sought, ground, rng)
+        if self.functional and others:
+            share, found = others[int(np.argmin([share for share, _ in others]))]
+            return (yield from predicting(found, share, ground, checks, rng))
+        raise ModelMismatch(" ".join([*self._reasons(coarse > 0, unlucky > 0), *ground.why]))
+
+    def _reasons(self, open_gates: bool, unlucky: bool) -> Iterator[str]:
+        """Say why nothing was found, in sentences."""
+        if open_gates:
+            yield (
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
                 "one: along every half circle that was tried gates stay open, or two of them open "
                 "together. Give a larger radius, if the target allows one. If that changes "
-                "nothing, two heads have the same hyperplanes for every query token." + why
+                "nothing, two heads have the same hyperplanes for every query token."
             )
-        if unlucky:
-            why = (
-                f" Or tokens no longer than radius = {self.radius:g} are too short to tell the "
-                "heads apart: a larger radius, if the target allows one, would." + why
-            )
-        if self.rank is not None:
-            why = f" Or some W_h has a rank above {self.rank}: leave rank out to find it." + why
-        raise ModelMismatch(
-            f"No search of {_TRIES} gave heads that predict fresh answers. Two heads may have the "
+            return
+        yield (
+            f"No search of {TRIES} gave heads that predict fresh answers. Two heads may have the "
             "same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
             "vector), or be W and −W with equal v, or be too close for answers as precise as "
             "these (functional=True, --functional, returns what predicts them); or there are more "
-            "than max_heads, or the target is no sum of attention heads." + why
+            "than max_heads, or the target is no sum of attention heads."
         )
+        if self.rank is not None:
+            yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."
+        if unlucky:
+            yield (
+                f"Or tokens no longer than radius = {self.radius:g} are too short to tell the "
+                "heads apart: a larger radius, if the target allows one, would."
+            )
+
+
+def _taken_for_coarser(
+    sought: Sought, ground: Ground, rng: np.random.Generator
+) -> Generator[Round, Answers, list[tuple[float, Heads]]]:
+    """Search as if answers were coarser, which do not tell close heads apart."""
+    others = []
+    for eta in _PRECISIONS:
+        coarse = replace(ground, eta=max(eta, ground.eta))
+        try:
+            found = yield from search(sought, coarse, 0, 0.0, rng)
+        except (Coincident, TooMany):
+            continue
+        shares, _ = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
+        others.append((float(shares.max()), found))
+    return others
 
 
 def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
@@ -276,276 +276,3 @@ def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
                 "target is no sum of attention heads, or its answers are too noisy."
             )
         answers = yield parts
-
-
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """A recovered model, not in canonical form, and what the errors of each head may be."""
-
-    model: MultiHead
-    errors: dict[str, Array]
-    length: float
-    """Norm of the query tokens that were asked."""
-    low_rank: bool = False
-    notes: tuple[str, ...] = ()
-
-
-def _attempt(
-    learner: MultiHeadLearner,
-    ground: Ground,
-    attempt: int,
-    coarse: float,
-    rng: np.random.Generator,
-) -> Generator[Round, Answers, _Heads]:
-    """Go through all steps with one query token."""
-    d, length = learner.dim, ground.reach.length
-    if ground.scale == 0:
-        nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c)
-        return _Heads(nothing, dict.fromkeys("Wvw", np.zeros(0)), length)
-    frame = Frame.random(d, length, rng)
-    heads = yield from _searched(learner, ground, frame, attempt, coarse)
-    if not len(heads.u):
-        none = np.zeros((0, d))
-        base = Base(ground, frame.b, none, none, 0.0, [])
-        columns = Columns(np.zeros((0, d, d)), np.zeros(0), np.zeros(0, dtype=np.intp))
-        return _assembled(learner, base, columns, np.eye(d), (yield from orient(base, rng)))
-    if not ground.reach.soft:
-        v = ground.scale * heads.jumps.plane_vectors() @ frame.plane
-    else:
-        v = yield from read_cells(ground, frame, heads)
-    u, readings = yield from read_out_of_plane(ground, frame, heads, v)
-    values, u = yield from read_values(ground, frame, heads, readings, u, v, rng)
-    share = 1.0 if learner.biases else _balanced(ground, length, u) / length
-    b, u, values = share * frame.b, share * u, values.beside(share)
-    noise = Noise(ground, share * length, values.error)
-    base = Base(ground, b, u, values.v, values.error, windows(noise, b, u, values.v, rng))
-    base, s = yield from read_base(base, values)
-    towards = base.b / np.linalg.norm(base.b)
-    Q, _ = np.linalg.qr(np.column_stack([towards, rng.standard_normal((d, d - 1))]))
-    Q[:, 0] = towards
-    # b itself last: where w = 0 its column is u, which tells nothing of the rank
-    directions = np.roll(Q, -1, axis=1).T if learner.biases else Q[:, 1:].T
-    columns = yield from read_columns(base, s, directions, learner.rank, rng)
-    size = np.linalg.norm(columns.W, axis=(1, 2)) + np.linalg.norm(base.u, axis=1) / noise.length
-    if np.any(columns.error > _VAGUE * size):
-        raise Coincident  # a head made of what others miss, or too quiet to be one
-    oriented = yield from orient(base, rng)
-    return _assembled(learner, base, columns, directions, oriented)
-
-
-def _searched(
-    learner: MultiHeadLearner, ground: Ground, frame: Frame, attempt: int, coarse: float
-) -> Generator[Round, Answers, InPlane]:
-    """Find all heads on half a circle of offsets."""
-    reach = ground.reach
-    length, far = reach.length, reach.far(reach.length)
-
-    def at(theta: Array, T: Array) -> Generator[Round, Answers, Array]:
-        y = yield from ground.ask(frame.offsets(theta, T), frame.b, "zoom")
-        return np.asarray(y / (T * ground.scale))
-
-    def measure(theta: Array) -> Generator[Round, Answers, Array]:
-        """Where gates may be no steps, ask closer as well: only steps are the same there."""
-        T = far * np.repeat([1.0, _CLOSER] if reach.soft else [1.0], len(theta))
-        a = frame.offsets(np.resize(theta, len(T)), T)
-        y = (yield from ground.ask(a, frame.b, "half circle")) / (T * ground.scale)
-        first, last = y[: len(theta)], y[-len(theta) :]
-        return np.where(np.abs(first - last) <= _STEP * tolerance, first, np.nan)
-
-    tolerance = max(coarse, ground.error(far * _CLOSER if reach.soft else far, length))
-    circle = Circle(measure, tolerance, learner.max_heads, reach.baseline)
-    jumps = yield from find_jumps(circle, *_DENSER[attempt])
-    if not len(jumps):
-        return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))
-    # at logits of a few, offsets are about as long as query tokens are short
-    near = max(coarse, ground.error(max(1 / length, reach.near), length))
-    return (yield from zoom(jumps, circle, at, near, reach))
-
-
-def _balanced(ground: Ground, length: float, u: Array) -> float:
-    """Return the norm that b had better have, where u are its heads' vectors at ``length``.
-
-    Where windows' offsets are about as long as b, neither drowns the other. Noise of a fixed
-    size is drowned by long offsets; under a cap b stays long enough to leave weak heads open.
-    """
-    size = np.linalg.norm(u, axis=1) / length
-    shorter = np.sqrt(_OFFSETS / np.median(size))
-    if ground.reach.capped:
-        longest = ground.reach.radius / _SHARE
-        if ground.absolute > 0:
-            shorter = min(shorter, _OFFSETS / (np.median(size) * longest))
-        shorter = max(shorter, _OFFSETS / (np.min(size) * longest))
-    return float(shorter) if shorter < length / _DROWNED else length
-
-
-def _assembled(
-    learner: MultiHeadLearner, base: Base, columns: Columns, directions: Array, found: Oriented
-) -> _Heads:
-    """Put the heads together."""
-    d, length = learner.dim, float(np.linalg.norm(base.b))
-    W = columns.W @ directions
-    w = np.zeros_like(base.u)
-    if learner.biases:
-        w = base.u - W @ base.b
-    else:
-        W = W + base.u[:, :, None] * (base.b / length**2)
-    sign = np.array(found.sign)
-    W, w = sign[:, None, None] * W[found.index], sign[:, None] * w[found.index]
-    v = np.array(found.v).reshape(len(found.index), d)
-    if found.constant is not None:
-        W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
-        v = np.concatenate([v, found.constant[None]])
-    model = MultiHead(W, v, w, base.ground.c)
-    W_error = columns.error[found.index]
-    if found.constant is not None:
-        W_error = np.append(W_error, found.unswitched / length)
-    v_error = np.full(model.H, found.v_error)
-    errors = {"W": W_error, "v": v_error, "w": W_error * length * learner.biases}
-    low_rank = bool(np.any(columns.ranks < d))
-    return _Heads(model, errors, length, low_rank, _notes(found, columns.ranks, d))
-
-
-def _polished(
-    learner: MultiHeadLearner,
-    found: _Heads,
-    ground: Ground,
-    rng: np.random.Generator,
-) -> Generator[Round, Answers, _Heads]:
-    """Correct the heads at moderate logits, where that gains something."""
-    model = found.model
-    if model.H * model.dim > LARGEST or found.low_rank:
-        reason = "their rank is low" if found.low_rank else f"H·d is more than {LARGEST}"
-        return replace(found, notes=(*found.notes, f"The heads were not polished: {reason}."))
-    v_error = float(np.linalg.norm(found.errors["v"]))
-    better = yield from polished(model, v_error, ground, found.length, learner.biases, rng)
-    if better is None or better[1].max() > found.errors["W"].max():
-        return replace(found, notes=(*found.notes, "Polishing the heads gained nothing."))
-    model, W_error = better
-    errors = {**found.errors, "W": W_error, "w": W_error * found.length * learner.biases}
-    return replace(found, model=model, errors=errors)
-
-
-def _first(pair: tuple[float, _Heads]) -> float:
-    return pair[0]
-
-
-def _shares(
-    found: _Heads, ground: Ground, count: int, rng: np.random.Generator, purpose: Purpose
-) -> Generator[Round, Answers, tuple[Array, Array]]:
-    """Ask fresh sequences; return how far a model misses them and may, in shares of their size."""
-    probes = fresh(found.model, ground.reach, count, found.length, rng, purpose)
-    missed, sizes = residuals(found.model, ground, probes, (yield list(probes)))
-    allowed = limit(found.model, found.errors, ground, probes, sizes, rng)
-    return np.abs(missed) / sizes, allowed / sizes
-
-
-def _concluded(
-    learner: MultiHeadLearner,
-    found: _Heads,
-    ground: Ground,
-    checks: int,
-    rng: np.random.Generator,
-) -> Steps[MultiHead]:
-    """Ask the hold-out, and say how sure the heads are."""
-    evidence = Evidence.of(checks, np.zeros(0), np.zeros(0))
-    if checks:
-        shares, allowed = yield from _shares(found, ground, checks, rng, "check")
-        evidence = Evidence.of(checks, shares, allowed)
-        if not evidence.passed:
-            worst = int(np.argmax(shares / allowed))
-            raise ModelMismatch(
-                f"The recovered heads miss a fresh answer by {shares[worst]:.1e} of its size "
-                f"where {allowed[worst]:.1e} is expected: the target is no sum of attention "
-                "heads, or has heads too close for these answers."
-            )
-    largest = {name: float(np.max(error, initial=0.0)) for name, error in found.errors.items()}
-    largest["c"] = (ground.eta * abs(ground.c) + ground.absolute) * learner.biases
-    errors = {name: _SAFETY * error for name, error in largest.items()}
-    certificate = Certificate(errors, _assumed(ground, evidence))
-    return Found(canonical(found.model), certificate, evidence, found.notes)
-
-
-def _predicting(
-    learner: MultiHeadLearner,
-    nearest: tuple[float, _Heads] | None,
-    ground: Ground,
-    checks: int,
-    rng: np.random.Generator,
-) -> Steps[MultiHead]:
-    """Return the heads that predict best: question (iii) of the paper's section 7.1.
-
-    Taken for coarser than they are, answers do not tell heads apart that are close.
-    """
-    for eta in _PRECISIONS:
-        try:
-            coarse = replace(ground, eta=max(eta, ground.eta))
-            found = yield from _attempt(learner, coarse, 0, 0.0, rng)
-        except (Coincident, ModelMismatch):
-            continue
-        shares, _ = yield from _shares(found, ground, _CONFIRM, rng, "pilot")
-        nearest = min(nearest or (np.inf, found), (float(shares.max()), found), key=_first)
-    share = np.inf
-    if nearest is not None:
-        share, found = nearest
-        shares, _ = yield from _shares(found, ground, _PILOTS, rng, "pilot")
-        share = max(share, float(shares.max()))
-    if nearest is None or share > _FARTHEST:
-        raise ModelMismatch(
-            f"No search of {_TRIES + len(_PRECISIONS)} gave heads that predict fresh answers to "
-            f"{_FARTHEST:.0e} of their size: the target is no sum of attention heads, or has heads "
-            "whose hyperplanes are the same for every query token."
-        )
-    bound, evidence = _FURTHER * share, Evidence.of(checks, np.zeros(0), np.zeros(0))
-    if checks:
-        shares, _ = yield from _shares(found, ground, checks, rng, "check")
-        evidence = Evidence.of(checks, shares, np.full(len(shares), bound))
-        if not evidence.passed:
-            raise ModelMismatch(
-                f"The heads that predicted {_PILOTS} answers to {share:.1e} of their size miss "
-                f"fresh ones by {evidence.max_residual:.1e}."
-            )
-    model = canonical(found.model)
-    size = float(np.linalg.norm(model.v)) / np.sqrt(model.dim)
-    assumes = (
-        "``|f̂(X) − f(X)|`` ≤ constant + slope·max‖x_i‖ for sequences drawn like the hold-out's: "
-        f"three to six tokens, the last normal of norm about {found.length:.1e}, the others at "
-        "random distances that give one head logits of about 2.",
-        f"The bounds are {_FURTHER:.0f} times the most that {_PILOTS + _CONFIRM} such sequences "
-        "were missed by. The parameters have none.",
-        *(() if checks else ("Nothing else was checked.",)),
-    )
-    notes = (
-        "Not the target's own heads: some of those are too close to be told apart, or too quiet "
-        f"to be seen, or it has others. These {model.H} predict its answers.",
-    )
-    errors = {"constant": bound * abs(model.c), "slope": bound * size}
-    return Found(model, Certificate(errors, assumes), evidence, notes)
-
-
-def _assumed(ground: Ground, evidence: Evidence) -> tuple[str, ...]:
-    absolute = f", and {ground.absolute:.1e} beside it" if ground.absolute else ""
-    unseen = ""
-    if evidence.queries:
-        unseen = (
-            f" Heads that add less than {evidence.tolerance:.1e} of its size to an answer, or "
-            "differ from others by as little, may be missing."
-        )
-    return (
-        "The target is a sum of attention heads, and all of them were found: what the hold-out "
-        "tests, it cannot prove." + unseen,
-        f"Answers are precise to {ground.eta:.1e} of the size of their terms{absolute}.",
-        f"Bounds are {_SAFETY:.0f} times what that precision does to first order, errors of "
-        "answers being independent; each is the largest over heads.",
-        *ground.why,
-        *(() if evidence.queries else ("Nothing was checked.",)),
-    )
-
-
-def _notes(found: Oriented, ranks: Indices, d: int) -> tuple[str, ...]:
-    heads = len(found.index) + (found.constant is not None)
-    few = sorted({int(rank) for rank in ranks if rank < d})
-    low = f" Ranks below {d}: {', '.join(map(str, few))}." if few else ""
-    return (
-        f"{heads} heads; those of equal W and w are one, whose v is the sum of theirs "
-        f"(Proposition 7.1).{low}",
-    )

@@ -12,17 +12,19 @@ The offsets are picked among random ones of moderate logits by pivoted QR.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 
 import numpy as np
 from scipy.linalg import qr
 
+from unsoftmax.learners.multi.search import Heads
 from unsoftmax.learners.multi.two_tokens import Ground
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Pairs, Round
 from unsoftmax.protocol import Answers
 
 # One system has H·d unknowns: beyond, solving d of them takes longer than asking.
-LARGEST = 900
+_LARGEST = 900
 _CANDIDATES, _FEWER, _MANY = 6, 2, 200
 _LOGITS = (1.0, 2.0, 3.0)
 # Worse systems than this correct nothing.
@@ -32,6 +34,23 @@ _TWICE = 2.0
 
 
 def polished(
+    found: Heads, ground: Ground, biases: bool, rng: np.random.Generator
+) -> Generator[Round, Answers, Heads]:
+    """Correct the heads where that gains something; notes say where it does not."""
+    model = found.model
+    if model.H * model.dim > _LARGEST or found.low_rank:
+        reason = "their rank is low" if found.low_rank else f"H·d is more than {_LARGEST}"
+        return replace(found, notes=(*found.notes, f"The heads were not polished: {reason}."))
+    v_error = float(np.linalg.norm(found.errors["v"]))
+    better = yield from _corrected(model, v_error, ground, found.length, biases, rng)
+    if better is None or better[1].max() > found.errors["W"].max():
+        return replace(found, notes=(*found.notes, "Polishing the heads gained nothing."))
+    model, W_error = better
+    errors = {**found.errors, "W": W_error, "w": W_error * found.length * biases}
+    return replace(found, model=model, errors=errors)
+
+
+def _corrected(
     model: MultiHead,
     v_error: float,
     ground: Ground,
