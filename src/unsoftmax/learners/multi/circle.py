@@ -148,12 +148,6 @@ class Jumps:
         c, s = np.cos(middle), np.sin(middle)
         return np.stack([along * c - across * s, along * s + across * c], axis=1) / 2
 
-    def plane_errors(self) -> Array:
-        """Return the errors of `plane_vectors`, in units of one value's: short pieces cost."""
-        return np.asarray(
-            1 + sum(0.5 / self.pieces.baseline[end] for end in (self.left, self.right))
-        )
-
     def joined(self, keep: Mask, parts: tuple[Array, ...]) -> Jumps:
         """Return the kept intervals with others, in order."""
         columns = (self.low, self.high, self.left, self.right, self.sign, self.cut)

@@ -218,13 +218,9 @@ def read_values(
     rng: np.random.Generator,
 ) -> Generator[Round, Answers, tuple[Values, Array]]:
     """Learn all v_h from one system; return them with better u (H, d)."""
-    d = ground.dim
     reach, length = ground.reach, float(np.linalg.norm(frame.b))
     far = reach.far(length)
     error = ground.error(far, length) * ground.scale
-    if d == 2 and not reach.soft:
-        error *= float(np.max(heads.jumps.plane_errors(), initial=0.0))
-        return Values(v, error, np.zeros((0, d)), np.zeros(0), far), u
     A = reach.turned(_directions(frame, heads, u, _SHUT / far if reach.soft else 0.0, rng), frame.b)
     y = (yield from ground.ask(far * A, frame.b, "values")) / far
     tolerance = max(_AGREES * ground.scale, _NOISES * error)
