@@ -32,7 +32,7 @@ _SHARE = 4.0
 # their logits are 40 and more. So little of a step is left that it tells nothing else.
 _CLOSER, _STEP = 0.8, 60.0
 # A head with larger errors, relative to itself, is none.
-_VAGUE = 0.1
+_VAGUE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
