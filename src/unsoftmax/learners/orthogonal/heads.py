@@ -221,13 +221,14 @@ class OrthogonalHeads:
             if commutant.settled:
                 break
         # with the heads nearly known, what finite differences leave of their further orders is
-        bases, A = blocks.bases(rng), np.array(commutant.seen)
+        A = np.array(commutant.seen)
+        bases = unknown.joined(blocks.bases(rng), A, commutant.limit)
         everything = unknown.Curves(scale, np.concatenate([x.bent for x in curves]))
         for _ in range(_STRAIGHTENED):
             v = np.array([E @ (E.T @ values.v) for E in bases])
             A = everything.straightened(v, A)
             blocks = unknown.Commutant(scale.limit).see(A)
-            bases = blocks.bases(rng)
+            bases = unknown.joined(blocks.bases(rng), A, scale.limit)
         zero, other = blocks.singular
         if zero > _NOISE * scale.noise:
             raise ModelMismatch(

@@ -48,6 +48,9 @@ _LOUDER = 4.0
 _VISIBLE = 30.0
 # H and the rank must stay the same for so many b.
 _UNCHANGED = 3
+# Lines belong together whose profiles differ by at most this share, and by so many times what
+# counts as 0 of A.
+_ALIKE, _TIMES_LIMIT = 0.03, 30.0
 # Draws of a symmetric matrix that commutes, of which the one with the widest gaps is taken.
 _DRAWS = 32
 
@@ -142,6 +145,31 @@ class Blocks:
         nearest = np.tensordot(np.tensordot(self.null, wanted, 2), self.null, 1)
         _, vectors = np.linalg.eigh(nearest)
         return [self.within @ part for part in np.split(vectors, cut, axis=1)]
+
+
+def joined(bases: list[Array], seen: Array, limit: float) -> list[Array]:
+    """Put the two lines together as which a head of rank one shows.
+
+    For W_h = k qᵀ is A(b) in U_h (q·b)(k vᵀ + v kᵀ): its two eigenvectors do not change with b,
+    and its eigenvalues are of opposite sign, in proportion for all b. Lines of other heads have
+    another q.
+    """
+    lines = [k for k, E in enumerate(bases) if E.shape[1] == 1]
+    E = np.array([bases[k][:, 0] for k in lines]).reshape(len(lines), seen.shape[1])
+    profiles = np.einsum("li,kij,lj->lk", E, seen, E)
+    norms = np.maximum(np.linalg.norm(profiles, axis=1), 1e-300)
+    units = profiles / norms[:, None]
+    apart = np.linalg.norm(units[:, None] + units, axis=2)
+    apart[np.tril_indices(len(lines))] = np.inf
+    size = float(np.max(np.linalg.norm(seen, 2, axis=(1, 2))))
+    close = np.minimum(_ALIKE, _TIMES_LIMIT * limit * size / np.minimum.outer(norms, norms))
+    together, taken = list(bases), set[int]()
+    for flat in np.argsort(apart, axis=None):
+        i, j = (int(k) for k in np.unravel_index(flat, apart.shape))
+        if apart[i, j] <= close[i, j] and not {i, j} & taken:
+            taken |= {i, j}
+            together.append(np.hstack([bases[lines[i]], bases[lines[j]]]))
+    return [E for k, E in enumerate(together) if k not in {lines[i] for i in taken}]
 
 
 def hessian_queries(dim: int) -> int:
