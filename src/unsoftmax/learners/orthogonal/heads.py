@@ -30,6 +30,7 @@ from unsoftmax.learners.bilinear import Block, measure
 from unsoftmax.learners.opening import Opening, read_opening
 from unsoftmax.learners.orthogonal import checks as hold_out
 from unsoftmax.learners.orthogonal import subspaces as unknown
+from unsoftmax.learners.orthogonal.alignment import aligned
 from unsoftmax.learners.restriction import restricted, together
 from unsoftmax.learners.scales import free
 from unsoftmax.learners.settings import one_of, whole
@@ -47,11 +48,10 @@ _NOISE = 1e3
 # Heads whose scores are too small to be seen beside others are looked for where those are not,
 # and others too small beside these, in so many steps.
 _LEVELS = 3
-# The first time takes further orders away to 1e-9 or so of themselves, the second to rounding.
-_STRAIGHTENED = 2
-# Subspaces are off by at most this many times the singular value that noise leaves of 0, over
-# the smallest that is not 0 (measured over 500 targets: at most 1.0 times).
-_SUBSPACE_ERROR = 3.0
+# The first time takes further orders away to 1e-2 of themselves or less, and so on.
+_STRAIGHTENED = 3
+# An entry of A is off by at most this many times what noise makes of it.
+_NOISE_MOST = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +181,7 @@ class OrthogonalHeads:
             v, v_error = (np.split(x, ends) for x in (opened.values.v, opened.values.v_error))
             skewness = _skewness(parts)
             places = [
-                Place.among(E, x, error, opened.values, skewness)
+                Place.among(E, x, error, opened.values, skewness * opened.values.norm, skewness)
                 for E, x, error in zip(parts, v, v_error, strict=True)
             ]
             _refuse_silent(places, opened.values)
@@ -224,40 +224,38 @@ class OrthogonalHeads:
         A = np.array(commutant.seen)
         bases = unknown.joined(blocks.bases(rng), A, commutant.limit)
         everything = unknown.Curves(scale, np.concatenate([x.bent for x in curves]))
-        for _ in range(_STRAIGHTENED):
-            v = np.array([E @ (E.T @ values.v) for E in bases])
-            A = everything.straightened(v, A)
-            blocks = unknown.Commutant(scale.limit).see(A)
-            bases = unknown.joined(blocks.bases(rng), A, scale.limit)
+        for limit in (scale.limit, min(scale.limit, _NOISE * scale.noise)):
+            bases, A, _ = _straightened(bases, A, everything, values)
+            blocks = unknown.Commutant(limit).see(A)
+            bases = unknown.joined(blocks.bases(rng), A, limit)
+        bases = unknown.loud(bases, A, scale.limit)
+        bases, A, errors = _straightened(bases, A, everything, values)
+        outside = _outside(bases, d)
+        parts = [E.T @ values.v for E in (*bases, outside)]
+        leaks = errors @ [np.linalg.norm(part) for part in parts]
+        places = [
+            Place.of(E, values, float(leaks[h]), float(np.linalg.norm(errors[h])))
+            for h, E in enumerate(bases)
+        ]
         zero, other = blocks.singular
-        if zero > _NOISE * scale.noise:
-            raise ModelMismatch(
-                "The Hessians at zero have no clear subspaces in common: singular values of "
-                f"{zero:.0e} are neither 0 nor as large as others, where noise makes "
-                f"{scale.noise:.0e}. The target is not a sum of heads in mutually orthogonal "
-                "subspaces, or some heads' scores are hidden beside others'."
-            )
-        error = _SUBSPACE_ERROR * max(zero, scale.noise) / min(other, 1.0)
-        places = [Place.of(E, values, error if blocks.shape != (d, 1) else 0.0) for E in bases]
         sizes = ", ".join(str(E.shape[1]) for E in bases)
         note = (
             f"{len(bases)} subspaces of dimension {sizes}, from {len(A)} query tokens: singular "
             f"values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
         )
-        outside = np.linalg.svd(blocks.within)[0][:, blocks.shape[0] :]
-        rest = outside.T @ values.v
-        limit = 2 * error * values.norm + 3 * float(np.linalg.norm(values.v_error))
-        if np.linalg.norm(rest) <= limit:
-            return places, Rest(outside, rest, False), (note,)
+        limit = 2 * float(leaks[-1]) + 3 * float(np.linalg.norm(values.v_error))
+        if np.linalg.norm(parts[-1]) <= limit:
+            return places, Rest(outside, parts[-1], False), (note,)
         if levels == 1:
             raise ModelMismatch(
                 f"After {_LEVELS} times that heads were found, weaker ones are left: the target is "
                 "not a sum of heads in mutually orthogonal subspaces, or they are too different."
             )
-        remaining = Place.of(outside, values, error)
+        turned = float(np.linalg.norm(errors[-1]))
+        remaining = Place.of(outside, values, float(leaks[-1]), turned)
         inner = self._find(remaining.values, rng, levels - 1)
         more, beyond, said = yield from restricted(inner, outside)
-        places += [replace(place, basis=outside @ place.basis) for place in more]
+        places += [place.within(outside, float(leaks[-1]), turned) for place in more]
         return places, replace(beyond, basis=outside @ beyond.basis), (note, *said)
 
     def _learn(
@@ -323,23 +321,38 @@ class Place:
     """Orthonormal columns (d, d_h)."""
     values: Values
     """v_h in this basis."""
-    error: float
+    leak: float
+    """How much of other heads' values its tokens may meet, as a share of the tokens' norm."""
+    turned: float
     """How far the subspace is off: the largest part of a unit vector that belongs to others."""
 
     @classmethod
-    def of(cls, basis: Array, values: Values, error: float) -> Place:
+    def of(cls, basis: Array, values: Values, leak: float, turned: float) -> Place:
         """Take from Σ v_g what is in the subspace, which is v_h."""
         v_error = np.abs(basis).T @ values.v_error
-        return cls.among(basis, basis.T @ values.v, v_error, values, error)
+        return cls.among(basis, basis.T @ values.v, v_error, values, leak, turned)
 
     @classmethod
-    def among(cls, basis: Array, v: Array, v_error: Array, values: Values, error: float) -> Place:
+    def among(
+        cls,
+        basis: Array,
+        v: Array,
+        v_error: Array,
+        values: Values,
+        leak: float,
+        turned: float,
+    ) -> Place:
         """Count what other heads answer to their part of the probes as if it were rounding."""
-        strange = error + KAPPA * values.precision.unit
-        leak = 2 * strange * values.norm / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
-        precision = replace(values.precision, unit=values.precision.unit + leak)
-        v_error = v_error + strange * values.norm
-        return cls(basis, replace(values, v=v, v_error=v_error, precision=precision), error)
+        leak = leak + KAPPA * values.precision.unit * values.norm
+        strange = leak / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
+        precision = replace(values.precision, unit=values.precision.unit + strange)
+        return cls(basis, replace(values, v=v, v_error=v_error, precision=precision), leak, turned)
+
+    def within(self, basis: Array, leak: float, turned: float) -> Place:
+        """Return the place in a larger space of which this one was found in a part."""
+        return replace(
+            self, basis=basis @ self.basis, leak=self.leak + leak, turned=self.turned + turned
+        )
 
     def learn(
         self, rest: Rest, rng: np.random.Generator, number: int
@@ -370,12 +383,12 @@ class Place:
                 for block, lengths in zip(blocks, columns, strict=False)
             ]
         )
-        turned = self.error + KAPPA * UNIT * len(E)
+        turned = self.turned + KAPPA * UNIT * len(E)
         return Head(
             E @ W @ B.T,
             E @ own.v,
             Z.error(float(measured), W) + 3 * turned * size,
-            float(np.linalg.norm(own.v_error)) + turned * own.norm,
+            float(np.linalg.norm(own.v_error)) + self.leak + turned * own.norm,
             tuple(line for block in blocks for line in block.unbounded(values)),
         )
 
@@ -390,12 +403,32 @@ def _at(block: Block, octave: int, spare: int) -> Generator[Round, Answers, None
 def _refuse_silent(places: list[Place], values: Values) -> None:
     """Refuse subspaces in which single tokens show no value: the head there weighs nothing."""
     for h, place in enumerate(places, 1):
-        if place.values.norm <= 3 * np.linalg.norm(place.values.v_error):
+        if place.values.norm <= 3 * (np.linalg.norm(place.values.v_error) + place.leak):
             raise NotIdentifiable(
                 f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
                 "query can determine it. Leave that subspace out.",
                 determined={"v": values.v},
             )
+
+
+def _straightened(
+    bases: list[Array], A: Array, curves: unknown.Curves, values: Values
+) -> tuple[list[Array], Array, Array]:
+    """Take the heads' further orders away and turn the subspaces, in turn; see `aligned`."""
+    errors = np.zeros((1, 1))
+    for _ in range(_STRAIGHTENED):
+        v = np.array([E @ (E.T @ values.v) for E in bases]).reshape(-1, A.shape[1])
+        A = curves.straightened(v, A)
+        noise = _NOISE_MOST * curves.scale.noise * float(np.max(np.abs(A)))
+        turned, errors = aligned([*bases, _outside(bases, A.shape[1])], A, noise)
+        bases = turned[:-1]
+    return bases, A, errors
+
+
+def _outside(bases: list[Array], d: int) -> Array:
+    """Return an orthonormal basis of what is in no subspace."""
+    E = np.hstack([np.zeros((d, 0)), *bases])
+    return np.asarray(np.linalg.qr(E, mode="complete")[0][:, E.shape[1] :])
 
 
 def _skewness(parts: list[Array]) -> float:

@@ -172,6 +172,12 @@ def joined(bases: list[Array], seen: Array, limit: float) -> list[Array]:
     return [E for k, E in enumerate(together) if k not in {lines[i] for i in taken}]
 
 
+def loud(bases: list[Array], seen: Array, limit: float) -> list[Array]:
+    """Leave out subspaces in which A(b) is small beside the rest: their own scale shows more."""
+    sizes = np.array([np.max(np.linalg.norm(E.T @ seen @ E, axis=(1, 2))) for E in bases])
+    return [E for E, size in zip(bases, sizes, strict=True) if size > limit * sizes.max()]
+
+
 def hessian_queries(dim: int) -> int:
     """Count the queries for one A(b)."""
     return dim * (dim + 1)
@@ -251,7 +257,7 @@ class Curves:
         From A(b) follow u_h = (A v_h − v_h (u_h·v_h))/‖v_h‖², and from those all orders: what the
         finite differences make of them is taken away.
         """
-        square = np.sum(v**2, axis=1)[:, None]
+        square = np.maximum(np.sum(v**2, axis=1), 1e-300)[:, None]
         seen = np.einsum("kde,he->khd", A, v) / square
         u = seen - v * np.sum(seen * v, axis=2, keepdims=True) / (2 * square)
         z = _offsets(v.shape[1])

@@ -1,0 +1,87 @@
+"""How far subspaces are off, and turning them until no A(b) leads from one to another.
+
+Where bases E_g, E_h of two subspaces are nearly right, M(b) = EᵀA(b)E is nearly block diagonal,
+and turning E_h towards E_g by a small K, E_g towards E_h by −Kᵀ, makes its block
+
+    M_gh(b) + M_gg(b)·K − K·M_hh(b),
+
+which is 0 for the right K: linear equations, one for each b and entry, of which there are as many
+times too many as there are b. K is their solution; what they leave over is the noise of A(b), and
+noise over their singular values is what K is off by. Each pair of subspaces by itself: a weak
+head beside a loud one does not spoil what is known of others.
+
+Source: beyond the paper; first-order perturbation of invariant subspaces (Stewart & Sun 1990).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+from scipy.special import gammaincinv
+
+from unsoftmax.probes import Array
+
+# Noise is bounded by this many deviations, and those by what one estimate in a thousand exceeds.
+_DEVIATIONS = 6.0
+_UNDERESTIMATED = 1e-3
+# Directions that no equation sees, up to the rounding of their squares, stay as they are.
+_UNSEEN = 1e-14
+
+
+def aligned(bases: list[Array], A: Array, noise: float) -> tuple[list[Array], Array]:
+    """Turn the subspaces, and bound by how much each may still lean to each other one.
+
+    Parameters
+    ----------
+    bases : list of ndarray (d, d_h)
+        Orthonormal bases that make up R^d, what is in no subspace among them.
+    A : ndarray (b, d, d)
+        What is block diagonal in the right bases, up to noise.
+    noise : float
+        The most that an entry of A may be off by, where there is too little left over to tell.
+
+    Returns
+    -------
+    list of ndarray (d, d_h)
+        The bases, turned.
+    ndarray (H, H)
+        Bounds on ‖K_gh‖_F, the diagonal is 0; up to 1, which is no bound at all.
+    """
+    E = np.hstack(bases)
+    M = E.T @ A @ E
+    ends = np.cumsum([0, *(part.shape[1] for part in bases)])
+    turn = np.zeros((E.shape[1], E.shape[1]))
+    gain = np.zeros((len(bases), len(bases)))
+    left, equations = 0.0, 0
+    for g, h in combinations(range(len(bases)), 2):
+        mine, its = slice(ends[g], ends[g + 1]), slice(ends[h], ends[h + 1])
+        if ends[g] == ends[g + 1] or ends[h] == ends[h + 1]:
+            continue
+        blocks = M[:, mine, mine], M[:, its, its], M[:, mine, its]
+        K, gain[g, h], over = _solved(*blocks)
+        turn[mine, its], turn[its, mine] = K, -K.T
+        left, equations = left + over, equations + (len(A) - 1) * K.size
+    deviation = noise
+    if equations:
+        chance = 2 * gammaincinv(equations / 2, _UNDERESTIMATED)
+        deviation = min(noise, float(np.sqrt(left / chance)))
+    turned, _ = np.linalg.qr(E + E @ turn)
+    turned *= np.sign(np.sum(turned * E, axis=0))
+    errors = np.minimum(_DEVIATIONS * deviation * (gain + gain.T), 1.0)
+    return np.split(turned, ends[1:-1], axis=1), errors
+
+
+def _solved(first: Array, second: Array, between: Array) -> tuple[Array, float, float]:
+    """Return K, what unit noise makes of ‖K‖_F, and the squares of what is left over."""
+    k, n = between.shape[1:]
+    mixed = np.einsum("tij,tkl->ikjl", first, second, optimize=True).reshape(k * n, k * n)
+    own = np.kron(np.sum(first @ first, axis=0), np.eye(n))
+    its = np.kron(np.eye(k), np.sum(second @ second, axis=0))
+    values, vectors = np.linalg.eigh(own + its - 2 * mixed)
+    wanted = -np.sum(first @ between - between @ second, axis=0).ravel()
+    seen = values > _UNSEEN * values[-1]
+    inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
+    K = (vectors @ (inverse * (vectors.T @ wanted))).reshape(k, n)
+    over = float(np.sum((between + first @ K - K @ second) ** 2))
+    return K, float(np.sqrt(np.sum(inverse))) if seen.all() else np.inf, over
