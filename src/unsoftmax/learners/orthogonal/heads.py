@@ -17,41 +17,28 @@ all of R^d.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners import offsets
-from unsoftmax.learners.bilinear import Block, measure
+from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.opening import Opening, read_opening
 from unsoftmax.learners.orthogonal import checks as hold_out
-from unsoftmax.learners.orthogonal import subspaces as unknown
-from unsoftmax.learners.orthogonal.alignment import aligned
+from unsoftmax.learners.orthogonal import subspaces
+from unsoftmax.learners.orthogonal.finding import LEVELS, PILOTS, find
+from unsoftmax.learners.orthogonal.places import AGAIN_PER_TOKEN, Place, Rest
 from unsoftmax.learners.restriction import restricted, together
-from unsoftmax.learners.scales import free
 from unsoftmax.learners.settings import one_of, whole
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Embedded, Round, Sequences
-from unsoftmax.protocol import Answers, Found, Plan, Steps
-from unsoftmax.theory.precision import KAPPA, UNIT
+from unsoftmax.probes import Array, Embedded, Sequences
+from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory.two_tokens import Values
 
-_AGAIN_PER_TOKEN = 2
 # Columns count as orthonormal up to this: what is beyond would be lost of W's last digits.
 _ORTHONORMAL = 1e-12
-# A singular value that counts as 0 and is this many times what noise makes is no noise.
-_NOISE = 1e3
-# Heads whose scores are too small to be seen beside others are looked for where those are not,
-# and others too small beside these, in so many steps.
-_LEVELS = 3
-# The first time takes further orders away to 1e-2 of themselves or less, and so on.
-_STRAIGHTENED = 3
-# An entry of A is off by at most this many times what noise makes of it.
-_NOISE_MOST = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,21 +137,22 @@ class OrthogonalHeads:
             queries = sum(k + k * k for k in sizes)
             return Plan(
                 queries=queries,
-                at_most=queries + _AGAIN_PER_TOKEN * sum(sizes),
+                at_most=queries + AGAIN_PER_TOKEN * sum(sizes),
                 tokens=2 * queries - sum(sizes),
                 rounds=12,
                 formula="Σ(d_h + d_h²)",
             )
         d = int(self.dim)
-        found = range(d, max(d - _LEVELS, 0), -1)  # dimensions that are left, at most
-        at_most = d + sum(unknown.PILOT + k * unknown.hessian_queries(k) for k in found)
-        at_most += (1 + _AGAIN_PER_TOKEN) * d * d  # H ≤ d heads with d query tokens at most
+        found = range(d, max(d - LEVELS, 0), -1)  # dimensions that are left, at most
+        each = [subspaces.PILOT + k * subspaces.hessian_queries(k) for k in found]
+        at_most = d + PILOTS * sum(each)
+        at_most += (1 + AGAIN_PER_TOKEN) * d * d  # H ≤ d heads with d query tokens at most
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=2 * at_most - d,
-            rounds=16 + sum(2 if self.tokens == "all" else 1 + k for k in found),
-            formula=f"d + {unknown.PILOT} + d(d+1) per query token + Σ d_h²",
+            rounds=16 + PILOTS * sum(2 if self.tokens == "all" else 1 + k for k in found),
+            formula=f"d + {subspaces.PILOT} + d(d+1) per query token + Σ d_h²",
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:
@@ -188,75 +176,8 @@ class OrthogonalHeads:
             nothing = Rest(np.zeros((self.dim, 0)), np.zeros(0), False)
             return (yield from self._learn(places, nothing, opened, checks, rng))
         opened = yield from read_opening(self.dim, False, checks, rng)
-        places, rest, notes = yield from self._find(opened.values, rng)
+        places, rest, notes = yield from find(opened.values, self.tokens == "all", rng)
         return (yield from self._learn(places, rest, opened, checks, rng, notes))
-
-    def _find(
-        self, values: Values, rng: np.random.Generator, levels: int = _LEVELS
-    ) -> Generator[Round, Answers, tuple[list[Place], Rest, tuple[str, ...]]]:
-        """Find the subspaces, and what is in none of them."""
-        d = len(values.v)
-        tokens = np.linalg.qr(rng.standard_normal((d, d)))[0].T
-        if self.tokens == "all":
-            tokens = np.eye(d)
-        scale = yield from unknown.find_scale(values, tokens[rng.integers(d)], rng)
-        if scale is None:
-            alone = "A part of Σ v_h is weighed by no logit: a head with W = 0."
-            return [], Rest(np.eye(d), values.v, True), (alone,)
-        commutant = unknown.Commutant(scale.limit)
-        curves: list[unknown.Curves] = []
-        step = d if self.tokens == "all" else 1
-        for start in range(0, d, step):
-            asked = yield from unknown.ask_curves(values, tokens[start : start + step], scale)
-            curves.append(asked)
-            bent = asked.remainder()
-            if bent > unknown.MOST_BENT:
-                raise ModelMismatch(
-                    f"At no scale are answers linear in the logits: {bent:.0e} is missing at one "
-                    "that should be small. The target is not a sum of heads in mutually "
-                    "orthogonal subspaces without biases, or some heads' scores are hidden "
-                    "beside others'."
-                )
-            blocks = commutant.see(asked.hessians(), bent)
-            if commutant.settled:
-                break
-        # with the heads nearly known, what finite differences leave of their further orders is
-        A = np.array(commutant.seen)
-        bases = unknown.joined(blocks.bases(rng), A, commutant.limit)
-        everything = unknown.Curves(scale, np.concatenate([x.bent for x in curves]))
-        for limit in (scale.limit, min(scale.limit, _NOISE * scale.noise)):
-            bases, A, _ = _straightened(bases, A, everything, values)
-            blocks = unknown.Commutant(limit).see(A)
-            bases = unknown.joined(blocks.bases(rng), A, limit)
-        bases = unknown.loud(bases, A, scale.limit)
-        bases, A, errors = _straightened(bases, A, everything, values)
-        outside = _outside(bases, d)
-        parts = [E.T @ values.v for E in (*bases, outside)]
-        leaks = errors @ [np.linalg.norm(part) for part in parts]
-        places = [
-            Place.of(E, values, float(leaks[h]), float(np.linalg.norm(errors[h])))
-            for h, E in enumerate(bases)
-        ]
-        zero, other = blocks.singular
-        sizes = ", ".join(str(E.shape[1]) for E in bases)
-        note = (
-            f"{len(bases)} subspaces of dimension {sizes}, from {len(A)} query tokens: singular "
-            f"values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
-        )
-        limit = 2 * float(leaks[-1]) + 3 * float(np.linalg.norm(values.v_error))
-        if np.linalg.norm(parts[-1]) <= limit:
-            return places, Rest(outside, parts[-1], False), (note,)
-        if levels == 1:
-            raise ModelMismatch(
-                f"After {_LEVELS} times that heads were found, weaker ones are left: the target is "
-                "not a sum of heads in mutually orthogonal subspaces, or they are too different."
-            )
-        turned = float(np.linalg.norm(errors[-1]))
-        remaining = Place.of(outside, values, float(leaks[-1]), turned)
-        inner = self._find(remaining.values, rng, levels - 1)
-        more, beyond, said = yield from restricted(inner, outside)
-        places += [place.within(outside, float(leaks[-1]), turned) for place in more]
-        return places, replace(beyond, basis=outside @ beyond.basis), (note, *said)
 
     def _learn(
         self,
@@ -290,116 +211,6 @@ class OrthogonalHeads:
         return Found(model, certificate, evidence, (*opened.values.precision.why, *notes))
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """One head, in all of R^d, with bounds on its errors."""
-
-    W: Array
-    v: Array
-    W_error: float
-    v_error: float
-    unbounded: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """What is in no subspace that was found."""
-
-    basis: Array
-    """Orthonormal columns (d, k): heads may read query tokens there, in W's rows."""
-    v: Array
-    """What of Σ v_h is there, in this basis."""
-    weighs: bool
-    """Whether that is more than nothing: heads with W = 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A subspace, and the values of its head."""
-
-    basis: Array
-    """Orthonormal columns (d, d_h)."""
-    values: Values
-    """v_h in this basis."""
-    leak: float
-    """How much of other heads' values its tokens may meet, as a share of the tokens' norm."""
-    turned: float
-    """How far the subspace is off: the largest part of a unit vector that belongs to others."""
-
-    @classmethod
-    def of(cls, basis: Array, values: Values, leak: float, turned: float) -> Place:
-        """Take from Σ v_g what is in the subspace, which is v_h."""
-        v_error = np.abs(basis).T @ values.v_error
-        return cls.among(basis, basis.T @ values.v, v_error, values, leak, turned)
-
-    @classmethod
-    def among(
-        cls,
-        basis: Array,
-        v: Array,
-        v_error: Array,
-        values: Values,
-        leak: float,
-        turned: float,
-    ) -> Place:
-        """Count what other heads answer to their part of the probes as if it were rounding."""
-        leak = leak + KAPPA * values.precision.unit * values.norm
-        strange = leak / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
-        precision = replace(values.precision, unit=values.precision.unit + strange)
-        return cls(basis, replace(values, v=v, v_error=v_error, precision=precision), leak, turned)
-
-    def within(self, basis: Array, leak: float, turned: float) -> Place:
-        """Return the place in a larger space of which this one was found in a part."""
-        return replace(
-            self, basis=basis @ self.basis, leak=self.leak + leak, turned=self.turned + turned
-        )
-
-    def learn(
-        self, rest: Rest, rng: np.random.Generator, number: int
-    ) -> Generator[Round, Answers, Head]:
-        """Learn W_h by Theorem 4.1: offsets in the subspace, query tokens there and in the rest."""
-        (_, k), (_, beyond) = self.basis.shape, rest.basis.shape
-        E, B = self.basis, np.hstack([self.basis, rest.basis])
-        own = self.values
-        v_error = np.append(own.v_error, np.full(beyond, np.max(own.v_error)))
-        values = replace(own, v=np.append(own.v, rest.v), v_error=v_error)
-        Z = offsets.balanced(own.v, rng)
-        rows, tokens = np.hstack([Z.made(), np.zeros((k, beyond))]), np.eye(k + beyond)
-        phase, spare = f"W of head {number}", _AGAIN_PER_TOKEN * k
-        asking = measure(values, rows, tokens[:k], free, phase, spare)
-        blocks = [(yield from restricted(asking, B))]
-        if beyond:
-            # at the scale of the others: W b is 0 more often than not, and no scale would show it
-            octave = int(np.median(np.log2(blocks[0].scale)))
-            strange = Block(rows, tokens[k:], values, free, phase)
-            yield from restricted(_at(strange, octave, _AGAIN_PER_TOKEN * beyond), B)
-            blocks.append(strange)
-        W = Z.solve(np.concatenate([block.measured() for block in blocks]))
-        size, none = float(np.linalg.norm(W)), np.zeros(k + beyond)
-        columns = np.split(np.linalg.norm(W, axis=0), [k])
-        measured = np.linalg.norm(
-            [
-                block.error(values, lengths, none, Z.largest)
-                for block, lengths in zip(blocks, columns, strict=False)
-            ]
-        )
-        turned = self.turned + KAPPA * UNIT * len(E)
-        return Head(
-            E @ W @ B.T,
-            E @ own.v,
-            Z.error(float(measured), W) + 3 * turned * size,
-            float(np.linalg.norm(own.v_error)) + self.leak + turned * own.norm,
-            tuple(line for block in blocks for line in block.unbounded(values)),
-        )
-
-
-def _at(block: Block, octave: int, spare: int) -> Generator[Round, Answers, None]:
-    """Ask for a whole block at one scale, and again what is out of range there."""
-    scales = np.full(block.shape[0], octave)
-    yield from block.ask(slice(None), slice(None), scales)
-    yield from block.retry(scales, spare)
-
-
 def _refuse_silent(places: list[Place], values: Values) -> None:
     """Refuse subspaces in which single tokens show no value: the head there weighs nothing."""
     for h, place in enumerate(places, 1):
@@ -409,26 +220,6 @@ def _refuse_silent(places: list[Place], values: Values) -> None:
                 "query can determine it. Leave that subspace out.",
                 determined={"v": values.v},
             )
-
-
-def _straightened(
-    bases: list[Array], A: Array, curves: unknown.Curves, values: Values
-) -> tuple[list[Array], Array, Array]:
-    """Take the heads' further orders away and turn the subspaces, in turn; see `aligned`."""
-    errors = np.zeros((1, 1))
-    for _ in range(_STRAIGHTENED):
-        v = np.array([E @ (E.T @ values.v) for E in bases]).reshape(-1, A.shape[1])
-        A = curves.straightened(v, A)
-        noise = _NOISE_MOST * curves.scale.noise * float(np.max(np.abs(A)))
-        turned, errors = aligned([*bases, _outside(bases, A.shape[1])], A, noise)
-        bases = turned[:-1]
-    return bases, A, errors
-
-
-def _outside(bases: list[Array], d: int) -> Array:
-    """Return an orthonormal basis of what is in no subspace."""
-    E = np.hstack([np.zeros((d, 0)), *bases])
-    return np.asarray(np.linalg.qr(E, mode="complete")[0][:, E.shape[1] :])
 
 
 def _skewness(parts: list[Array]) -> float:

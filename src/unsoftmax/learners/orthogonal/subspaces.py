@@ -214,7 +214,10 @@ def find_scale(
     wanted = max(_LOGIT, (30 * unit) ** 0.2 / _LOUDER)
     octave = float(np.clip(np.floor(np.log2(size * wanted / logit)), -100, 100))
     alpha, beta = np.exp2(max(octave, 0.0)), np.exp2(min(octave, 0.0))
-    return Scale(float(alpha), float(beta), float(unit / wanted))
+    # along a random z is z·v_h about ‖v‖/√d, and less where heads of large logits weigh little
+    weighed = 4 * float(np.sqrt(np.mean(bent[k + 1] ** 2))) / logit
+    quiet = max(1.0, values.norm / np.sqrt(len(b)) / max(weighed, 1e-300))
+    return Scale(float(alpha), float(beta), float(unit / wanted * quiet))
 
 
 def relative_error(values: Values) -> float:
@@ -243,6 +246,10 @@ class Curves:
         A[:, np.arange(d), np.arange(d)] = 8 * own
         A[:, i, j] = A[:, j, i] = 4 * (form[:, d:] - own[:, i] - own[:, j])
         return A
+
+    def loudest(self) -> int:
+        """Return the token with the largest logits."""
+        return int(np.argmax(np.linalg.norm(self.bent[:, 1], axis=1)))
 
     def remainder(self) -> float:
         """Bound what further orders make of A(b), relative to it."""

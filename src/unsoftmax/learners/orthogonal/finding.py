@@ -1,0 +1,166 @@
+"""Find the subspaces: A(b) of a few query tokens, what they have in common, where the heads are.
+
+1. A scale at which logits are small but not lost, along one query token; once more along another
+   one whose logits turn out to be much larger.
+2. A(b), one query token after the other, until the blocks they have in common stay the same.
+3. With the heads nearly known, further orders of tanh are taken away, the subspaces turned and
+   the two lines of heads of rank one joined.
+4. Heads that are too small to be seen beside others are looked for where those are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.orthogonal import subspaces
+from unsoftmax.learners.orthogonal.alignment import aligned
+from unsoftmax.learners.orthogonal.places import Place, Rest
+from unsoftmax.learners.restriction import restricted
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+from unsoftmax.theory.two_tokens import Values
+
+# Heads whose scores are too small to be seen beside others are looked for where those are not,
+# and others too small beside these, in so many steps.
+LEVELS = 3
+# A pilot may meet a head of low rank where it reads next to nothing: another one does not.
+PILOTS = 2
+# A singular value that counts as 0 and is this many times what noise makes is no noise.
+_NOISE = 1e3
+# An entry of A is off by at most this many times what noise makes of it.
+_NOISE_MOST = 3.0
+# Each time takes further orders away to 1e-2 of themselves or less.
+_STRAIGHTENED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What some query tokens showed."""
+
+    curves: subspaces.Curves
+    commutant: subspaces.Commutant
+    blocks: subspaces.Blocks
+
+
+def find(
+    values: Values, every: bool, rng: np.random.Generator, levels: int = LEVELS, leak: float = 0.0
+) -> Generator[Round, Answers, tuple[list[Place], Rest, tuple[str, ...]]]:
+    """Find the subspaces, and what is in none of them.
+
+    Parameters
+    ----------
+    values : Values
+        Σ v_h.
+    every : bool
+        Ask for all of e_1 … e_d instead of random query tokens.
+    rng : Generator
+        Draws them.
+    levels : int
+        How many times weaker heads may be looked for.
+    leak : float
+        What the tokens may meet of heads that were found before.
+    """
+    d = len(values.v)
+    seen = yield from _look(values, every, rng)
+    if seen is None:
+        alone = "A part of Σ v_h is weighed by no logit: a head with W = 0."
+        return [], Rest(np.eye(d), values.v, True), (alone,)
+    bases, A, errors, blocks = _resolved(seen, values, rng)
+    outside = _outside(bases, d)
+    parts = [E.T @ values.v for E in (*bases, outside)]
+    leaks = leak + errors @ [np.linalg.norm(part) for part in parts]
+    off = np.linalg.norm(errors, axis=1)
+    places = [Place.of(E, values, float(leaks[h]), float(off[h])) for h, E in enumerate(bases)]
+    sizes = ", ".join(str(E.shape[1]) for E in bases)
+    zero, other = blocks.singular
+    note = (
+        f"{len(bases)} subspaces of dimension {sizes}, from {len(A)} query tokens: singular "
+        f"values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
+    )
+    rest, turned = parts[-1], float(off[-1])
+    if np.linalg.norm(rest) <= 2 * leaks[-1] + 3 * np.linalg.norm(values.v_error):
+        return places, Rest(outside, rest, False, turned), (note,)
+    if levels == 1:
+        raise ModelMismatch(
+            f"After {LEVELS} times that heads were found, weaker ones are left: the target is "
+            "not a sum of heads in mutually orthogonal subspaces, or they are too different."
+        )
+    remaining = Place.of(outside, values, float(leaks[-1]), turned)
+    inner = find(remaining.values, every, rng, levels - 1, remaining.leak)
+    more, beyond, said = yield from restricted(inner, outside)
+    places += [place.within(outside, turned) for place in more]
+    beyond = replace(beyond, basis=outside @ beyond.basis, turned=beyond.turned + turned)
+    return places, beyond, (note, *said)
+
+
+def _look(
+    values: Values, every: bool, rng: np.random.Generator
+) -> Generator[Round, Answers, Seen | None]:
+    """Ask for A(b) until nothing changes; None where there are no logits."""
+    d = len(values.v)
+    tokens = np.eye(d) if every else np.linalg.qr(rng.standard_normal((d, d)))[0].T
+    step = d if every else 1
+    pilot = tokens[rng.integers(d)]
+    for _ in range(PILOTS):
+        scale = yield from subspaces.find_scale(values, pilot, rng)
+        if scale is None:
+            return None
+        commutant, bent = subspaces.Commutant(scale.limit), list[Array]()
+        for start in range(0, d, step):
+            asked = yield from subspaces.ask_curves(values, tokens[start : start + step], scale)
+            remainder = asked.remainder()
+            if remainder > subspaces.MOST_BENT:
+                pilot = tokens[start + asked.loudest()]
+                break
+            bent.append(asked.bent)
+            blocks = commutant.see(asked.hessians(), remainder)
+            if commutant.settled or start + step >= d:
+                return Seen(subspaces.Curves(scale, np.concatenate(bent)), commutant, blocks)
+    raise ModelMismatch(
+        f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one "
+        "that should be small. The target is not a sum of heads in mutually "
+        "orthogonal subspaces without biases, or some heads' scores are hidden "
+        "beside others'."
+    )
+
+
+def _resolved(
+    seen: Seen, values: Values, rng: np.random.Generator
+) -> tuple[list[Array], Array, Array, subspaces.Blocks]:
+    """Return the subspaces, A(b), by how much subspaces lean to each other, and all blocks.
+
+    With the heads nearly known, what finite differences leave of their further orders is known.
+    """
+    scale, A = seen.curves.scale, np.array(seen.commutant.seen)
+    blocks = seen.blocks
+    bases = subspaces.joined(blocks.bases(rng), A, seen.commutant.limit)
+    for limit in (scale.limit, min(scale.limit, _NOISE * scale.noise)):
+        bases, A, _ = _straightened(bases, A, seen.curves, values)
+        blocks = subspaces.Commutant(limit).see(A)
+        bases = subspaces.joined(blocks.bases(rng), A, limit)
+    bases = subspaces.loud(bases, A, scale.limit)
+    return *_straightened(bases, A, seen.curves, values), blocks
+
+
+def _straightened(
+    bases: list[Array], A: Array, curves: subspaces.Curves, values: Values
+) -> tuple[list[Array], Array, Array]:
+    """Take the heads' further orders away and turn the subspaces, in turn; see `aligned`."""
+    errors = np.zeros((1, 1))
+    for _ in range(_STRAIGHTENED):
+        v = np.array([E @ (E.T @ values.v) for E in bases]).reshape(-1, A.shape[1])
+        A = curves.straightened(v, A)
+        noise = _NOISE_MOST * curves.scale.noise * float(np.max(np.abs(A)))
+        turned, errors = aligned([*bases, _outside(bases, A.shape[1])], A, noise)
+        bases = turned[:-1]
+    return bases, A, errors
+
+
+def _outside(bases: list[Array], d: int) -> Array:
+    """Return an orthonormal basis of what is in no subspace."""
+    E = np.hstack([np.zeros((d, 0)), *bases])
+    return np.asarray(np.linalg.qr(E, mode="complete")[0][:, E.shape[1] :])
