@@ -25,7 +25,7 @@ from unsoftmax.probes import Array
 # Noise is bounded by this many deviations, and those by what one estimate in a thousand exceeds.
 _DEVIATIONS = 6.0
 _UNDERESTIMATED = 1e-3
-# Directions that no equation sees, up to the rounding of their squares, stay as they are.
+# Directions that no equation sees, up to rounding, stay as they are.
 _UNSEEN = 1e-14
 
 
@@ -74,14 +74,14 @@ def aligned(bases: list[Array], A: Array, noise: float) -> tuple[list[Array], Ar
 
 def _solved(first: Array, second: Array, between: Array) -> tuple[Array, float, float]:
     """Return K, what unit noise makes of ‖K‖_F, and the squares of what is left over."""
-    k, n = between.shape[1:]
-    mixed = np.einsum("tij,tkl->ikjl", first, second, optimize=True).reshape(k * n, k * n)
-    own = np.kron(np.sum(first @ first, axis=0), np.eye(n))
-    its = np.kron(np.eye(k), np.sum(second @ second, axis=0))
-    values, vectors = np.linalg.eigh(own + its - 2 * mixed)
-    wanted = -np.sum(first @ between - between @ second, axis=0).ravel()
-    seen = values > _UNSEEN * values[-1]
-    inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
-    K = (vectors @ (inverse * (vectors.T @ wanted))).reshape(k, n)
+    _, k, n = between.shape
+    equations = np.einsum("tij,kl->tikjl", first, np.eye(n))
+    equations -= np.einsum("ij,tkl->tikjl", np.eye(k), second)
+    stacked = np.column_stack([equations.reshape(-1, k * n), -between.ravel()])
+    triangle = np.linalg.qr(stacked, mode="r")
+    left, singular, right = np.linalg.svd(triangle[: k * n, :-1])
+    seen = singular > _UNSEEN * singular[0]
+    inverse = np.where(seen, 1 / np.where(seen, singular, 1.0), 0.0)
+    K = (right.T @ (inverse * (left.T @ triangle[: k * n, -1]))).reshape(k, n)
     over = float(np.sum((between + first @ K - K @ second) ** 2))
-    return K, float(np.sqrt(np.sum(inverse))) if seen.all() else np.inf, over
+    return K, float(np.linalg.norm(inverse)) if seen.all() else np.inf, over

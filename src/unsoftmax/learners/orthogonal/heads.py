@@ -29,7 +29,7 @@ from unsoftmax.learners.opening import Opening, read_opening
 from unsoftmax.learners.orthogonal import checks as hold_out
 from unsoftmax.learners.orthogonal import subspaces
 from unsoftmax.learners.orthogonal.finding import LEVELS, PILOTS, find
-from unsoftmax.learners.orthogonal.places import AGAIN_PER_TOKEN, Place, Rest
+from unsoftmax.learners.orthogonal.places import AGAIN_PER_TOKEN, Head, Place, Rest
 from unsoftmax.learners.restriction import restricted, together
 from unsoftmax.learners.settings import one_of, whole
 from unsoftmax.models import MultiHead
@@ -193,22 +193,19 @@ class OrthogonalHeads:
             [place.learn(rest, rng, h) for h, place in enumerate(places, 1)]
         )
         d = self.dim
-        W, v = [head.W for head in heads], [head.v for head in heads]
-        v_errors = [head.v_error for head in heads]
         if rest.weighs:
-            W, v = [*W, np.zeros((d, d))], [*v, rest.basis @ rest.v]
-            v_errors.append(float(np.linalg.norm(opened.values.v_error)) + sum(v_errors))
-        model = MultiHead(np.array(W).reshape(-1, d, d), np.array(v).reshape(-1, d))
-        errors = {
-            "W": max((head.W_error for head in heads), default=0.0),
-            "v": max(v_errors, default=0.0),
-            "w": 0.0,
-            "c": 0.0,
-        }
+            v_error = float(np.linalg.norm(opened.values.v_error))
+            v_error += sum(head.v_error for head in heads)
+            heads.append(Head(np.zeros((d, d)), rest.basis @ rest.v, 0.0, v_error, ()))
+        found = hold_out.Bounded(
+            MultiHead([head.W for head in heads], [head.v for head in heads]),
+            np.array([head.W_error for head in heads]),
+            np.array([head.v_error for head in heads]),
+        )
         unbounded = tuple(dict.fromkeys(line for head in heads for line in head.unbounded))
-        certificate = hold_out.certificate_of(errors, opened.values, checks, unbounded)
-        evidence = yield from hold_out.judged(model, certificate, opened, checks, rng)
-        return Found(model, certificate, evidence, (*opened.values.precision.why, *notes))
+        certificate = hold_out.certificate_of(found, opened.values, checks, unbounded)
+        evidence = yield from hold_out.judged(found, opened, checks, rng)
+        return Found(found.model, certificate, evidence, (*opened.values.precision.why, *notes))
 
 
 def _refuse_silent(places: list[Place], values: Values) -> None:
