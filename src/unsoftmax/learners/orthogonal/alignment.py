@@ -78,7 +78,7 @@ def _solved(first: Array, second: Array, between: Array) -> tuple[Array, float, 
     equations = np.einsum("tij,kl->tikjl", first, np.eye(n))
     equations -= np.einsum("ij,tkl->tikjl", np.eye(k), second)
     stacked = np.column_stack([equations.reshape(-1, k * n), -between.ravel()])
-    triangle = np.linalg.qr(stacked, mode="r")
+    triangle = np.asarray(np.linalg.qr(stacked, mode="r"))
     left, singular, right = np.linalg.svd(triangle[: k * n, :-1])
     seen = singular > _UNSEEN * singular[0]
     inverse = np.where(seen, 1 / np.where(seen, singular, 1.0), 0.0)

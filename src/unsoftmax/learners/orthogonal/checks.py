@@ -91,10 +91,11 @@ def judged(
     evidence = Evidence.of(checks, residual, tolerance)
     if checks and not evidence.passed:
         worst = int(np.argmax(np.abs(residual) / tolerance))
+        worse = np.abs(residual[worst]) / tolerance[worst]
         raise ModelMismatch(
             f"The {model.H} heads that were found miss fresh answers by "
-            f"{np.abs(residual[worst]):.3g} of their size where at most {tolerance[worst]:.3g} is "
-            "expected. The target is not a sum of heads in mutually orthogonal subspaces"
+            f"{np.abs(residual[worst]):.1e} of their size, {worse:.3g} times what is expected at "
+            "most. The target is not a sum of heads in mutually orthogonal subspaces"
             f"{' like these' if model.H > 1 else ''}: ExactHead learns a single head, "
             f"MultiHeadLearner heads in any position.{why(precision)}"
         )

@@ -1,7 +1,7 @@
 """Find the subspaces: A(b) of a few query tokens, what they have in common, where the heads are.
 
-1. A scale at which logits are small but not lost, along one query token; once more along another
-   one whose logits turn out to be much larger.
+1. A scale at which logits are small but not lost, along one query token; a smaller one where those
+   along others turn out to be larger.
 2. A(b), one query token after the other, until the blocks they have in common stay the same.
 3. With the heads nearly known, further orders of tanh are taken away, the subspaces turned and
    the two lines of heads of rank one joined.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.opening import why
 from unsoftmax.learners.orthogonal import subspaces
 from unsoftmax.learners.orthogonal.alignment import aligned
 from unsoftmax.learners.orthogonal.places import Place, Rest
@@ -27,8 +28,11 @@ from unsoftmax.theory.two_tokens import Values
 # Heads whose scores are too small to be seen beside others are looked for where those are not,
 # and others too small beside these, in so many steps.
 LEVELS = 3
-# A pilot may meet a head of low rank where it reads next to nothing: another one does not.
-PILOTS = 2
+# A pilot may meet a head where it reads next to nothing, or hardly any of its values: then logits
+# turn out to be larger than it said, and smaller ones are asked for.
+SCALES = 3
+# More than this of A(b) and they are.
+_BENT = 1e-3
 # A singular value that counts as 0 and is this many times what noise makes is no noise.
 _NOISE = 1e3
 # An entry of A is off by at most this many times what noise makes of it.
@@ -104,27 +108,28 @@ def _look(
     d = len(values.v)
     tokens = np.eye(d) if every else np.linalg.qr(rng.standard_normal((d, d)))[0].T
     step = d if every else 1
-    pilot = tokens[rng.integers(d)]
-    for _ in range(PILOTS):
-        scale = yield from subspaces.find_scale(values, pilot, rng)
-        if scale is None:
-            return None
+    scale = yield from subspaces.find_scale(values, tokens[rng.integers(d)], rng)
+    if scale is None:
+        return None
+    for attempt in range(SCALES):
+        if scale.limit > subspaces.MOST_BENT and attempt:
+            break
+        most = max(_BENT, scale.limit) if attempt + 1 < SCALES else subspaces.MOST_BENT
         commutant, bent = subspaces.Commutant(scale.limit), list[Array]()
         for start in range(0, d, step):
             asked = yield from subspaces.ask_curves(values, tokens[start : start + step], scale)
             remainder = asked.remainder()
-            if remainder > subspaces.MOST_BENT:
-                pilot = tokens[start + asked.loudest()]
+            if remainder > most:
+                scale = scale.lower(remainder)
                 break
             bent.append(asked.bent)
             blocks = commutant.see(asked.hessians(), remainder)
             if commutant.settled or start + step >= d:
                 return Seen(subspaces.Curves(scale, np.concatenate(bent)), commutant, blocks)
     raise ModelMismatch(
-        f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one "
-        "that should be small. The target is not a sum of heads in mutually "
-        "orthogonal subspaces without biases, or some heads' scores are hidden "
-        "beside others'."
+        f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one that "
+        "should be small. The target is not a sum of heads in mutually orthogonal subspaces "
+        "without biases, or some heads' scores are hidden beside others'." + why(values.precision)
     )
 
 

@@ -28,7 +28,7 @@ from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.opening import Opening, read_opening
 from unsoftmax.learners.orthogonal import checks as hold_out
 from unsoftmax.learners.orthogonal import subspaces
-from unsoftmax.learners.orthogonal.finding import LEVELS, PILOTS, find
+from unsoftmax.learners.orthogonal.finding import LEVELS, SCALES, find
 from unsoftmax.learners.orthogonal.places import AGAIN_PER_TOKEN, Head, Place, Rest
 from unsoftmax.learners.restriction import restricted, together
 from unsoftmax.learners.settings import one_of, whole
@@ -144,14 +144,14 @@ class OrthogonalHeads:
             )
         d = int(self.dim)
         found = range(d, max(d - LEVELS, 0), -1)  # dimensions that are left, at most
-        each = [subspaces.PILOT + k * subspaces.hessian_queries(k) for k in found]
-        at_most = d + PILOTS * sum(each)
+        each = [subspaces.PILOT + SCALES * k * subspaces.hessian_queries(k) for k in found]
+        at_most = d + sum(each)
         at_most += (1 + AGAIN_PER_TOKEN) * d * d  # H ≤ d heads with d query tokens at most
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=2 * at_most - d,
-            rounds=16 + PILOTS * sum(2 if self.tokens == "all" else 1 + k for k in found),
+            rounds=16 + SCALES * sum(2 if self.tokens == "all" else 1 + k for k in found),
             formula=f"d + {subspaces.PILOT} + d(d+1) per query token + Σ d_h²",
         )
 

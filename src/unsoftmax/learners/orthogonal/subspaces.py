@@ -39,6 +39,10 @@ _LINEAR = 0.1
 _LOGIT = 0.004
 # Further orders may be this many times what they are on average.
 _REMAINDER = 3.0
+# So small are further orders meant to be where they turned out to be larger.
+_SMALL_REMAINDER = 1e-6
+# Scaled tokens and their answers must stay in float32's range.
+_EXTREME = 100
 # More than this of A and the logits are not small: what is read off is no Hessian.
 MOST_BENT = 0.03
 # Coarse answers get the logits at which rounding, unit/t, and further orders, t⁴/30, are equal,
@@ -68,6 +72,17 @@ class Scale:
     def limit(self) -> float:
         """The relative singular value half way between noise and what counts."""
         return float(np.sqrt(self.noise))
+
+    @classmethod
+    def at(cls, octave: float, noise: float) -> Scale:
+        """Scale z up or b down: a token that is large beside the other keeps its digits."""
+        octave = float(np.clip(np.floor(octave), -_EXTREME, _EXTREME))
+        return cls(float(np.exp2(max(octave, 0.0))), float(np.exp2(min(octave, 0.0))), noise)
+
+    def lower(self, remainder: float) -> Scale:
+        """Return a scale at which further orders are small, not ``remainder``: they go as t⁴."""
+        octaves = np.log2(min(remainder, 1.0) / _SMALL_REMAINDER) / 4
+        return Scale.at(np.log2(self.alpha * self.beta) - octaves, self.noise * 2.0**octaves)
 
 
 @dataclass(slots=True)
@@ -212,12 +227,10 @@ def find_scale(
     size = np.exp2(_OCTAVES[k + 1])
     unit = relative_error(values)
     wanted = max(_LOGIT, (30 * unit) ** 0.2 / _LOUDER)
-    octave = float(np.clip(np.floor(np.log2(size * wanted / logit)), -100, 100))
-    alpha, beta = np.exp2(max(octave, 0.0)), np.exp2(min(octave, 0.0))
     # along a random z is z·v_h about ‖v‖/√d, and less where heads of large logits weigh little
     weighed = 4 * float(np.sqrt(np.mean(bent[k + 1] ** 2))) / logit
     quiet = max(1.0, values.norm / np.sqrt(len(b)) / max(weighed, 1e-300))
-    return Scale(float(alpha), float(beta), float(unit / wanted * quiet))
+    return Scale.at(float(np.log2(size * wanted / logit)), float(unit / wanted * quiet))
 
 
 def relative_error(values: Values) -> float:
@@ -246,10 +259,6 @@ class Curves:
         A[:, np.arange(d), np.arange(d)] = 8 * own
         A[:, i, j] = A[:, j, i] = 4 * (form[:, d:] - own[:, i] - own[:, j])
         return A
-
-    def loudest(self) -> int:
-        """Return the token with the largest logits."""
-        return int(np.argmax(np.linalg.norm(self.bent[:, 1], axis=1)))
 
     def remainder(self) -> float:
         """Bound what further orders make of A(b), relative to it."""
