@@ -23,6 +23,8 @@ from unsoftmax.theory.precision import KAPPA, UNIT
 from unsoftmax.theory.two_tokens import Values
 
 AGAIN_PER_TOKEN = 2
+# Leaks of up to this share of a head's values are bounded to first order, times what is beyond it.
+_SMALL_SHARE, _BEYOND_FIRST_ORDER = 0.1, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,19 @@ class Head:
 
     W: Array
     v: Array
-    W_error: float
+    W_most: float
+    """Bound on ‖ΔW‖_F whatever other heads answer to what leaks to them."""
+    W_beside: tuple[float, float]
+    """The same where their scores are known: a bound, and what to add to it per ‖W_g‖."""
     v_error: float
     unbounded: tuple[str, ...]
+
+    def W_error(self, others: float) -> float:
+        """Bound ‖ΔW‖_F beside heads with ‖W_g‖ up to ``others``."""
+        bound, more = self.W_beside
+        if not np.isfinite(others):
+            return self.W_most
+        return min(self.W_most, bound + more * others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,8 @@ class Place:
     """How much of other heads' values its tokens may meet, as a share of the tokens' norm."""
     turned: float
     """How far the subspace is off: the largest part of a unit vector that belongs to others."""
+    unit: float
+    """Roundoff of the answers without the leak."""
 
     @classmethod
     def of(cls, basis: Array, values: Values, leak: float, turned: float) -> Place:
@@ -80,10 +94,12 @@ class Place:
         turned: float,
     ) -> Place:
         """Count what other heads answer to their part of the probes as if it were rounding."""
+        norm = max(float(np.linalg.norm(v)), 1e-300)
+        rounding = values.precision.unit * (1 + values.norm / norm)
         leak = leak + KAPPA * values.precision.unit * values.norm
-        strange = leak / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
-        precision = replace(values.precision, unit=values.precision.unit + strange)
-        return cls(basis, replace(values, v=v, v_error=v_error, precision=precision), leak, turned)
+        precision = replace(values.precision, unit=values.precision.unit + leak / norm / KAPPA)
+        values = replace(values, v=v, v_error=v_error, precision=precision)
+        return cls(basis, values, leak, turned, rounding)
 
     def within(self, basis: Array, turned: float) -> Place:
         """Return the place in a larger space of which this one was found in a part."""
@@ -112,21 +128,45 @@ class Place:
         W = Z.solve(np.concatenate([block.measured() for block in blocks]))
         size, none = float(np.linalg.norm(W)), np.zeros(k + beyond)
         columns = np.split(np.linalg.norm(W, axis=0), [k])
-        measured = np.linalg.norm(
-            [
+        turned = self.turned + KAPPA * UNIT * len(E)
+        beyond_size = float(np.linalg.norm(W[:, k:]))
+        moved = 3 * turned * size + 2 * rest.turned * beyond_size
+
+        def bound(values: Values, leaked: float) -> float:
+            each = [
                 block.error(values, lengths, none, Z.largest)
                 for block, lengths in zip(blocks, columns, strict=False)
             ]
-        )
-        turned = self.turned + KAPPA * UNIT * len(E)
-        beyond_size = float(np.linalg.norm(W[:, k:]))
+            return Z.error(float(np.linalg.norm([*each, leaked])), W) + moved
+
+        exact = replace(values, precision=replace(own.precision, unit=self.unit))
+        first, second = self._leaked(blocks, turned, rest.turned)
         return Head(
             E @ W @ B.T,
             E @ own.v,
-            Z.error(float(measured), W) + 3 * turned * size + 2 * rest.turned * beyond_size,
+            bound(values, 0.0),
+            (bound(exact, first), second / Z.smallest),
             float(np.linalg.norm(own.v_error)) + self.leak + turned * own.norm,
             tuple(line for block in blocks for line in block.unbounded(values)),
         )
+
+    def _leaked(self, blocks: list[Block], turned: float, beyond: float) -> tuple[float, float]:
+        """Bound what a leak makes of the measurements, and what per ‖W_g‖ of the others.
+
+        Another head answers its part of z by ½ + t_g/4 at most, not by σ(t): with the share r of
+        z·v̂ that is not v_h's, tanh(t̂/2) = (1 − r)·tanh(t/2) but for t_g, and t_g is small twice.
+        """
+        first = second = 0.0
+        for block, tilt in zip(blocks, (turned, beyond), strict=False):
+            gates = block.gates()
+            share = np.broadcast_to(self.leak * block.a.norm / np.abs(block.a.value), block.shape)
+            if not np.max(share, initial=0.0) <= _SMALL_SHARE:
+                return np.inf, np.inf
+            with np.errstate(over="ignore"):
+                first += float(np.sum((share * np.sinh(np.abs(gates.logit)) / block.scale) ** 2))
+            others = share * gates.slope / 4 * block.a.norm * turned * (turned + tilt)
+            second += float(np.sum(others**2))
+        return _BEYOND_FIRST_ORDER * np.sqrt(first), np.sqrt(second)
 
 
 def _at(block: Block, octave: int, spare: int) -> Generator[Round, Answers, None]:
