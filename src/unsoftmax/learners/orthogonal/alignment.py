@@ -15,6 +15,7 @@ Source: beyond the paper; first-order perturbation of invariant subspaces (Stewa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -29,7 +30,24 @@ _UNDERESTIMATED = 1e-3
 _UNSEEN = 1e-14
 
 
-def aligned(bases: list[Array], A: Array, noise: float) -> tuple[list[Array], Array]:
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Subspaces that were turned."""
+
+    bases: list[Array]
+    """Orthonormal (d, d_h), that make up R^d."""
+    errors: Array
+    """Bounds on ‖K_gh‖_F, (H, H), the diagonal is 0; up to 1, which is no bound at all."""
+    noise: float
+    """The standard deviation of an entry of A, bounded."""
+
+    @property
+    def unseen(self) -> float:
+        """Bound what of ‖A(b)‖_F over all b may be outside of all blocks."""
+        return _DEVIATIONS * self.noise * len(self.bases[0])
+
+
+def aligned(bases: list[Array], A: Array, noise: float) -> Aligned:
     """Turn the subspaces, and bound by how much each may still lean to each other one.
 
     Parameters
@@ -40,13 +58,6 @@ def aligned(bases: list[Array], A: Array, noise: float) -> tuple[list[Array], Ar
         What is block diagonal in the right bases, up to noise.
     noise : float
         The most that an entry of A may be off by, where there is too little left over to tell.
-
-    Returns
-    -------
-    list of ndarray (d, d_h)
-        The bases, turned.
-    ndarray (H, H)
-        Bounds on ‖K_gh‖_F, the diagonal is 0; up to 1, which is no bound at all.
     """
     E = np.hstack(bases)
     M = E.T @ A @ E
@@ -65,11 +76,12 @@ def aligned(bases: list[Array], A: Array, noise: float) -> tuple[list[Array], Ar
     deviation = noise
     if equations:
         chance = 2 * gammaincinv(equations / 2, _UNDERESTIMATED)
-        deviation = min(noise, float(np.sqrt(left / chance)))
+        # what is left over is never below it, whatever noise was thought to be
+        deviation = max(min(noise, np.sqrt(left / chance)), np.sqrt(left / equations))
     turned, _ = np.linalg.qr(E + E @ turn)
     turned *= np.sign(np.sum(turned * E, axis=0))
     errors = np.minimum(_DEVIATIONS * deviation * (gain + gain.T), 1.0)
-    return np.split(turned, ends[1:-1], axis=1), errors
+    return Aligned(np.split(turned, ends[1:-1], axis=1), errors, float(deviation))
 
 
 def _solved(first: Array, second: Array, between: Array) -> tuple[Array, float, float]:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.opening import why
 from unsoftmax.learners.orthogonal import subspaces
-from unsoftmax.learners.orthogonal.alignment import aligned
+from unsoftmax.learners.orthogonal.alignment import Aligned, aligned
 from unsoftmax.learners.orthogonal.places import Place, Rest
 from unsoftmax.learners.restriction import restricted
 from unsoftmax.probes import Array, Round
@@ -71,19 +71,28 @@ def find(
     d = len(values.v)
     seen = yield from _look(values, every, rng)
     if seen is None:
+        if subspaces.blind(values):
+            raise NotIdentifiable(
+                f"A part of Σ v_h, {values.norm:.1e} large, is weighed by no logit that shows "
+                "beside other heads: whether its W is 0 cannot be told." + why(values.precision),
+                determined={"v": values.v},
+            )
         alone = "A part of Σ v_h is weighed by no logit: a head with W = 0."
         return [], Rest(np.eye(d), values.v, True), (alone,)
-    bases, A, errors, blocks = _resolved(seen, values, rng)
-    outside = _outside(bases, d)
-    parts = [E.T @ values.v for E in (*bases, outside)]
-    leaks = leak + errors @ [np.linalg.norm(part) for part in parts]
-    off = np.linalg.norm(errors, axis=1)
-    places = [Place.of(E, values, float(leaks[h]), float(off[h])) for h, E in enumerate(bases)]
+    found, blocks = _resolved(seen, values, rng)
+    *bases, outside = found.bases
+    parts = [E.T @ values.v for E in found.bases]
+    leaks = leak + found.errors @ [np.linalg.norm(part) for part in parts]
+    off = np.linalg.norm(found.errors, axis=1)
+    places = [
+        Place.of(E, values, float(leaks[h]), float(off[h]), found.unseen)
+        for h, E in enumerate(bases)
+    ]
     sizes = ", ".join(str(E.shape[1]) for E in bases)
     zero, other = blocks.singular
     note = (
-        f"{len(bases)} subspaces of dimension {sizes}, from {len(A)} query tokens: singular "
-        f"values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
+        f"{len(bases)} subspaces of dimension {sizes}, from {len(seen.curves.bent)} query tokens: "
+        f"singular values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
     )
     rest, turned = parts[-1], float(off[-1])
     if np.linalg.norm(rest) <= 2 * leaks[-1] + 3 * np.linalg.norm(values.v_error):
@@ -93,7 +102,7 @@ def find(
             f"After {LEVELS} times that heads were found, weaker ones are left: the target is "
             "not a sum of heads in mutually orthogonal subspaces, or they are too different."
         )
-    remaining = Place.of(outside, values, float(leaks[-1]), turned)
+    remaining = Place.of(outside, values, float(leaks[-1]), turned, found.unseen)
     inner = find(remaining.values, every, rng, levels - 1, remaining.leak)
     more, beyond, said = yield from restricted(inner, outside)
     places += [place.within(outside, turned) for place in more]
@@ -135,8 +144,8 @@ def _look(
 
 def _resolved(
     seen: Seen, values: Values, rng: np.random.Generator
-) -> tuple[list[Array], Array, Array, subspaces.Blocks]:
-    """Return the subspaces, A(b), by how much subspaces lean to each other, and all blocks.
+) -> tuple[Aligned, subspaces.Blocks]:
+    """Return the subspaces, by how much they lean to each other, and all blocks.
 
     With the heads nearly known, what finite differences leave of their further orders is known.
     """
@@ -144,28 +153,28 @@ def _resolved(
     blocks = seen.blocks
     bases = subspaces.joined(blocks.bases(rng), A, seen.commutant.limit)
     for limit in (scale.limit, min(scale.limit, _NOISE * scale.noise)):
-        bases, A, _ = _straightened(bases, A, seen.curves, values)
+        _, A = _straightened(bases, A, seen.curves, values)
         blocks = subspaces.Commutant(limit).see(A)
         bases = subspaces.joined(blocks.bases(rng), A, limit)
     bases = subspaces.loud(bases, A, scale.limit)
-    return *_straightened(bases, A, seen.curves, values), blocks
+    found, _ = _straightened(bases, A, seen.curves, values)
+    return found, blocks
 
 
 def _straightened(
     bases: list[Array], A: Array, curves: subspaces.Curves, values: Values
-) -> tuple[list[Array], Array, Array]:
-    """Take the heads' further orders away and turn the subspaces, in turn; see `aligned`."""
-    errors = np.zeros((1, 1))
+) -> tuple[Aligned, Array]:
+    """Take the heads' further orders away and turn the subspaces, in turn."""
+    d = A.shape[1]
     for _ in range(_STRAIGHTENED):
-        v = np.array([E @ (E.T @ values.v) for E in bases]).reshape(-1, A.shape[1])
-        A = curves.straightened(v, A)
+        A = curves.straightened(np.array([E @ (E.T @ values.v) for E in bases]), A)
         noise = _NOISE_MOST * curves.scale.noise * float(np.max(np.abs(A)))
-        turned, errors = aligned([*bases, _outside(bases, A.shape[1])], A, noise)
-        bases = turned[:-1]
-    return bases, A, errors
+        found = aligned([*bases, _outside(bases, d)], A, noise)
+        bases = found.bases[:-1]
+    return found, A
 
 
 def _outside(bases: list[Array], d: int) -> Array:
     """Return an orthonormal basis of what is in no subspace."""
-    E = np.hstack([np.zeros((d, 0)), *bases])
+    E = np.hstack(bases)
     return np.asarray(np.linalg.qr(E, mode="complete")[0][:, E.shape[1] :])

@@ -76,12 +76,18 @@ class Place:
     """How far the subspace is off: the largest part of a unit vector that belongs to others."""
     unit: float
     """Roundoff of the answers without the leak."""
+    outside: float = 0.0
+    """What of W_h may lead out of the subspace, where that was found."""
 
     @classmethod
-    def of(cls, basis: Array, values: Values, leak: float, turned: float) -> Place:
-        """Take from Σ v_g what is in the subspace, which is v_h."""
+    def of(cls, basis: Array, values: Values, leak: float, turned: float, unseen: float) -> Place:
+        """Take from Σ v_g what is in the subspace, which is v_h.
+
+        A(b) may lead out of it by ``unseen``: A(b)v_h/‖v_h‖² = W_h b as far as that is outside.
+        """
         v_error = np.abs(basis).T @ values.v_error
-        return cls.among(basis, basis.T @ values.v, v_error, values, leak, turned)
+        place = cls.among(basis, basis.T @ values.v, v_error, values, leak, turned)
+        return replace(place, outside=unseen / max(place.values.norm, 1e-300))
 
     @classmethod
     def among(
@@ -130,7 +136,7 @@ class Place:
         columns = np.split(np.linalg.norm(W, axis=0), [k])
         turned = self.turned + KAPPA * UNIT * len(E)
         beyond_size = float(np.linalg.norm(W[:, k:]))
-        moved = 3 * turned * size + 2 * rest.turned * beyond_size
+        moved = 3 * turned * size + 2 * rest.turned * beyond_size + self.outside
 
         def bound(values: Values, leaked: float) -> float:
             each = [

@@ -50,6 +50,8 @@ MOST_BENT = 0.03
 _LOUDER = 4.0
 # Below this many times the answers' error there is nothing to see.
 _VISIBLE = 30.0
+# Largest logits show in a direction that meets v this much less than a random one.
+_SATURATED = 0.1
 # H and the rank must stay the same for so many b.
 _UNCHANGED = 3
 # Lines belong together whose profiles differ by at most this share, and by so many times what
@@ -231,6 +233,12 @@ def find_scale(
     weighed = 4 * float(np.sqrt(np.mean(bent[k + 1] ** 2))) / logit
     quiet = max(1.0, values.norm / np.sqrt(len(b)) / max(weighed, 1e-300))
     return Scale.at(float(np.log2(size * wanted / logit)), float(unit / wanted * quiet))
+
+
+def blind(values: Values) -> bool:
+    """Return whether even the largest logits would not show: by them z·v/2 is told from 0."""
+    largest = 1 / (2 * np.sqrt(len(values.v)))
+    return bool(relative_error(values) * _VISIBLE > _SATURATED * largest)
 
 
 def relative_error(values: Values) -> float:
