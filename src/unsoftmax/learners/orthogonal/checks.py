@@ -34,6 +34,8 @@ _ALIGNMENT = 2.0
 # Exact answers are missed by so much of their size at most: right models missed 8e-9 at worst
 # (measured over 1,000 targets, fresh sequences).
 _AGREES = 2e-8
+# Answers too coarse to find heads rightly are missed by more than expected, but not by this much.
+_CLEARLY = 10.0
 # e to this power, and float64 goes on.
 _MOST_MOVED = 100.0
 # A tolerance of more than this share of what a head says beside its mean says nothing of it.
@@ -89,23 +91,24 @@ def judged(
     residual = np.concatenate([part.residual for part in missed])
     tolerance = np.concatenate([part.tolerance for part in missed])
     evidence = Evidence.of(checks, residual, tolerance)
-    if checks and not evidence.passed:
-        worst = int(np.argmax(np.abs(residual) / tolerance))
-        worse = np.abs(residual[worst]) / tolerance[worst]
-        raise ModelMismatch(
-            f"The {model.H} heads that were found miss fresh answers by "
-            f"{np.abs(residual[worst]):.1e} of their size, {worse:.3g} times what is expected at "
-            "most. The target is not a sum of heads in mutually orthogonal subspaces"
-            f"{' like these' if model.H > 1 else ''}: ExactHead learns a single head, "
-            f"MultiHeadLearner heads in any position.{why(precision)}"
-        )
-    if precision != Precision() and any(untold.values()):
+    worst = int(np.argmax(np.abs(residual) / tolerance)) if len(residual) else 0
+    worse = float(np.abs(residual[worst]) / tolerance[worst]) if len(residual) else 0.0
+    coarse = precision != Precision()
+    if coarse and any(untold.values()) and worse <= _CLEARLY:
         raise NotIdentifiable(
             f"The answers are too coarse for {sum(untold.values())} of {model.H} heads: with "
             "bounds like theirs fresh sequences tell nothing of them, where their logits are "
             "moderate. LowRankHead and ApproximateHead learn a single head from coarse answers."
             + why(precision),
             determined={"v": opened.values.v},
+        )
+    if checks and not evidence.passed:
+        raise ModelMismatch(
+            f"The {model.H} heads that were found miss fresh answers by "
+            f"{np.abs(residual[worst]):.1e} of their size, {worse:.3g} times what is expected at "
+            "most. The target is not a sum of heads in mutually orthogonal subspaces"
+            f"{' like these' if model.H > 1 else ''}: ExactHead learns a single head, "
+            f"MultiHeadLearner heads in any position.{why(precision)}"
         )
     return evidence
 
