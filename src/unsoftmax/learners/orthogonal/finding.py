@@ -138,7 +138,8 @@ def _look(
     raise ModelMismatch(
         f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one that "
         "should be small. The target is not a sum of heads in mutually orthogonal subspaces "
-        "without biases, or some heads' scores are hidden beside others'." + why(values.precision)
+        "without biases, or its answers are too coarse, or some heads' scores are hidden beside "
+        "others'." + why(values.precision)
     )
 
 
