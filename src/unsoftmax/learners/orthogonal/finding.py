@@ -47,7 +47,6 @@ class Seen:
 
     curves: subspaces.Curves
     commutant: subspaces.Commutant
-    blocks: subspaces.Blocks
 
 
 def find(
@@ -132,9 +131,9 @@ def _look(
                 scale = scale.lower(remainder)
                 break
             bent.append(asked.bent)
-            blocks = commutant.see(asked.hessians(), remainder)
+            commutant.see(asked.hessians(), remainder)
             if commutant.settled or start + step >= d:
-                return Seen(subspaces.Curves(scale, np.concatenate(bent)), commutant, blocks)
+                return Seen(subspaces.Curves(scale, np.concatenate(bent)), commutant)
     raise ModelMismatch(
         f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one that "
         "should be small. The target is not a sum of heads in mutually orthogonal subspaces "
@@ -151,11 +150,13 @@ def _resolved(
     With the heads nearly known, what finite differences leave of their further orders is known.
     """
     scale, A = seen.curves.scale, np.array(seen.commutant.seen)
-    blocks = seen.blocks
+    blocks = seen.commutant.blocks(len(A))
     bases = subspaces.joined(blocks.bases(rng), A, seen.commutant.limit)
     for limit in (scale.limit, min(scale.limit, _NOISE * scale.noise)):
         _, A = _straightened(bases, A, seen.curves, values)
-        blocks = subspaces.Commutant(limit).see(A)
+        commutant = subspaces.Commutant(limit)
+        commutant.see(A)
+        blocks = commutant.blocks(len(A))
         bases = subspaces.joined(blocks.bases(rng), A, limit)
     bases = subspaces.loud(bases, A, scale.limit)
     found, _ = _straightened(bases, A, seen.curves, values)

@@ -91,7 +91,7 @@ class OrthogonalHeads:
     tokens: Literal["few", "all"] = "few"
     seed: int = 0
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)

@@ -95,37 +95,48 @@ class Commutant:
     """Relative singular values up to this count as 0."""
     seen: list[Array] = field(default_factory=list)
     """A(b), one by one."""
-    shapes: list[tuple[int, int]] = field(default_factory=list)
-    """Joint rank and H, after each round."""
+    _ranges: list[tuple[int, float]] = field(default_factory=list)
     _within: Array | None = None
     _triangle: Array | None = None
+    _blocks: dict[int, Blocks] = field(default_factory=dict)
+
+    def see(self, found: Array, limit: float = 0.0) -> None:
+        """Take some A(b), known up to ``limit`` if that is larger than it was."""
+        self.limit = max(self.limit, limit)
+        self.seen += list(found)
+        within, left = _range(self.seen, self.limit)
+        self._ranges.append((within.shape[1], left))
+        if self._within is None or within.shape != self._within.shape:
+            # other directions: everything anew
+            self._within, self._triangle, self._blocks = within, None, {}
 
     @property
     def settled(self) -> bool:
-        """Whether the joint rank and H have stayed the same long enough."""
-        last = self.shapes[-_UNCHANGED:]
-        return len(last) == _UNCHANGED and len(set(last)) == 1
+        """Whether the joint rank and H have stayed the same for the last A(b)."""
+        if len({rank for rank, _ in self._ranges[-_UNCHANGED:]}) > 1:
+            return False
+        first = len(self.seen) - _UNCHANGED + 1
+        if first < 1 or len(self._ranges) < _UNCHANGED:
+            return False
+        return len({self.blocks(n).shape for n in range(first, len(self.seen) + 1)}) == 1
 
-    def see(self, found: Array, limit: float = 0.0) -> Blocks:
-        """Take some A(b); return the blocks that all have in common, up to ``limit`` if larger."""
-        self.limit = max(self.limit, limit)
-        self.seen += list(found)
-        (within, left), new = _range(self.seen, self.limit), list(found)
-        if self._within is not None and within.shape == self._within.shape:
-            within = self._within
-        else:  # other directions: everything anew
-            self._within, self._triangle, new = within, None, self.seen
-        size = max(float(np.linalg.norm(x, 2)) for x in self.seen)
-        triangle = self._triangle
+    def blocks(self, count: int) -> Blocks:
+        """Return the blocks that the first ``count`` A(b) have in common."""
+        if count in self._blocks:
+            return self._blocks[count]
+        assert self._within is not None
+        within, triangle = self._within, self._triangle
+        new = self.seen[max(self._blocks, default=0) : count]
         if triangle is None:
             triangle = np.zeros((0, within.shape[1] * (within.shape[1] + 1) // 2))
         for x in new:
             rows = np.vstack([triangle, _commutator(within.T @ x @ within)])
             triangle = np.asarray(np.linalg.qr(rows, mode="r"))
         self._triangle = triangle
-        blocks = _blocks(within, triangle / size, self.limit, left)
-        self.shapes.append(blocks.shape)
-        return blocks
+        size = max(float(np.linalg.norm(x, 2)) for x in self.seen[:count])
+        found = _blocks(within, triangle / size, self.limit, self._ranges[-1][1])
+        self._blocks[count] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
