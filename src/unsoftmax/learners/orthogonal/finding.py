@@ -77,7 +77,8 @@ def find(
                 determined={"v": values.v},
             )
         alone = "A part of Σ v_h is weighed by no logit: a head with W = 0."
-        return [], Rest(np.eye(d), values.v, True), (alone,)
+        rest = Rest(np.eye(d), values.v, True, W_error=subspaces.unscored(values))
+        return [], rest, (alone,)
     found, blocks = _resolved(seen, values, rng)
     *bases, outside = found.bases
     parts = [E.T @ values.v for E in found.bases]
@@ -93,9 +94,9 @@ def find(
         f"{len(bases)} subspaces of dimension {sizes}, from {len(seen.curves.bent)} query tokens: "
         f"singular values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
     )
-    rest, turned = parts[-1], float(off[-1])
-    if np.linalg.norm(rest) <= 2 * leaks[-1] + 3 * np.linalg.norm(values.v_error):
-        return places, Rest(outside, rest, False, turned), (note,)
+    turned = float(off[-1])
+    if np.linalg.norm(parts[-1]) <= 2 * leaks[-1] + 3 * np.linalg.norm(values.v_error):
+        return places, Rest(outside, parts[-1], False, turned), (note,)
     if levels == 1:
         raise ModelMismatch(
             f"After {LEVELS} times that heads were found, weaker ones are left: the target is "
@@ -120,8 +121,12 @@ def _look(
     if scale is None:
         return None
     for attempt in range(SCALES):
-        if scale.limit > subspaces.MOST_BENT and attempt:
-            break
+        if scale.limit > subspaces.MOST_LIMIT:
+            raise NotIdentifiable(
+                f"The answers are too coarse to find subspaces: noise is {scale.noise:.0e} of what "
+                "logits show at the scale at which they are small." + why(values.precision),
+                determined={"v": values.v},
+            )
         most = max(_BENT, scale.limit) if attempt + 1 < SCALES else subspaces.MOST_BENT
         commutant, bent = subspaces.Commutant(scale.limit), list[Array]()
         for start in range(0, d, step):

@@ -196,7 +196,8 @@ class OrthogonalHeads:
         if rest.weighs:
             v_error = float(np.linalg.norm(opened.values.v_error))
             v_error += sum(head.v_error for head in heads)
-            heads.append(Head(np.zeros((d, d)), rest.basis @ rest.v, 0.0, (0.0, 0.0), v_error, ()))
+            W = rest.W_error, (rest.W_error, 0.0)
+            heads.append(Head(np.zeros((d, d)), rest.basis @ rest.v, *W, v_error, ()))
         loudest = max(float(np.linalg.norm(head.W)) + head.W_most for head in heads)
         found = hold_out.Bounded(
             MultiHead([head.W for head in heads], [head.v for head in heads]),

@@ -2,8 +2,9 @@
 
 For tokens in U_h every other head answers x·v_g = 0, so head h answers alone: Theorem 4.1 in d_h
 dimensions, with query tokens from what is in no subspace as well, which W_h's rows may read. Where
-U_h is off by K towards U_g, the tokens meet ‖K‖·‖v_g‖ of the other's values: a leak, which is
-counted as if it were rounding.
+U_h is off by K towards U_g, the tokens meet ‖K‖·‖v_g‖ of the other's values: a leak. Whatever
+the other answers there it is no more than rounding of that size would be; and it is far less
+where its logits, small by ‖K‖ twice, are.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Rest:
     """Whether that is more than nothing: heads with W = 0."""
     turned: float = 0.0
     """How far this space is off."""
+    W_error: float = 0.0
+    """What the W of heads that seem to have none may be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ _REMAINDER = 3.0
 _SMALL_REMAINDER = 1e-6
 # Scaled tokens and their answers must stay in float32's range.
 _EXTREME = 100
+# Beyond this nothing is left between noise and what counts.
+MOST_LIMIT = 0.2
 # More than this of A and the logits are not small: what is read off is no Hessian.
 MOST_BENT = 0.03
 # Coarse answers get the logits at which rounding, unit/t, and further orders, t⁴/30, are equal,
@@ -250,6 +252,13 @@ def blind(values: Values) -> bool:
     """Return whether even the largest logits would not show: by them z·v/2 is told from 0."""
     largest = 1 / (2 * np.sqrt(len(values.v)))
     return bool(relative_error(values) * _VISIBLE > _SATURATED * largest)
+
+
+def unscored(values: Values) -> float:
+    """Bound ‖W‖_F of heads that show no logit at the largest scale: z·v·t/4 is invisible there."""
+    d = len(values.v)
+    logit = 4 * _VISIBLE * relative_error(values) * np.sqrt(d)
+    return float(d * logit * np.exp2(-_OCTAVES[-1]))
 
 
 def relative_error(values: Values) -> float:
