@@ -95,8 +95,9 @@ def find(
         f"singular values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
     )
     turned = float(off[-1])
-    if np.linalg.norm(parts[-1]) <= 2 * leaks[-1] + 3 * np.linalg.norm(values.v_error):
-        return places, Rest(outside, parts[-1], False, turned), (note,)
+    hidden = float(2 * leaks[-1] + 3 * np.linalg.norm(values.v_error))
+    if np.linalg.norm(parts[-1]) <= hidden:
+        return places, Rest(outside, parts[-1], False, turned, hidden=hidden), (note,)
     if levels == 1:
         raise ModelMismatch(
             f"After {LEVELS} times that heads were found, weaker ones are left: the target is "

@@ -202,10 +202,12 @@ class OrthogonalHeads:
         found = hold_out.Bounded(
             MultiHead([head.W for head in heads], [head.v for head in heads]),
             np.array([head.W_error(loudest) for head in heads]),
-            np.array([head.v_error for head in heads]),
+            np.array([head.v_error + rest.hidden for head in heads]),
         )
-        unbounded = tuple(dict.fromkeys(line for head in heads for line in head.unbounded))
-        certificate = hold_out.certificate_of(found, opened.values, checks, unbounded)
+        further = list(dict.fromkeys(line for head in heads for line in head.unbounded))
+        if rest.hidden:
+            further.append(f"Heads with ‖v_h‖ below {rest.hidden:.0e} would not be seen.")
+        certificate = hold_out.certificate_of(found, opened.values, checks, tuple(further))
         evidence = yield from hold_out.judged(found, opened, checks, rng)
         return Found(found.model, certificate, evidence, (*opened.values.precision.why, *notes))
 

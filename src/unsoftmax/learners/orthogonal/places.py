@@ -63,6 +63,8 @@ class Rest:
     """How far this space is off."""
     W_error: float = 0.0
     """What the W of heads that seem to have none may be."""
+    hidden: float = 0.0
+    """A head with values up to this would not be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ class Place:
             # at the scale of the others: W b is 0 more often than not, and no scale would show it
             octave = int(np.median(np.log2(blocks[0].scale)))
             strange = Block(rows, tokens[k:], values, free, phase)
-            yield from restricted(_at(strange, octave, AGAIN_PER_TOKEN * beyond), B)
+            # where W b is all but 0 within the subspace that scale is far too large
+            yield from restricted(_at(strange, octave, AGAIN_PER_TOKEN * k * beyond), B)
             blocks.append(strange)
         W = Z.solve(np.concatenate([block.measured() for block in blocks]))
         size, none = float(np.linalg.norm(W)), np.zeros(k + beyond)
