@@ -254,6 +254,34 @@ def test_query_tokens_louder_than_the_pilot():
         assert oracle.queries <= learner.plan().at_most + 32
 
 
+def test_a_head_that_reads_far_more_outside_than_within():
+    """All logits of a query token are saturated at the scale of the others."""
+    rng = np.random.default_rng(0)
+    Q = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    k, v = (Q[:, :2] @ rng.standard_normal((2, 2))).T
+    target = us.MultiHead([np.outer(k, 1e-3 * Q[:, 0] + Q[:, 2])], [v])
+    learner, oracle = OrthogonalHeads(3), Counted(target)
+    recovery = us.learn(oracle, learner)
+    assert max(worst(recovery.model, target)) < 1e-9
+    assert share(recovery, target) <= 1
+    assert oracle.queries <= learner.plan().at_most + 32
+
+
+def test_what_is_too_small_to_be_seen_is_in_the_bounds():
+    unseen = 0
+    for seed in range(8):
+        target, _ = drawn((3, 1), seed, v_sizes=np.array([1.0, 1e-3]))
+        try:
+            recovery = us.learn(us.oracles.rounded(target, 6), OrthogonalHeads(4, seed=seed))
+        except us.NotIdentifiable:
+            continue
+        if recovery.model.H == 1:
+            unseen += 1
+            assert recovery.certificate.v_error >= np.linalg.norm(target.v[1])
+            assert any("would not be seen" in line for line in recovery.certificate.assumes)
+    assert unseen
+
+
 @pytest.mark.parametrize("biggest", [1e4, 1e11])
 def test_a_head_that_is_hidden_beside_a_louder_one(biggest):
     """Scores far apart: the quiet one is found where the loud one is not."""

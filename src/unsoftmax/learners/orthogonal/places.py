@@ -24,6 +24,8 @@ from unsoftmax.theory.precision import KAPPA, UNIT
 from unsoftmax.theory.two_tokens import Values
 
 AGAIN_PER_TOKEN = 2
+# A query token all of whose logits are saturated is asked for at 10³ times smaller ones.
+_SATURATED_STEP = 10
 # Leaks of up to this share of a head's values are bounded to first order, times what is beyond it.
 _SMALL_SHARE, _BEYOND_FIRST_ORDER = 0.1, 1.5
 
@@ -134,7 +136,6 @@ class Place:
             # at the scale of the others: W b is 0 more often than not, and no scale would show it
             octave = int(np.median(np.log2(blocks[0].scale)))
             strange = Block(rows, tokens[k:], values, free, phase)
-            # where W b is all but 0 within the subspace that scale is far too large
             yield from restricted(_at(strange, octave, AGAIN_PER_TOKEN * k * beyond), B)
             blocks.append(strange)
         W = Z.solve(np.concatenate([block.measured() for block in blocks]))
@@ -185,4 +186,12 @@ def _at(block: Block, octave: int, spare: int) -> Generator[Round, Answers, None
     """Ask for a whole block at one scale, and again what is out of range there."""
     scales = np.full(block.shape[0], octave)
     yield from block.ask(slice(None), slice(None), scales)
+    for _ in range(AGAIN_PER_TOKEN):
+        gates = block.gates()
+        saturated = ~np.any(gates.margin > 3 * gates.p_error, axis=1)
+        j, i = np.nonzero(np.broadcast_to(saturated[:, None], block.shape))
+        if not len(j):
+            break
+        scales[saturated] -= _SATURATED_STEP
+        yield from block.ask_some(j, i, scales[j], "again")
     yield from block.retry(scales, spare)

@@ -8,7 +8,10 @@ With s = Σ v_h known from single tokens, two tokens [(z+b); b] give
 the Hessian of Appendix C: at two sizes of z, which removes the next order, d(d+1) queries per b.
 No A(b) leads out of a U_h. So the U_h are the finest simultaneous block diagonalisation of a
 few A(b): the symmetric X with [X, A(b)] = 0 for all of them form a space of dimension H, and
-the eigenspaces of one of them, taken at random, are the U_h.
+the eigenspaces of one of them, taken at random, are the U_h. But for heads of rank one: with
+W_h = k qᵀ is A(b) in U_h (q·b)(k v_hᵀ + v_h kᵀ), whose two eigenvectors are the same for all b.
+Such a head shows as two lines, whose eigenvalues are in proportion for all b: that joins them.
+From rank two on the A(b) have no subspace of their own within span(v_h, W_h).
 
 Source: the conjecture is Appendix C's; simultaneous block diagonalisation is Murota, Kanno,
 Kojima & Kojima (2010), Maehara & Murota (2011). Differences from the paper: (1) a few random
@@ -180,9 +183,8 @@ class Blocks:
 def joined(bases: list[Array], seen: Array, limit: float) -> list[Array]:
     """Put the two lines together as which a head of rank one shows.
 
-    For W_h = k qᵀ is A(b) in U_h (q·b)(k vᵀ + v kᵀ): its two eigenvectors do not change with b,
-    and its eigenvalues are of opposite sign, in proportion for all b. Lines of other heads have
-    another q.
+    Their eigenvalues are of opposite sign, and q·b for all b up to a factor; lines of other heads
+    have another q.
     """
     lines = [k for k, E in enumerate(bases) if E.shape[1] == 1]
     E = np.array([bases[k][:, 0] for k in lines]).reshape(len(lines), seen.shape[1])
