@@ -277,8 +277,7 @@ def _refuse_unreadable(block: Block) -> None:
     if np.any(outside):
         raise ModelMismatch(
             f"{np.count_nonzero(outside)} of {outside.size} answers to two tokens lie outside of "
-            "what any attention weights between them can give: the target is not a single "
-            "attention head."
+            "what any attention weights between them can give: no single attention head answers so."
         )
     if lost := np.count_nonzero(asked & ~np.isfinite(gates.logit)):
         raise NotIdentifiable(

@@ -114,7 +114,10 @@ def or_biased(biases: bool) -> str:
     """Say what else may explain a target that is no head without biases."""
     if biases:
         return ""
-    return ", or it has biases: then ExactHead or LowRankHead with biases=True (--biases)"
+    return (
+        ", or it has biases: then ExactHead, LowRankHead or MultiHeadLearner with biases=True "
+        "(--biases)"
+    )
 
 
 def why(precision: Precision) -> str:
@@ -166,7 +169,7 @@ def _straightened(
         raise ModelMismatch(
             f"Single tokens are not answered by x·v{' + c' if biases else ''}: the "
             f"answers miss it by {np.max(np.abs(residual)):.1e} of their size. The target "
-            f"is not a single attention head{or_biased(biases)}{least}."
+            f"is not an attention head or a sum of heads{or_biased(biases)}{least}."
         )
     precision = precision.with_unit(unit, "Single tokens are not answered exactly")
     return _read_values(*read, precision)
@@ -227,7 +230,7 @@ def _refuse_without_value(
     if np.any(np.abs(y - values.c) > bound):
         raise ModelMismatch(
             "Single tokens are answered as if v = 0, longer sequences are not: the target is not "
-            "a single attention head."
+            "an attention head. Heads whose values cancel are MultiHeadLearner's."
         )
     lost = " as far as the answers tell." + why(precision)
     raise NotIdentifiable(

@@ -6,8 +6,9 @@ in U_h every other head answers x·v_g = 0, so head h answers alone: a single he
 dimensions, learned by Theorem 4.1 with d_h + d_h² queries (Proposition C.2), Σ(d_h + d_h²) in
 all. Where the subspaces are not given they are found first (`subspaces`): d queries for Σ v_h,
 of which every v_h is a part, 34 for a scale, and d(d+1) for each of about max d_h + 2 query
-tokens b. What is found are the spans of v_h and W_h's columns; query tokens outside of all of
-them are asked as well, which W_h's rows may read: Σ d_h(d_h + d − Σ d_h) in place of Σ d_h².
+tokens b; d(d+1) more where logits along b turn out larger than the scale said. What is found are
+the spans of v_h and W_h's columns; query tokens outside of all of them are asked as well, which
+W_h's rows may read: Σ d_h(d_h + d − Σ d_h) in place of Σ d_h².
 
 Determined up to the order of the heads. Heads with W = 0 have no subspace to be found: together
 they are one head, as Proposition 7.1 says. It refuses what the hold-out contradicts, which asks
@@ -17,41 +18,28 @@ all of R^d.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners import offsets
-from unsoftmax.learners.bilinear import Block, measure
+from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.opening import Opening, read_opening
 from unsoftmax.learners.orthogonal import checks as hold_out
-from unsoftmax.learners.orthogonal import subspaces as unknown
+from unsoftmax.learners.orthogonal import subspaces
+from unsoftmax.learners.orthogonal.finding import LEVELS, SCALES, find
+from unsoftmax.learners.orthogonal.places import AGAIN_PER_TOKEN, Head, Place, Rest
 from unsoftmax.learners.restriction import restricted, together
-from unsoftmax.learners.scales import free
 from unsoftmax.learners.settings import one_of, whole
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Embedded, Round, Sequences
-from unsoftmax.protocol import Answers, Found, Plan, Steps
-from unsoftmax.theory.precision import KAPPA, UNIT
+from unsoftmax.probes import Array, Embedded, Sequences
+from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory.two_tokens import Values
 
-_AGAIN_PER_TOKEN = 2
 # Columns count as orthonormal up to this: what is beyond would be lost of W's last digits.
 _ORTHONORMAL = 1e-12
-# A singular value that counts as 0 and is this many times what noise makes is no noise.
-_NOISE = 1e3
-# Heads whose scores are too small to be seen beside others are looked for where those are not,
-# and others too small beside these, in so many steps.
-_LEVELS = 3
-# The first time takes further orders away to 1e-9 or so of themselves, the second to rounding.
-_STRAIGHTENED = 2
-# Subspaces are off by at most this many times the singular value that noise leaves of 0, over
-# the smallest that is not 0 (measured over 500 targets: at most 1.0 times).
-_SUBSPACE_ERROR = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +70,7 @@ class OrthogonalHeads:
     more where heads read query tokens outside of their subspaces, or differ in size by 10⁵.
     *Determined up to* the order of the heads. *Source*: Assumption C.1, Proposition C.2 and the
     conjecture after it, arXiv 2601.16873. Finding subspaces takes memory as d⁴ and time as d⁶:
-    a second at d = 32, a minute at 48, five at 64 (one core).
+    three seconds at d = 32, half a minute at 48, five minutes at 64 (one core, two heads).
 
     Examples
     --------
@@ -104,7 +92,7 @@ class OrthogonalHeads:
     tokens: Literal["few", "all"] = "few"
     seed: int = 0
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
@@ -150,21 +138,22 @@ class OrthogonalHeads:
             queries = sum(k + k * k for k in sizes)
             return Plan(
                 queries=queries,
-                at_most=queries + _AGAIN_PER_TOKEN * sum(sizes),
+                at_most=queries + AGAIN_PER_TOKEN * sum(sizes),
                 tokens=2 * queries - sum(sizes),
                 rounds=12,
                 formula="Σ(d_h + d_h²)",
             )
         d = int(self.dim)
-        found = range(d, max(d - _LEVELS, 0), -1)  # dimensions that are left, at most
-        at_most = d + sum(unknown.PILOT + k * unknown.hessian_queries(k) for k in found)
-        at_most += (1 + _AGAIN_PER_TOKEN) * d * d  # H ≤ d heads with d query tokens at most
+        found = range(d, max(d - LEVELS, 0), -1)  # dimensions that are left, at most
+        each = [subspaces.PILOT + SCALES * k * subspaces.hessian_queries(k) for k in found]
+        at_most = d + sum(each)
+        at_most += (1 + AGAIN_PER_TOKEN) * d * d  # H ≤ d heads with d query tokens at most
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=2 * at_most - d,
-            rounds=16 + sum(2 if self.tokens == "all" else 1 + k for k in found),
-            formula=f"d + {unknown.PILOT} + d(d+1) per query token + Σ d_h²",
+            rounds=16 + SCALES * sum(2 if self.tokens == "all" else 1 + k for k in found),
+            formula=f"d + {subspaces.PILOT} + d(d+1) per query token + Σ d_h²",
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:
@@ -181,83 +170,15 @@ class OrthogonalHeads:
             v, v_error = (np.split(x, ends) for x in (opened.values.v, opened.values.v_error))
             skewness = _skewness(parts)
             places = [
-                Place.among(E, x, error, opened.values, skewness)
+                Place.among(E, x, error, opened.values, skewness * opened.values.norm, skewness)
                 for E, x, error in zip(parts, v, v_error, strict=True)
             ]
             _refuse_silent(places, opened.values)
             nothing = Rest(np.zeros((self.dim, 0)), np.zeros(0), False)
             return (yield from self._learn(places, nothing, opened, checks, rng))
         opened = yield from read_opening(self.dim, False, checks, rng)
-        places, rest, notes = yield from self._find(opened.values, rng)
+        places, rest, notes = yield from find(opened.values, self.tokens == "all", rng)
         return (yield from self._learn(places, rest, opened, checks, rng, notes))
-
-    def _find(
-        self, values: Values, rng: np.random.Generator, levels: int = _LEVELS
-    ) -> Generator[Round, Answers, tuple[list[Place], Rest, tuple[str, ...]]]:
-        """Find the subspaces, and what is in none of them."""
-        d = len(values.v)
-        tokens = np.linalg.qr(rng.standard_normal((d, d)))[0].T
-        if self.tokens == "all":
-            tokens = np.eye(d)
-        scale = yield from unknown.find_scale(values, tokens[rng.integers(d)], rng)
-        if scale is None:
-            alone = "A part of Σ v_h is weighed by no logit: a head with W = 0."
-            return [], Rest(np.eye(d), values.v, True), (alone,)
-        commutant = unknown.Commutant(scale.limit)
-        curves: list[unknown.Curves] = []
-        step = d if self.tokens == "all" else 1
-        for start in range(0, d, step):
-            asked = yield from unknown.ask_curves(values, tokens[start : start + step], scale)
-            curves.append(asked)
-            bent = asked.remainder()
-            if bent > unknown.MOST_BENT:
-                raise ModelMismatch(
-                    f"At no scale are answers linear in the logits: {bent:.0e} is missing at one "
-                    "that should be small. The target is not a sum of heads in mutually "
-                    "orthogonal subspaces without biases, or some heads' scores are hidden "
-                    "beside others'."
-                )
-            blocks = commutant.see(asked.hessians(), bent)
-            if commutant.settled:
-                break
-        # with the heads nearly known, what finite differences leave of their further orders is
-        bases, A = blocks.bases(rng), np.array(commutant.seen)
-        everything = unknown.Curves(scale, np.concatenate([x.bent for x in curves]))
-        for _ in range(_STRAIGHTENED):
-            v = np.array([E @ (E.T @ values.v) for E in bases])
-            A = everything.straightened(v, A)
-            blocks = unknown.Commutant(scale.limit).see(A)
-            bases = blocks.bases(rng)
-        zero, other = blocks.singular
-        if zero > _NOISE * scale.noise:
-            raise ModelMismatch(
-                "The Hessians at zero have no clear subspaces in common: singular values of "
-                f"{zero:.0e} are neither 0 nor as large as others, where noise makes "
-                f"{scale.noise:.0e}. The target is not a sum of heads in mutually orthogonal "
-                "subspaces, or some heads' scores are hidden beside others'."
-            )
-        error = _SUBSPACE_ERROR * max(zero, scale.noise) / min(other, 1.0)
-        places = [Place.of(E, values, error if blocks.shape != (d, 1) else 0.0) for E in bases]
-        sizes = ", ".join(str(E.shape[1]) for E in bases)
-        note = (
-            f"{len(bases)} subspaces of dimension {sizes}, from {len(A)} query tokens: singular "
-            f"values of what commutes are up to {zero:.1e}, of what does not from {other:.1e}."
-        )
-        outside = np.linalg.svd(blocks.within)[0][:, blocks.shape[0] :]
-        rest = outside.T @ values.v
-        limit = 2 * error * values.norm + 3 * float(np.linalg.norm(values.v_error))
-        if np.linalg.norm(rest) <= limit:
-            return places, Rest(outside, rest, False), (note,)
-        if levels == 1:
-            raise ModelMismatch(
-                f"After {_LEVELS} times that heads were found, weaker ones are left: the target is "
-                "not a sum of heads in mutually orthogonal subspaces, or they are too different."
-            )
-        remaining = Place.of(outside, values, error)
-        inner = self._find(remaining.values, rng, levels - 1)
-        more, beyond, said = yield from restricted(inner, outside)
-        places += [replace(place, basis=outside @ place.basis) for place in more]
-        return places, replace(beyond, basis=outside @ beyond.basis), (note, *said)
 
     def _learn(
         self,
@@ -273,123 +194,29 @@ class OrthogonalHeads:
             [place.learn(rest, rng, h) for h, place in enumerate(places, 1)]
         )
         d = self.dim
-        W, v = [head.W for head in heads], [head.v for head in heads]
-        v_errors = [head.v_error for head in heads]
         if rest.weighs:
-            W, v = [*W, np.zeros((d, d))], [*v, rest.basis @ rest.v]
-            v_errors.append(float(np.linalg.norm(opened.values.v_error)) + sum(v_errors))
-        model = MultiHead(np.array(W).reshape(-1, d, d), np.array(v).reshape(-1, d))
-        errors = {
-            "W": max((head.W_error for head in heads), default=0.0),
-            "v": max(v_errors, default=0.0),
-            "w": 0.0,
-            "c": 0.0,
-        }
-        unbounded = tuple(dict.fromkeys(line for head in heads for line in head.unbounded))
-        certificate = hold_out.certificate_of(errors, opened.values, checks, unbounded)
-        evidence = yield from hold_out.judged(model, certificate, opened, checks, rng)
-        return Found(model, certificate, evidence, (*opened.values.precision.why, *notes))
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """One head, in all of R^d, with bounds on its errors."""
-
-    W: Array
-    v: Array
-    W_error: float
-    v_error: float
-    unbounded: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """What is in no subspace that was found."""
-
-    basis: Array
-    """Orthonormal columns (d, k): heads may read query tokens there, in W's rows."""
-    v: Array
-    """What of Σ v_h is there, in this basis."""
-    weighs: bool
-    """Whether that is more than nothing: heads with W = 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A subspace, and the values of its head."""
-
-    basis: Array
-    """Orthonormal columns (d, d_h)."""
-    values: Values
-    """v_h in this basis."""
-    error: float
-    """How far the subspace is off: the largest part of a unit vector that belongs to others."""
-
-    @classmethod
-    def of(cls, basis: Array, values: Values, error: float) -> Place:
-        """Take from Σ v_g what is in the subspace, which is v_h."""
-        v_error = np.abs(basis).T @ values.v_error
-        return cls.among(basis, basis.T @ values.v, v_error, values, error)
-
-    @classmethod
-    def among(cls, basis: Array, v: Array, v_error: Array, values: Values, error: float) -> Place:
-        """Count what other heads answer to their part of the probes as if it were rounding."""
-        strange = error + KAPPA * values.precision.unit
-        leak = 2 * strange * values.norm / max(float(np.linalg.norm(v)), 1e-300) / KAPPA
-        precision = replace(values.precision, unit=values.precision.unit + leak)
-        v_error = v_error + strange * values.norm
-        return cls(basis, replace(values, v=v, v_error=v_error, precision=precision), error)
-
-    def learn(
-        self, rest: Rest, rng: np.random.Generator, number: int
-    ) -> Generator[Round, Answers, Head]:
-        """Learn W_h by Theorem 4.1: offsets in the subspace, query tokens there and in the rest."""
-        (_, k), (_, beyond) = self.basis.shape, rest.basis.shape
-        E, B = self.basis, np.hstack([self.basis, rest.basis])
-        own = self.values
-        v_error = np.append(own.v_error, np.full(beyond, np.max(own.v_error)))
-        values = replace(own, v=np.append(own.v, rest.v), v_error=v_error)
-        Z = offsets.balanced(own.v, rng)
-        rows, tokens = np.hstack([Z.made(), np.zeros((k, beyond))]), np.eye(k + beyond)
-        phase, spare = f"W of head {number}", _AGAIN_PER_TOKEN * k
-        asking = measure(values, rows, tokens[:k], free, phase, spare)
-        blocks = [(yield from restricted(asking, B))]
-        if beyond:
-            # at the scale of the others: W b is 0 more often than not, and no scale would show it
-            octave = int(np.median(np.log2(blocks[0].scale)))
-            strange = Block(rows, tokens[k:], values, free, phase)
-            yield from restricted(_at(strange, octave, _AGAIN_PER_TOKEN * beyond), B)
-            blocks.append(strange)
-        W = Z.solve(np.concatenate([block.measured() for block in blocks]))
-        size, none = float(np.linalg.norm(W)), np.zeros(k + beyond)
-        columns = np.split(np.linalg.norm(W, axis=0), [k])
-        measured = np.linalg.norm(
-            [
-                block.error(values, lengths, none, Z.largest)
-                for block, lengths in zip(blocks, columns, strict=False)
-            ]
+            v_error = float(np.linalg.norm(opened.values.v_error))
+            v_error += sum(head.v_error for head in heads)
+            W = rest.W_error, (rest.W_error, 0.0)
+            heads.append(Head(np.zeros((d, d)), rest.basis @ rest.v, *W, v_error, ()))
+        loudest = max(float(np.linalg.norm(head.W)) + head.W_most for head in heads)
+        found = hold_out.Bounded(
+            MultiHead([head.W for head in heads], [head.v for head in heads]),
+            np.array([head.W_error(loudest) for head in heads]),
+            np.array([max(head.v_error, rest.hidden) for head in heads]),
         )
-        turned = self.error + KAPPA * UNIT * len(E)
-        return Head(
-            E @ W @ B.T,
-            E @ own.v,
-            Z.error(float(measured), W) + 3 * turned * size,
-            float(np.linalg.norm(own.v_error)) + turned * own.norm,
-            tuple(line for block in blocks for line in block.unbounded(values)),
-        )
-
-
-def _at(block: Block, octave: int, spare: int) -> Generator[Round, Answers, None]:
-    """Ask for a whole block at one scale, and again what is out of range there."""
-    scales = np.full(block.shape[0], octave)
-    yield from block.ask(slice(None), slice(None), scales)
-    yield from block.retry(scales, spare)
+        further = list(dict.fromkeys(line for head in heads for line in head.unbounded))
+        if rest.hidden:
+            further.append(f"Heads with ‖v_h‖ below {rest.hidden:.0e} would not be seen.")
+        certificate = hold_out.certificate_of(found, opened.values, checks, tuple(further))
+        evidence = yield from hold_out.judged(found, opened, checks, rng)
+        return Found(found.model, certificate, evidence, (*opened.values.precision.why, *notes))
 
 
 def _refuse_silent(places: list[Place], values: Values) -> None:
     """Refuse subspaces in which single tokens show no value: the head there weighs nothing."""
     for h, place in enumerate(places, 1):
-        if place.values.norm <= 3 * np.linalg.norm(place.values.v_error):
+        if place.values.norm <= 3 * (np.linalg.norm(place.values.v_error) + place.leak):
             raise NotIdentifiable(
                 f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
                 "query can determine it. Leave that subspace out.",

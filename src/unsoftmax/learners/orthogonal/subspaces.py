@@ -8,7 +8,10 @@ With s = Σ v_h known from single tokens, two tokens [(z+b); b] give
 the Hessian of Appendix C: at two sizes of z, which removes the next order, d(d+1) queries per b.
 No A(b) leads out of a U_h. So the U_h are the finest simultaneous block diagonalisation of a
 few A(b): the symmetric X with [X, A(b)] = 0 for all of them form a space of dimension H, and
-the eigenspaces of one of them, taken at random, are the U_h.
+the eigenspaces of one of them, taken at random, are the U_h. But for heads of rank one: with
+W_h = k qᵀ is A(b) in U_h (q·b)(k v_hᵀ + v_h kᵀ), whose two eigenvectors are the same for all b.
+Such a head shows as two lines, whose eigenvalues are in proportion for all b: that joins them.
+From rank two on the A(b) have no subspace of their own within span(v_h, W_h).
 
 Source: the conjecture is Appendix C's; simultaneous block diagonalisation is Murota, Kanno,
 Kojima & Kojima (2010), Maehara & Murota (2011). Differences from the paper: (1) a few random
@@ -39,6 +42,12 @@ _LINEAR = 0.1
 _LOGIT = 0.004
 # Further orders may be this many times what they are on average.
 _REMAINDER = 3.0
+# So small are further orders meant to be where they turned out to be larger.
+_SMALL_REMAINDER = 1e-6
+# Scaled tokens and their answers must stay in float32's range.
+_EXTREME = 100
+# Beyond this nothing is left between noise and what counts.
+MOST_LIMIT = 0.2
 # More than this of A and the logits are not small: what is read off is no Hessian.
 MOST_BENT = 0.03
 # Coarse answers get the logits at which rounding, unit/t, and further orders, t⁴/30, are equal,
@@ -46,8 +55,13 @@ MOST_BENT = 0.03
 _LOUDER = 4.0
 # Below this many times the answers' error there is nothing to see.
 _VISIBLE = 30.0
+# Largest logits show in a direction that meets v this much less than a random one.
+_SATURATED = 0.1
 # H and the rank must stay the same for so many b.
 _UNCHANGED = 3
+# Lines belong together whose profiles differ by at most this share, and by so many times what
+# counts as 0 of A.
+_ALIKE, _TIMES_LIMIT = 0.03, 30.0
 # Draws of a symmetric matrix that commutes, of which the one with the widest gaps is taken.
 _DRAWS = 32
 
@@ -66,6 +80,17 @@ class Scale:
         """The relative singular value half way between noise and what counts."""
         return float(np.sqrt(self.noise))
 
+    @classmethod
+    def at(cls, octave: float, noise: float) -> Scale:
+        """Scale z up or b down: a token that is large beside the other keeps its digits."""
+        octave = float(np.clip(np.floor(octave), -_EXTREME, _EXTREME))
+        return cls(float(np.exp2(max(octave, 0.0))), float(np.exp2(min(octave, 0.0))), noise)
+
+    def lower(self, remainder: float) -> Scale:
+        """Return a scale at which further orders are small, not ``remainder``: they go as t⁴."""
+        octaves = np.log2(min(remainder, 1.0) / _SMALL_REMAINDER) / 4
+        return Scale.at(np.log2(self.alpha * self.beta) - octaves, self.noise * 2.0**octaves)
+
 
 @dataclass(slots=True)
 class Commutant:
@@ -75,37 +100,48 @@ class Commutant:
     """Relative singular values up to this count as 0."""
     seen: list[Array] = field(default_factory=list)
     """A(b), one by one."""
-    shapes: list[tuple[int, int]] = field(default_factory=list)
-    """Joint rank and H, after each round."""
+    _ranges: list[tuple[int, float]] = field(default_factory=list)
     _within: Array | None = None
     _triangle: Array | None = None
+    _blocks: dict[int, Blocks] = field(default_factory=dict)
+
+    def see(self, found: Array, limit: float = 0.0) -> None:
+        """Take some A(b), known up to ``limit`` if that is larger than it was."""
+        self.limit = max(self.limit, limit)
+        self.seen += list(found)
+        within, left = _range(self.seen, self.limit)
+        self._ranges.append((within.shape[1], left))
+        if self._within is None or within.shape != self._within.shape:
+            # other directions: everything anew
+            self._within, self._triangle, self._blocks = within, None, {}
 
     @property
     def settled(self) -> bool:
-        """Whether the joint rank and H have stayed the same long enough."""
-        last = self.shapes[-_UNCHANGED:]
-        return len(last) == _UNCHANGED and len(set(last)) == 1
+        """Whether the joint rank and H have stayed the same for the last A(b)."""
+        if len({rank for rank, _ in self._ranges[-_UNCHANGED:]}) > 1:
+            return False
+        first = len(self.seen) - _UNCHANGED + 1
+        if first < 1 or len(self._ranges) < _UNCHANGED:
+            return False
+        return len({self.blocks(n).shape for n in range(first, len(self.seen) + 1)}) == 1
 
-    def see(self, found: Array, limit: float = 0.0) -> Blocks:
-        """Take some A(b); return the blocks that all have in common, up to ``limit`` if larger."""
-        self.limit = max(self.limit, limit)
-        self.seen += list(found)
-        (within, left), new = _range(self.seen, self.limit), list(found)
-        if self._within is not None and within.shape == self._within.shape:
-            within = self._within
-        else:  # other directions: everything anew
-            self._within, self._triangle, new = within, None, self.seen
-        size = max(float(np.linalg.norm(x, 2)) for x in self.seen)
-        triangle = self._triangle
+    def blocks(self, count: int) -> Blocks:
+        """Return the blocks that the first ``count`` A(b) have in common."""
+        if count in self._blocks:
+            return self._blocks[count]
+        assert self._within is not None
+        within, triangle = self._within, self._triangle
+        new = self.seen[max(self._blocks, default=0) : count]
         if triangle is None:
             triangle = np.zeros((0, within.shape[1] * (within.shape[1] + 1) // 2))
         for x in new:
             rows = np.vstack([triangle, _commutator(within.T @ x @ within)])
             triangle = np.asarray(np.linalg.qr(rows, mode="r"))
         self._triangle = triangle
-        blocks = _blocks(within, triangle / size, self.limit, left)
-        self.shapes.append(blocks.shape)
-        return blocks
+        size = max(float(np.linalg.norm(x, 2)) for x in self.seen[:count])
+        found = _blocks(within, triangle / size, self.limit, self._ranges[-1][1])
+        self._blocks[count] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +180,36 @@ class Blocks:
         return [self.within @ part for part in np.split(vectors, cut, axis=1)]
 
 
+def joined(bases: list[Array], seen: Array, limit: float) -> list[Array]:
+    """Put the two lines together as which a head of rank one shows.
+
+    Their eigenvalues are of opposite sign, and q·b for all b up to a factor; lines of other heads
+    have another q.
+    """
+    lines = [k for k, E in enumerate(bases) if E.shape[1] == 1]
+    E = np.array([bases[k][:, 0] for k in lines]).reshape(len(lines), seen.shape[1])
+    profiles = np.einsum("li,kij,lj->lk", E, seen, E)
+    norms = np.maximum(np.linalg.norm(profiles, axis=1), 1e-300)
+    units = profiles / norms[:, None]
+    apart = np.linalg.norm(units[:, None] + units, axis=2)
+    apart[np.tril_indices(len(lines))] = np.inf
+    size = float(np.max(np.linalg.norm(seen, 2, axis=(1, 2))))
+    close = np.minimum(_ALIKE, _TIMES_LIMIT * limit * size / np.minimum.outer(norms, norms))
+    together, taken = list(bases), set[int]()
+    for flat in np.argsort(apart, axis=None):
+        i, j = (int(k) for k in np.unravel_index(flat, apart.shape))
+        if apart[i, j] <= close[i, j] and not {i, j} & taken:
+            taken |= {i, j}
+            together.append(np.hstack([bases[lines[i]], bases[lines[j]]]))
+    return [E for k, E in enumerate(together) if k not in {lines[i] for i in taken}]
+
+
+def loud(bases: list[Array], seen: Array, limit: float) -> list[Array]:
+    """Leave out subspaces in which A(b) is small beside the rest: their own scale shows more."""
+    sizes = np.array([np.max(np.linalg.norm(E.T @ seen @ E, axis=(1, 2))) for E in bases])
+    return [E for E, size in zip(bases, sizes, strict=True) if size > limit * sizes.max()]
+
+
 def hessian_queries(dim: int) -> int:
     """Count the queries for one A(b)."""
     return dim * (dim + 1)
@@ -178,9 +244,23 @@ def find_scale(
     size = np.exp2(_OCTAVES[k + 1])
     unit = relative_error(values)
     wanted = max(_LOGIT, (30 * unit) ** 0.2 / _LOUDER)
-    octave = float(np.clip(np.floor(np.log2(size * wanted / logit)), -100, 100))
-    alpha, beta = np.exp2(max(octave, 0.0)), np.exp2(min(octave, 0.0))
-    return Scale(float(alpha), float(beta), float(unit / wanted))
+    # along a random z is z·v_h about ‖v‖/√d, and less where heads of large logits weigh little
+    weighed = 4 * float(np.sqrt(np.mean(bent[k + 1] ** 2))) / logit
+    quiet = max(1.0, values.norm / np.sqrt(len(b)) / max(weighed, 1e-300))
+    return Scale.at(float(np.log2(size * wanted / logit)), float(unit / wanted * quiet))
+
+
+def blind(values: Values) -> bool:
+    """Return whether even the largest logits would not show: by them z·v/2 is told from 0."""
+    largest = 1 / (2 * np.sqrt(len(values.v)))
+    return bool(relative_error(values) * _VISIBLE > _SATURATED * largest)
+
+
+def unscored(values: Values) -> float:
+    """Bound ‖W‖_F of heads that show no logit at the largest scale: z·v·t/4 is invisible there."""
+    d = len(values.v)
+    logit = 4 * _VISIBLE * relative_error(values) * np.sqrt(d)
+    return float(d * logit * np.exp2(-_OCTAVES[-1]))
 
 
 def relative_error(values: Values) -> float:
@@ -223,7 +303,7 @@ class Curves:
         From A(b) follow u_h = (A v_h − v_h (u_h·v_h))/‖v_h‖², and from those all orders: what the
         finite differences make of them is taken away.
         """
-        square = np.sum(v**2, axis=1)[:, None]
+        square = np.maximum(np.sum(v**2, axis=1), 1e-300)[:, None]
         seen = np.einsum("kde,he->khd", A, v) / square
         u = seen - v * np.sum(seen * v, axis=2, keepdims=True) / (2 * square)
         z = _offsets(v.shape[1])
