@@ -358,12 +358,26 @@ def test_a_large_radius_costs_what_none_does(biases, trials):
 
 def test_a_radius_that_is_too_small_is_refused_by_name(trials):
     for seed, (heads, dim, radius) in enumerate(
-        [(4, 16, 10.0), (2, 8, 5.0), (1, 8, 2.0), (1, 3, 0.1)] * trials(1, 10)
+        [(4, 16, 10.0), (2, 8, 5.0), (1, 8, 2.0), (1, 3, 0.1), (3, 4, 1e-5)] * trials(1, 10)
     ):
         for biases in (False, True):
             target = several(heads, dim, seed, biases=biases)
             with pytest.raises(us.ModelMismatch, match="Give a larger radius"):
                 capped(target, radius, seed, biases=biases)
+
+
+def test_what_a_small_radius_may_hide_is_in_the_certificate(trials):
+    """Heads that switch nowhere look like W = 0, as long as nothing else is seen of them."""
+    for seed, power in itertools.product(range(trials(2, 20)), (-3, 0, 3)):
+        radius = 10.0**power
+        rng = np.random.default_rng(seed)
+        hidden_W = rng.standard_normal((1, 6, 6)) * 1e-17 / radius**2
+        for W in (np.zeros((1, 6, 6)), hidden_W):
+            target = us.MultiHead(W, rng.standard_normal((1, 6)))
+            recovery, _ = capped(target, radius, seed)
+            assert recovery.model.H == 1
+            assert within_the_certificate(recovery, target)
+            assert recovery.certificate.errors["W"] <= 1e-10 / radius**2
 
 
 def test_a_small_radius_is_enough_for_large_weights(trials):

@@ -27,6 +27,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.multi.circle import Circle, TooMany, find_jumps
 from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_columns
+from unsoftmax.learners.multi.flat import read_flat
 from unsoftmax.learners.multi.opening import open_heads
 from unsoftmax.learners.multi.orientation import Oriented, orient
 from unsoftmax.learners.multi.polish import LARGEST, polished
@@ -277,7 +278,13 @@ def _attempt(
         none = np.zeros((0, d))
         base = Base(ground, frame.b, none, none, 0.0, [])
         columns = Columns(np.zeros((0, d, d)), np.zeros(0), np.zeros(0, dtype=np.intp))
-        return _assembled(learner, base, columns, np.eye(d), (yield from orient(base, rng)))
+        found = _assembled(learner, base, columns, np.eye(d), (yield from orient(base, rng)))
+        if not ground.reach.capped:
+            return found
+        hidden = yield from read_flat(found.model, ground, rng)
+        return replace(
+            found, errors={name: max(found.errors[name], hidden[name]) for name in found.errors}
+        )
     if not ground.reach.soft:
         v = ground.scale * heads.jumps.plane_vectors() @ frame.plane
     else:
