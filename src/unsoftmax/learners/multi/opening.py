@@ -70,7 +70,9 @@ def open_heads(
     steps = np.abs(2 * (stepped - c - short * (b @ s)) / far_offset - a @ s)
     scale = float(max(np.linalg.norm(s), np.max(steps)))
     terms = scale if scale > 0 else 1.0
-    bent = float(np.max(np.abs((straight - c) / longest - far @ s))) / terms
+    bent = float(np.max(np.abs((straight - c) / longest - far @ s)))
+    # under a cap c may be longer than what tokens add: its own rounding is counted with it
+    bent = max(0.0, bent - 4 * _FLOAT64 * abs(c) * (1 / longest + np.sqrt(dim) / long)) / terms
     if not bent < _COARSEST:
         raise ModelMismatch(
             "Single tokens are not answered by x·v + c: answers to long ones miss it by "

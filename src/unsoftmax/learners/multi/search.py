@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners.multi.circle import Circle, find_jumps
 from unsoftmax.learners.multi.columns import Base, Columns, read_base, read_columns
+from unsoftmax.learners.multi.flat import read_flat
 from unsoftmax.learners.multi.orientation import Oriented, orient
 from unsoftmax.learners.multi.two_tokens import Coincident, Ground
 from unsoftmax.learners.multi.values import Frame, read_cells, read_out_of_plane, read_values
@@ -99,7 +100,14 @@ def search(
         none = np.zeros((0, d))
         base = Base(ground, frame.b, none, none, 0.0, [])
         columns = Columns(np.zeros((0, d, d)), np.zeros(0), np.zeros(0, dtype=np.intp))
-        return _assembled(sought, base, columns, np.eye(d), (yield from orient(base, rng)))
+        found = _assembled(sought, base, columns, np.eye(d), (yield from orient(base, rng)))
+        if not ground.reach.capped:
+            return found
+        hidden = yield from read_flat(found.model, ground, rng)
+        # a model without heads may have lost one, whose errors these are
+        known = {name: error if len(error) else np.zeros(1) for name, error in found.errors.items()}
+        errors = {name: np.maximum(error, hidden[name]) for name, error in known.items()}
+        return replace(found, errors=errors)
     if not ground.reach.soft:
         v = ground.scale * heads.jumps.plane_vectors() @ frame.plane
     else:
