@@ -35,7 +35,7 @@ _SEEN, _DISTURBED = 64, 2
 # Ranks are tried one by one, then in steps of an eighth, up to half of d.
 _TRIED, _STEPS = 8, 8
 # A column is predicted if what is left of one row is this small, or this many times its noise.
-_PREDICTED, _LOOSELY, _NOISES = 1e-6, 1e-3, 1e3
+_PREDICTED, _LOOSELY, _NOISES = 1e-6, 1e-3, 30.0
 
 
 @dataclass(frozen=True, slots=True)

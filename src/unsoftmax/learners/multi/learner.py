@@ -48,8 +48,9 @@ _CONFIRM = 6
 # Precisions that answers are taken for where only the function is wanted, so that heads up to about
 # a thirtieth of that apart are one.
 _PRECISIONS = (1e-9, 1e-7, 1e-5)
-# What is planned for: twice the bulk, as columns are asked again where logits are lost.
-_TIMES, _PER_HEAD, _ROUNDS = 2, 200, 4000
+# What is planned for: twice the bulk, as columns are asked again where logits are lost, and so many
+# rounds per search.
+_TIMES, _PER_HEAD, _ROUNDS = 2, 200, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ class MultiHeadLearner:
         d, H = int(self.dim), int(self.max_heads)
         bulk = H * (d + self.biases) * d
         tries = TRIES + len(_PRECISIONS) * self.functional
-        begun = tries + (_UNLUCKY if Reach.under(self.radius, self.biases).soft else 0)
+        unlucky = _UNLUCKY if Reach.under(self.radius, self.biases).soft else 0
+        begun = tries + unlucky
         searches = tries * 4 * H * d + begun * _PER_HEAD * (H + 1)
         at_most = tries * _TIMES * bulk + searches + bulk * self.polish
         copies = tries * (H + 1) * (d + 2)
@@ -157,7 +159,7 @@ class MultiHeadLearner:
             queries=None,
             at_most=at_most,
             tokens=2 * at_most + 4 * copies,
-            rounds=_ROUNDS,
+            rounds=_ROUNDS * (tries + unlucky // _SEARCH),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r = {r}{twice}; "
             f"refused beyond {at_most}",
         )
