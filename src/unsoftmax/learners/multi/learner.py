@@ -13,6 +13,10 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 4. three copies of a token tell W_h from −W_h (`multi.orientation`);
 5. fresh sequences confirm or refuse (`multi.verdict`); what fails begins again with another b.
 
+Under a cap on tokens (`multi.reach`) gates may be no steps: such places of the half circle are
+left out, gates that stay open are counted as what they are, and where no half circle shows the
+heads one by one the target is refused.
+
 It may not know anything of the target but its answers.
 """
 
@@ -89,8 +93,9 @@ class MultiHeadLearner:
     Notes
     -----
     *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
-    H(r(2d − r) + d) + H·d + 16H + d + 40; `plan` gives what is never
-    exceeded. *Determined up to* order; heads of equal W and w are one.
+    H(r(2d − r) + d) + H·d + 16H + d + 40; H(d + 20) more under a ``radius`` of 10⁵ or less, and
+    up to twice as many where heads hardly switch; `plan` gives what is never exceeded.
+    *Determined up to* order; heads of equal W and w are one.
     *Refused*: heads whose hyperplanes a·(W_h b + w_h) = 0 coincide for every b, such as W and
     2W; and (W, v) beside (−W, v). *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
 
