@@ -105,8 +105,8 @@ def search(
             return found
         hidden = yield from read_flat(found.model, ground, rng)
         # a model without heads may have lost one, whose errors these are
-        known = {name: error if len(error) else np.zeros(1) for name, error in found.errors.items()}
-        errors = {name: np.maximum(error, hidden[name]) for name, error in known.items()}
+        errors = {name: np.full(max(1, found.model.H), bound) for name, bound in hidden.items()}
+        errors["v"] = np.maximum(errors["v"], found.largest["v"])
         return replace(found, errors=errors)
     if not ground.reach.soft:
         v = ground.scale * heads.jumps.plane_vectors() @ frame.plane
