@@ -31,7 +31,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.multi.circle import TooMany
 from unsoftmax.learners.multi.opening import open_heads
-from unsoftmax.learners.multi.polish import polished
+from unsoftmax.learners.multi.polish import corrected, polished
 from unsoftmax.learners.multi.reach import Reach
 from unsoftmax.learners.multi.search import TRIES, Heads, Sought, search
 from unsoftmax.learners.multi.two_tokens import Coincident, Ground, OpenStart, Unsaturated
@@ -52,9 +52,9 @@ _CONFIRM = 6
 # Precisions that answers are taken for where only the function is wanted, so that heads up to about
 # a thirtieth of that apart are one.
 _PRECISIONS = (1e-9, 1e-7, 1e-5)
-# What is planned for: twice the bulk, as columns are asked again where logits are lost, and so many
-# rounds per search.
-_TIMES, _PER_HEAD, _ROUNDS = 2, 200, 1000
+# What is planned for: three times the bulk, as columns are asked again where logits are lost and
+# heads corrected where they are close, and so many rounds per search.
+_TIMES, _PER_HEAD, _ROUNDS = 3, 200, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +200,14 @@ class MultiHeadLearner:
                     raise
                 failed += 1
                 continue
-            shares, allowed = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
+            shares, allowed, explained = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
+            if np.all(shares <= explained) and (found.vague or np.any(allowed < explained)):
+                # right as far as it is known, which is not far enough: close heads, as a rule
+                found = (yield from corrected(found, ground, self.biases, rng)) or found
+                shares, allowed, _ = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
             if self.functional and np.all(shares <= allowed):
-                shares, allowed = yield from shares_of(found, ground, PILOTS, rng, "pilot")
-            if np.all(shares <= allowed):
+                shares, allowed, _ = yield from shares_of(found, ground, PILOTS, rng, "pilot")
+            if np.all(shares <= allowed) and not found.vague:
                 distinct = canonical(found.model).H
                 if distinct > self.max_heads:
                     raise ModelMismatch(
@@ -262,7 +266,7 @@ def _taken_for_coarser(
             found = yield from search(sought, coarse, 0, 0.0, rng)
         except (Coincident, TooMany):
             continue
-        shares, _ = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
+        shares, *_ = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
         others.append((float(shares.max()), found))
     return others
 

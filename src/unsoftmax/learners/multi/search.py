@@ -32,8 +32,9 @@ _SHARE = 4.0
 # Values at this share of T are the same, to so many times their error, where gates are steps:
 # their logits are 40 and more. So little of a step is left that it tells nothing else.
 _CLOSER, _STEP = 0.8, 60.0
-# A head with larger errors, relative to itself, is none.
-_VAGUE = 0.01
+# With larger errors, relative to itself, a head cannot be corrected, and with errors larger than
+# the second number it is none.
+_HARDLY, _VAGUE = 0.3, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,13 @@ class Heads:
     """Norm of the query tokens that were asked."""
     low_rank: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def vague(self) -> bool:
+        """Whether some head is hardly known: made of what others miss, or too quiet."""
+        size = np.linalg.norm(self.model.W, axis=(1, 2))
+        size = size + np.linalg.norm(self.model.w, axis=1) / self.length
+        return bool(np.any((self.errors["W"][: len(size)] > _VAGUE * size) & (size > 0)))
 
     @property
     def largest(self) -> dict[str, float]:
@@ -126,8 +134,8 @@ def search(
     directions = np.roll(Q, -1, axis=1).T if sought.biases else Q[:, 1:].T
     columns = yield from read_columns(base, s, directions, sought.rank, rng)
     size = np.linalg.norm(columns.W, axis=(1, 2)) + np.linalg.norm(base.u, axis=1) / noise.length
-    if np.any(columns.error > _VAGUE * size):
-        raise Coincident  # a head made of what others miss, or too quiet to be one
+    if np.any(columns.error > _HARDLY * size):
+        raise Coincident
     oriented = yield from orient(base, rng)
     return _assembled(sought, base, columns, directions, oriented)
 

@@ -95,8 +95,8 @@ def _limit(
     probes: list[Sequences],
     sizes: Array,
     rng: np.random.Generator,
-) -> Array:
-    """Return the largest residuals of a model that is right up to its estimated errors.
+) -> tuple[Array, Array]:
+    """Return the largest residuals that confirm a model, and those that its errors explain.
 
     What those would do is seen by moving the parameters at random, each head by its own errors.
     """
@@ -109,9 +109,9 @@ def _limit(
         other = MultiHead(W, v, w, model.c)
         difference = np.concatenate([other(part.X) - model(part.X) for part in probes])
         moved = np.maximum(moved, np.abs(difference))
-    moved = np.minimum(_TIMES * moved, max(_MOST, _MOST_COARSE * ground.eta) * sizes)
     rounding = _TIMES * (ground.eta * sizes + ground.absolute)
-    return np.asarray(np.minimum(rounding + moved, _BLUNT * sizes))
+    telling = np.minimum(_TIMES * moved, max(_MOST, _MOST_COARSE * ground.eta) * sizes)
+    return np.minimum(rounding + telling, _BLUNT * sizes), rounding + _TIMES * moved
 
 
 def _unit(like: Array, rng: np.random.Generator) -> Array:
@@ -123,12 +123,15 @@ def _unit(like: Array, rng: np.random.Generator) -> Array:
 
 def shares_of(
     found: Heads, ground: Ground, count: int, rng: np.random.Generator, purpose: Purpose
-) -> Generator[Round, Answers, tuple[Array, Array]]:
-    """Ask fresh sequences; return how far a model misses them and may, in shares of their size."""
+) -> Generator[Round, Answers, tuple[Array, Array, Array]]:
+    """Ask fresh sequences; return how far a model misses them and may, in shares of their size.
+
+    The third are what its errors explain, which may be more than tells it from a wrong one.
+    """
     probes = _fresh(found.model, ground.reach, count, found.length, rng, purpose)
     missed, sizes = _residuals(found.model, ground, probes, (yield list(probes)))
-    allowed = _limit(found.model, found.errors, ground, probes, sizes, rng)
-    return np.abs(missed) / sizes, allowed / sizes
+    allowed, explained = _limit(found.model, found.errors, ground, probes, sizes, rng)
+    return np.abs(missed) / sizes, allowed / sizes, explained / sizes
 
 
 def concluded(
@@ -141,7 +144,7 @@ def concluded(
     """Ask the hold-out, and say how sure the heads are."""
     evidence = Evidence.of(checks, np.zeros(0), np.zeros(0))
     if checks:
-        shares, allowed = yield from shares_of(found, ground, checks, rng, "check")
+        shares, allowed, _ = yield from shares_of(found, ground, checks, rng, "check")
         evidence = Evidence.of(checks, shares, allowed)
         if not evidence.passed:
             worst = int(np.argmax(shares / allowed))
@@ -168,7 +171,7 @@ def predicting(
 
     ``share`` is the most that fresh answers were missed by, in shares of their size.
     """
-    shares, _ = yield from shares_of(found, ground, PILOTS, rng, "pilot")
+    shares, *_ = yield from shares_of(found, ground, PILOTS, rng, "pilot")
     share = max(share, float(shares.max()))
     if share > _FARTHEST:
         raise ModelMismatch(
@@ -178,7 +181,7 @@ def predicting(
         )
     bound, evidence = _FURTHER * share, Evidence.of(checks, np.zeros(0), np.zeros(0))
     if checks:
-        shares, _ = yield from shares_of(found, ground, checks, rng, "check")
+        shares, *_ = yield from shares_of(found, ground, checks, rng, "check")
         evidence = Evidence.of(checks, shares, np.full(len(shares), bound))
         if not evidence.passed:
             raise ModelMismatch(
