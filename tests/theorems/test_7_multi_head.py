@@ -277,6 +277,32 @@ def test_no_head_is_lost_that_the_certificate_does_not_mention(trials):
         assert 10.0**power <= 30 * recovery.evidence.tolerance
 
 
+@pytest.mark.parametrize("power", [-2, -3, -4, -5])
+def test_close_heads_are_told_apart(power, trials, evidence):
+    """W_1 and W_2 by 10⁻⁵ of their size apart: one of a hundred may be refused."""
+    runs, worst, refused = trials(4, 60), 0.0, 0
+    for seed in range(runs):
+        target = several(2 + seed % 4, 3 + seed % 6, seed)
+        W = target.W.copy()
+        W[1] = W[0] + 10.0**power * W[1]
+        target = us.MultiHead(W, target.v)
+        try:
+            recovery, _ = recovered(target, seed)
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        assert recovery.model.H == target.H
+        assert within_the_certificate(recovery, target), seed
+        worst = max(worst, errors(recovery.model, target)["W"])
+    assert refused <= (runs // 20 if power == -5 else 0)
+    assert worst <= 1e-4  # along the one direction that is as hard to see as they are close
+    evidence(
+        f"MultiHeadLearner, two heads 1e{power} apart, {runs} targets",
+        refused=refused,
+        W=f"{worst:.0e}",
+    )
+
+
 # -- question (iii): the function, where the heads cannot be told
 
 

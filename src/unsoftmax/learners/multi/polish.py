@@ -12,7 +12,7 @@ The offsets are picked among random ones of moderate logits by pivoted QR.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import qr
@@ -30,6 +30,10 @@ _CANDIDATES, _FEWER, _MANY = 6, 2, 200
 _LOGITS = (1.0, 2.0, 3.0)
 # Worse systems than this correct nothing.
 _SINGULAR = 1e9
+# Equations more than unknowns, for each query token: of two solutions one must fit these so many
+# times better. One that is further away than this share of ‖u‖ is none.
+_CHECKS, _TOLD, _BEND_MOST = 2, 10.0, 0.5
+_POWERS, _BEND = 8, 1e-3
 # Newton's steps end when they are rounding.
 _STEPS, _SETTLED, _FLOOR = 40, 1e-14, 1e-9
 # Estimated errors were exceeded by a few per cent of heads: twice.
@@ -58,7 +62,7 @@ def corrected(
     if model.H * model.dim > _LARGEST or found.low_rank:
         return None
     v_error = float(np.linalg.norm(found.errors["v"]))
-    better = yield from _newton(model, v_error, ground, found.length, biases, rng)
+    better = yield from _corrected(model, v_error, ground, found.length, biases, rng)
     if better is None or better[1].max() > found.errors["W"].max():
         return None
     model, W_error = better
@@ -66,7 +70,7 @@ def corrected(
     return replace(found, model=model, errors=errors)
 
 
-def _newton(
+def _corrected(
     model: MultiHead,
     v_error: float,
     ground: Ground,
@@ -90,11 +94,10 @@ def _newton(
     v = model.v[free]
     picked: list[tuple[Array, Array]] = []
     round_ = []
-    n = np.arange(len(free) * d)
-    ones = np.ones(len(n))
     for j, b in enumerate(tokens):
         a, noise = _picked(u[j], v, v_error, ground, b, rng)
         picked.append((a, noise))
+        n, ones = np.arange(len(a)), np.ones(len(a))
         probes = Pairs(a, b[None], n, 0 * n, ones, ones, phase="polish", purpose="data")
         round_.append(probes)
     answers = yield list(round_)
@@ -103,11 +106,10 @@ def _newton(
     for j, (b, y) in enumerate(zip(tokens, answers, strict=True)):
         a, noise = picked[j]
         rest = model.c + b @ model.v.sum(axis=0) + a @ flat / 2
-        solution = _solved(u[j], v, a, y - rest, noise)
+        solution = _solved(_Equations(v, a, y - rest, noise), u[j])
         if solution is None:
             return None
-        u[j], inverse = solution
-        errors[j] = np.linalg.norm(inverse.reshape(len(free), -1), axis=1)
+        u[j], errors[j] = solution
     W, w = model.W.copy(), model.w.copy()
     if biases:
         w[free] = u[-1]
@@ -135,31 +137,84 @@ def _picked(
     noise = ground.eta * (np.abs(a @ v.T).sum(axis=1) + abs(ground.c) + np.abs(b @ ground.s))
     # the v_h are not corrected: what they are off by stays
     noise += ground.absolute + v_error * np.linalg.norm(a, axis=1)
-    _, pivots = qr(_jacobian(u, v, a, noise).T, mode="r", pivoting=True)
-    chosen = pivots[: H * d]
+    _, pivots = qr(_Equations(v, a, a, noise).jacobian(u).T, mode="r", pivoting=True)
+    chosen = pivots[: H * d + _CHECKS]
     return a[chosen], noise[chosen]
 
 
-def _jacobian(u: Array, v: Array, a: Array, noise: Array) -> Array:
-    """Return the derivatives by all u_h (n, H·d) of the answers at a (n, d), in units of noise."""
-    slope = (a @ v.T) / (4 * np.cosh(np.clip(a @ u.T, -700, 700) / 2) ** 2) / noise[:, None]
-    return np.asarray((slope[:, :, None] * a[:, None, :]).reshape(len(a), -1))
+@dataclass(frozen=True, slots=True)
+class _Equations:
+    """Σ_h (a·v_h) σ(a·u_h) = y for the u_h (H, d), the last two of them to check a solution."""
+
+    v: Array
+    a: Array
+    y: Array
+    noise: Array
+
+    def of(self, u: Array) -> Array:
+        """Return the left side, in units of noise."""
+        return np.asarray(np.sum((self.a @ self.v.T) * expit(self.a @ u.T), axis=1) / self.noise)
+
+    def missed(self, u: Array) -> Array:
+        """Return how far u is off, in units of noise."""
+        return np.asarray(self.y / self.noise - self.of(u))
+
+    def jacobian(self, u: Array) -> Array:
+        """Return the derivatives by all u_h (n, H·d), in units of noise."""
+        slope = (self.a @ self.v.T) / (4 * np.cosh(np.clip(self.a @ u.T, -700, 700) / 2) ** 2)
+        slope /= self.noise[:, None]
+        return np.asarray((slope[:, :, None] * self.a[:, None, :]).reshape(len(self.a), -1))
 
 
-def _solved(u: Array, v: Array, a: Array, y: Array, noise: Array) -> tuple[Array, Array] | None:
-    """Solve Σ_h (a·v_h) σ(a·u_h) = y for the u_h by Newton's method; also return J⁻¹.
+def _solved(equations: _Equations, u: Array) -> tuple[Array, Array] | None:
+    """Solve by Newton's method; return the u_h and their errors (H,).
 
-    One step does where the u_h are known well. Where two heads are close it takes some: along
-    one direction the derivative is as small as they are far apart.
+    Where two heads are close, the derivative along one direction n is as small as they are far
+    apart, and as far again from the solution lies another: where σ_min t + ½ (w·F'')t² is 0 once
+    more, w being where n leads to. The two equations that are left over tell which is right.
     """
-    moved = np.inf
+    first = _newton(equations, u)
+    if first is None:
+        return None
+    u, inverse = first
+    errors = np.linalg.norm(inverse.reshape(len(u), -1), axis=1)
+    w = np.ones(u.size)
+    for _ in range(_POWERS):
+        w = inverse.T @ (inverse @ w)
+        w /= np.linalg.norm(w)
+    n = inverse @ w
+    smallest = 1 / float(np.linalg.norm(n))
+    n = smallest * n.reshape(u.shape)
+    h = _BEND * float(np.linalg.norm(u))
+    bend = equations.of(u + h * n) - 2 * equations.of(u) + equations.of(u - h * n)
+    bent = float(w @ bend[: u.size]) / h**2
+    if not 2 * smallest < _BEND_MOST * abs(bent) * float(np.linalg.norm(u)):
+        return u, errors
+    second = _newton(equations, u - 2 * smallest / bent * n)
+    if second is None:
+        return u, errors
+    left = [float(np.linalg.norm(equations.missed(x)[u.size :])) for x in (u, second[0])]
+    if _TOLD * left[1] < left[0]:
+        u, inverse = second
+        return u, np.linalg.norm(inverse.reshape(len(u), -1), axis=1)
+    if left[1] < _TOLD * left[0]:
+        errors = np.hypot(errors, np.linalg.norm(second[0] - u, axis=1))
+    return u, errors
+
+
+def _newton(equations: _Equations, u: Array) -> tuple[Array, Array] | None:
+    """Return a solution and the inverse of the derivative there."""
+    moved, size = np.inf, u.size
     for _ in range(_STEPS):
-        J = _jacobian(u, v, a, noise)
-        if not np.linalg.cond(J) < _SINGULAR:
+        J = equations.jacobian(u)[:size]
+        try:
+            inverse = np.linalg.inv(J)
+        except np.linalg.LinAlgError:
             return None
-        inverse = np.linalg.inv(J)
-        missed = (y - np.sum((a @ v.T) * expit(a @ u.T), axis=1)) / noise
-        step = (inverse @ missed).reshape(u.shape)
+        with np.errstate(over="ignore"):
+            if not np.linalg.norm(J) * np.linalg.norm(inverse) < _SINGULAR:
+                return None
+        step = (inverse @ equations.missed(u)[:size]).reshape(u.shape)
         last, moved = moved, float(np.linalg.norm(step) / np.linalg.norm(u))
         if not moved < 1:
             return None
