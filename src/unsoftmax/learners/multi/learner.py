@@ -11,7 +11,8 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 3. offsets at which head h answers and the others are saturated (`multi.windows`) give
    u_h to full precision and all columns of W_h in one round (`multi.columns`);
 4. three copies of a token tell W_h from −W_h (`multi.orientation`);
-5. fresh sequences confirm or refuse (`multi.verdict`); what fails begins again with another b.
+5. fresh sequences confirm or refuse (`multi.verdict`); what is right but too coarse, as close
+   heads are, is corrected (`multi.polish`); what fails begins again with another b.
 
 Under a cap on tokens (`multi.reach`) gates may be no steps: such places of the half circle are
 left out, gates that stay open are counted as what they are, and where no half circle shows the

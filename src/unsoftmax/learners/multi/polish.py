@@ -1,12 +1,13 @@
-"""As many queries again, at moderate logits: errors of W from 10⁻¹² to 10⁻¹⁴.
+"""As many queries again, at moderate logits: errors of W from 10⁻¹² to 10⁻¹⁴, or close heads.
 
-Windows pay for silence: their offsets are long and query tokens close together. Once all heads
-are known, none need be silent. At query tokens b_j of an orthonormal basis all W_h b_j + w_h are
-corrected together, from the differences between H·d answers each and the model's:
+Windows pay for silence: their offsets are long and query tokens close together, and where two
+heads are close no digits are left. Once all heads are nearly known, none need be silent. At query
+tokens b_j of an orthonormal basis all u_h = W_h b_j + w_h are solved for together,
 
-    δF(a, b_j) = Σ_h (a·v_h) σ'(a·u_h) a·δu_h
+    F(a, b_j) − c − b_j·s = Σ_h (a·v_h) σ(a·u_h)
 
-The offsets are picked among random ones of moderate logits by pivoted QR.
+from H·d answers each by Newton's method, and two more to check. The offsets are picked among
+random ones of moderate logits by pivoted QR.
 """
 
 from __future__ import annotations
