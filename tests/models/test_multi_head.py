@@ -61,13 +61,13 @@ def test_answering_never_forms_W(monkeypatch):
     product = model.W
     monkeypatch.setattr(us.MultiHead, "W", property(lambda _: pytest.fail("formed W")))
     model(np.zeros((2, 3, 5)))
-    expected = max(np.linalg.norm(W) for W in product)
+    expected = min(np.linalg.norm(W) for W in product)
     assert model.norm("W") == pytest.approx(expected, rel=1e-13)
 
 
-def test_norms_are_the_largest_over_heads():
+def test_norms_are_the_least_over_heads():
     model = us.MultiHead([np.eye(2), 3 * np.eye(2)], [[3, 4], [1, 0]], [[0, 1], [0, 2]], -2)
-    assert [model.norm(name) for name in "Wvwc"] == [pytest.approx(np.sqrt(18)), 5, 2, 2]
+    assert [model.norm(name) for name in "Wvwc"] == [pytest.approx(np.sqrt(2)), 1, 1, 2]
 
 
 def test_heads_one_by_one():

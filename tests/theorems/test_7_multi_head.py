@@ -345,8 +345,8 @@ def like_the_hold_out(model, count, seed):
         b = rng.standard_normal((count // 4, 1, model.dim)) / np.sqrt(model.dim)
         a = rng.standard_normal((count // 4, size - 1, model.dim)) / np.sqrt(model.dim)
         head = rng.integers(model.H, size=count // 4)
-        logits = np.einsum("nsd,nde,ne->ns", a, model.W[head], b[:, 0])
-        a *= 2 / np.sqrt(np.mean(logits**2, axis=1))[:, None, None]
+        u = np.einsum("nde,ne->nd", model.W[head], b[:, 0])
+        a *= 2 * np.sqrt(model.dim) / np.linalg.norm(u, axis=1)[:, None, None]
         yield np.concatenate([a + b, b], axis=1)
 
 

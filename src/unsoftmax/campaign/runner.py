@@ -121,8 +121,8 @@ def learn(
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
     with open_ledger(ledger, environment()) as book, interrupts() as held:
         batch = book.claim(run, batch)
-        plan = learner.plan().queries
-        expected = None if plan is None else plan + holdout
+        plan = learner.plan()
+        expected = None if plan.queries is None else plan.queries + holdout
         with _executor(workers) as pool:
             campaign = _Campaign(
                 oracle=oracle,
@@ -132,6 +132,7 @@ def learn(
                 workers=workers,
                 progress=progress,
                 expected=expected,
+                at_most=plan.at_most + holdout,
                 pool=pool,
                 interrupts=held,
             )
@@ -183,6 +184,7 @@ class _Campaign:
     workers: int
     progress: Watcher | None
     expected: int | None
+    at_most: int
     pool: Executor
     interrupts: Interrupts
     noise: float = 0.0
@@ -305,11 +307,19 @@ class _Campaign:
             if limit is not None
         ]
         doubt = f", {spent.in_doubt:,} of them in doubt" if spent.in_doubt else ""
+        more = " and more tokens" if self.budget.tokens is not None else ""
+        allowed = f"With a budget of {spent.queries + needed:,} queries{more}"
+        if self.expected is None:
+            wanted = f"{needed:,} more queries are needed for the next step"
+            enough = f"{allowed} that can be asked; how many follow the target decides, " + (
+                f"the plan allows {self.at_most:,} in all."
+            )
+        else:
+            wanted = f"about {needed:,} more queries are needed"
+            enough = f"{allowed} it can be finished."
         return BudgetExceeded(
             f"The budget of {' and '.join(limits)} is spent: {spent.queries:,} queries and "
-            f"{spent.tokens:,} tokens were paid{doubt}, about {needed:,} more queries are needed. "
-            f"{self._kept()} With a budget of {spent.queries + needed:,} queries"
-            f"{' and more tokens' if self.budget.tokens is not None else ''} it can be finished.",
+            f"{spent.tokens:,} tokens were paid{doubt}, {wanted}. {self._kept()} {enough}",
             spent=spent.queries,
             needed=needed,
             in_doubt=spent.in_doubt,

@@ -80,6 +80,7 @@ def canonical(model: M) -> M:
         parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
         network's canonical form; where that is constant W and w become 0.
     """
+    _refuse_others("canonical takes", model)
     if isinstance(model, MultiHead):
         return canonical_heads(model)
     if isinstance(model, ReluNetwork):
@@ -89,6 +90,14 @@ def canonical(model: M) -> M:
     if np.any(model.v):
         return model
     return SingleHead(np.zeros((model.dim, model.dim)), np.zeros(model.dim), None, model.c)
+
+
+def _refuse_others(what: str, model: object) -> None:
+    if not isinstance(model, AnyModel):
+        raise TypeError(
+            f"{what} models; this is a {type(model).__name__}. A recovery's model is "
+            "recovery.model."
+        )
 
 
 def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) -> Equivalence:
@@ -120,11 +129,7 @@ def equivalent(a: AnyModel, b: AnyModel, rtol: float = 1e-9, atol: float = 0.0) 
     (True, 'different')
     """
     for model in (a, b):
-        if not isinstance(model, AnyModel):
-            raise TypeError(
-                f"equivalent compares models; this is a {type(model).__name__}. A recovery's "
-                "model is recovery.model."
-            )
+        _refuse_others("equivalent compares", model)
     if not (rtol >= 0 and atol >= 0):
         raise ValueError("rtol and atol must be 0 or more.")
     a, b = as_head(a), as_head(b)

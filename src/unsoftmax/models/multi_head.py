@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
 from unsoftmax.models.arrays import frozen
-from unsoftmax.models.scores import Scores, sequences
+from unsoftmax.models.scores import Scores, least, sequences
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
@@ -123,16 +123,16 @@ class MultiHead:
         )
 
     def norm(self, name: str) -> float:
-        """Return a parameter's norm, the largest over heads (Frobenius for W), without forming W.
+        """Return a parameter's norm (Frobenius for W), without forming W; the least over heads.
 
-        What bounds W, v and w in a certificate is the largest over heads as well. 0 for what is
-        no parameter (a bound on the function).
+        Heads where it is 0 do not count. A certificate's bounds are for every head: divided by
+        this they bound relative errors. 0 for what is no parameter (a bound on the function).
         """
         if name == "W":
             return self._scores.norm
         if name not in self._arrays:
             return 0.0
-        return float(np.max(np.linalg.norm(np.atleast_2d(self._arrays[name]), axis=1), initial=0.0))
+        return least(np.linalg.norm(np.atleast_2d(self._arrays[name]), axis=1))
 
     def arrays(self) -> dict[str, Array]:
         """Return the parameters by name, as the constructor (or `from_factors`) takes them."""

@@ -70,12 +70,12 @@ class Scores:
 
     @property
     def norm(self) -> float:
-        """‖W‖_F, the largest over heads, without forming W from its factors."""
+        """‖W‖_F, the `least` over heads, without forming W from its factors."""
         W = self.arrays.get("W")
         if W is None:
             K, Q = (np.linalg.qr(self.arrays[name].swapaxes(-1, -2))[1] for name in "KQ")
             W = K @ Q.swapaxes(-1, -2)
-        return float(np.max(np.linalg.norm(W, axis=(-2, -1)), initial=0.0))
+        return least(np.linalg.norm(W, axis=(-2, -1)))
 
     def vectors(self, x: Array) -> Array:
         """Map query tokens (B, d) to the vectors W x + w that every token is scored with.
@@ -96,6 +96,12 @@ class Scores:
             scores -= scores.max(axis=1, keepdims=True)
         weights = np.exp(scores, out=scores)
         return weights, weights.sum(axis=1)
+
+
+def least(norms: Array) -> float:
+    """Return the smallest norm that is not 0, or 0 where all are."""
+    some = norms[norms > 0]
+    return float(some.min()) if some.size else 0.0
 
 
 def sequences(X: ArrayLike, dim: int, what: str) -> Array:

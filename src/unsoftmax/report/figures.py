@@ -71,6 +71,10 @@ def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str])
         size = float(np.linalg.norm(truth.W[h]))
         error = float(np.linalg.norm(W - truth.W[h])) / size
         axis.set_title(f"head {h}: ‖W‖ = {size:.2g}\nerror {error:.0e}", fontsize=9)
+    figure.suptitle(
+        f"W of {found.H} recovered heads, each on its own scale: red above 0, blue below",
+        fontsize=11,
+    )
     figure.savefig(path, dpi=80, bbox_inches="tight", metadata={"Software": "unsoftmax"})
 
 

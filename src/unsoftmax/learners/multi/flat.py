@@ -37,9 +37,9 @@ def read_flat(
     length = reach.length
     far = reach.far(length)
     b, a = (rng.standard_normal((_PAIRS, d)) for _ in range(2))
-    if model.H:  # heads show in their values: half of a along them
-        a = a / np.linalg.norm(a, axis=1, keepdims=True)
-        a = a + model.v.sum(axis=0) / np.linalg.norm(model.v.sum(axis=0))
+    total = model.v.sum(axis=0)
+    if np.any(total):  # heads show in their values: half of a along them
+        a = a / np.linalg.norm(a, axis=1, keepdims=True) + total / np.linalg.norm(total)
     a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
     a, b = far * reach.turned(a, b), length * b
     X = np.stack([a + b, b], axis=1)
@@ -48,7 +48,7 @@ def read_flat(
     allowed = _NOISES * (ground.eta * size + ground.absolute)
     if np.any(np.abs(y - model(X)) > allowed):
         raise Unsaturated
-    values = max(float(np.median(np.abs(a @ model.v.sum(axis=0)))), allowed)
+    values = max(float(np.median(np.abs(a @ total))), allowed)
     logit = 4 * allowed / values
     error = _SMALL * d * logit / far
     v = float(allowed / far * np.sqrt(d) + logit * ground.scale)

@@ -36,7 +36,7 @@ from unsoftmax.learners.multi.polish import corrected, polished
 from unsoftmax.learners.multi.reach import Reach
 from unsoftmax.learners.multi.search import TRIES, Heads, Sought, search
 from unsoftmax.learners.multi.two_tokens import Coincident, Ground, OpenStart, Unsaturated
-from unsoftmax.learners.multi.verdict import PILOTS, concluded, predicting, shares_of
+from unsoftmax.learners.multi.verdict import FARTHEST, PILOTS, concluded, predicting, shares_of
 from unsoftmax.learners.settings import flag, positive, whole
 from unsoftmax.models import MultiHead, canonical
 from unsoftmax.probes import Round
@@ -48,6 +48,8 @@ _UNLUCKY, _SEARCH = 100, 3
 # What is searched without luck is searched as if answers were so coarse: logits that leave less of
 # a step pass for one. All that is read there is read again, with gates as they are.
 _COARSER = (0.0, 1e-7, 1e-6, 1e-5)
+# So many searches have to find more jumps than there may be heads.
+_SURE = 2
 # Fresh sequences that a model must predict before it is believed.
 _CONFIRM = 6
 # Precisions that answers are taken for where only the function is wanted, so that heads up to about
@@ -152,22 +154,21 @@ class MultiHeadLearner:
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
         d, H = int(self.dim), int(self.max_heads)
-        bulk = H * (d + self.biases) * d
+        r = d if self.rank is None else int(self.rank)
+        bulk = H * r * (2 * d + self.biases - r)
         tries = TRIES + len(_PRECISIONS) * self.functional
         unlucky = _UNLUCKY if Reach.under(self.radius, self.biases).soft else 0
-        begun = tries + unlucky
-        searches = tries * 4 * H * d + begun * _PER_HEAD * (H + 1)
+        searches = tries * 4 * H * d + (tries + unlucky) * _PER_HEAD * (H + 1)
         at_most = tries * _TIMES * bulk + searches + bulk * self.polish
         copies = tries * (H + 1) * (d + 2)
-        r = "d" if self.rank is None else str(self.rank)
-        twice = " twice" if self.polish else ""
+        usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=2 * at_most + 4 * copies,
             rounds=_ROUNDS * (tries + unlucky // _SEARCH),
-            formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r = {r}{twice}; "
-            f"refused beyond {at_most}",
+            formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
+            f"{H} of rank {r}; never more than {at_most:,}",
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:
@@ -180,7 +181,7 @@ class MultiHeadLearner:
         reach = Reach.under(self.radius, self.biases)
         ground = yield from open_heads(self.dim, self.biases, reach, rng)
         others: list[tuple[float, Heads]] = []
-        failed = unlucky = 0
+        failed = unlucky = many = 0
         while failed < TRIES and unlucky < _UNLUCKY:
             coarse = _COARSER[unlucky * len(_COARSER) // _UNLUCKY]
             if unlucky >= TRIES:
@@ -194,20 +195,18 @@ class MultiHeadLearner:
                 if coarse > 0 or isinstance(error, Unsaturated):
                     unlucky += _SEARCH
                     continue
-                # later searches go astray where the first saw fewer jumps; where gates are no
-                # steps a cell may look like two
-                last = TRIES - 1 if ground.reach.soft else 0
-                if isinstance(error, TooMany) and failed == last:
-                    raise
+                # where jumps are close, or gates no steps, a cell may look like two
+                many += isinstance(error, TooMany)
+                if many == (TRIES if ground.reach.soft else _SURE) and not self.functional:
+                    raise ModelMismatch(str(error)) from None
                 failed += 1
                 continue
-            shares, allowed, explained = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
+            count = PILOTS if self.functional else _CONFIRM
+            shares, allowed, explained = yield from shares_of(found, ground, count, rng, "pilot")
             if np.all(shares <= explained) and (found.vague or np.any(allowed < explained)):
                 # right as far as it is known, which is not far enough: close heads, as a rule
                 found = (yield from corrected(found, ground, self.biases, rng)) or found
-                shares, allowed, _ = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
-            if self.functional and np.all(shares <= allowed):
-                shares, allowed, _ = yield from shares_of(found, ground, PILOTS, rng, "pilot")
+                shares, allowed, _ = yield from shares_of(found, ground, count, rng, "pilot")
             if np.all(shares <= allowed) and not found.vague:
                 distinct = canonical(found.model).H
                 if distinct > self.max_heads:
@@ -225,9 +224,10 @@ class MultiHeadLearner:
                 failed += 1
         if self.functional:
             others += yield from _taken_for_coarser(sought, ground, rng)
-        if self.functional and others:
-            share, found = others[int(np.argmin([share for share, _ in others]))]
-            return (yield from predicting(found, share, ground, checks, rng))
+        if self.functional and others and ground.scale > 0:
+            share, found = min(others, key=lambda pair: pair[0])
+            if share <= FARTHEST:
+                return (yield from predicting(found, share, ground, checks, rng))
         raise ModelMismatch(" ".join([*self._reasons(coarse > 0, unlucky > 0), *ground.why]))
 
     def _reasons(self, open_gates: bool, unlucky: bool) -> Iterator[str]:
@@ -237,16 +237,18 @@ class MultiHeadLearner:
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
                 "one: along every half circle that was tried gates stay open, or two of them open "
                 "together. Give a larger radius, if the target allows one. If that changes "
-                "nothing, two heads have the same hyperplanes for every query token."
+                "nothing, two heads have the same hyperplanes for every query token, or there are "
+                "more than max_heads."
             )
             return
         yield (
             f"No search of {TRIES} gave heads that predict fresh answers. Two heads may have the "
             "same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
             "vector), or be W and −W with equal v, or be too close for answers as precise as "
-            "these (functional=True, --functional, returns what predicts them); or there are more "
-            "than max_heads, or the target is no sum of attention heads."
+            "these; or there are more than max_heads, or the target is no sum of attention heads."
         )
+        if not self.functional:
+            yield "With functional=True (--functional) what predicts them best is returned."
         if self.rank is not None:
             yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."
         if unlucky:

@@ -27,6 +27,8 @@ _SEEN = 1e-14
 _BY_CHANCE = 2.0
 # Coarser answers tell no jumps apart.
 _COARSEST = 1e-4
+# What is beside x·v + c, and more than this share of it, is noise only if it changes.
+_ODD = 1e-2
 # Noise of a fixed size counts from here on.
 _ABSOLUTE = 1e-14
 
@@ -83,6 +85,7 @@ def open_heads(
     form = Precision.of_format([moderate, straight, stepped, gates])
     eta = max(_FLOAT64, form.relative, 2 * form.unit, _BY_CHANCE * bent)
     off = moderate - c - short * (near @ s)
+    yield from _refuse_more(form, off, moderate, near, short, terms)
     constant = 4 * eta * abs(c) + form.absolute
     absolute = max(form.absolute, _BY_CHANCE * float(np.max(np.abs(off))) - 4 * eta * terms)
     if absolute <= _ABSOLUTE * terms + 4 * eta * abs(c):
@@ -100,6 +103,22 @@ def open_heads(
     if absolute > 0 and not biases:
         reach = reach.stretched()
     return Ground(s, c, eta, absolute, scale, why, reach)
+
+
+def _refuse_more(
+    form: Precision, off: Array, moderate: Array, near: Array, short: float, terms: float
+) -> Generator[Round, Answers, None]:
+    """Refuse what moderate single tokens miss x·v + c by, if it is large and the same each time."""
+    more = float(np.max(np.abs(off))) - _BY_CHANCE * form.absolute
+    if more <= _ODD * terms * short:
+        return
+    [again] = yield [Singles(near, short, phase="linearity", purpose="pilot")]
+    if np.max(np.abs(again - moderate)) < more / 2:
+        raise ModelMismatch(
+            f"Single tokens of norm {short:g} are not answered by x·v + c: it is missed by up to "
+            f"{more:.1e}, each time the same, beside values of {terms * short:.1e}. The target is "
+            "no sum of attention heads, or adds something to one."
+        )
 
 
 def _random(dim: int, rng: np.random.Generator, count: int = _RANDOM) -> Array:

@@ -84,10 +84,8 @@ def _corrected(
     ``v_error`` is what a sum over all v_h is off by, at offsets of norm 1.
     """
     d = model.dim
-    Q, _ = np.linalg.qr(rng.standard_normal((d, d)))
-    tokens = length * Q.T
-    if biases:
-        tokens = np.concatenate([tokens, np.zeros((1, d))])
+    P = _frame(d, biases, rng)
+    tokens = length * P
     free = np.flatnonzero(np.linalg.norm(model.W, axis=(1, 2)) + np.linalg.norm(model.w, axis=1))
     if not len(free):
         return None
@@ -113,12 +111,22 @@ def _corrected(
         u[j], errors[j] = solution
     W, w = model.W.copy(), model.w.copy()
     if biases:
-        w[free] = u[-1]
-    W[free] = (u[:d] - w[free]).transpose(1, 2, 0) @ tokens[:d] / length**2
-    total = np.hypot(np.linalg.norm(errors[:d], axis=0), np.sqrt(d * biases) * errors[-1])
+        w[free] = u.mean(axis=0)
+    W[free] = u.transpose(1, 2, 0) @ np.linalg.pinv(P).T / length
     W_error = np.zeros(model.H)
-    W_error[free] = _TWICE * total / length
+    W_error[free] = _TWICE * np.linalg.norm(errors, axis=0) / length
     return MultiHead(W, model.v, w, model.c), W_error
+
+
+def _frame(d: int, biases: bool, rng: np.random.Generator) -> Array:
+    """Return d unit vectors at right angles; with biases d + 1 whose sum is 0, evenly spread.
+
+    The query token 0 would tell w alone, and nothing where w is 0.
+    """
+    if not biases:
+        return np.linalg.qr(rng.standard_normal((d, d)))[0]
+    Q, _ = np.linalg.qr(np.column_stack([np.ones(d + 1), rng.standard_normal((d + 1, d))]))
+    return np.asarray(Q[:, 1:] * np.sqrt((d + 1) / d))
 
 
 def _picked(

@@ -216,7 +216,8 @@ def _notes(found: Oriented, ranks: Indices, d: int) -> tuple[str, ...]:
     heads = len(found.index) + (found.constant is not None)
     few = sorted({int(rank) for rank in ranks if rank < d})
     low = f" Ranks below {d}: {', '.join(map(str, few))}." if few else ""
+    count = "1 head" if heads == 1 else f"{heads} heads"
     return (
-        f"{heads} heads; those of equal W and w are one, whose v is the sum of theirs "
+        f"{count}; those of equal W and w are one, whose v is the sum of theirs "
         f"(Proposition 7.1).{low}",
     )

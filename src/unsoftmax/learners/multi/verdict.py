@@ -32,8 +32,8 @@ _BLUNT = 1e-2
 # times that. Four times as much is promised.
 _SAFETY = 12.0
 # Sequences that a bound on the function is taken from, and how many times the most they are missed
-# by; what is missed by more than _FARTHEST is no attention.
-PILOTS, _FURTHER, _FARTHEST = 96, 30.0, 1e-3
+# by; what is missed by more than FARTHEST is no attention.
+PILOTS, _FURTHER, FARTHEST = 96, 30.0, 1e-3
 
 
 def _fresh(
@@ -56,7 +56,7 @@ def _fresh(
         offsets = rng.standard_normal((size - 1, d)) / np.sqrt(d)
         if n % 2:
             offsets[1] = offsets[0]
-        offsets *= _stretch(model, offsets, b, n % 3)
+        offsets *= _stretch(model, b, n % 3)
         X = np.concatenate([offsets + b, b[None]])
         longest = float(np.max(np.linalg.norm(X, axis=1)))
         sequences.setdefault(size, []).append(reach.single(longest) / longest * X)
@@ -64,10 +64,9 @@ def _fresh(
     return [Sequences(np.array(X), phase=phase, purpose=purpose) for X in sequences.values()]
 
 
-def _stretch(model: MultiHead, offsets: Array, b: Array, which: int) -> float:
-    """Return what makes the logits of the weakest, median or strongest head moderate."""
-    logits = offsets @ model.scores_of(b[None])[0].T
-    rms = np.sqrt(np.mean(logits**2, axis=0))
+def _stretch(model: MultiHead, b: Array, which: int) -> float:
+    """Return what makes logits of the weakest, median or strongest head moderate on average."""
+    rms = np.linalg.norm(model.scores_of(b[None])[0], axis=1) / np.sqrt(model.dim)
     rms = np.sort(rms[rms > 0])
     if not len(rms):
         return 1.0
@@ -173,7 +172,7 @@ def predicting(
     """
     shares, *_ = yield from shares_of(found, ground, PILOTS, rng, "pilot")
     share = max(share, float(shares.max()))
-    if share > _FARTHEST:
+    if share > FARTHEST:
         raise ModelMismatch(
             f"The heads that predict best miss a fresh answer by {share:.1e} of its size: the "
             "target is no sum of attention heads, or has heads whose hyperplanes are the same for "
@@ -204,7 +203,7 @@ def predicting(
         "Not the target's own heads: some of those are too close to be told apart, or too quiet "
         f"to be seen, or it has others. These {model.H} predict its answers.",
     )
-    errors = {"constant": bound * abs(model.c), "slope": bound * size}
+    errors = {"constant": float(bound * abs(model.c)), "slope": float(bound * size)}
     return Found(model, Certificate(errors, assumes), evidence, notes)
 
 
@@ -213,8 +212,8 @@ def _assumed(ground: Ground, evidence: Evidence) -> tuple[str, ...]:
     unseen = ""
     if evidence.queries:
         unseen = (
-            f" Heads that add less than {evidence.tolerance:.1e} of its size to an answer, or "
-            "differ from others by as little, may be missing."
+            f" Heads that add less than {evidence.tolerance:.1e} of their size to answers like the "
+            "hold-out's, or change them by as little when they are one with others, may be missing."
         )
     return (
         "The target is a sum of attention heads, and all of them were found: what the hold-out "

@@ -36,6 +36,8 @@ _ALIGNMENT = 2.0
 _AGREES = 2e-8
 # Answers too coarse to find heads rightly are missed by more than expected, but not by this much.
 _CLEARLY = 10.0
+# A head within its error of W = 0 is that, if its error is this much smaller than the largest W.
+_NOTHING = 1e-12
 # e to this power, and float64 goes on.
 _MOST_MOVED = 100.0
 # A tolerance of more than this share of what a head says beside its mean says nothing of it.
@@ -80,7 +82,7 @@ def judged(
 ) -> Generator[Round, Answers, Evidence]:
     """Ask the closing hold-out and return how the model stands, or refuse it."""
     model, precision = found.model, opened.values.precision
-    families = _closing(model, opened.closing, rng)
+    families = _closing(found, opened.closing, rng)
     closed = yield [family for family, _ in families]
     missed = [_compare(found, precision, opened.probes.X, opened.answers)]
     untold = dict[int, bool]()
@@ -114,12 +116,14 @@ def judged(
 
 
 def _closing(
-    model: MultiHead, count: int, rng: np.random.Generator
+    found: Bounded, count: int, rng: np.random.Generator
 ) -> list[tuple[Sequences, list[int]]]:
     """Make sequences at moderate logits of one head after the other, and say of which."""
-    d = model.dim
-    # heads with W = 0 have no logits: their values are seen anywhere
-    scored = [h for h in range(model.H) if np.any(model.W[h])]
+    model, d = found.model, found.model.dim
+    # heads with W = 0, or with as good as that, have no logits: their values are seen anywhere
+    sizes = np.linalg.norm(model.W, axis=(1, 2))
+    nothing = np.minimum(found.W_error, _NOTHING * np.max(sizes, initial=0.0))
+    scored = [h for h in range(model.H) if sizes[h] > nothing[h]]
     sequences: dict[int, list[tuple[Array, int]]] = {}
     for n in range(count):
         length = _LENGTHS[n % len(_LENGTHS)]

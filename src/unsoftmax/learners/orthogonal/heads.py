@@ -111,7 +111,8 @@ class OrthogonalHeads:
             _refuse_oblique(bases)
 
     def _bases(self) -> list[Array]:
-        return [np.asarray(E, dtype=np.float64) for E in self.subspaces or ()]
+        given = () if self.subspaces is None else self.subspaces
+        return [np.asarray(E, dtype=np.float64) for E in given]
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON; subspaces by their hash."""

@@ -295,7 +295,7 @@ class Curves:
         small, large = self.bent[:, 0], self.bent[:, 1] / 2
         # t²/12 at one size, four times as much at the other, and t⁴/30 is what is left of both
         change = np.max(np.abs(large - small)) / max(float(np.max(np.abs(small))), 1e-300)
-        return _REMAINDER * float((4 * change) ** 2) / 30
+        return _REMAINDER * min(float(4 * change), 1e100) ** 2 / 30
 
     def straightened(self, v: Array, A: Array) -> Array:
         """Return A(b) without the further orders that heads with values ``v`` (H, d) have.
