@@ -6,7 +6,7 @@ tokens b_j of an orthonormal basis all u_h = W_h b_j + w_h are solved for togeth
 
     F(a, b_j) − c − b_j·s = Σ_h (a·v_h) σ(a·u_h)
 
-from H·d answers each by Newton's method, and two more to check. The offsets are picked among
+from H·d answers each by Newton's method, and four more to check. The offsets are picked among
 random ones of moderate logits by pivoted QR.
 """
 
@@ -33,7 +33,7 @@ _LOGITS = (1.0, 2.0, 3.0)
 _SINGULAR = 1e9
 # Equations more than unknowns, for each query token: of two solutions one must fit these so many
 # times better. One that is further away than this share of ‖u‖ is none.
-_CHECKS, _TOLD, _BEND_MOST = 2, 10.0, 0.5
+_CHECKS, _TOLD, _BEND_MOST = 4, 10.0, 0.5
 _POWERS, _BEND = 8, 1e-3
 # Newton's steps end when they are rounding.
 _STEPS, _SETTLED, _FLOOR = 40, 1e-14, 1e-9
@@ -104,7 +104,7 @@ def _corrected(
     flat = model.v.sum(axis=0) - v.sum(axis=0)  # of heads W = 0
     for j, (b, y) in enumerate(zip(tokens, answers, strict=True)):
         a, noise = picked[j]
-        rest = model.c + b @ model.v.sum(axis=0) + a @ flat / 2
+        rest = ground.c + b @ ground.s + a @ flat / 2  # Σ v_h is known better than all v_h
         solution = _solved(_Equations(v, a, y - rest, noise), u[j])
         if solution is None:
             return None
@@ -143,7 +143,8 @@ def _picked(
     longest = ground.reach.longest(float(np.linalg.norm(b)))
     a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
     a = ground.reach.turned(a, b)
-    noise = ground.eta * (np.abs(a @ v.T).sum(axis=1) + abs(ground.c) + np.abs(b @ ground.s))
+    beside = float(np.linalg.norm(b)) * ground.scale + abs(ground.c)
+    noise = ground.eta * (np.abs(a @ v.T).sum(axis=1) + beside)
     # the v_h are not corrected: what they are off by stays
     noise += ground.absolute + v_error * np.linalg.norm(a, axis=1)
     _, pivots = qr(_Equations(v, a, a, noise).jacobian(u).T, mode="r", pivoting=True)
@@ -153,7 +154,7 @@ def _picked(
 
 @dataclass(frozen=True, slots=True)
 class _Equations:
-    """Σ_h (a·v_h) σ(a·u_h) = y for the u_h (H, d), the last two of them to check a solution."""
+    """Σ_h (a·v_h) σ(a·u_h) = y for the u_h (H, d), the last of them to check a solution."""
 
     v: Array
     a: Array

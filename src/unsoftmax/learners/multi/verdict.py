@@ -152,7 +152,7 @@ def concluded(
                 f"where {allowed[worst]:.1e} is expected: the target is no sum of attention "
                 "heads, or has heads too close for these answers."
             )
-    rounding = (ground.eta * abs(ground.c) + ground.absolute) * biases
+    rounding = float(ground.eta * abs(ground.c) + ground.absolute) * biases
     largest = {**found.largest, "c": rounding}
     errors = {name: _SAFETY * error for name, error in largest.items()}
     certificate = Certificate(errors, _assumed(ground, evidence))
