@@ -96,8 +96,9 @@ class MultiHeadLearner:
     Notes
     -----
     *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
-    H(r(2d − r) + d) + H·d + 16H + d + 40; H(d + 20) more under a ``radius`` of 10⁵ or less, and
-    up to twice as many where heads hardly switch; `plan` gives what is never exceeded.
+    H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
+    times where heads hardly switch; as many again where heads are close. `plan` gives what is
+    never exceeded.
     *Determined up to* order; heads of equal W and w are one.
     *Refused*: heads whose hyperplanes a·(W_h b + w_h) = 0 coincide for every b, such as W and
     2W; and (W, v) beside (−W, v). *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
