@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import unsoftmax as us
 from tests.heads import errors, hostile, minilm_tokens, several
 from tests.truth import Counted
 from unsoftmax.cli.minilm import minilm_heads
+from unsoftmax.protocol import Oracle
 
 Learner = us.learners.MultiHeadLearner
 CHECKS = 32
@@ -404,7 +406,7 @@ def test_the_certificate_holds(trials, evidence):
 
 # -- coarse answers
 
-COARSE = {
+COARSE: dict[str, Callable[[us.MultiHead, np.random.Generator], Oracle]] = {
     "float32": lambda target, rng: lambda X: target(X).astype(np.float32),
     "float32 inside": lambda target, rng: (
         lambda X: target(X.astype(np.float32).astype(np.float64)).astype(np.float32)
@@ -539,9 +541,8 @@ def test_the_certificate_holds_under_a_cap(coarse, trials, evidence):
             sizes = 10.0 ** rng.uniform(-1, 1, (2, heads))
             W, v = target.W * sizes[0, :, None, None], target.v * sizes[1, :, None]
             target = us.MultiHead(W, v, target.w, target.c)
-        oracle = us.oracles.norm_capped(
-            COARSE[coarse](target, rng) if coarse else hidden(target), radius
-        )
+        inside: Oracle = COARSE[coarse](target, rng) if coarse else hidden(target)
+        oracle = us.oracles.norm_capped(inside, radius)
         try:
             recovery, _ = recovered(target, seed, oracle=oracle, radius=radius, biases=biases)
         except us.ModelMismatch as error:

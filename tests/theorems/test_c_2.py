@@ -196,9 +196,9 @@ def test_heads_of_rank_one(trials, evidence, sizes, ranks):
     runs, errors, shares, refused = trials(6, 200), [], [], 0
     for seed in range(runs):
         target, _ = drawn(sizes, seed, sum(sizes) + seed % 3, ranks=ranks)
-        tokens = ("few", "all")[seed % 2]
+        learner = OrthogonalHeads(target.dim, tokens="all" if seed % 2 else "few", seed=seed)
         try:
-            recovery = us.learn(target, OrthogonalHeads(target.dim, tokens=tokens, seed=seed))
+            recovery = us.learn(target, learner)
         except us.ModelMismatch:
             refused += 1
             continue
