@@ -108,7 +108,7 @@ class Ledger:
             changed = _differences(json.loads(recorded[0]), run)
             raise LedgerMismatch(
                 f"{self._name} belongs to another run: {changed}. "
-                "Use the same settings to go on with it, or another ledger."
+                "Use the same settings to go on with it, or another ledger, which asks all anew."
             )
         self.resumed = True
         return batch or recorded[1]
