@@ -33,7 +33,7 @@ _BLUNT = 1e-2
 _SAFETY = 12.0
 # Sequences that a bound on the function is taken from, and how many times the most they are missed
 # by; what is missed by more than FARTHEST is no attention.
-PILOTS, _FURTHER, FARTHEST = 96, 30.0, 1e-3
+PILOTS, _FURTHER, FARTHEST = 96, 60.0, 1e-3
 
 
 def _fresh(
