@@ -169,7 +169,7 @@ class MultiHeadLearner:
             tokens=2 * at_most + 4 * copies,
             rounds=_ROUNDS * (tries + unlucky // _SEARCH),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
-            f"{H} of rank {r}; never more than {at_most:,}",
+            f"{H} of rank {r}",
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:
