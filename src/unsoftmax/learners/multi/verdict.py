@@ -28,8 +28,8 @@ _MOVED, _TIMES = 3, 100.0
 _MOST, _MOST_COARSE = 1e-6, 1e5
 # Where answers are so coarse that more would be allowed, they confirm nothing.
 _BLUNT = 1e-2
-# Estimated errors are a standard deviation, roughly: in 1,000 targets the error was at most three
-# times that. Four times as much is promised.
+# Estimated errors are a standard deviation, roughly: in 2,000 targets the error was at most 5.2
+# times that. Twice as much and more is promised.
 _SAFETY = 12.0
 # Sequences that a bound on the function is taken from, and how many times the most they are missed
 # by; what is missed by more than FARTHEST is no attention.
