@@ -249,7 +249,7 @@ class MultiHeadLearner:
             "these; or there are more than max_heads, or the target is no sum of attention heads."
         )
         if not self.functional:
-            yield "With functional=True (--functional) what predicts them best is returned, if well."
+            yield "With functional=True (--functional) what predicts answers well is returned."
         if self.rank is not None:
             yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."
         if unlucky:
@@ -287,7 +287,7 @@ def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
         rounds += 1
         if asked > plan.at_most or rounds > plan.rounds:
             raise ModelMismatch(
-                f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: the "
-                "target is no sum of attention heads, or its answers are too noisy."
+                f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: "
+                "the target is no sum of attention heads, or its answers are too noisy."
             )
         answers = yield parts
