@@ -190,6 +190,15 @@ def test_what_fails_as_the_budget_ends_is_still_needed(tmp_path):
     assert recovery.queries == 18
 
 
+def test_what_follows_the_next_step_is_not_promised(tmp_path):
+    """A learner that does not know beforehand: a budget for one step is no budget for all."""
+    script = Script([[sequences(5)], [sequences(20, seed=1)]], planned=None)
+    end = spend(first_number, tmp_path / "ledger", 3, script)
+    assert "for the next step" in str(end)
+    assert "how many follow the target decides" in str(end)
+    assert "finished" not in str(end)
+
+
 def test_what_is_in_doubt_is_paid_and_said(tmp_path):
     ledger, counted = tmp_path / "ledger", Counted(first_number)
 

@@ -331,3 +331,9 @@ def test_what_float64_cannot_tell_is_undecided():
     result = us.equivalent(a, us.MultiHead(W, a.v, a.w, a.c), rtol=0)
     assert result.verdict == "undecided"
     assert 0 < result.gap < 1e-15
+
+
+@pytest.mark.parametrize("other", ["a", None, [1.0]])
+def test_only_models_have_a_canonical_form(other):
+    with pytest.raises(TypeError, match="canonical takes models"):
+        us.canonical(other)

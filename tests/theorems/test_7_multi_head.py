@@ -365,6 +365,26 @@ def test_what_is_no_attention_has_no_function_either(trials):
             )
 
 
+def test_a_bound_of_nothing_is_never_given(trials):
+    """Two close heads whose values cancel: far out nothing is left, near by something is."""
+    for seed in range(trials(3, 40)):
+        rng = np.random.default_rng(seed)
+        W, v = rng.standard_normal((2, 5, 5)) / 2, rng.standard_normal(5)
+        W[1] = W[0] + 1e-6 * W[1]
+        target = us.MultiHead(W, [v, -v])
+        for radius in (None, 30.0):
+            try:
+                oracle = (
+                    hidden(target) if radius is None else us.oracles.norm_capped(target, radius)
+                )
+                recovery = us.learn(
+                    oracle, Learner(5, 4, functional=True, radius=radius, seed=seed)
+                )
+            except us.ModelMismatch:
+                continue
+            assert max(recovery.certificate.errors.values()) > 0
+
+
 def test_heads_are_told_exactly_where_they_can_be():
     target = several(3, 6, 0)
     recovery, _ = recovered(target, 0, functional=True)
@@ -689,6 +709,25 @@ def test_polish_keeps_within_the_certificate(trials):
         target = us.MultiHead(W, target.v)
         recovery, _ = recovered(target, seed, polish=True)
         assert within_the_certificate(recovery, target)
+
+
+def test_polish_with_biases_keeps_within_the_certificate(trials):
+    """Query biases that are not there, few dimensions, long query tokens under a cap."""
+    for seed, radius in itertools.product(range(trials(5, 200)), (None, 1e3, 1e8)):
+        target = several(2, 2 + seed % 3, seed, biases=bool(seed % 2))
+        if not seed % 2:
+            target = us.MultiHead(target.W, target.v)
+        oracle = hidden(target) if radius is None else us.oracles.norm_capped(target, radius)
+        settings = {"biases": True, "polish": True, "radius": radius}
+        recovery, _ = recovered(target, seed, oracle=oracle, **settings)
+        assert within_the_certificate(recovery, target), (seed, radius)
+
+
+@pytest.mark.parametrize("weight", [30.0, 1.0, 0.1])
+def test_what_saturates_beside_the_heads_is_no_noise(weight):
+    target, u = several(3, 4, 0), np.ones(4)
+    with pytest.raises(us.ModelMismatch, match="each time the same"):
+        us.learn(lambda X: target(X) + weight * np.tanh(X.mean(axis=1) @ u), Learner(4, 6))
 
 
 def test_scores_too_small_to_switch_are_refused_by_name():

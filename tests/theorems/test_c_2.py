@@ -585,6 +585,17 @@ def test_turned_subspaces_are_found_again(trials, noise):
     assert max(shares) <= 1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_head_without_scores_in_a_subspace_that_is_named(seed):
+    target, parts = drawn((2, 2), seed)
+    W = target.W.copy()
+    W[0] = 0
+    target = us.MultiHead(W, target.v)
+    recovery = us.learn(target, OrthogonalHeads(4, np.stack(parts)))
+    assert us.equivalent(recovery.model, target, atol=1e-9).verdict == "equal"
+    assert share(recovery, target) <= 1
+
+
 # -- settings
 
 

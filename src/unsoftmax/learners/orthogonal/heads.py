@@ -88,7 +88,7 @@ class OrthogonalHeads:
     """
 
     dim: int
-    subspaces: Sequence[ArrayLike] | None = None
+    subspaces: Sequence[ArrayLike] | Array | None = None
     tokens: Literal["few", "all"] = "few"
     seed: int = 0
 
