@@ -723,6 +723,23 @@ def test_polish_with_biases_keeps_within_the_certificate(trials):
         assert within_the_certificate(recovery, target), (seed, radius)
 
 
+@pytest.mark.parametrize("radius", [None, 100.0, 1e4])
+def test_weights_that_even_out_far_away_are_no_head_without_scores(radius, trials):
+    """Weights of min(|score|, 700)² + 1: all alike for long tokens, and not for short ones."""
+    for seed in range(trials(2, 8)):
+        target = several(2, 4, seed)
+
+        def squared(X, target=target):
+            scores = np.einsum("bnd,bhd->bhn", X, target.scores_of(X[:, -1]))
+            weights = np.clip(scores, -700, 700) ** 2 + 1
+            weights /= weights.sum(axis=2, keepdims=True)
+            return np.einsum("bhn,bnd,hd->b", weights, X, target.v)
+
+        oracle = squared if radius is None else us.oracles.norm_capped(squared, radius)
+        with pytest.raises(us.ModelMismatch):
+            us.learn(oracle, Learner(4, 6, radius=radius, seed=seed))
+
+
 @pytest.mark.parametrize("weight", [30.0, 1.0, 0.1])
 def test_what_saturates_beside_the_heads_is_no_noise(weight):
     target, u = several(3, 4, 0), np.ones(4)

@@ -21,6 +21,7 @@ from unsoftmax.protocol import Answers, Certificate, Evidence, Found, Steps
 
 _LENGTHS = (3, 4, 5, 6)
 _LOGIT = 2.0
+_SIZES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 # Right models miss answers by up to 40 times what the answers' precision and random errors of the
 # estimated size do (1,000 targets of low rank, spread sizes, few dimensions). So much is passed,
 # up to a share of the answers: a wrong model does not pass for an imprecise one.
@@ -56,8 +57,10 @@ def _fresh(
         offsets = rng.standard_normal((size - 1, d)) / np.sqrt(d)
         if n % 2:
             offsets[1] = offsets[0]
-        offsets *= _stretch(model, b, n % 3)
-        X = np.concatenate([offsets + b, b[None]])
+        stretch = _stretch(model, b, n % 3)
+        X = np.concatenate([stretch * offsets + b, b[None]])
+        if not stretch:  # no logits: what seems to have none at one size has some at another
+            X = _SIZES[n % len(_SIZES)] * np.concatenate([offsets + b, b[None]])
         longest = float(np.max(np.linalg.norm(X, axis=1)))
         sequences.setdefault(size, []).append(reach.single(longest) / longest * X)
     phase = "hold-out" if purpose == "check" else "check"
@@ -65,11 +68,14 @@ def _fresh(
 
 
 def _stretch(model: MultiHead, b: Array, which: int) -> float:
-    """Return what makes logits of the weakest, median or strongest head moderate on average."""
+    """Return what makes logits of the weakest, median or strongest head moderate on average.
+
+    0 where no head has any.
+    """
     rms = np.linalg.norm(model.scores_of(b[None])[0], axis=1) / np.sqrt(model.dim)
     rms = np.sort(rms[rms > 0])
     if not len(rms):
-        return 1.0
+        return 0.0
     return float(_LOGIT / rms[(0, len(rms) // 2, -1)[which]])
 
 
