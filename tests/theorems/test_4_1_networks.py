@@ -10,9 +10,9 @@ import pytest
 import unsoftmax as us
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
-from unsoftmax.learners.relu.kinks import find_kinks
-from unsoftmax.learners.relu.lift import Form, Lift
-from unsoftmax.learners.relu.merge import merged
+from unsoftmax.arrangement.breakpoints import find_kinks
+from unsoftmax.arrangement.lift import Form, Lift
+from unsoftmax.learners.relu_network.merge import merged
 from unsoftmax.theory import counts
 
 Learner = us.learners.ReluNetworkLearner

@@ -15,10 +15,10 @@ from scipy.special import expit
 import unsoftmax as us
 from tests.theorems.test_4_1 import CASES, impostors, score_matrices, value_vectors
 from tests.truth import Counted, relative
-from unsoftmax.learners import holdout
-from unsoftmax.learners.labels import paper as labels_paper
-from unsoftmax.learners.labels.probes import Contrasts, Sphere, read
+from unsoftmax.learners.single_head.labels import paper as labels_paper
+from unsoftmax.learners.single_head.labels.probes import Contrasts, Sphere, read
 from unsoftmax.theory import label_counts
+from unsoftmax.validate import sequences as holdout
 
 
 def head(d, seed, case=("generic", "dense"), scale=1.0):

@@ -34,9 +34,9 @@ from unsoftmax.campaign.opening import open_ledger
 from unsoftmax.campaign.recovery import Recovery
 from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
 from unsoftmax.errors import BudgetExceeded, DimensionRefused, LedgerMismatch, OracleError
+from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Found, Learner, M, Oracle
-from unsoftmax.theory.precision import KAPPA, Precision
 
 FINGERPRINT = 8
 # A deterministic target may still answer a bit differently in another batch.

@@ -5,15 +5,15 @@
 
 from typing import Any
 
-from unsoftmax.learners.approximate.head import ApproximateHead
-from unsoftmax.learners.exact_head import ExactHead
-from unsoftmax.learners.labels.head import LabelHead
-from unsoftmax.learners.low_rank_head import LowRankHead
-from unsoftmax.learners.multi.learner import MultiHeadLearner
-from unsoftmax.learners.orthogonal.heads import OrthogonalHeads
-from unsoftmax.learners.relu.network import ReluNetworkLearner
-from unsoftmax.learners.sensing.head import SensingHead
-from unsoftmax.learners.transformer.learner import TransformerLearner
+from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
+from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
+from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
+from unsoftmax.learners.single_head.approximate.approximate_head import ApproximateHead
+from unsoftmax.learners.single_head.exact import ExactHead
+from unsoftmax.learners.single_head.labels.label_head import LabelHead
+from unsoftmax.learners.single_head.low_rank import LowRankHead
+from unsoftmax.learners.single_head.sensing.sensing_head import SensingHead
+from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
 
 __all__ = [
     "BY_NAME",

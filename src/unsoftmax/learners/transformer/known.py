@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.measure.precision import Precision
 from unsoftmax.models import ReluNetwork
 from unsoftmax.models.relu_equality import length_of
 from unsoftmax.probes import Array
-from unsoftmax.theory.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)

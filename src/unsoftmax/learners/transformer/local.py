@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners import offsets
 from unsoftmax.learners.transformer.aim import Aim, aim_from, take
 from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.reading import (
@@ -27,10 +26,12 @@ from unsoftmax.learners.transformer.reading import (
     most_again,
     steep,
 )
+from unsoftmax.measure import offsets
+from unsoftmax.measure.precision import UNIT
 from unsoftmax.models import Transformer
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.theory.precision import UNIT
+from unsoftmax.solve.dense import solution_error
 
 # The common scale is found with these many tokens, in at most so many rounds.
 _FIRST, _ROUNDS = 2, 7
@@ -123,7 +124,7 @@ def recover_attention(
     off = (error + w_error) / np.abs(lengths)
     by_token[0], off[0] = first, first_error
     solved = T.solve(by_token.T).T
-    bound = T.error(float(np.linalg.norm(off)), solved)
+    bound = solution_error(T, float(np.linalg.norm(off)), solved)
     if Q is None:
         return Attention(Transformer(solved, known.network, k_w), bound, w_error)
     bound += 8 * UNIT * float(np.linalg.norm(solved))

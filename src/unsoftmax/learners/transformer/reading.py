@@ -17,9 +17,9 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.transformer.aim import Aim, Steered, take
 from unsoftmax.learners.transformer.known import Known
+from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.probes import Array, Design, Indices, LazyRows, Pairs, Purpose, Round, Singles
 from unsoftmax.protocol import Answers
-from unsoftmax.theory.precision import KAPPA, UNIT
 
 _CHUNK = 2**21  # numbers at once
 # Logits beyond this have lost digits and are asked again with a shorter offset; so many times.

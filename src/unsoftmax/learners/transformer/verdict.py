@@ -10,10 +10,10 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.transformer.aim import gradients
 from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.local import Attention
+from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found
-from unsoftmax.theory.precision import KAPPA, UNIT, Precision
 
 # A logit that the certificate lets move by more than this says nothing about the model.
 _MOST_MOVED = 0.01

@@ -1,0 +1,1 @@
+"""Hyperplanes as lines and circles meet them: breakpoints, cells, centres."""

@@ -1,0 +1,1 @@
+"""One attention head: a module or a folder per theorem."""

@@ -1,0 +1,190 @@
+"""Theorem B.1: one attention head from labels alone, by whether f(X) > 0.
+
+Recovers W, and v up to its norm, of f(X) = Σ_i α_i x_i·v, α = softmax_i(x_i·W x_N), from an
+oracle that answers 1 where f(X) > 0 and 0 elsewhere. "bisect": about one query per bit of a
+parameter, bits·(d² + d) and a few hundred more, in about bits + 28 rounds. "paper": k + d²·steps,
+with the k of the theorem, which is out of anybody's reach but for the smallest cases.
+
+    [g_i e_i − ρ g_p e_p]        label 1 ⇔ ρ < |v_i|/|v_p|, g the signs of v    v/‖v‖
+    [αa − βb; −βb], αβ = s       label 1 ⇔ α² > s(b·v/a·v)(1 + e^{s a·(W b)})   a·(W b), so W
+
+Differences from the paper, with "bisect": (1) v by bisection of its ratios instead of averages,
+zeros of v allowed, no margin; (2) W through offsets and query tokens balanced on v, no bound on
+its norm; (3) all entries in the same rounds; (4) labels beside every flip are asked in the end,
+so that wrong ones are noticed, and carry a certificate; (5) a hold-out at the flips of longer
+sequences. The methods are in `labels.bisection` and `labels.paper`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.settings import one_of, positive, whole
+from unsoftmax.learners.single_head.labels import bisection, paper
+from unsoftmax.models import SingleHead
+from unsoftmax.protocol import Found, Plan, Steps
+from unsoftmax.theory import label_counts
+
+# 4 bits tell whether an entry is in range; beyond 52 a halved interval has no middle in float64.
+_FEWEST, _MOST = 4, 52
+# The theorem's sample sizes are computed in float64.
+_MOST_PAPER, _FARTHEST = 200, 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class LabelHead:
+    """Learn a single head from labels: 1 where f(X) > 0, else 0 (Theorem B.1).
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    bits : int
+        Accuracy. With "bisect" every parameter's interval is halved so often, 4 to 52 times:
+        50 exhaust float64 labels, 16 those of a float32 target. With "paper" the error
+        allowed is ‖ΔW‖_F ≤ norm_bound·2^-bits.
+    norm_bound : float, optional
+        Bound on ‖W‖_F. "paper" needs it; with "bisect" it is only checked in the end.
+    margin : float, optional
+        No entry of v is smaller than margin·‖v‖. "paper" needs it; "bisect" checks it.
+    method : {"bisect", "paper"}
+        Bisection of everything, or the paper's averages and bisection.
+    seed : int
+        Decides offsets, query tokens, samples and the hold-out: the same seed asks the same.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, missing, or not of its type.
+
+    Notes
+    -----
+    *Queries*: "bisect" (bits + 2)(d² + d) and O(d) + 400 more, at most d² + 64 of them again;
+    "paper" k + d²·steps, see `unsoftmax.theory.label_counts.label_head_paper`. *Determined up to*
+    ‖v‖, which is returned as 1; W is free when v = 0. *Source*: Theorem B.1 of arXiv
+    2601.16873; "bisect" goes beyond it.
+
+    Refused: labels that are always 0 (`NotIdentifiable`: as with v = 0, W is free); labels that
+    are always 1, that contradict each other, or that are not those of one head without
+    biases (`ModelMismatch`). The evidence's residuals are how far from 0, relative to
+    max_i‖x_i‖, the recovered head is where a fresh label says that its sign is wrong: 0 as
+    long as all labels are predicted; the tolerance is what the certificate lets it be off by.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(1)
+    >>> target = us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
+    >>> learner = us.learners.LabelHead(4, bits=40)
+    >>> recovery = us.learn(lambda X: target(X) > 0, learner)
+    >>> bool(np.allclose(recovery.model.W, target.W, rtol=0, atol=1e-9))
+    True
+    >>> bool(np.allclose(recovery.model.v, target.v / np.linalg.norm(target.v), atol=1e-9))
+    True
+    """
+
+    dim: int
+    bits: int
+    norm_bound: float | None = None
+    margin: float | None = None
+    method: Literal["bisect", "paper"] = "bisect"
+    seed: int = 0
+
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("dim", 1), ("bits", 1), ("seed", 0)):
+            whole(name, getattr(self, name), least)
+        one_of("method", self.method, ("bisect", "paper"))
+        if self.method == "bisect" and not _FEWEST <= self.bits <= _MOST:
+            raise ValueError(f"bits must be {_FEWEST} to {_MOST} for bisection; it is {self.bits}.")
+        for name in ("norm_bound", "margin"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+            elif self.method == "paper":
+                raise ValueError(f'method="paper" needs {name}.')
+        if self.method == "paper" and self.bits > _MOST_PAPER:
+            raise ValueError(f"bits must be at most {_MOST_PAPER}; it is {self.bits}.")
+        if min(float(self.margin or 1), 1 / float(self.norm_bound or 1)) < _FARTHEST:
+            raise ValueError(
+                f"margin must be at least {_FARTHEST:.0e} and norm_bound at most "
+                f"{1 / _FARTHEST:.0e}; they are {self.margin} and {self.norm_bound}."
+            )
+        largest = 1 / math.sqrt(self.dim)
+        if float(self.margin or 0) > largest:
+            raise ValueError(
+                f"margin must be at most 1/√d = {largest:.3g}: the smallest |v_i| of a vector with "
+                f"‖v‖ = 1 is no larger. It is {self.margin!r}."
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as JSON."""
+        return {
+            "learner": "LabelHead",
+            "dim": int(self.dim),
+            "bits": int(self.bits),
+            "norm_bound": None if self.norm_bound is None else float(self.norm_bound),
+            "margin": None if self.margin is None else float(self.margin),
+            "method": self.method,
+            "seed": int(self.seed),
+        }
+
+    def plan(self) -> Plan:
+        """Say beforehand what learning costs; with "paper" also where nobody could pay it."""
+        d, bits = int(self.dim), int(self.bits)
+        if self.method == "paper":
+            error, margin, norm_bound = self._promise()
+            k, steps = label_counts.label_head_paper(d, error, margin, norm_bound, paper.FAILURE)
+            return Plan(
+                queries=k + d * d * steps,
+                at_most=k + d * d * steps,
+                tokens=k + 2 * d * d * steps,
+                rounds=-(-k // paper.SAMPLES) + steps + 1,
+                formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
+                f"δ = {paper.FAILURE:g}: k = {k:.3g}, steps = {steps}",
+            )
+        queries = label_counts.label_head(d, bits)
+        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d)
+        return Plan(
+            queries=queries,
+            at_most=queries + label_counts.label_head_again(d),
+            tokens=queries + two_tokens,
+            rounds=label_counts.label_head_rounds(d, bits),
+            formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
+        )
+
+    def steps(self, checks: int) -> Steps[SingleHead]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        d, seed = int(self.dim), int(self.seed)
+        if self.method == "paper":
+            return (yield from paper.learn(d, *self._promise(), checks, seed))
+        found = yield from bisection.learn(d, int(self.bits), checks, np.random.default_rng(seed))
+        self._refuse_beyond(found)
+        return found
+
+    def _refuse_beyond(self, found: Found[SingleHead]) -> None:
+        """Refuse what contradicts the bounds that bisection does not need, where they are given."""
+        W, v = np.linalg.norm(found.model.W), np.min(np.abs(found.model.v))
+        errors = found.certificate.errors
+        if self.norm_bound is not None and W - errors["W"] > self.norm_bound:
+            raise ModelMismatch(
+                f"The labels are those of a head with ‖W‖_F = {W:.3g}, which contradicts "
+                f"norm_bound = {self.norm_bound:.3g}: leave it out, bisection needs none."
+            )
+        if self.margin is not None and v + errors["v"] < self.margin:
+            raise ModelMismatch(
+                f"The labels are those of a head whose smallest |v_i| is {v:.3g}‖v‖, which "
+                f"contradicts margin = {self.margin:.3g}: leave it out, bisection needs none."
+            )
+
+    def _promise(self) -> tuple[float, float, float]:
+        """Return ε_W, μ and W of Theorem B.1."""
+        assert self.norm_bound is not None
+        assert self.margin is not None
+        norm_bound = float(self.norm_bound)
+        return math.ldexp(norm_bound, -int(self.bits)), float(self.margin), norm_bound

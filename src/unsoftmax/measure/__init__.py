@@ -1,0 +1,1 @@
+"""Answers → readings: numbers such as a·(W b + w), each with its error."""

@@ -1,0 +1,1 @@
+"""Readings → matrices, each with the error that passes on."""

@@ -1,0 +1,1 @@
+"""Whether to believe a model: fresh answers against what its errors allow."""

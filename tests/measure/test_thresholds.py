@@ -1,0 +1,95 @@
+"""Where labels flip, and bounds on it: against exact arithmetic and against random errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from unsoftmax.measure import thresholds
+from unsoftmax.theory import label_counts
+
+
+def test_the_flip_is_where_it_is_said_to_be():
+    rng = np.random.default_rng(0)
+    W, v, a, b = (rng.standard_normal(shape) for shape in ((3, 3), 3, 3, 3))
+    a, b = a * np.sign(a @ v), b * np.sign(b @ v)
+    ratio, c = np.array([(b @ v) / (a @ v)]), np.array([0.3])
+    logit = -c * (a @ W @ b)
+    for shift, label in ((-1e-9, True), (1e-9, False)):
+        alpha, beta = thresholds.scales(logit + shift, c, ratio)
+        assert np.allclose(alpha * beta, c, rtol=1e-15)
+        assert np.allclose(thresholds.threshold(alpha, beta, ratio), logit + shift, atol=1e-14)
+        X = np.array([[alpha * a - beta * b, -beta * b]])
+        assert (us.SingleHead(W, v)(X)[0] > 0) == label
+
+
+def test_beyond_every_logit_is_infinite():
+    alpha, beta = thresholds.scales(np.array([4.0]), np.ones(1), np.ones(1))
+    assert thresholds.threshold(alpha, beta, np.array([1.1]))[0] == np.inf
+
+
+def test_the_direction_error_is_a_bound():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        r, e = rng.standard_normal(4), 10.0 ** rng.uniform(-8, 0) * rng.random(4)
+        moved = r + e * rng.choice([-1, 1], 4)
+        apart = np.linalg.norm(r / np.linalg.norm(r) - moved / np.linalg.norm(moved))
+        assert apart <= thresholds.direction_error(moved, e)
+    assert thresholds.direction_error(np.ones(2), np.full(2, 3.0)) == 2.0
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 0.05])
+def test_the_error_through_the_values_is_a_bound(size):
+    """Logits read through a wrong v̂, against those read through the right one."""
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        d = 4
+        v = rng.standard_normal(d)
+        v /= np.linalg.norm(v)
+        a, b = 0.7 * v + 0.5 * rng.standard_normal((2, d, d)) / 2
+        a, b = (rows * np.sign(rows @ v)[:, None] for rows in (a, b))
+        if min((a @ v).min(), (b @ v).min()) < 0.3:
+            continue
+        found = v + size * rng.standard_normal(d) / 2
+        found /= np.linalg.norm(found)
+        c = rng.uniform(0.5, 2, (d, d))
+        true, seen = (np.divide.outer(b @ x, a @ x) for x in (v, found))
+        alpha, beta = thresholds.scales(rng.uniform(-2, 1, (d, d)), c, true)
+        logits = [thresholds.threshold(alpha, beta, ratio) for ratio in (true, seen)]
+        bound = thresholds.ThroughValues.of(found, float(np.linalg.norm(found - v)), a, b)
+        assert np.linalg.norm((logits[1] - logits[0]) / c) <= bound.error(logits[1], c)
+
+
+def test_there_is_no_bound_through_values_that_are_hardly_known():
+    rows = np.array([[1.0, 0.2], [1.0, -0.2]])
+    for error in (0.9, 1.5, 2.0):
+        through = thresholds.ThroughValues.of(np.array([1.0, 0.0]), error, rows, rows)
+        assert through.error(np.full((2, 2), 8.0), np.ones((2, 2))) == np.inf
+
+
+def test_the_papers_counts_at_known_places():
+    """Its sample sizes as computed independently, by d, μ, W, ε_W, δ."""
+    for (d, error, margin, failure), k in {
+        (64, 1e-6, 1 / 8, 0.01): 1.3e28,
+        (64, 1e-6, 0.01, 0.01): 4.9e34,
+        (2, 0.9, 0.5, 0.05): 4.4e7,
+        (3, 0.9, 0.5, 0.05): 1.7e8,
+    }.items():
+        samples, steps = label_counts.label_head_paper(d, error, margin, 2.0, failure)
+        assert samples == pytest.approx(k, rel=0.05)
+        assert 5 <= steps <= 60
+
+
+def test_the_mean_projection_is_one():
+    rng = np.random.default_rng(3)
+    for d in (1, 2, 3, 10):
+        x = rng.standard_normal((200_000, d))
+        mean = np.mean(np.abs(x[:, 0]) / np.linalg.norm(x, axis=1))
+        assert mean == pytest.approx(label_counts.mean_projection(d), abs=4e-3)
+
+
+@pytest.mark.parametrize(("d", "bits"), [(1, 40), (2, 40), (64, 50), (512, 40)])
+def test_labels_cost_little_more_than_a_bit_each(d, bits):
+    asked = label_counts.label_head(d, bits) + label_counts.label_head_again(d)
+    assert bits * (d * d + d - 1) < asked <= 1.1 * bits * (d * d + d) + 500

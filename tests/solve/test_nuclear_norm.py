@@ -1,0 +1,211 @@
+"""The nuclear-norm solver against CVXPY, and against what it must find."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import cvxpy
+import numpy as np
+import pytest
+
+from unsoftmax.solve import nuclear_norm
+from unsoftmax.solve.nuclear_norm import Measurements, minimise
+
+# CVXPY's stubs leave out most of its atoms
+cp: Any = cvxpy
+
+
+def problem(d, rank, ratio, seed):
+    """Gaussian measurements of a random W of that rank, ``ratio`` times as many as parameters."""
+    rng = np.random.default_rng([d, rank, seed])
+    W = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d))
+    m = int(ratio * rank * (2 * d - rank))
+    a, b = rng.standard_normal((2, m, d))
+    return W, Measurements(a, b, np.einsum("kd,de,ke->k", a, W, b), np.zeros(m))
+
+
+def nuclear(W):
+    return np.linalg.norm(W, "nuc")
+
+
+def reference(measured, mu=None):
+    """Solve the same programme with an interior-point method."""
+    X = cp.Variable((measured.dim, measured.dim))
+    missed = measured.matrix() @ cp.vec(X, order="C") - measured.t
+    if mu is None:
+        programme = cp.Problem(cp.Minimize(cp.normNuc(X)), [missed == 0])
+    else:
+        cost = cp.normNuc(X) + cp.sum_squares(cp.multiply(1 / np.sqrt(2 * mu), missed))
+        programme = cp.Problem(cp.Minimize(cost))
+    programme.solve(solver=cp.CLARABEL)
+    return X.value, programme.value
+
+
+GRID = list(itertools.product([(4, 1), (6, 2), (8, 1), (10, 2)], (1.0, 1.6, 2.3), (0, 1)))
+
+
+def test_the_optimum_is_cvxpys(evidence):
+    """Also where it is not the W that was measured: polishing must not hide a wrong optimum."""
+    recovered, values, matrices = 0, [], []
+    for (d, rank), ratio, seed in GRID:
+        W, measured = problem(d, rank, ratio, seed)
+        found = minimise(measured)
+        X, value = reference(measured)
+        values.append(abs(nuclear(found.W) / value - 1))
+        matrices.append(np.linalg.norm(found.W - X) / np.linalg.norm(X))
+        assert np.linalg.norm(measured.of(found.W) - measured.t) <= 1e-9 * np.linalg.norm(
+            measured.t
+        )
+        assert nuclear(found.W) <= nuclear(W) * (1 + 1e-9)
+        assert found.gap <= 1e-8
+        recovered += np.linalg.norm(found.W - W) <= 1e-9 * np.linalg.norm(W)
+    # what an interior-point method reaches
+    assert max(values) <= 1e-6
+    assert max(matrices) <= 1e-3
+    assert len(GRID) / 4 <= recovered <= 3 * len(GRID) / 4
+    evidence(
+        "nuclear norm against CVXPY (Clarabel), d = 4 to 10",
+        problems=len(GRID),
+        of_these_recover_W=recovered,
+        value_differs_by=f"{max(values):.0e}",
+        minimiser_by=f"{max(matrices):.0e}",
+    )
+
+
+def test_where_the_minimiser_is_not_unique_enough_to_polish_it_says_so():
+    W, measured = problem(8, 1, 1.0, 0)
+    found = minimise(measured)
+    assert not found.determined
+    assert found.rank > 1
+    assert nuclear(found.W) < 0.99 * nuclear(W)
+
+
+@pytest.mark.parametrize(("d", "rank"), [(1, 1), (4, 1), (8, 2), (16, 1), (24, 3), (32, 2)])
+def test_recovery_to_rounding(d, rank):
+    for seed in range(3):
+        W, measured = problem(d, rank, min(4.5, d * d / (rank * (2 * d - rank))), seed)
+        found = minimise(measured)
+        assert found.determined
+        assert found.rank == rank
+        assert np.linalg.norm(found.W - W) <= 1e-12 * np.linalg.norm(W)
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_d_squared_measurements_leave_no_choice(more):
+    for rank in (1, 3, 6):
+        rng = np.random.default_rng(rank)
+        W = rng.standard_normal((6, rank)) @ rng.standard_normal((rank, 6))
+        a, b = rng.standard_normal((2, 36 + more, 6))
+        t = np.einsum("kd,de,ke->k", a, W, b)
+        found = minimise(Measurements(a, b, t, np.zeros(len(t))))
+        assert found.rank == rank
+        assert found.determined
+        assert np.linalg.norm(found.W - W) <= 1e-10 * np.linalg.norm(W)
+
+
+def test_measurements_that_repeat_do_not_determine():
+    rng = np.random.default_rng(0)
+    a, b = np.tile(rng.standard_normal((2, 5, 3)), (1, 2, 1))
+    found = minimise(Measurements(a, b, a[:, 0] * b[:, 1], np.zeros(10)))
+    assert not found.determined
+
+
+def test_contradictory_measurements_are_fitted_by_no_rank():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 20, 4))
+    found = minimise(Measurements(a, b, rng.standard_normal(20), np.zeros(20)))
+    assert not found.determined
+
+
+def test_nothing_measured_is_nothing():
+    a, b = np.random.default_rng(0).standard_normal((2, 9, 5))
+    found = minimise(Measurements(a, b, np.zeros(9), np.zeros(9)))
+    assert found.rank == 0
+    assert not found.W.any()
+
+
+# -- noise
+
+
+def noisy(d, rank, ratio, size, seed):
+    W, exact = problem(d, rank, ratio, seed)
+    rng = np.random.default_rng([9, seed])
+    noise = size * 10.0 ** rng.uniform(-0.5, 0.5, len(exact))
+    off = noise * rng.uniform(-1, 1, len(exact))
+    return W, Measurements(exact.a, exact.b, exact.t + off, noise)
+
+
+def test_noise_is_penalised_as_cvxpy_would():
+    """Before the polish: the penalised optimum, within what noise costs of it."""
+    for seed in range(4):
+        _, measured = noisy(7, 1, 1.5, 1e-2, seed)
+        scale = np.linalg.norm(measured.a, axis=1) * np.linalg.norm(measured.b, axis=1)
+        unit = Measurements(
+            measured.a / np.linalg.norm(measured.a, axis=1, keepdims=True),
+            measured.b / np.linalg.norm(measured.b, axis=1, keepdims=True),
+            measured.t / scale,
+            measured.noise / scale,
+        )
+        mu = nuclear_norm._penalty(unit) * unit.noise**2
+        _, value = reference(unit, mu)
+        found = minimise(measured)
+        cost = nuclear(found.W) + np.sum((unit.of(found.W) - unit.t) ** 2 / (2 * mu))
+        assert value * (1 - 1e-6) <= cost <= value * (1 + 2 * found.gap + 1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-10, 1e-7, 1e-4])
+def test_noise_costs_what_it_must(size):
+    """The fit is the best of its rank: as good as if the rank had been known."""
+    for seed in range(5):
+        W, measured = noisy(10, 2, 2.6, size, seed)
+        found = minimise(measured)
+        assert found.determined
+        assert found.rank == 2
+        assert np.linalg.norm(found.W - W) <= 2 * size
+        left, _, right = np.linalg.svd(found.W)
+        residual = measured.weights * (measured.t - measured.of(found.W))
+        tangent = measured.tangent(left, right.T, 2) * measured.weights[:, None]
+        # normal equations of the weighted fit
+        gradient = np.linalg.norm(tangent.T @ residual)
+        assert gradient <= 1e-3 * np.linalg.norm(tangent, 2) * np.linalg.norm(residual)
+
+
+def test_one_measurement_that_is_worth_nothing_does_no_harm():
+    W, exact = problem(10, 1, 4.0, 0)
+    noise = np.full(len(exact), 1e-13)
+    t = exact.t.copy()
+    noise[3], t[3] = 10.0, t[3] + 7.0
+    found = minimise(Measurements(exact.a, exact.b, t, noise))
+    assert np.linalg.norm(found.W - W) <= 1e-11 * np.linalg.norm(W)
+
+
+def test_pure_noise_is_nothing():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 60, 8))
+    found = minimise(Measurements(a, b, 1e-3 * rng.uniform(-1, 1, 60), np.full(60, 1e-3)))
+    assert found.rank == 0
+
+
+# -- its parts
+
+
+def test_adjoint_and_gram_are_those_of_the_matrix():
+    rng = np.random.default_rng(1)
+    _, measured = problem(5, 2, 1.0, 0)
+    A, W, y = measured.matrix(), rng.standard_normal((5, 5)), rng.standard_normal(len(measured))
+    np.testing.assert_allclose(A @ W.ravel(), measured.of(W), atol=1e-12)
+    np.testing.assert_allclose(A.T @ y, measured.adjoint(y).ravel(), atol=1e-12)
+    np.testing.assert_allclose(A @ A.T, measured.gram(), atol=1e-12)
+
+
+def test_the_tangent_basis_is_orthonormal():
+    """At full rank it spans everything, so the gains are those of all measurements."""
+    _, measured = problem(5, 2, 1.0, 0)
+    rng = np.random.default_rng(2)
+    U, V = (np.linalg.qr(rng.standard_normal((5, 5)))[0] for _ in range(2))
+    for rank in range(6):
+        tangent = measured.tangent(U, V, rank)
+        assert tangent.shape == (len(measured), rank * (10 - rank))
+    gains = np.linalg.svd(measured.tangent(U, V, 5), compute_uv=False)
+    np.testing.assert_allclose(gains, np.linalg.svd(measured.matrix(), compute_uv=False))
