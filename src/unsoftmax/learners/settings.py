@@ -1,8 +1,11 @@
-"""Check a learner's settings: a wrong one is told where it is given, not where it is used."""
+"""A learner's settings: checked where they are given, and written as JSON."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import hashlib
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -46,3 +49,64 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         listed = " or ".join([", ".join(f'"{one}"' for one in known[:-1]), f'"{known[-1]}"'])
         raise ValueError(f"{name} must be {listed}; it is {value!r}.")
+
+
+class Configured:
+    """A learner whose settings are its fields.
+
+    ``tuning``, a frozen dataclass of an algorithm's knobs, is named only where it differs from
+    its default: a ledger stays valid when a knob gets a name.
+    """
+
+    __slots__ = ()
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that determines the probes, as nested JSON; arrays by their hash."""
+        settings: dict[str, Any] = {"learner": type(self).__name__}
+        hints = _hints(type(self))
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name != "tuning":
+                settings[field.name] = as_json(value, hints[field.name])
+            elif value != field.default:
+                settings["tuning"] = changed(value, field.default)
+        return settings
+
+
+def as_json(value: Any, hint: Any = None) -> Any:
+    """Return a setting as JSON: numbers by their declared type, arrays by hash, learners nested."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, float, np.number)):
+        whole_number = isinstance(value, (int, np.integer))
+        return int(value) if whole_number and float not in _alternatives(hint) else float(value)
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(repr(value.shape).encode() + value.tobytes()).hexdigest()
+    if hasattr(value, "settings"):
+        return {**value.settings(), "revision": value.revision}
+    return [as_json(part) for part in value]
+
+
+def changed(tuning: Any, default: Any) -> dict[str, Any]:
+    """Return the knobs that differ from their defaults, those of nested dataclasses nested."""
+    if type(tuning) is not type(default):
+        raise TypeError(f"tuning must be a {type(default).__name__}; it is {tuning!r}.")
+    names = [field.name for field in fields(tuning)]
+    pairs = {name: (getattr(tuning, name), getattr(default, name)) for name in names}
+    return {
+        name: changed(new, old) if is_dataclass(new) else as_json(new)
+        for name, (new, old) in pairs.items()
+        if new != old
+    }
+
+
+@functools.cache
+def _hints(learner: type) -> dict[str, Any]:
+    return get_type_hints(learner)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a hint such as ``float | None`` allows."""
+    return get_args(hint) or (hint,)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from unsoftmax.learners.multi_head.reach import Reach
 from unsoftmax.learners.multi_head.search import TRIES, Heads, Sought, search
 from unsoftmax.learners.multi_head.two_tokens import Coincident, Ground, OpenStart, Unsaturated
 from unsoftmax.learners.multi_head.verdict import FARTHEST, PILOTS, concluded, predicting, shares_of
-from unsoftmax.learners.settings import flag, positive, whole
+from unsoftmax.learners.settings import Configured, flag, positive, whole
 from unsoftmax.models import MultiHead, canonical
 from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -61,7 +61,7 @@ _TIMES, _PER_HEAD, _ROUNDS = 3, 200, 1000
 
 
 @dataclass(frozen=True, slots=True)
-class MultiHeadLearner:
+class MultiHeadLearner(Configured):
     """Learn several heads, their number unknown, from scalar values.
 
     Parameters
@@ -137,20 +137,6 @@ class MultiHeadLearner:
             whole("rank", self.rank, 1)
             if self.rank > self.dim:
                 raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {
-            "learner": "MultiHeadLearner",
-            "dim": int(self.dim),
-            "max_heads": int(self.max_heads),
-            "biases": bool(self.biases),
-            "rank": None if self.rank is None else int(self.rank),
-            "polish": bool(self.polish),
-            "functional": bool(self.functional),
-            "radius": None if self.radius is None else float(self.radius),
-            "seed": int(self.seed),
-        }
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""

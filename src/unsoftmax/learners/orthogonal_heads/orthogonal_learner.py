@@ -17,7 +17,6 @@ all of R^d.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -31,7 +30,7 @@ from unsoftmax.learners.orthogonal_heads import checks as hold_out
 from unsoftmax.learners.orthogonal_heads import subspaces
 from unsoftmax.learners.orthogonal_heads.finding import LEVELS, SCALES, find
 from unsoftmax.learners.orthogonal_heads.places import AGAIN_PER_TOKEN, Head, Place, Rest
-from unsoftmax.learners.settings import one_of, whole
+from unsoftmax.learners.settings import Configured, as_json, one_of, whole
 from unsoftmax.learners.single_head.first_round import Opening, read_opening
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import MultiHead
@@ -43,7 +42,7 @@ _ORTHONORMAL = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OrthogonalHeads:
+class OrthogonalHeads(Configured):
     """Learn heads that live in mutually orthogonal subspaces (Appendix C).
 
     Parameters
@@ -115,14 +114,8 @@ class OrthogonalHeads:
         return [np.asarray(E, dtype=np.float64) for E in given]
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON; subspaces by their hash."""
-        return {
-            "learner": "OrthogonalHeads",
-            "dim": int(self.dim),
-            "subspaces": [_hash(E) for E in self._bases()] or None,
-            "tokens": self.tokens,
-            "seed": int(self.seed),
-        }
+        """Return the settings as JSON."""
+        return {**Configured.settings(self), "subspaces": as_json(self._bases()) or None}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OrthogonalHeads):
@@ -244,10 +237,6 @@ def _refuse_oblique(parts: list[Array]) -> None:
             f"The subspaces are not orthogonal to each other: inner products are up to "
             f"{skewness:.1e}. Heads in any position are MultiHeadLearner's."
         )
-
-
-def _hash(array: Array) -> str:
-    return hashlib.sha256(repr(array.shape).encode() + array.tobytes()).hexdigest()
 
 
 def _written(probes: Embedded) -> Sequences:

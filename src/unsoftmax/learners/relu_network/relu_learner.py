@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.relu_network.merge import network_of
 from unsoftmax.learners.relu_network.opening import Opened, fresh_points, open_network, strictness
 from unsoftmax.learners.relu_network.sweeps import limit, recover
-from unsoftmax.learners.settings import flag, whole
+from unsoftmax.learners.settings import Configured, flag, whole
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Round, Singles
@@ -55,7 +55,7 @@ _ROUNDOFFS = 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReluNetworkLearner:
+class ReluNetworkLearner(Configured):
     """Learn a two-layer ReLU network, the number of its neurons unknown, from its values.
 
     Parameters
@@ -113,17 +113,6 @@ class ReluNetworkLearner:
         flag("polish", self.polish)
         if self.max_neurons is not None:
             whole("max_neurons", self.max_neurons, 0)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {
-            "learner": "ReluNetworkLearner",
-            "dim": int(self.dim),
-            "biases": bool(self.biases),
-            "max_neurons": None if self.max_neurons is None else int(self.max_neurons),
-            "polish": bool(self.polish),
-            "seed": int(self.seed),
-        }
 
     @property
     def _most(self) -> int:

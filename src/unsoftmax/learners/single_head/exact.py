@@ -18,11 +18,11 @@ matter, unless ``probes`` asks for the paper's; (2) logits are scaled into range
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from unsoftmax.learners.settings import flag, one_of, whole
+from unsoftmax.learners.settings import Configured, flag, one_of, whole
 from unsoftmax.learners.single_head.first_round import or_biased, read_opening
 from unsoftmax.learners.single_head.verdict import conclude
 from unsoftmax.measure import offsets
@@ -40,7 +40,7 @@ _AGAIN_PER_TOKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ExactHead:
+class ExactHead(Configured):
     """Learn a single head from exact values (Theorem 4.1).
 
     Parameters
@@ -92,16 +92,6 @@ class ExactHead:
         whole("seed", self.seed, 0)
         flag("biases", self.biases)
         one_of("probes", self.probes, ("balanced", "paper", "gaussian"))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {
-            "learner": "ExactHead",
-            "dim": int(self.dim),
-            "biases": bool(self.biases),
-            "probes": self.probes,
-            "seed": int(self.seed),
-        }
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters."""

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.learners.settings import flag, positive, whole
+from unsoftmax.learners.settings import Configured, flag, positive, whole
 from unsoftmax.learners.single_head.column_space import Columns, find_columns, growths
 from unsoftmax.learners.single_head.first_round import or_biased, read_opening
 from unsoftmax.learners.single_head.verdict import MOST_UNEXPLAINED, conclude
@@ -63,7 +63,7 @@ _ORTHOGONAL = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankHead:
+class LowRankHead(Configured):
     """Learn a single head of low rank from as many exact values as it has parameters.
 
     Parameters
@@ -126,17 +126,6 @@ class LowRankHead:
                 raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
         if self.tolerance is not None:
             positive("tolerance", self.tolerance)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {
-            "learner": "LowRankHead",
-            "dim": int(self.dim),
-            "rank": None if self.rank is None else int(self.rank),
-            "biases": bool(self.biases),
-            "tolerance": None if self.tolerance is None else float(self.tolerance),
-            "seed": int(self.seed),
-        }
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound when the rank is not known."""

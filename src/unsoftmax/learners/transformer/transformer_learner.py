@@ -25,7 +25,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
-from unsoftmax.learners.settings import flag, one_of, whole
+from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.learners.transformer.antisymmetric import antisymmetric
@@ -48,7 +48,7 @@ Head: TypeAlias = ExactHead | LowRankHead
 
 
 @dataclass(frozen=True, slots=True)
-class TransformerLearner:
+class TransformerLearner(Configured):
     """Learn a one-layer Transformer from its values: the network, then the attention.
 
     Parameters
@@ -158,15 +158,8 @@ class TransformerLearner:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON."""
-        return {
-            "learner": "TransformerLearner",
-            "dim": int(self.dim),
-            "network": {**self._network.settings(), "revision": self._network.revision},
-            "head": {**self._head.settings(), "revision": self._head.revision},
-            "attention": self.attention,
-            "anchored": bool(self.anchored),
-            "seed": int(self.seed),
-        }
+        parts = {"network": as_json(self._network), "head": as_json(self._head)}
+        return {**Configured.settings(self), **parts}
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what the network takes depends on its neurons."""

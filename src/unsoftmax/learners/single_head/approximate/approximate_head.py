@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from unsoftmax.learners.settings import one_of, positive, whole
+from unsoftmax.learners.settings import Configured, one_of, positive, whole
 from unsoftmax.learners.single_head.approximate import paper
 from unsoftmax.learners.single_head.approximate.reach import PILOTS, Reach, balanced, basis
 from unsoftmax.learners.single_head.approximate.tolerated import (
@@ -47,7 +47,7 @@ _WITNESSES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class ApproximateHead:
+class ApproximateHead(Configured):
     """Learn a single head from answers within ±tolerance (Theorem 6.1).
 
     Parameters
@@ -126,19 +126,6 @@ class ApproximateHead:
                     f'radius must be 1 or more for probes="paper"; it is {self.radius}. Balanced '
                     "probes keep to any radius."
                 )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {
-            "learner": "ApproximateHead",
-            "dim": int(self.dim),
-            "tolerance": float(self.tolerance),
-            "norm_bound": None if self.norm_bound is None else float(self.norm_bound),
-            "radius": None if self.radius is None else float(self.radius),
-            "repeats": int(self.repeats),
-            "probes": self.probes,
-            "seed": int(self.seed),
-        }
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.settings import one_of, positive, whole
+from unsoftmax.learners.settings import Configured, one_of, positive, whole
 from unsoftmax.learners.single_head.labels import bisection, paper
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Found, Plan, Steps
@@ -37,7 +37,7 @@ _MOST_PAPER, _FARTHEST = 200, 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class LabelHead:
+class LabelHead(Configured):
     """Learn a single head from labels: 1 where f(X) > 0, else 0 (Theorem B.1).
 
     Parameters
@@ -121,18 +121,6 @@ class LabelHead:
                 f"margin must be at most 1/√d = {largest:.3g}: the smallest |v_i| of a vector with "
                 f"‖v‖ = 1 is no larger. It is {self.margin!r}."
             )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {
-            "learner": "LabelHead",
-            "dim": int(self.dim),
-            "bits": int(self.bits),
-            "norm_bound": None if self.norm_bound is None else float(self.norm_bound),
-            "margin": None if self.margin is None else float(self.margin),
-            "method": self.method,
-            "seed": int(self.seed),
-        }
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; with "paper" also where nobody could pay it."""

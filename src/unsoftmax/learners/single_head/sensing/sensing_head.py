@@ -18,12 +18,12 @@ and a certificate. `LowRankHead` does the same with d + r(2d−r) queries: this 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.settings import whole
+from unsoftmax.learners.settings import Configured, whole
 from unsoftmax.learners.single_head.first_round import or_biased, read_opening
 from unsoftmax.learners.single_head.sensing import gaussian
 from unsoftmax.learners.single_head.sensing.gaussian import GaussianBlock
@@ -42,7 +42,7 @@ _NOTHING_SEEN = 1e-200
 
 
 @dataclass(frozen=True, slots=True)
-class SensingHead:
+class SensingHead(Configured):
     """Learn a single head of low rank from Gaussian measurements (Theorem 5.1).
 
     Parameters
@@ -113,16 +113,6 @@ class SensingHead:
     @property
     def _count(self) -> int:
         return self._usual if self.measurements is None else int(self.measurements)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as JSON."""
-        return {
-            "learner": "SensingHead",
-            "dim": int(self.dim),
-            "rank": int(self.rank),
-            "measurements": None if self.measurements is None else int(self.measurements),
-            "seed": int(self.seed),
-        }
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs."""
