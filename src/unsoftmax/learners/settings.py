@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
@@ -63,7 +62,7 @@ class Configured:
     def settings(self) -> dict[str, Any]:
         """Return everything that determines the probes, as nested JSON; arrays by their hash."""
         settings: dict[str, Any] = {"learner": type(self).__name__}
-        hints = _hints(type(self))
+        hints = get_type_hints(type(self))
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.name != "tuning":
@@ -100,11 +99,6 @@ def changed(tuning: Any, default: Any) -> dict[str, Any]:
         for name, (new, old) in pairs.items()
         if new != old
     }
-
-
-@functools.cache
-def _hints(learner: type) -> dict[str, Any]:
-    return get_type_hints(learner)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
