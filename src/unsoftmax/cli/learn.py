@@ -24,7 +24,7 @@ from unsoftmax.cli.console import (
     watching,
 )
 from unsoftmax.cli.plan import Model
-from unsoftmax.cli.settings import Settings, build, with_settings
+from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.

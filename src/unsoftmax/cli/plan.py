@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from unsoftmax.cli.console import AsJson, show_json, show_table, told
-from unsoftmax.cli.settings import Settings, build, with_settings
-from unsoftmax.learners import BY_NAME
+from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.learners import BY_NAME, MODELS
 
 _HOLDOUT = 32
 
 Model = Annotated[
-    str, typer.Option(help=f"What to learn: {', '.join(BY_NAME)}.", show_default=True)
+    str, typer.Option(help=f"What to learn: {', '.join(MODELS)}.", show_default=True)
 ]
 
 

@@ -1,19 +1,24 @@
-"""What to ask, and what the answers mean: one module per theorem, all pure.
+"""What to ask, and what the answers mean: one module or folder per theorem, all pure.
 
-`BY_NAME` is how the command line calls the learners.
+Learners are imported when they are first named: ``import unsoftmax`` does not pay for all of
+them. `BY_NAME` is how the command line calls them.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
-from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
-from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
-from unsoftmax.learners.single_head.approximate.approximate_head import ApproximateHead
-from unsoftmax.learners.single_head.exact import ExactHead
-from unsoftmax.learners.single_head.labels.label_head import LabelHead
-from unsoftmax.learners.single_head.low_rank import LowRankHead
-from unsoftmax.learners.single_head.sensing.sensing_head import SensingHead
-from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
+if TYPE_CHECKING:
+    from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
+    from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
+    from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
+    from unsoftmax.learners.single_head.approximate.approximate_head import ApproximateHead
+    from unsoftmax.learners.single_head.exact import ExactHead
+    from unsoftmax.learners.single_head.labels.label_head import LabelHead
+    from unsoftmax.learners.single_head.low_rank import LowRankHead
+    from unsoftmax.learners.single_head.sensing.sensing_head import SensingHead
+    from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
+
+    BY_NAME: dict[str, type[Any]]
 
 __all__ = [
     "BY_NAME",
@@ -28,14 +33,43 @@ __all__ = [
     "TransformerLearner",
 ]
 
-BY_NAME: dict[str, type[Any]] = {
-    "exact": ExactHead,
-    "low-rank": LowRankHead,
-    "sensing": SensingHead,
-    "approximate": ApproximateHead,
-    "labels": LabelHead,
-    "multi-head": MultiHeadLearner,
-    "relu-network": ReluNetworkLearner,
-    "transformer": TransformerLearner,
-    "orthogonal-heads": OrthogonalHeads,
+MODELS = {
+    "exact": "ExactHead",
+    "low-rank": "LowRankHead",
+    "sensing": "SensingHead",
+    "approximate": "ApproximateHead",
+    "labels": "LabelHead",
+    "multi-head": "MultiHeadLearner",
+    "relu-network": "ReluNetworkLearner",
+    "transformer": "TransformerLearner",
+    "orthogonal-heads": "OrthogonalHeads",
 }
+"""``--model`` on the command line, and the learner that it names."""
+
+_MODULES = {
+    "ApproximateHead": "single_head.approximate.approximate_head",
+    "ExactHead": "single_head.exact",
+    "LabelHead": "single_head.labels.label_head",
+    "LowRankHead": "single_head.low_rank",
+    "MultiHeadLearner": "multi_head.multi_head_learner",
+    "OrthogonalHeads": "orthogonal_heads.orthogonal_learner",
+    "ReluNetworkLearner": "relu_network.relu_learner",
+    "SensingHead": "single_head.sensing.sensing_head",
+    "TransformerLearner": "transformer.transformer_learner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a learner on first use (PEP 562)."""
+    if name == "BY_NAME":
+        value: Any = {model: __getattr__(learner) for model, learner in MODELS.items()}
+    elif name in _MODULES:
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
