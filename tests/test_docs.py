@@ -15,12 +15,14 @@ import unsoftmax as us
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "howto").glob("*.md")])
 HOWTOS = {
     f"{page.stem}-{number}": code
-    for page in sorted([*(ROOT / "docs" / "howto").glob("*.md"), ROOT / "docs/several_heads.md"])
+    for page in PAGES
     for number, code in enumerate(
         re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     )
+    if not code.startswith("# target.py")
 }
 BIN = Path(sys.executable).parent
 
@@ -41,17 +43,10 @@ def shell(text, folder):
     )
 
 
-@pytest.mark.parametrize("code", [c for c in snippets("python") if not c.startswith("# target.py")])
-def test_python_snippets_run_and_print_what_they_say(code, tmp_path):
+def test_the_readmes_snippets_run_and_print_what_they_say(tmp_path):
+    [code] = snippets("python")
     (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "snippet.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_snippet(tmp_path)
     printed = done.stdout.splitlines()
     assert len(printed) == code.count("print(")
     promised = re.findall(r"print\(.*?\)\s+# ([^\n]*)", code)
@@ -59,37 +54,51 @@ def test_python_snippets_run_and_print_what_they_say(code, tmp_path):
         literal = re.split(r"[ :]", promise)[0]
         if literal in ("272", "SingleHead(d=16)", "True"):
             assert line.startswith(literal)
+    make, command_line = snippets("sh")
+    assert {"make demo", "make test"} <= {line.split("#")[0].strip() for line in make.splitlines()}
+    done = shell(command_line, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert us.load(tmp_path / "again" / "model.safetensors").dim == 16
 
 
-@pytest.mark.parametrize("code", HOWTOS.values(), ids=HOWTOS)
-def test_howtos_run_and_end_as_they_say(code, tmp_path):
-    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
+def run_snippet(folder):
     done = subprocess.run(
         [sys.executable, "-W", "error", "snippet.py"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("code", HOWTOS.values(), ids=HOWTOS)
+def test_pages_run_and_end_as_they_say(code, tmp_path):
+    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
+    done = run_snippet(tmp_path)
     assert len(done.stdout.splitlines()) == code.count("print(")
     assert done.stdout.split()[-1] == code.split()[-1]
 
 
-def test_shell_snippets_run(tmp_path):
-    make, *others = snippets("sh")
-    assert {"make demo", "make test"} <= {line.split("#")[0].strip() for line in make.splitlines()}
-    [target] = [code for code in snippets("python") if code.startswith("# target.py")]
+def test_the_page_of_the_command_line_runs(tmp_path):
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    [target] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    [text] = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "target.py").write_text(target, encoding="utf-8")
-    for text in others:
-        done = shell(text, tmp_path)
-        assert done.returncode == 0, done.stderr
+    done = shell(text, tmp_path)
+    assert done.returncode == 0, done.stderr
     assert us.load(tmp_path / "recovered" / "model.safetensors").dim == 32
 
 
-def test_readme_names_files_that_exist():
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / link).exists(), link
+def test_links_lead_to_files_that_exist():
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES):
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_the_readme_stays_short():
+    assert len(README.splitlines()) < 100
 
 
 def test_ci_calls_the_readmes_commands():
