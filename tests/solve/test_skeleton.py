@@ -19,7 +19,8 @@ shapes = st.integers(1, 9).flatmap(lambda d: st.tuples(st.just(d), st.integers(0
 class Scene:
     """W = L M of rank r, r query tokens X, r offsets A, and errors of columns and rows."""
 
-    def __init__(self, seed, d, rank, condition=1.0, E=0.0, F=0.0):
+    def __init__(self, seed, shape, condition=1.0, E=0.0, F=0.0):
+        d, rank = shape
         rng = np.random.default_rng([seed, d, rank])
         self.rng, self.rank = rng, rank
         left = np.linalg.qr(rng.standard_normal((d, rank)))[0] if rank else np.zeros((d, 0))
@@ -56,14 +57,14 @@ def rounding(skeleton, scene):
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), shapes, st.sampled_from([1.0, 1e3, 1e6]))
 def test_exact_readings_give_the_matrix(seed, shape, condition):
-    scene = Scene(seed, *shape, condition)
+    scene = Scene(seed, shape, condition)
     skeleton, W = scene.solved()
     assert W.shape == scene.W.shape
     assert np.linalg.norm(W - scene.W) <= rounding(skeleton, scene)
 
 
 def test_full_rank_and_rank_zero():
-    scene = Scene(0, 5, 5)
+    scene = Scene(0, (5, 5))
     skeleton, W = scene.solved()
     np.testing.assert_allclose(W, scene.W, rtol=0, atol=1e-12)
     assert skeleton.tilt == pytest.approx(1.0)  # Π = I: nothing is projected away
@@ -74,13 +75,13 @@ def test_full_rank_and_rank_zero():
 
 
 def test_one_vector_is_solved_as_a_matrix_is():
-    scene = Scene(1, 6, 3)
+    scene = Scene(1, (6, 3))
     skeleton, W = scene.solved()
     np.testing.assert_allclose(skeleton.solve(scene.rows[:, 2]), W[:, 2], rtol=1e-12, atol=1e-12)
 
 
 def test_more_rows_than_the_rank_are_least_squares_and_show_what_the_span_misses():
-    scene = Scene(2, 8, 3)
+    scene = Scene(2, (8, 3))
     A = scene.rng.standard_normal((5, 8))
     skeleton = Skeleton(span(scene.C), A)
     np.testing.assert_allclose(skeleton.solve(A @ scene.W), scene.W, rtol=0, atol=1e-12)
@@ -92,7 +93,7 @@ def test_more_rows_than_the_rank_are_least_squares_and_show_what_the_span_misses
 
 
 def test_what_the_span_finds_as_a_combination_of_the_columns_themselves():
-    scene = Scene(3, 7, 3)
+    scene = Scene(3, (7, 3))
     skeleton, _ = scene.solved()
     K = skeleton.in_columns(scene.C, skeleton.coordinates(scene.rows))
     np.testing.assert_allclose(scene.C @ K, scene.W, rtol=0, atol=1e-12)
@@ -105,7 +106,7 @@ def test_what_the_span_finds_as_a_combination_of_the_columns_themselves():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), shapes, st.floats(-150, 150))
 def test_short_columns_count_as_much_as_long_ones(seed, shape, octaves):
-    scene = Scene(seed, *shape)
+    scene = Scene(seed, shape)
     scaled = scene.C * np.exp2(octaves * scene.rng.uniform(-1, 1, scene.rank))
     basis = span(scaled, share=1e-12)
     assert basis.shape == (shape[0], min(shape))
@@ -115,7 +116,7 @@ def test_short_columns_count_as_much_as_long_ones(seed, shape, octaves):
 
 
 def test_columns_of_zeros_and_copies_add_nothing():
-    scene = Scene(4, 6, 2)
+    scene = Scene(4, (6, 2))
     columns = np.column_stack([np.zeros(6), scene.C, scene.C @ [1.0, -2.0], scene.C[:, :1] * 1e9])
     assert span(columns, share=1e-6).shape == (6, 2)
     assert span(np.zeros((6, 3)), share=1e-6).shape == (6, 0)
@@ -148,7 +149,7 @@ def test_pivots_leave_out_what_is_nearly_dependent():
 
 
 def test_rows_chosen_by_pivots_condition_the_core():
-    scene = Scene(5, 12, 3)
+    scene = Scene(5, (12, 3))
     candidates = scene.rng.standard_normal((12, 12))
     candidates[:3] = candidates[0] + 1e-9 * scene.rng.standard_normal((3, 12))
     basis = span(scene.C)
@@ -171,7 +172,7 @@ def test_rows_chosen_by_pivots_condition_the_core():
 def test_errors_are_within_their_bound_and_exactly_what_the_formula_says(
     seed, shape, condition, E, F
 ):
-    scene = Scene(seed, *shape, condition, E, F)
+    scene = Scene(seed, shape, condition, E, F)
     skeleton, W = scene.solved()
     K = np.linalg.lstsq(scene.C, scene.W, rcond=None)[0]
     project = skeleton.solve(scene.A)  # Π
@@ -186,7 +187,7 @@ def test_errors_are_within_their_bound_and_exactly_what_the_formula_says(
 def test_the_bound_is_reached():
     """The worst errors: of columns along what A tilts most, of rows along the weakest direction."""
     for seed in range(20):
-        scene = Scene(seed, 6, 2)
+        scene = Scene(seed, (6, 2))
         skeleton, _ = scene.solved()
         u, _, _ = np.linalg.svd(skeleton.core)
         rows = scene.A @ scene.W + 1e-6 * np.outer(u[:, -1], np.eye(6)[0])
@@ -196,7 +197,7 @@ def test_the_bound_is_reached():
 
 @pytest.mark.parametrize("given", [1, 2])
 def test_a_rank_too_low_leaves_out_what_it_cannot_hold(given):
-    scene = Scene(6, 8, 3)
+    scene = Scene(6, (8, 3))
     skeleton = Skeleton(span(scene.C, given), scene.A[:given])
     assert np.linalg.matrix_rank(skeleton.solve(scene.rows[:given])) == given
     check = Skeleton(span(scene.C, given), scene.A)  # more rows than the rank say so
@@ -204,8 +205,8 @@ def test_a_rank_too_low_leaves_out_what_it_cannot_hold(given):
 
 
 def test_a_rank_too_high_is_harmless_but_for_noise_that_is_taken_for_a_direction():
-    """A direction of pure noise joins the basis: the matrix stays within what rows' errors allow."""
-    scene = Scene(7, 8, 3, E=1e-9)
+    """A direction of pure noise joins the basis: W stays within what the errors allow."""
+    scene = Scene(7, (8, 3), E=1e-9)
     X = scene.rng.standard_normal((5, 8))
     columns = scene.W @ X.T + 1e-9 * unit(scene.rng, (8, 5))
     A = scene.rng.standard_normal((5, 8))
