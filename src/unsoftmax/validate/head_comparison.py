@@ -155,8 +155,8 @@ def weighted_mean_moves(moved: Array, spread: Array, widest: Array) -> Array:
 
     Examples
     --------
-    >>> weighted_mean_moves(np.array([0.0, 1e-6, np.inf]), np.ones(3), np.full(3, 2.0))
-    array([0.e+00, 2.e-06, 2.e+00])
+    >>> weighted_mean_moves(np.array([0.0, 0.01, np.inf]), np.ones(3), np.full(3, 2.0)).round(4)
+    array([0.    , 0.0202, 2.    ])
     """
     # e^100 is far beyond any ratio of widest to spread, and float64 goes on
     factor = np.expm1(np.minimum(2 * moved, 100.0))
