@@ -24,10 +24,10 @@ from decimal import Decimal
 import numpy as np
 from scipy.special import gammaincinv
 
+from unsoftmax.models.arrays import UNIT as UNIT
 from unsoftmax.probes import Array, Indices
 
-# Unit roundoff of float64 and of float32.
-UNIT = 2.0**-53
+# Unit roundoff of float32; float64's, UNIT, is the models'.
 FLOAT32_UNIT = 2.0**-24
 # Roundoffs of the size of its terms that a sum of products is off by at most.
 KAPPA = 4.0
