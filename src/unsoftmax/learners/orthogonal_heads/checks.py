@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.single_head.first_round import Opening
+from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import MultiHead
@@ -78,7 +78,7 @@ def certificate_of(
 
 
 def judged(
-    found: Bounded, opened: Opening, checks: int, rng: np.random.Generator
+    found: Bounded, opened: FirstRound, checks: int, rng: np.random.Generator
 ) -> Generator[Round, Answers, Evidence]:
     """Ask the closing hold-out and return how the model stands, or refuse it."""
     model, precision = found.model, opened.values.precision

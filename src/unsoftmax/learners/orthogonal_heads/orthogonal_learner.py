@@ -31,7 +31,11 @@ from unsoftmax.learners.orthogonal_heads import subspaces
 from unsoftmax.learners.orthogonal_heads.finding import LEVELS, SCALES, find
 from unsoftmax.learners.orthogonal_heads.places import AGAIN_PER_TOKEN, Head, Place, Rest
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole
-from unsoftmax.learners.single_head.first_round import Opening, read_opening
+from unsoftmax.learners.single_head.first_round import (
+    FirstRound,
+    FirstRoundSettings,
+    ask_first_round,
+)
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Embedded, Sequences
@@ -156,7 +160,7 @@ class OrthogonalHeads(Configured):
         parts = self._bases()
         if parts:
             whole_basis = np.hstack(parts)
-            opening = read_opening(whole_basis.shape[1], False, checks, rng)
+            opening = ask_first_round(whole_basis.shape[1], checks, rng, FirstRoundSettings())
             opened = yield from restricted(opening, whole_basis)
             X = Embedded.of(opened.probes, whole_basis)
             opened = replace(opened, probes=_written(X))
@@ -170,7 +174,7 @@ class OrthogonalHeads(Configured):
             _refuse_silent(places, opened.values)
             nothing = Rest(np.zeros((self.dim, 0)), np.zeros(0), False)
             return (yield from self._learn(places, nothing, opened, checks, rng))
-        opened = yield from read_opening(self.dim, False, checks, rng)
+        opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
         places, rest, notes = yield from find(opened.values, self.tokens == "all", rng)
         return (yield from self._learn(places, rest, opened, checks, rng, notes))
 
@@ -178,7 +182,7 @@ class OrthogonalHeads(Configured):
         self,
         places: list[Place],
         rest: Rest,
-        opened: Opening,
+        opened: FirstRound,
         checks: int,
         rng: np.random.Generator,
         notes: tuple[str, ...] = (),

@@ -16,7 +16,7 @@ import numpy as np
 
 from unsoftmax.learners.compose import restricted
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import Block, measure
+from unsoftmax.measure.logit_grid import LogitGrid, measure
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.scales import free
 from unsoftmax.measure.two_tokens import Values
@@ -131,12 +131,12 @@ class Place:
         Z = offsets.balanced(own.v, rng)
         rows, tokens = np.hstack([Z.made(), np.zeros((k, beyond))]), np.eye(k + beyond)
         phase, spare = f"W of head {number}", AGAIN_PER_TOKEN * k
-        asking = measure(values, rows, tokens[:k], free, phase, spare)
+        asking = measure(LogitGrid(rows, tokens[:k], values, free, phase), spare)
         blocks = [(yield from restricted(asking, B))]
         if beyond:
             # at the scale of the others: W b is 0 more often than not, and no scale would show it
             octave = int(np.median(np.log2(blocks[0].scale)))
-            strange = Block(rows, tokens[k:], values, free, phase)
+            strange = LogitGrid(rows, tokens[k:], values, free, phase)
             yield from restricted(_at(strange, octave, AGAIN_PER_TOKEN * k * beyond), B)
             blocks.append(strange)
         W = Z.solve(np.concatenate([block.measured() for block in blocks]))
@@ -164,7 +164,7 @@ class Place:
             tuple(line for block in blocks for line in block.unbounded(values)),
         )
 
-    def _leaked(self, blocks: list[Block], turned: float, beyond: float) -> tuple[float, float]:
+    def _leaked(self, blocks: list[LogitGrid], turned: float, beyond: float) -> tuple[float, float]:
         """Bound what a leak makes of the measurements, and what per ‖W_g‖ of the others.
 
         Another head answers its part of z by ½ + t_g/4 at most, not by σ(t): with the share r of
@@ -183,7 +183,7 @@ class Place:
         return _BEYOND_FIRST_ORDER * np.sqrt(first), np.sqrt(second)
 
 
-def _at(block: Block, octave: int, spare: int) -> Generator[Round, Answers, None]:
+def _at(block: LogitGrid, octave: int, spare: int) -> Generator[Round, Answers, None]:
     """Ask for a whole block at one scale, and again what is out of range there."""
     scales = np.full(block.shape[0], octave)
     yield from block.ask(slice(None), slice(None), scales)

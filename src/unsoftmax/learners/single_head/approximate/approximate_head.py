@@ -34,7 +34,7 @@ from unsoftmax.learners.single_head.approximate.tolerated import (
     solve,
     verify,
 )
-from unsoftmax.learners.single_head.first_round import read_opening
+from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import SingleHead
@@ -148,9 +148,8 @@ class ApproximateHead(Configured):
         if self.probes == "paper":
             return (yield from paper.learn(self.dim, terms, self.repeats, checks, rng))
         reach = Reach(self.radius)
-        opened = yield from read_opening(
-            self.dim, False, checks, rng, terms.precision, reach.single, terms.cap
-        )
+        given = FirstRoundSettings(False, terms.precision, reach.single, terms.cap)
+        opened = yield from ask_first_round(self.dim, checks, rng, given)
         values = yield from self._averaged(opened.values, reach.single, rng)
         passes = yield from self._passes(values, reach, rng)
         values = self._as_answered(values, passes)

@@ -24,7 +24,7 @@ from unsoftmax.learners.single_head.approximate.tolerated import (
     solve,
     verify,
 )
-from unsoftmax.learners.single_head.first_round import read_opening
+from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Grid, Probes, Round, Singles, UnitVectors
@@ -41,7 +41,8 @@ def learn(
     """Ask what Theorem 6.1 asks, ``repeats`` times, and return what was found."""
     tolerance, norm_bound = terms.tolerance, terms.norm_bound
     assert norm_bound is not None
-    opened = yield from read_opening(dim, False, checks, rng, terms.precision, 1.0, terms.cap)
+    given = FirstRoundSettings(False, terms.precision, 1.0, terms.cap)
+    opened = yield from ask_first_round(dim, checks, rng, given)
     values = opened.values
     if repeats > 1:
         singles = Singles(UnitVectors(dim), phase="v", purpose="data")

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.single_head.first_round import Opening
-from unsoftmax.learners.single_head.verdict import Fit, certificate_of
+from unsoftmax.learners.single_head.conclusion import RecoveredHead, certificate_of
+from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.intervals import Within, read_within
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.two_tokens import Values, Vectors
@@ -210,7 +210,7 @@ class Bounded:
 
 
 def verify(
-    fit: Fit, opened: Opening, checks: int, rng: np.random.Generator, terms: Terms
+    fit: RecoveredHead, opened: FirstRound, checks: int, rng: np.random.Generator, terms: Terms
 ) -> Generator[Round, Answers, Found[SingleHead]]:
     """Ask the closing hold-out; return what was found, or refuse it.
 
