@@ -1,11 +1,12 @@
 """The hold-out of heads in orthogonal subspaces: fresh sequences over all of R^d.
 
-The learner asks within one subspace at a time; that the heads add up, and that there is nothing
-between the subspaces, only sequences that leave them can show. The opening is a single head's
+The learner asks within one subspace at a time; only sequences that leave the subspaces show that
+the heads add up and that there is nothing between them. The opening is a single head's
 (`learners.single_head.first_round`); the closing has three to six tokens, at sizes that make the
 logits of one head after the other moderate. Every sequence counts. A residual may be what the
-heads' bounds let it be, but exact answers must be missed by no more than a right model misses them;
-where tolerances at a head's own logits are larger than what that head says, nothing is confirmed.
+heads' bounds allow, but exact answers must be missed by no more than a right model misses them;
+and where coarse answers allow more, at a head's own logits, than what that head says, nothing is
+confirmed of it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,24 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.single_head.first_round import Opening
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.models.attention import (
+    largest_mean_shift,
+    score_gradient,
+    score_rounding,
+    score_shift,
+)
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Evidence
+from unsoftmax.validate.head_comparison import UNBOUNDED
+from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.sequences import by_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,8 @@ class ClosingTuning:
     """Every other time offsets are this much longer and query tokens shorter, which leaves the
     logits of a head without a query bias what they are, and shows one that has a bias."""
     alignment: float = 2.0
-    """Random directions meet ‖ΔW‖_F in about 1/d of its size; this many times that is allowed."""
+    """Random directions meet ‖ΔW‖_F in about 1/d of its size; this many times that is allowed.
+    Smaller: right heads are refused by chance; larger: wrong ones pass."""
     agrees: float = 2e-8
     """Share of their size by which exact answers may be missed at most, whatever the bounds say:
     right models miss them by 1e-12, and five of 4,500, ill-conditioned, by more (measured)."""
@@ -48,8 +60,6 @@ class ClosingTuning:
     nothing: float = 1e-12
     """A head within its error of W = 0 counts as W = 0 where that error is this small beside the
     largest ‖W_h‖."""
-    most_moved: float = 100.0
-    """Logits that move by more than half of this have moved without bound; e¹⁰⁰ is finite."""
     telling: float = 0.3
     """A tolerance of more than this share of what a head says beside its mean tells nothing of
     that head."""
@@ -62,6 +72,34 @@ class BoundedHeads:
     model: MultiHead
     W_error: Array
     v_error: Array
+
+    def compared(
+        self, X: Array, y: Array, precision: Precision, tuning: ClosingTuning
+    ) -> tuple[Residuals, NDArray[np.bool_]]:
+        """Compare answers with predictions, within what the heads' bounds allow.
+
+        Returns also, (B, H), whether the tolerance leaves something of what each head says.
+        """
+        model = self.model
+        W_error, v_error = (np.minimum(e, UNBOUNDED) for e in (self.W_error, self.v_error))
+        met = min(1.0, tuning.alignment / model.dim)
+        moved = score_shift(X, met * W_error[None])
+        moved = moved + score_rounding(X, model.scores_of(X[:, -1]), KAPPA * precision.unit)
+        weights, values = model.attention(X), model.v @ X.transpose(0, 2, 1)
+        deviations = np.abs(values - np.sum(weights * values, axis=2, keepdims=True))
+        by_weights = largest_mean_shift(weights, deviations, moved.max(axis=2, initial=0.0))
+
+        longest = np.linalg.norm(X, axis=2).max(axis=1, initial=0.0)
+        size = longest * np.sum(np.linalg.norm(model.v, axis=1))
+        size = np.where(size > 0, size, 1.0)
+        allowed = by_weights.sum(axis=1) + longest * np.sum(v_error)
+        if precision == Precision():
+            # a right model of exact answers misses them by far less than its bounds allow
+            allowed = np.minimum(allowed, tuning.agrees * size)
+        own = precision.error(size, y)
+        said = np.sum(np.abs(score_gradient(weights, values)), axis=2)
+        telling = (own + allowed)[:, None] <= tuning.telling * said
+        return Residuals.of(y - model(X), own=own, allowed=allowed, size=size), telling
 
 
 def certificate_of(
@@ -96,111 +134,61 @@ def judged(
     tuning: ClosingTuning,
 ) -> Generator[Round, Answers, Evidence]:
     """Ask the closing hold-out and return how the model stands, or refuse it."""
-    model, precision = found.model, opened.values.precision
-    families = _closing(found, opened.closing, rng, tuning)
-    closed = yield [family for family, _ in families]
-    missed = [_compare(found, precision, opened.probes.X, opened.answers, tuning)]
-    untold = dict[int, bool]()
-    for (family, aimed), y in zip(families, closed, strict=True):
-        missed.append(_compare(found, precision, family.X, y, tuning))
-        for h, tells in zip(aimed, missed[-1].telling[np.arange(len(aimed)), aimed], strict=True):
-            untold[h] = untold.get(h, True) and not tells
-    residual = np.concatenate([part.residual for part in missed])
-    tolerance = np.concatenate([part.tolerance for part in missed])
-    evidence = Evidence.of(checks, residual, tolerance)
-    worst = int(np.argmax(np.abs(residual) / tolerance)) if len(residual) else 0
-    worse = float(np.abs(residual[worst]) / tolerance[worst]) if len(residual) else 0.0
-    coarse = precision != Precision()
-    if coarse and any(untold.values()) and worse <= tuning.clearly:
+    precision = opened.values.precision
+    drawn = _drawn(found, opened.closing, rng, tuning)
+    families = by_length((X for X, _ in drawn), "hold-out, closing")
+    answered = yield from fresh_answers(families, [(opened.probes.X, opened.answers)])
+    compared = [found.compared(X, y, precision, tuning) for X, y in answered]
+    judgement = judge([residuals for residuals, _ in compared], checks)
+    told: dict[int, bool] = {}
+    for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
+        aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]
+        for h, tells in zip(aimed, telling[np.arange(len(aimed)), aimed], strict=True):
+            told[h] = told.get(h, False) or bool(tells)
+    if precision != Precision() and not all(told.values()) and judgement.excess <= tuning.clearly:
         raise NotIdentifiable(
-            f"The answers are too coarse for {sum(untold.values())} of {model.H} heads: with "
-            "bounds like theirs fresh sequences tell nothing of them, where their logits are "
-            "moderate. LowRankHead and ApproximateHead learn a single head from coarse answers."
-            + why(precision),
+            f"The answers are too coarse for {list(told.values()).count(False)} of "
+            f"{found.model.H} heads: with bounds like theirs fresh sequences tell nothing of "
+            "them, where their logits are moderate. LowRankHead and ApproximateHead learn a "
+            "single head from coarse answers." + why(precision),
             determined={"v": opened.values.v},
         )
-    if checks and not evidence.passed:
-        raise ModelMismatch(
-            f"The {model.H} heads that were found miss fresh answers by "
-            f"{np.abs(residual[worst]):.1e} of their size, {worse:.3g} times what is expected at "
-            "most. The target is not a sum of heads in mutually orthogonal subspaces"
-            f"{' like these' if model.H > 1 else ''}: ExactHead learns a single head, "
-            f"MultiHeadLearner heads in any position.{why(precision)}"
-        )
-    return evidence
+    if judgement.refuses:
+        raise _contradicted(found.model.H, judgement, precision)
+    return judgement.evidence
 
 
-def _closing(
+def _contradicted(H: int, judgement: Judgement, precision: Precision) -> ModelMismatch:
+    return ModelMismatch(
+        f"The {H} heads that were found miss fresh answers by {judgement.worst[0]:.1e} of their "
+        f"size, {judgement.excess:.3g} times what is expected at most. The target is not a sum of "
+        f"heads in mutually orthogonal subspaces{' like these' if H > 1 else ''}: ExactHead learns "
+        f"a single head, MultiHeadLearner heads in any position.{why(precision)}"
+    )
+
+
+def _drawn(
     found: BoundedHeads, count: int, rng: np.random.Generator, tuning: ClosingTuning
-) -> list[tuple[Sequences, list[int]]]:
-    """Make sequences at moderate logits of one head after the other, and say of which."""
+) -> list[tuple[Array, int | None]]:
+    """Draw sequences (N, d) at moderate logits of one head after the other, and say of which.
+
+    None where no head has logits.
+    """
     model, d = found.model, found.model.dim
-    # heads with W = 0, or with as good as that, have no logits: their values are seen anywhere
+    # the values of a head with W = 0, or as good as that, are seen at any size
     sizes = np.linalg.norm(model.W, axis=(1, 2))
     nothing = np.minimum(found.W_error, tuning.nothing * np.max(sizes, initial=0.0))
     scored = [h for h in range(model.H) if sizes[h] > nothing[h]]
-    sequences: dict[int, list[tuple[Array, int]]] = {}
+    drawn: list[tuple[Array, int | None]] = []
     for n in range(count):
-        length = tuning.lengths[n % len(tuning.lengths)]
-        x = rng.standard_normal((length, d)) / np.sqrt(d)
-        aimed = scored[n % len(scored)] if scored else 0
-        logit = 0.0
-        if scored:
-            logit = float(np.sqrt(np.mean((x[:-1] @ (model.W[aimed] @ x[-1])) ** 2)))
-        size = float(np.sqrt(tuning.logits[n % len(tuning.logits)] / logit)) if logit else 1.0
-        if scored and n // len(scored) % 2:
+        x = rng.standard_normal((tuning.lengths[n % len(tuning.lengths)], d)) / np.sqrt(d)
+        if not scored:
+            drawn.append((x, None))
+            continue
+        turn, k = divmod(n, len(scored))
+        logit = float(np.sqrt(np.mean((x[:-1] @ (model.W[scored[k]] @ x[-1])) ** 2)))
+        wanted = tuning.logits[n % len(tuning.logits)]
+        if turn % 2:
             x[:-1], x[-1] = tuning.stretch * x[:-1], x[-1] / tuning.stretch
-        sequences.setdefault(length, []).append((size * x, aimed))
-    return [
-        (
-            Sequences(np.array([X for X, _ in some]), phase="hold-out, closing", purpose="check"),
-            [aimed for _, aimed in some if scored],
-        )
-        for some in sequences.values()
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Missed:
-    """Residuals of some sequences, and what they may be; relative to the answers' size."""
-
-    residual: Array
-    tolerance: Array
-    telling: Array
-    """Whether a sequence tells something of a head, (sequences, H)."""
-
-
-def _compare(
-    found: BoundedHeads, precision: Precision, X: Array, y: Array, tuning: ClosingTuning
-) -> _Missed:
-    """Compare answers with predictions, within what the heads' bounds let those be."""
-    model = found.model
-    W_error, v_error = (np.minimum(error, 1e100) for error in (found.W_error, found.v_error))
-    tokens = X.transpose(0, 2, 1)
-    vectors = model.scores_of(X[:, -1])
-    scores = vectors @ tokens
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True, initial=-np.inf))
-    weights /= weights.sum(axis=2, keepdims=True)
-    values = model.v @ tokens
-    spread = np.sum(weights * np.abs(values - np.sum(weights * values, axis=2, keepdims=True)), 2)
-
-    norms = np.linalg.norm(X, axis=2)
-    away = np.linalg.norm(X - X[:, -1:], axis=2).max(axis=1, initial=0.0)
-    longest = norms.max(axis=1, initial=0.0)
-    share = min(1.0, tuning.alignment / model.dim)
-    moved = share * (norms[:, -1] * away)[:, None] * W_error
-    moved = moved + KAPPA * precision.unit * longest[:, None] * np.linalg.norm(vectors, axis=2)
-    # weights change by a factor of e^{±2·moved} at most
-    allowed = np.minimum(
-        spread * np.expm1(np.minimum(2 * moved, tuning.most_moved)), np.ptp(values, axis=2)
-    )
-
-    size = longest * np.sum(np.linalg.norm(model.v, axis=1))
-    size = np.where(size > 0, size, 1.0)
-    # a right model of exact answers misses them by far less than its bounds let it
-    most = tuning.agrees * size if precision == Precision() else np.full(len(size), np.inf)
-    model_error = np.minimum(np.sum(allowed, axis=1) + longest * np.sum(v_error), most)
-    tolerance = precision.error(size, y) + model_error
-    return _Missed(
-        (y - model(X)) / size, tolerance / size, tolerance[:, None] <= tuning.telling * spread
-    )
+        drawn.append((float(np.sqrt(wanted / logit)) * x if logit else x, scored[k]))
+    return drawn

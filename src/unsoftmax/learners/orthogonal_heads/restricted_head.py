@@ -197,7 +197,7 @@ class _Measured:
         place, W, k = self.place, self.W, len(self.W)
         no_bias = np.zeros(W.shape[1])
         each = [
-            block.error(values, lengths, no_bias, self.Z.largest)
+            block.reading(values, lengths, no_bias, self.Z.largest).total
             for block, lengths in zip(
                 self.blocks, np.split(np.linalg.norm(W, axis=0), [k]), strict=False
             )
