@@ -66,6 +66,8 @@ class CommonBlocks:
             How many: the one whose eigenvalues have the widest gaps is taken.
         """
         H = len(self.null)
+        if not H:
+            return []
         best, cut, vectors = -np.inf, np.zeros(0, dtype=np.intp), np.eye(self.within.shape[1])
         for _ in range(draws):
             values, turned = np.linalg.eigh(np.tensordot(rng.standard_normal(H), self.null, 1))
@@ -110,7 +112,8 @@ class Commutant:
     """Dimension of the joint range and what is left outside of it, after every `add`."""
     _within: Array | None = None
     _triangle: Array | None = None
-    """R of the QR decomposition of X ↦ [X, A], for the matrices that ``_blocks`` counts."""
+    _rows: int = 0
+    """How many matrices' X ↦ [X, A] have the triangle as R of their QR decomposition."""
     _blocks: dict[int, CommonBlocks] = field(default_factory=dict)
 
     def add(self, A: Sequence[Array] | Array, limit: float = 0.0) -> None:
@@ -121,7 +124,7 @@ class Commutant:
         self._ranges.append((within.shape[1], left))
         if self._within is None or within.shape != self._within.shape:
             # rows of the triangle are in the coordinates of the range: another range, other rows
-            self._within, self._triangle, self._blocks = within, None, {}
+            self._within, self._rows, self._blocks = within, 0, {}
 
     def settled(self, count: int) -> bool:
         """Return whether r and H have stayed the same for the last ``count`` matrices.
@@ -133,31 +136,38 @@ class Commutant:
             return False
         if len({rank for rank, _ in self._ranges[-count:]}) > 1:
             return False
-        return len({self.blocks(n).shape for n in range(first, len(self.seen) + 1)}) == 1
+        return len({self._first(n).shape for n in range(first, len(self.seen) + 1)}) == 1
 
-    def blocks(self, count: int | None = None) -> CommonBlocks:
-        """Return what commutes with the first ``count`` matrices, with all by default."""
-        count = len(self.seen) if count is None else count
-        if count in self._blocks:
-            return self._blocks[count]
-        assert self._within is not None
-        r = self._within.shape[1]
+    def blocks(self) -> CommonBlocks:
+        """Return what commutes with all matrices."""
+        return self._first(len(self.seen))
+
+    def _first(self, count: int) -> CommonBlocks:
+        """Return what commutes with the first ``count`` matrices, in the joint range of all."""
+        if count not in self._blocks:
+            assert self._within is not None
+            size = _largest(self.seen[:count])
+            triangle = self._triangle_of(count, self._within) / size
+            left = self._ranges[-1][1]
+            self._blocks[count] = _commuting(self._within, triangle, self.limit, left)
+        return self._blocks[count]
+
+    def _triangle_of(self, count: int, within: Array) -> Array:
+        """Add rows to the triangle up to ``count`` matrices; it begins anew where it has more."""
         triangle = self._triangle
-        if triangle is None:
-            triangle = np.zeros((0, r * (r + 1) // 2))
-        for A in self.seen[max(self._blocks, default=0) : count]:
-            rows = np.vstack([triangle, _commutator(self._within.T @ A @ self._within)])
+        if triangle is None or not 0 < self._rows <= count:
+            r = within.shape[1]
+            triangle, self._rows = np.zeros((0, r * (r + 1) // 2)), 0
+        for A in self.seen[self._rows : count]:
+            rows = np.vstack([triangle, _commutator(within.T @ A @ within)])
             triangle = np.asarray(np.linalg.qr(rows, mode="r"))
-        self._triangle = triangle
-        found = _commuting(
-            self._within, triangle / _largest(self.seen[:count]), self.limit, self._ranges[-1][1]
-        )
-        self._blocks[count] = found
-        return found
+        self._triangle, self._rows = triangle, count
+        return triangle
 
 
 def _largest(A: Sequence[Array]) -> float:
-    return max(float(np.linalg.norm(x, 2)) for x in A)
+    """Return the largest 2-norm; 1 where all are 0, to divide by."""
+    return max(float(np.linalg.norm(x, 2)) for x in A) or 1.0
 
 
 def _joint_range(A: Sequence[Array], limit: float) -> tuple[Array, float]:
@@ -173,8 +183,8 @@ def _joint_range(A: Sequence[Array], limit: float) -> tuple[Array, float]:
 def _commuting(within: Array, triangle: Array, limit: float, left: float) -> CommonBlocks:
     """Return the null space of a triangle of X ↦ [X, A]; ``left`` is outside of the range."""
     r = within.shape[1]
-    if r == 1:
-        return CommonBlocks(within, np.ones((1, 1, 1)), left, np.inf)
+    if r <= 1:
+        return CommonBlocks(within, np.ones((r, r, r)), left, np.inf)
     _, singular, right = np.linalg.svd(triangle, full_matrices=True)
     singular = np.append(singular, np.zeros(len(right) - len(singular)))
     largest = singular[0] or 1.0
