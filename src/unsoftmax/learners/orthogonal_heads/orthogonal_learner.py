@@ -45,7 +45,11 @@ from unsoftmax.learners.orthogonal_heads.subspace_search import (
     SubspaceTuning,
 )
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole
-from unsoftmax.learners.single_head.first_round import FirstRound, FirstRoundSettings, ask_first_round
+from unsoftmax.learners.single_head.first_round import (
+    FirstRound,
+    FirstRoundSettings,
+    ask_first_round,
+)
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Embedded, Round, Sequences
