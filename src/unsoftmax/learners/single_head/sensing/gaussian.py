@@ -25,7 +25,7 @@ from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Values, Vectors
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Pairs, Purpose, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.solve.nuclear_norm import Measurements
+from unsoftmax.solve.rank_one import Measurements
 
 # Gaussians below 8, on a grid so coarse that a + b is exact in float32 with b up to 2¹⁰ smaller.
 _GRID = 2.0**-10
