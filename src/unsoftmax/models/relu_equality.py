@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models.relu_network import ReluNetwork
+from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.probes import Array
 
 # Unit normals closer than this are one hyperplane, up to the rounding of their networks.
@@ -32,23 +32,6 @@ class _Parts:
     linear: Array
     u: Array
     s: Array
-
-
-def length_of(*networks: ReluNetwork) -> float:
-    """Return the typical distance of a hyperplane from 0, a power of two.
-
-    1 where one of them has no biases, or none beside the other's: what a network without any
-    was recovered as may have some of 1e-15.
-    """
-    found = []
-    for network in networks:
-        norm = np.linalg.norm(network.A, axis=0)
-        used = (norm > 0) & (network.b != 0)
-        found.append(np.abs(network.b[used]) / norm[used])
-    farthest = [float(np.max(distances, initial=0.0)) for distances in found]
-    if not min(farthest) > _BESIDE * max(farthest):
-        return 1.0
-    return float(2.0 ** np.round(np.log2(np.median(np.concatenate(found)))))
 
 
 def canonical_network(network: ReluNetwork) -> ReluNetwork:
@@ -85,7 +68,7 @@ def gap_between(a: ReluNetwork, b: ReluNetwork) -> tuple[float, float]:
     A jump counts no more than its neuron can show. Turned to be 0 at x = 0, neuron k reaches at
     most ‖s_k u_k‖ without u_k's bias times ‖Y‖: one that wakes up far out is next to nothing.
     """
-    length = length_of(a, b)
+    length = typical_length(a, b)
     first, second = _merged(_parts(a, length)), _merged(_parts(b, length))
     size = max(_norm(first), _norm(second))
     first, second = (_turned(parts, parts.u[:, -1] > 0) for parts in (first, second))
@@ -117,7 +100,7 @@ def gap_between(a: ReluNetwork, b: ReluNetwork) -> tuple[float, float]:
 def largest_between(a: ReluNetwork, b: ReluNetwork) -> float:
     """Return the largest ``|a − b|`` over ‖Y‖, on both sides of every hyperplane of both."""
     points = _beside_all(a, b)
-    height = np.hypot(np.linalg.norm(points, axis=1) / length_of(a, b), 1.0)
+    height = np.hypot(np.linalg.norm(points, axis=1) / typical_length(a, b), 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.max(np.abs(a(points) - b(points)) / height))
 
@@ -135,7 +118,7 @@ def witness_between(a: ReluNetwork, b: ReluNetwork) -> Array | None:
 def _beside_all(a: ReluNetwork, b: ReluNetwork) -> Array:
     """Return points in the cells beside every hyperplane, at its foot and elsewhere on it."""
     rng = np.random.default_rng(0)
-    d, length = a.dim, length_of(a, b)
+    d, length = a.dim, typical_length(a, b)
     directions = rng.standard_normal((_POINTS, d))
     x = [np.zeros((1, d)), length * 10.0 ** rng.uniform(-2, 4, (_POINTS, 1)) * directions]
     for network in (a, b):
