@@ -23,7 +23,13 @@ class LabelSchedule:
     """Bits after which an entry is tested for being out of range, and starts again at a smaller
     scale. More: a wrong scale wastes more labels; fewer: rounding may look out of range."""
     restarts: int = 3
-    """How often one entry may start again."""
+    """How often one entry may start again. More: entries of W as much as 8 times larger each time
+    are still found, at up to four labels each."""
+
+    @property
+    def scales_at_once(self) -> int:
+        """Scales tried in one of the three rounds."""
+        return self.probed_scales // 3
 
 
 SCHEDULE = LabelSchedule()
