@@ -52,6 +52,20 @@ def worst(model, target):
     )
 
 
+def turned(model, parts):
+    """The largest sine between a true subspace and the one that a found head spans."""
+    found, sines = [], []
+    for head in model.heads:
+        both = np.column_stack([head.W / np.linalg.norm(head.W), head.v / np.linalg.norm(head.v)])
+        u, singular, _ = np.linalg.svd(both)
+        found.append(u[:, : np.count_nonzero(singular > 1e-6)])
+    assert sorted(E.shape[1] for E in found) == sorted(E.shape[1] for E in parts)
+    for E in parts:
+        alike = [F for F in found if F.shape == E.shape]
+        sines.append(min(np.linalg.norm(E - F @ (F.T @ E), 2) for F in alike))
+    return max(sines)
+
+
 def share(recovery, target):
     """The largest share of its bound that an error takes."""
     errors = recovery.certificate.errors
@@ -122,12 +136,12 @@ def test_subspaces_are_found_from_values(trials, evidence, sizes, tokens):
         runs = trials(1, 10)
     else:
         runs = trials(2 if max(sizes) == 8 else 10, 10)
-    errors, shares, asked, d = [], [], [], sum(sizes)
+    errors, angles, shares, asked, d = [], [], [], [], sum(sizes)
     for seed in range(runs):
         target, parts = drawn(sizes, seed)
         oracle = Counted(target)
         recovery = us.learn(oracle, OrthogonalHeads(d, tokens=tokens, seed=seed))
-        assert sorted(E.shape[1] for E in parts) == sorted(sizes)
+        angles.append(turned(recovery.model, parts))
         errors.append(worst(recovery.model, target))
         shares.append(share(recovery, target))
         asked.append(oracle.queries - recovery.counts.get("again", 0) - 32)
@@ -142,6 +156,7 @@ def test_subspaces_are_found_from_values(trials, evidence, sizes, tokens):
         assert used == d if tokens == "all" else max(sizes) < used <= max(sizes) + 3
     W, v = np.max(errors, axis=0)
     assert max(W, v) <= 1e-8
+    assert max(angles) <= 1e-8
     assert max(shares) <= 1
     evidence(
         f"Appendix C, subspaces found, tokens={tokens}, d_h = {', '.join(map(str, sizes))}",
