@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.single_head.first_round import Opening
+from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import MultiHead
@@ -128,7 +128,7 @@ def certificate_of(
 
 def judged(
     found: BoundedHeads,
-    opened: Opening,
+    opened: FirstRound,
     checks: int,
     rng: np.random.Generator,
     tuning: ClosingTuning,

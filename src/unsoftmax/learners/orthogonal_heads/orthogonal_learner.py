@@ -45,7 +45,11 @@ from unsoftmax.learners.orthogonal_heads.subspace_search import (
     SubspaceTuning,
 )
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole
-from unsoftmax.learners.single_head.first_round import Opening, read_opening
+from unsoftmax.learners.single_head.first_round import (
+    FirstRound,
+    FirstRoundSettings,
+    ask_first_round,
+)
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Embedded, Round, Sequences
@@ -183,7 +187,7 @@ class OrthogonalHeads(Configured):
         if parts:
             opened, found = yield from self._given(parts, checks, rng)
         else:
-            opened = yield from read_opening(self.dim, False, checks, rng)
+            opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
             search = SubspaceSearch(self.tokens == "all", rng, self.tuning.search)
             found = yield from search.find(opened.values)
         heads = yield from together(
@@ -203,10 +207,10 @@ class OrthogonalHeads(Configured):
 
     def _given(
         self, parts: list[Array], checks: int, rng: np.random.Generator
-    ) -> Generator[Round, Answers, tuple[Opening, FoundSubspaces]]:
+    ) -> Generator[Round, Answers, tuple[FirstRound, FoundSubspaces]]:
         """Learn Σ v_h within the given subspaces, of which every v_h is a part."""
         basis = np.hstack(parts)
-        opening = read_opening(basis.shape[1], False, checks, rng)
+        opening = ask_first_round(basis.shape[1], checks, rng, FirstRoundSettings())
         opened = yield from restricted(opening, basis)
         total, skewness = opened.values, _skewness(parts)
         ends = np.cumsum([E.shape[1] for E in parts])[:-1]

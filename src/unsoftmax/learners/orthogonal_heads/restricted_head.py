@@ -18,7 +18,7 @@ import numpy as np
 
 from unsoftmax.learners.compose import restricted
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import Block, measure
+from unsoftmax.measure.logit_grid import LogitGrid, measure
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.scales import free
@@ -162,19 +162,19 @@ class HeadSubspace:
 
     def _ask(
         self, Z: Offsets, complement: Complement, tuning: RestrictedHeadTuning
-    ) -> Generator[Round, Answers, list[Block]]:
+    ) -> Generator[Round, Answers, list[LogitGrid]]:
         """Ask, in coordinates of subspace and complement, with query tokens of either."""
         own, k, beyond = self.values, len(self.values.v), len(complement.v)
         v_error = np.append(own.v_error, np.full(beyond, np.max(own.v_error)))
         values = replace(own, v=np.append(own.v, complement.v), v_error=v_error)
         rows, tokens = np.hstack([Z.made(), np.zeros((k, beyond))]), np.eye(k + beyond)
         spare = tuning.again_per_token * k
-        inside = yield from measure(values, rows, tokens[:k], free, "W", spare)
+        inside = yield from measure(LogitGrid(rows, tokens[:k], values, free, "W"), spare)
         if not beyond:
             return [inside]
         # at the scale of the others: W b is 0 more often than not, and no scale would show it
         octave = int(np.median(np.log2(inside.scale)))
-        outside = Block(rows, tokens[k:], values, free, "W")
+        outside = LogitGrid(rows, tokens[k:], values, free, "W")
         yield from _ask_at(outside, octave, spare * beyond, tuning)
         return [inside, outside]
 
@@ -185,7 +185,7 @@ class _Measured:
 
     place: HeadSubspace
     Z: Offsets
-    blocks: list[Block]
+    blocks: list[LogitGrid]
     """Query tokens of the subspace, and those of the complement where there are any."""
     W: Array
     """(d_h, d_h + k) in coordinates of the subspace and the complement."""
@@ -228,7 +228,7 @@ class _Measured:
 
 
 def _ask_at(
-    block: Block, octave: int, spare: int, tuning: RestrictedHeadTuning
+    block: LogitGrid, octave: int, spare: int, tuning: RestrictedHeadTuning
 ) -> Generator[Round, Answers, None]:
     """Ask for a whole block at one scale, and again what is out of range there."""
     scales = np.full(block.shape[0], octave)
