@@ -20,7 +20,7 @@ from unsoftmax.measure.hessians import (
     unseen_scores,
 )
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 
 TUNING = HessianTuning()
 
