@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -642,6 +643,19 @@ def test_settings_tell_subspaces_apart():
     assert all(learner != other for other in others)
     assert learner != "OrthogonalHeads"
     assert all(len(text) == 64 for text in learner.settings()["subspaces"])
+
+
+def test_a_knob_is_a_setting():
+    """Changed, it is named; as it was, a ledger stays valid."""
+    default = OrthogonalHeads(6)
+    search = replace(default.tuning.search, unchanged=4)
+    patient = OrthogonalHeads(6, tuning=replace(default.tuning, search=search))
+    assert "tuning" not in default.settings()
+    assert patient.settings()["tuning"] == {"search": {"unchanged": 4}}
+    assert patient != default
+    target, _ = drawn((2, 2, 2), 0)
+    asked = [us.learn(target, learner).queries for learner in (default, patient)]
+    assert asked[1] - asked[0] == 6 * 7  # one query token more
 
 
 def test_nothing_warns_and_a_plan_bounds_what_it_can():
