@@ -42,6 +42,8 @@ class HessianTuning:
     """Offsets z of the pilot. One alone may be nearly orthogonal to v_h or u_h."""
     linear: float = 0.1
     """Answers count as linear in the scale where the next scale changes their slope by less."""
+    least_change: float = 1e-6
+    """A change of slope below this is rounding: the logit is taken to be what makes this."""
     logit: float = 0.004
     """Logits along a random direction. Orders beyond the Hessian are then 1e-11 of A, 1e-7 where
     z meets a head that is much larger, and below rounding once they are predicted."""
@@ -135,7 +137,7 @@ def scale_of(excess: Array, values: Values, tuning: HessianTuning) -> HessianSca
         change = np.linalg.norm(np.diff(slope, axis=0), axis=1)
         change /= np.linalg.norm(slope[:-1], axis=1)
     k = _last_linear(visible, change, tuning.linear)
-    logit = np.sqrt(12 * np.clip(change[k], 1e-6, 1.0))
+    logit = np.sqrt(12 * np.clip(change[k], tuning.least_change, 1.0))
     wanted = max(tuning.logit, (30 * share) ** 0.2 / tuning.larger_head)
     # z·v_h is about ‖v‖/√d along a random z, and less where heads of large logits weigh little
     weighed = 4 * float(np.sqrt(np.mean(excess[k + 1] ** 2))) / logit
