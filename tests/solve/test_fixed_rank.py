@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from unsoftmax.solve.fixed_rank import fixed_rank_error, rank_error
-from unsoftmax.solve.nuclear_norm import Measurements
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 
 def scene(seed, d, rank, m, noise, condition=1.0):

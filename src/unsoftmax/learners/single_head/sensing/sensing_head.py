@@ -44,7 +44,7 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.fixed_rank import fixed_rank_error
-from unsoftmax.solve.nuclear_norm import Minimiser, minimise
+from unsoftmax.solve.nuclear_norm import Minimiser, NuclearNormTuning, minimise
 from unsoftmax.theory import counts
 
 
@@ -57,6 +57,7 @@ class SensingTuning:
     takes minutes."""
     first_round: FirstRoundTuning = field(default=FirstRoundTuning())
     gaussian: GaussianTuning = field(default=GaussianTuning())
+    nuclear_norm: NuclearNormTuning = field(default=NuclearNormTuning())
     conclusion: ConclusionTuning = field(default=ConclusionTuning())
 
 
@@ -156,7 +157,7 @@ class SensingHead(Configured):
         first = yield from ask_first_round(self.dim, checks, rng, given)
         asked = GaussianReadings.draw(self._count, first.values, rng, tuning.gaussian)
         yield from asked.ask()
-        found = minimise(asked.measurements())
+        found = minimise(asked.measurements(), tuning.nuclear_norm)
         if not found.determined or found.rank > self.rank:
             self._refuse(found, asked)
         head = SensedHead.of(found, asked, int(self.rank))
