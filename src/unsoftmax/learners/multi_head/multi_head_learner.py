@@ -5,7 +5,7 @@ against d. Proposition 7.1 of arXiv 2601.16873 says what can be known: heads of 
 w_h are one. How to know it is beyond the paper, which leaves it open for heads that are not in
 orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 
-1. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`multi.circle`);
+1. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`arrangement.jumps`);
 2. near each crossing one head alone is unsaturated: u_h in the plane (`multi.zoom`), then out
    of it, then all v_h from one linear system (`multi.values`);
 3. offsets at which head h answers and the others are saturated (`multi.windows`) give
@@ -29,8 +29,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi_head.circle import TooMany
 from unsoftmax.learners.multi_head.opening import open_heads
 from unsoftmax.learners.multi_head.polish import corrected, polished
 from unsoftmax.learners.multi_head.reach import Reach
@@ -178,14 +178,19 @@ class MultiHeadLearner(Configured):
             except OpenStart:
                 unlucky += 1
                 continue
-            except (Coincident, TooMany) as error:
+            except (Coincident, TooManyBreakpoints) as error:
                 if coarse > 0 or isinstance(error, Unsaturated):
                     unlucky += _SEARCH
                     continue
                 # where jumps are close, or gates no steps, a cell may look like two
-                many += isinstance(error, TooMany)
+                many += isinstance(error, TooManyBreakpoints)
                 if many == (TRIES if ground.reach.soft else _SURE) and not self.functional:
-                    raise ModelMismatch(str(error)) from None
+                    raise ModelMismatch(
+                        "Along half a circle the answers change more than "
+                        f"{self.max_heads} times: the target has more heads (raise max_heads), or "
+                        "W so small that the longest offsets asked do not switch a head, or is no "
+                        "sum of attention heads."
+                    ) from None
                 failed += 1
                 continue
             count = PILOTS if self.functional else _CONFIRM
@@ -254,7 +259,7 @@ def _taken_for_coarser(
         coarse = replace(ground, eta=max(eta, ground.eta))
         try:
             found = yield from search(sought, coarse, 0, 0.0, rng)
-        except (Coincident, TooMany):
+        except (Coincident, TooManyBreakpoints):
             continue
         shares, *_ = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
         others.append((float(shares.max()), found))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.multi_head.circle import Circle, find_jumps
+from unsoftmax.arrangement.jumps import JumpSearch, SoftStart, SoftTransition, find_jumps
 from unsoftmax.learners.multi_head.columns import Base, Columns, read_base, read_columns
 from unsoftmax.learners.multi_head.flat import read_flat
 from unsoftmax.learners.multi_head.orientation import Oriented, orient
-from unsoftmax.learners.multi_head.two_tokens import Coincident, Ground
+from unsoftmax.learners.multi_head.two_tokens import Coincident, Ground, OpenStart, Unsaturated
 from unsoftmax.learners.multi_head.values import Frame, read_cells, read_out_of_plane, read_values
 from unsoftmax.learners.multi_head.windows import Noise, windows
 from unsoftmax.learners.multi_head.zoom import InPlane, zoom
@@ -95,7 +95,7 @@ def search(
 
     Raises
     ------
-    Coincident, TooMany
+    Coincident, TooManyBreakpoints
         Nothing was found; another query token may do better.
     """
     d, length = ground.dim, ground.reach.length
@@ -103,7 +103,12 @@ def search(
         nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=ground.c)
         return Heads(nothing, dict.fromkeys("Wvw", np.zeros(0)), length)
     frame = Frame.random(d, length, rng)
-    heads = yield from _searched(sought, ground, frame, attempt, coarse)
+    try:
+        heads = yield from _searched(sought, ground, frame, attempt, coarse)
+    except SoftStart:
+        raise OpenStart from None
+    except SoftTransition:
+        raise Unsaturated from None
     if not len(heads.u):
         none = np.zeros((0, d))
         base = Base(ground, frame.b, none, none, 0.0, [])
@@ -160,7 +165,7 @@ def _searched(
         return np.where(np.abs(first - last) <= _STEP * tolerance, first, np.nan)
 
     tolerance = max(coarse, ground.error(far * _CLOSER if reach.soft else far, length))
-    circle = Circle(measure, tolerance, sought.max_heads, reach.baseline)
+    circle = JumpSearch(measure, tolerance, sought.max_heads, reach.baseline)
     jumps = yield from find_jumps(circle, *_DENSER[attempt])
     if not len(jumps):
         return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))

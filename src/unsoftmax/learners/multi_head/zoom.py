@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.multi_head.circle import Circle, Jumps, bisect, isolate
+from unsoftmax.arrangement.jumps import Jumps, JumpSearch, bisect, isolate
 from unsoftmax.learners.multi_head.reach import Reach
 from unsoftmax.learners.multi_head.two_tokens import Coincident, Mask
 from unsoftmax.probes import Array, Indices, Round
@@ -73,7 +73,7 @@ class InPlane:
 
 
 def zoom(
-    jumps: Jumps, circle: Circle, at: At, eta: float, reach: Reach
+    jumps: Jumps, circle: JumpSearch, at: At, eta: float, reach: Reach
 ) -> Generator[Round, Answers, InPlane]:
     """Measure every head in the plane; split intervals that hide several."""
     search = _Search.of(jumps, eta, reach)

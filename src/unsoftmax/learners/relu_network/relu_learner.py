@@ -26,6 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.cells import DOUBLE
 from unsoftmax.arrangement.lift import Form, Written, ask
 from unsoftmax.errors import ModelMismatch
@@ -162,13 +163,30 @@ class ReluNetworkLearner(Configured):
         elif opened.lift.D == 1:
             opened, form = yield from _on_a_line(opened)
         else:
-            form = yield from recover(opened, self._most, bool(self.polish), rng)
+            try:
+                form = yield from recover(opened, self._most, bool(self.polish), rng)
+            except TooManyBreakpoints as error:
+                raise ModelMismatch(_too_many(error)) from error
         if len(form.a) > self._most:
             raise ModelMismatch(
                 f"The target has {len(form.a)} distinct neurons, more than the {self._most} of "
                 "max_neurons."
             )
         return (yield from _concluded(opened, form, checks, rng))
+
+
+def _too_many(error: TooManyBreakpoints) -> str:
+    if error.everywhere:
+        return (
+            "Along a line the answers bend everywhere and have no kinks: the target is smooth "
+            "(GELU, tanh, attention), no ReLU network of one hidden layer, or its answers are too "
+            "noisy to tell."
+        )
+    return (
+        f"Along one line the answers have more than {error.most} kinks: the target has more "
+        "neurons (raise max_neurons), is no ReLU network of one hidden layer, or its answers are "
+        "too noisy to tell kinks from noise."
+    )
 
 
 def _on_a_line(opened: Opened) -> Generator[Round, Answers, tuple[Opened, Form]]:
