@@ -16,7 +16,7 @@ from itertools import product
 
 import numpy as np
 
-from unsoftmax.arrangement.lift import mirrors
+from unsoftmax.measure.reflections import mirrors
 from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.segments import Segments
 from unsoftmax.models import ReluNetwork
