@@ -11,6 +11,9 @@ next:
     neither                        one value more beside it: a new piece; [low, cut] and [cut, high]
     no piece at all (NaN)          it stays, and is cut elsewhere next time
 
+An interval that is isolated may still hide several jumps close to each other: its two pieces differ
+by their sum. Who reads more inside and finds them calls `bisect` and `isolate` again.
+
 Values are NaN in a *transition*, where the function does not jump but changes smoothly from one
 piece to the next: intervals around them stay as wide as these are.
 """
