@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.arrangement.circles import angles, driven
+from tests.arrangement.circles import add, angles, driven
 from unsoftmax.arrangement.breakpoints import Intervals, TooManyBreakpoints, ask_where, refine
 from unsoftmax.arrangement.pieces import Pieces, slope
 from unsoftmax.errors import ModelMismatch
@@ -27,9 +27,8 @@ def test_a_piece_is_read_from_two_values_to_what_its_leverage_says(x, y, t, base
     f, pieces = sinusoid(x, y), Pieces.none()
     first, second = np.array([f(t)]), np.array([f(t + baseline)])
     turn = np.array([(t + baseline) - t])
-    [row] = pieces.add([t], first, slope(first, second, turn), np.sin(turn))
-    where = np.linspace(0, np.pi, 7)
-    rows = np.full(7, row)
+    pieces.add(np.array([t]), first, slope(first, second, turn), np.sin(turn))
+    where, rows = np.linspace(0, np.pi, 7), np.zeros(7, dtype=np.intp)
     error = np.abs(pieces.at(rows, where) - f(where))
     rounding = 1e-15 * (abs(x) + abs(y)) + 1e-300
     assert np.all(error <= 3 * rounding * (1 + pieces.leverage(rows, where)))
@@ -39,20 +38,19 @@ def test_a_piece_is_read_from_two_values_to_what_its_leverage_says(x, y, t, base
 
 def test_a_longer_baseline_makes_a_piece_more_precise_and_a_shorter_one_changes_nothing():
     f, pieces = sinusoid(1.0, 2.0), Pieces.none()
-    near = f(1e-8)
-    [row] = pieces.add([0.0], [f(0.0)], slope(f(0.0), near, 1e-8), [1e-8])
-    before = abs(pieces.at([row], np.array([2.0]))[0] - f(2.0))
-    pieces.extend([row], np.array([0.5]), np.array([f(0.5)]))
-    after = abs(pieces.at([row], np.array([2.0]))[0] - f(2.0))
+    row, far = add(pieces, 0.0, f(0.0), (f(1e-8) - f(0.0)) / 1e-8, 1e-8), np.array([2.0])
+    before = abs(pieces.at(row, far)[0] - f(2.0))
+    pieces.extend(row, np.array([0.5]), np.array([f(0.5)]))
+    after = abs(pieces.at(row, far)[0] - f(2.0))
     assert after < 1e-14 < before
     assert pieces.baseline[row] == np.sin(0.5)
-    pieces.extend([row], np.array([0.4]), np.array([1e9]))
+    pieces.extend(row, np.array([0.4]), np.array([1e9]))
     assert pieces.k[row] == pytest.approx(2.0, abs=1e-14)
 
 
 def test_two_values_on_one_piece_extend_it_by_the_farther_one():
     pieces = Pieces.none()
-    pieces.add([0.0], [1.0], [0.0], [1e-8])
+    add(pieces, 0.0, 1.0, 0.0, 1e-8)
     far = np.array([0.3, 0.1])
     pieces.extend(np.array([0, 0]), far, sinusoid(1.0, 2.0)(far))
     assert pieces.baseline[0] == np.sin(0.3)
@@ -61,9 +59,9 @@ def test_two_values_on_one_piece_extend_it_by_the_farther_one():
 
 def test_a_slope_that_means_nothing_has_no_leverage_and_is_read_anew():
     pieces = Pieces.none()
-    [row] = pieces.add([1.0], [3.0], [99.0], [np.inf])
-    assert pieces.leverage([row], np.array([2.0])) == 0
-    pieces.reread(np.array([row]), np.array([3.0 * np.cos(0.1)]), np.array([-0.1]))
+    row = add(pieces, 1.0, 3.0, 99.0, np.inf)
+    assert pieces.leverage(row, np.array([2.0])) == 0
+    pieces.reread(row, np.array([3.0 * np.cos(0.1)]), np.array([-0.1]))
     assert pieces.k[row] == pytest.approx(0.0, abs=1e-14)
     assert pieces.baseline[row] == 0.1
 

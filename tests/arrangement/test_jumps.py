@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.arrangement.circles import angles, driven, jumping, noisy
+from tests.arrangement.circles import angles, counted, driven, jumping, noisy
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.jumps import (
     JumpSearch,
@@ -164,14 +164,10 @@ def test_noise_hides_no_jump_and_seldom_makes_one(deviation, trials):
 
 def test_too_many_are_refused_before_much_is_asked():
     theta = np.linspace(0.01, 3.1, 40)
-    steps = find_jumps(search(most=4), 1, 1.0)
-    theta_asked, asked = next(steps), 0
-    function = jumping(theta, np.ones(40))
+    function, asked = counted(jumping(theta, np.ones(40)))
     with pytest.raises(TooManyBreakpoints, match="more than 4"):
-        while True:
-            asked += len(theta_asked)
-            theta_asked = steps.send(function(theta_asked))
-    assert asked <= 100
+        found(function, most=4)
+    assert sum(asked) <= 100
     jumps, _ = found(function, most=40)
     assert_isolated(jumps, theta)
 
