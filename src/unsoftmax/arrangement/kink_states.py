@@ -184,7 +184,9 @@ class KinkQuestions:
 
     def are(self, *states: KinkState) -> Flags:
         """Tell which intervals are in one of the states."""
-        return np.isin(self.state, states)
+        flags = np.zeros(len(KinkState), dtype=bool)
+        flags[list(states)] = True
+        return np.asarray(flags[self.state])
 
     @classmethod
     def of(cls, now: KinkIntervals, lines: LineErrors, share: Array) -> Self:

@@ -141,6 +141,8 @@ class KinkSearch:
     ) -> list[KinkIntervals]:
         """Split intervals in two at the cut, or in three where the values there are on no line."""
         split = seen.are(*SPLIT)
+        if not np.any(split):
+            return []
         part, c, step = now.take(split), seen.cut[split], seen.step[split]
         at, before, after = part.value, before[split], after[split]
         falling, rising = slope(at, before, -step), slope(at, after, step)
@@ -156,6 +158,8 @@ class KinkSearch:
             add(c[two], at[two], falling[two], step[two]),
             add(c[two], at[two], rising[two], step[two]),
         )
+        if not np.any(bent):
+            return [*halves]
         # lines from values with a kink between them are asked anew
         old = np.full(int(np.sum(bent)), np.inf)
         first, last = (c - step)[bent], (c + step)[bent]
