@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi_head.two_tokens import Mask, OpenStart, Unsaturated
+from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates, UnsaturatedStart
+from unsoftmax.measure.windows import Mask
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -182,7 +183,7 @@ def find_jumps(circle: Circle, start: int, longer: float) -> Generator[Round, An
     step = circle.step(np.pi / start, longer)
     y = yield from circle.measure(np.array([0.0, step]))
     if np.any(np.isnan(y)):
-        raise OpenStart
+        raise UnsaturatedStart
     if np.all(np.abs(y) < _MATCH * circle.tolerance):
         # nothing here may mean that values cancel: the piece at the end would look the same
         start = max(start, _CANCELLED)
@@ -221,7 +222,7 @@ def bisect(jumps: Jumps, chosen: Mask, circle: Circle) -> Generator[Round, Answe
     pieces = jumps.pieces
     part = jumps.joined(chosen, _none())
     if np.any(part.cut >= len(_CUTS)):
-        raise Unsaturated
+        raise UnsaturatedGates
     middle = part.low + _CUTS[part.cut] * (part.high - part.low)
     y = yield from circle.measure(middle)
     left = circle.belongs(pieces, part.left, middle, y)
