@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Measure, find_kinks
+from unsoftmax.arrangement.breakpoints import Measure
+from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
 from unsoftmax.arrangement.lift import Around, Form, Lift, Written, ask
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
@@ -144,7 +145,8 @@ def sweep(
 ) -> Generator[Round, Answers, Swept]:
     """Find F, or F − F̂, from one circle."""
     line = circle.measure(form, "kinks" if form is None else "kinks left over")
-    theta, heard = yield from find_kinks(line, circle.low, circle.high, noise.search, most, rng)
+    search = KinkSearch(line, noise.search, most, rng)
+    theta, heard = yield from find_kinks(search, circle.low, circle.high)
     noise = replace(noise, search=heard)
     theta, middle, width, value, tangent = yield from _lines(circle, form, theta, noise)
     # the slope jumps by α at a kink

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.measure.reflections import beside
 from unsoftmax.probes import Array, Design, Indices, LazyRows, Purpose, Round, Singles
 from unsoftmax.protocol import Answers
 
@@ -148,22 +149,6 @@ class Around(Points):
             "step": self.step,
             "length": length,
         }
-
-
-def mirrors(Y: Array) -> Array:
-    """Return u (n, D) of norm √2 such that I − u uᵀ swaps Y_i with ±e_0; Y of norm 1."""
-    u = Y.copy()
-    u[:, 0] += np.where(Y[:, 0] >= 0, 1.0, -1.0)
-    return np.asarray(u * (np.sqrt(2.0) / np.linalg.norm(u, axis=1, keepdims=True)))
-
-
-def beside(Y: Array, j: Indices) -> Array:
-    """Return for each row the j-th, 0 ≤ j < D − 1, of D − 1 unit vectors orthogonal to it."""
-    u = mirrors(Y)
-    rows = np.arange(len(Y))
-    E = -u * u[rows, j + 1][:, None]
-    E[rows, j + 1] += 1.0
-    return E
 
 
 def ask(

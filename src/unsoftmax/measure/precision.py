@@ -19,9 +19,9 @@ from decimal import Decimal
 import numpy as np
 from scipy.special import gammaincinv
 
+from unsoftmax.models.arrays import UNIT as UNIT
 from unsoftmax.probes import Array, Indices
 
-UNIT = 2.0**-53
 FLOAT32_UNIT = 2.0**-24
 KAPPA = 4.0
 

@@ -13,15 +13,11 @@ heads stay open and are subtracted. Choosing windows takes no queries.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.measure.precision import Precision
-from unsoftmax.probes import Array, Indices
-
-Mask: TypeAlias = NDArray[np.bool_]
+from unsoftmax.probes import Array, Flags, Indices
 
 
 class NoWindow(Exception):
@@ -239,7 +235,7 @@ class WindowedHeads:
         """Weak heads first: windows of others leave them open, so that they are read anyway."""
         return np.argsort(np.linalg.norm(self.u, axis=1))
 
-    def logits(self, h: int, a: Array, y: Array, shifts: Array) -> tuple[Array, Mask]:
+    def logits(self, h: int, a: Array, y: Array, shifts: Array) -> tuple[Array, Flags]:
         """Return the logits of head h (m, k), and which are lost, from reduced answers y (m, k).
 
         They were asked at offsets a (m, d); ``shifts`` (H, d, k) is what every u_g moves by at

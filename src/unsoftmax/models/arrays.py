@@ -7,6 +7,9 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.probes import Array
 
+UNIT = 2.0**-53
+"""Unit roundoff of float64: rounding to nearest changes a number by at most this share of it."""
+
 
 def frozen(name: str, values: ArrayLike) -> Array:
     """Copy real, finite numbers into a read-only float64 array."""

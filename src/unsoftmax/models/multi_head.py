@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
 from unsoftmax.models.arrays import frozen
-from unsoftmax.models.scores import Scores, least, sequences
+from unsoftmax.models.attention import exponentials, softmax
+from unsoftmax.models.scores import BilinearScores, least, sequences
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
@@ -80,7 +81,7 @@ class MultiHead:
         beside = f"beside v of shape {v.shape}"
         if c_.shape:
             raise ValueError(f"c must have shape () {beside}; it has shape {c_.shape}.")
-        self._scores = Scores(v.shape[1], score, w, beside, v.shape[:1])
+        self._scores = BilinearScores(v.shape[1], score, w, beside, v.shape[:1])
         self._arrays = {**self._scores.arrays, "v": v, "c": c_}
 
     @property
@@ -147,6 +148,10 @@ class MultiHead:
         """Map query tokens (B, d) to what scores tokens, W_h x + w_h (B, H, d)."""
         return self._scores.vectors(x)
 
+    def attention(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to the weights α of every head (B, H, N)."""
+        return softmax(self._scores.of(sequences(X, self.dim, "model")))
+
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
         X = sequences(X, self.dim, "model")
@@ -158,14 +163,10 @@ class MultiHead:
         return answers
 
     def _answers(self, X: Array) -> Array:
-        tokens = X.transpose(0, 2, 1)
-        weights = self._scores.vectors(X[:, -1]) @ tokens  # (B, H, N)
-        with np.errstate(over="ignore"):  # a score may be 2·10³⁰⁸ below the largest: weight 0
-            weights -= weights.max(axis=2, keepdims=True)
-        np.exp(weights, out=weights)
-        values = self.v @ tokens
+        weights, total = exponentials(self._scores.of(X))  # (B, H, N) and (B, H)
+        values = self.v @ X.transpose(0, 2, 1)
         values *= weights
-        return np.asarray((values.sum(axis=2) / weights.sum(axis=2)).sum(axis=1) + self.c)
+        return np.asarray((values.sum(axis=2) / total).sum(axis=1) + self.c)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file that `unsoftmax.load` reads."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from unsoftmax.models.attention import score_gradient
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.witnesses import candidates, largest_of, norm_of, octave
@@ -151,12 +152,8 @@ def _rounding(model: MultiHead, X: Array) -> Array:
     sums = 4 * (d + length + model.H + 8) * _EPS
     heads = np.array([norm_of(v) for v in model.v])
     noise: Array = sums * (longest * heads.sum() + abs(model.c))
-    scores = model.scores_of(X[:, -1]) @ X.transpose(0, 2, 1)
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    weights /= weights.sum(axis=2, keepdims=True)
     values = model.v @ X.transpose(0, 2, 1)
-    pooled = np.sum(weights * values, axis=2, keepdims=True)
-    spread = np.sum(weights * np.abs(values - pooled), axis=2)
+    spread = np.abs(score_gradient(model.attention(X), values)).sum(axis=2)
     arrays = model.arrays()
     product = np.ones(model.H)
     for name in "WKQ":

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
 from unsoftmax.models.arrays import frozen
-from unsoftmax.models.scores import Scores, sequences
+from unsoftmax.models.attention import exponentials, softmax
+from unsoftmax.models.scores import BilinearScores, sequences
 from unsoftmax.probes import Array
 
 
@@ -76,7 +77,7 @@ class SingleHead:
         beside = f"beside v of shape ({v.size},)"
         if c_.shape:
             raise ValueError(f"c must have shape () {beside}; it has shape {c_.shape}.")
-        self._scores = Scores(v.size, matrix, w, beside)
+        self._scores = BilinearScores(v.size, matrix, w, beside)
         self._arrays = {**self._scores.arrays, "v": v, "c": c_}
 
     @property
@@ -121,10 +122,14 @@ class SingleHead:
         """Map query tokens (B, d) to the vectors W x + w that every token is scored with."""
         return self._scores.vectors(x)
 
+    def attention(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to the weights α (B, N)."""
+        return softmax(self._scores.of(sequences(X, self.dim, "head")))
+
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
         X = sequences(X, self.dim, "head")
-        weights, total = self._scores.exponentials(X)
+        weights, total = exponentials(self._scores.of(X))
         values = X @ self.v
         answers: Array = np.einsum("bn,bn->b", weights, values) / total + self.c
         return answers

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
+from unsoftmax.models.attention import exponentials, pooled_tokens, softmax
 from unsoftmax.models.relu_network import ReluNetwork
-from unsoftmax.models.scores import Scores, sequences
+from unsoftmax.models.scores import BilinearScores, sequences
 from unsoftmax.probes import Array
 
 _PART = "network."
@@ -68,7 +69,9 @@ class Transformer:
         if not isinstance(network, ReluNetwork):
             raise TypeError(f"network must be a ReluNetwork; it is a {type(network).__name__}.")
         self._network = network
-        self._scores = Scores(network.dim, matrix, w, f"beside a network of {network.dim} inputs")
+        self._scores = BilinearScores(
+            network.dim, matrix, w, f"beside a network of {network.dim} inputs"
+        )
 
     @property
     def dim(self) -> int:
@@ -123,14 +126,13 @@ class Transformer:
 
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α (B, N)."""
-        weights, total = self._scores.exponentials(sequences(X, self.dim, "Transformer"))
-        return np.asarray(weights / total[:, None])
+        return softmax(self._scores.of(sequences(X, self.dim, "Transformer")))
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
         X = sequences(X, self.dim, "Transformer")
-        weights, total = self._scores.exponentials(X)
-        return self._network(np.einsum("bn,bnd->bd", weights, X) / total[:, None])
+        weights, total = exponentials(self._scores.of(X))
+        return self._network(pooled_tokens(X, weights) / total[:, None])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file that `unsoftmax.load` reads."""

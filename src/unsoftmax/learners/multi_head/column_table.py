@@ -20,8 +20,8 @@ from unsoftmax.learners.multi_head.window_sweeps import (
     settled_base,
     swept,
 )
-from unsoftmax.measure.windows import Mask, WindowedHeads, predicted
-from unsoftmax.probes import Array, Indices
+from unsoftmax.measure.windows import WindowedHeads, predicted
+from unsoftmax.probes import Array, Flags, Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ColumnTable:
     """Logits at b itself (H, d)."""
     W: Array
     """The columns (H, d, k)."""
-    lost: Mask
+    lost: Flags
     """Logits too large to be read, in the last sweep (H, d, k)."""
     tuning: ColumnTuning
     spaces: dict[int, tuple[Array, Indices]]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.learners.multi_head.circle import Circle, Jumps, bisect, isolate
+from unsoftmax.arrangement.jumps import Jumps, JumpSearch, bisect, isolate
 from unsoftmax.learners.multi_head.crossing_states import (
     Bracketed,
     Crossing,
@@ -36,8 +36,7 @@ from unsoftmax.learners.multi_head.crossing_states import (
 )
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
-from unsoftmax.measure.windows import Mask
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
 AskPlane = Callable[[Array, Array], Generator[Round, Answers, Array]]
@@ -109,7 +108,7 @@ class InPlane:
 
 def measure_in_plane(
     jumps: Jumps,
-    circle: Circle,
+    circle: JumpSearch,
     ask: AskPlane,
     eta: float,
     lengths: TokenLengths,
@@ -193,7 +192,7 @@ class _PlaneSearch:
             new.crossings[k] = _kept(old[ends], fresh) if ends in old else fresh
         return new
 
-    def reset(self, chosen: Mask) -> None:
+    def reset(self, chosen: Flags) -> None:
         """Forget what was read in some intervals."""
         for k in np.flatnonzero(chosen).tolist():
             self.crossings[k] = Bracketed(*self._interval(k), self.crossings[k].slope)
@@ -201,7 +200,7 @@ class _PlaneSearch:
     def _interval(self, k: int) -> tuple[float, float]:
         return self.jumps.low[k], self.jumps.high[k]
 
-    def advanced(self) -> Generator[Round, Answers, Mask]:
+    def advanced(self) -> Generator[Round, Answers, Flags]:
         """Ask one round; return the intervals that do not look like one jump."""
         unread = self._in(Bracketed, ReadOnce)
         if len(unread) == len(self.crossings):
@@ -210,7 +209,7 @@ class _PlaneSearch:
             return (yield from self._read(unread, self.tuning.crossing.steeper))
         return (yield from self._confirm(self._in(Estimated)))
 
-    def _first_slope(self) -> Generator[Round, Answers, Mask]:
+    def _first_slope(self) -> Generator[Round, Answers, Flags]:
         """Read the head with the most room around it, from where gates are steps."""
         pilot = int(np.argmax(self.jumps.gap()))
         if np.isnan(self.crossings[pilot].slope):
@@ -226,7 +225,7 @@ class _PlaneSearch:
             self.crossings = [with_slope(crossing, slope) for crossing in self.crossings]
         return suspects
 
-    def _read(self, chosen: Indices, steeper: float) -> Generator[Round, Answers, Mask]:
+    def _read(self, chosen: Indices, steeper: float) -> Generator[Round, Answers, Flags]:
         """Ask once for each of some heads: the middle, or beside the first reading."""
         tuning = self.tuning.crossing
         theta = np.array([self._unread(k).theta(self.eta, tuning) for k in chosen])
@@ -281,7 +280,7 @@ class _PlaneSearch:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray((g - before) / (after - before))
 
-    def _confirm(self, chosen: Indices) -> Generator[Round, Answers, Mask]:
+    def _confirm(self, chosen: Indices) -> Generator[Round, Answers, Flags]:
         """Ask twice for each head with an estimate, where all others are saturated."""
         tuning, u, n = self.tuning, self.u, len(chosen)
         K = np.linalg.norm(u[chosen], axis=1)
@@ -306,7 +305,7 @@ class _PlaneSearch:
             )
         return np.array([crossing.missed >= tuning.missed for crossing in self.crossings])
 
-    def hiding(self) -> Generator[Round, Answers, Mask]:
+    def hiding(self) -> Generator[Round, Answers, Flags]:
         """Ask once for each head, far out; say which intervals hide more than one jump."""
         tuning, measured = self.tuning, [x for x in self.crossings if isinstance(x, Measured)]
         u, last = self.u, np.array([crossing.T for crossing in measured])

@@ -5,7 +5,7 @@ against d. Proposition 7.1 of arXiv 2601.16873 says what can be known: heads of 
 w_h are one. How to know it is beyond the paper, which leaves it open for heads that are not in
 orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 
-1. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`multi.circle`);
+1. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`arrangement.jumps`);
 2. near each crossing one head alone is unsaturated: u_h in the plane (`multi.zoom`), then out
    of it, then all v_h from one linear system (`multi.values`);
 3. offsets at which head h answers and the others are saturated (`multi.windows`) give
@@ -30,6 +30,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import limited
 from unsoftmax.learners.multi_head.conclusions import concluded, predicting
 from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
@@ -147,7 +148,13 @@ class MultiHeadLearner(Configured):
 
     def steps(self, checks: int) -> Steps[MultiHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        return (yield from _within(self._steps(checks), self.plan()))
+        plan = self.plan()
+        error = ModelMismatch(
+            f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: "
+            "the target is no sum of attention heads, or its answers are too noisy."
+        )
+        steps = self._steps(checks)
+        return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
     def _steps(self, checks: int) -> Steps[MultiHead]:
         tuning, biases = self.tuning, self.biases
@@ -187,10 +194,10 @@ class MultiHeadLearner(Configured):
             return
         yield (
             f"No search of {len(self.tuning.restarts.starts)} gave heads that predict fresh "
-            "answers. Two heads may have the same hyperplanes for every query token (W and 2W, or "
-            "columns of all W_h along one vector), or be W and −W with equal v, or be too close for "
-            "answers as precise as these; or there are more than max_heads, or the target is no sum "
-            "of attention heads."
+            "answers. Two heads may have the same hyperplanes for every query token (W and 2W, "
+            "or columns of all W_h along one vector), or be W and −W with equal v, or be too "
+            "close for answers as precise as these; or there are more than max_heads, or the "
+            "target is no sum of attention heads."
         )
         if not self.functional:
             yield "With functional=True (--functional) what predicts answers well is returned."
@@ -201,21 +208,3 @@ class MultiHeadLearner(Configured):
                 f"Or tokens no longer than radius = {self.radius:g} are too short to tell the "
                 "heads apart: a larger radius, if the target allows one, would."
             )
-
-
-def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
-    """Refuse to ask more queries or rounds than planned, the hold-out apart."""
-    asked, rounds, answers = 0, 0, None
-    while True:
-        try:
-            parts = steps.send(answers)  # type: ignore[arg-type]
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        asked += sum(len(part) for part in parts if part.purpose != "check")
-        rounds += 1
-        if asked > plan.at_most or rounds > plan.rounds:
-            raise ModelMismatch(
-                f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: "
-                "the target is no sum of attention heads, or its answers are too noisy."
-            )
-        answers = yield parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.learners.multi_head.column_table import ColumnTuning
 from unsoftmax.learners.multi_head.conclusions import ConclusionTuning
 from unsoftmax.learners.multi_head.head_sums import HeadSumsTuning
@@ -65,6 +66,7 @@ class MultiHeadTuning:
     lengths: TokenLengthTuning = field(default=TokenLengthTuning())
     sums: HeadSumsTuning = field(default=HeadSumsTuning())
     search: TokenSearchTuning = field(default=TokenSearchTuning())
+    jumps: JumpTuning = field(default=JumpTuning())
     in_plane: InPlaneTuning = field(default=InPlaneTuning())
     out_of_plane: OutOfPlaneTuning = field(default=OutOfPlaneTuning())
     values: ValueTuning = field(default=ValueTuning())

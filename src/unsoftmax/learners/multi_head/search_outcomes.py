@@ -7,8 +7,15 @@ query token may do better. What happens then is a table, `learners.multi_head.re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import ClassVar
+from types import MappingProxyType
+
+import numpy as np
+
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
+from unsoftmax.measure.windows import NoWindow
 
 
 class SearchOutcome(Enum):
@@ -28,25 +35,23 @@ class SearchOutcome(Enum):
     """A gate that is open where the half circle begins; found out after four queries."""
 
 
-class SearchFailed(Exception):
-    """A search that did not end with a model."""
-
-    outcome: ClassVar[SearchOutcome]
-
-
-class CoincidentJumps(SearchFailed):
+class CoincidentJumps(Exception):
     """Jumps that this half circle does not tell apart, or readings that contradict each other."""
 
-    outcome = SearchOutcome.COINCIDENT
 
-
-class UnsaturatedGates(SearchFailed):
+class UnsaturatedGates(Exception):
     """Gates that are open at the longest tokens that may be asked, or open together there."""
 
-    outcome = SearchOutcome.UNSATURATED
 
-
-class UnsaturatedStart(UnsaturatedGates):
-    """A gate that is open where the half circle begins."""
-
-    outcome = SearchOutcome.OPEN_START
+ENDINGS: Mapping[type[Exception], SearchOutcome] = MappingProxyType(
+    {
+        TooManyBreakpoints: SearchOutcome.TOO_MANY,
+        CoincidentJumps: SearchOutcome.COINCIDENT,
+        np.linalg.LinAlgError: SearchOutcome.COINCIDENT,
+        UnsaturatedGates: SearchOutcome.UNSATURATED,
+        NoWindow: SearchOutcome.UNSATURATED,
+        SoftTransition: SearchOutcome.UNSATURATED,
+        SoftStart: SearchOutcome.OPEN_START,
+    }
+)
+"""What ends a search early → its outcome."""

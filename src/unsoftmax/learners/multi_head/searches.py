@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi_head.circle import TooMany
 from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
 from unsoftmax.learners.multi_head.newton_correction import corrected
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
-from unsoftmax.learners.multi_head.search_outcomes import SearchFailed, SearchOutcome
+from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, SearchOutcome
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, search
 from unsoftmax.models import canonical
 from unsoftmax.probes import Round
@@ -49,27 +48,30 @@ class HeadSearches:
             if self.restarts.longest_tokens:
                 lengths = self.reduced.lengths.with_longest_tokens()
                 self.reduced = replace(self.reduced, lengths=lengths)
-            outcome, found, message = yield from self._searched()
+            outcome, found = yield from self._searched()
             self.restarts = self.restarts.after(outcome, self.reduced.lengths.soft)
             if self.restarts.state is SearchState.TOO_MANY_HEADS:
-                raise ModelMismatch(message)
+                raise ModelMismatch(
+                    "Along half a circle the answers change more than "
+                    f"{self.sought.max_heads} times: the target has more heads (raise max_heads), "
+                    "or W so small that the longest offsets asked do not switch a head, or is no "
+                    "sum of attention heads."
+                )
             if self.restarts.state is SearchState.FOUND:
                 return found
         return None
 
     def _searched(
         self,
-    ) -> Generator[Round, Answers, tuple[SearchOutcome, RecoveredHeads | None, str]]:
-        """Search once; return what came of it, the heads, and why there are none."""
+    ) -> Generator[Round, Answers, tuple[SearchOutcome, RecoveredHeads | None]]:
+        """Search once; return what came of it, and the heads."""
         start, coarse = self.restarts.start, self.restarts.coarse
         try:
             found = yield from search(self.sought, self.reduced, start, coarse, self.rng)
-        except TooMany as error:
-            return SearchOutcome.TOO_MANY, None, str(error)
-        except SearchFailed as failure:
-            return failure.outcome, None, ""
+        except tuple(ENDINGS) as error:
+            return ENDINGS[type(error)], None
         found, confirmed = yield from self._confirmed(found)
-        return (SearchOutcome.CONFIRMED if confirmed else SearchOutcome.CONTRADICTED), found, ""
+        return (SearchOutcome.CONFIRMED if confirmed else SearchOutcome.CONTRADICTED), found
 
     def _confirmed(
         self, found: RecoveredHeads
@@ -114,7 +116,7 @@ class HeadSearches:
             coarser = self.reduced.coarser(eta)
             try:
                 found = yield from search(self.sought, coarser, start, 0.0, self.rng)
-            except (SearchFailed, TooMany):
+            except tuple(ENDINGS):
                 continue
             fresh = yield from fresh_residuals(
                 found,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.multi_head.circle import Circle, find_jumps
+from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
@@ -27,11 +27,11 @@ from unsoftmax.learners.multi_head.out_of_plane import (
 )
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, UnsaturatedGates
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.unseen_logits import bound_unseen_logits
 from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
-from unsoftmax.measure.windows import NoWindow, OffsetRoom, WindowedHeads, choose_windows
+from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
@@ -72,8 +72,8 @@ def search(
 
     Raises
     ------
-    SearchFailed, TooMany
-        Nothing was found; another query token may do better.
+    Exception
+        One of `search_outcomes.ENDINGS`: nothing was found, another query token may do better.
     """
     d, length = reduced.dim, reduced.lengths.length
     if reduced.scale == 0:
@@ -123,15 +123,21 @@ class _TokenSearch:
     def crossings(self, start: int, longer: float) -> Generator[Round, Answers, InPlane]:
         """Find all heads on half a circle of offsets, and measure them in its plane."""
         lengths = self.reduced.lengths
-        circle = Circle(self._values, self.tolerance, self.sought.max_heads, lengths.baseline)
+        most, tuning = self.sought.max_heads, self.tuning
+        circle = JumpSearch(
+            self._values, self.tolerance, most, lengths.baseline, tuning=tuning.jumps
+        )
         jumps = yield from find_jumps(circle, start, longer)
         if not len(jumps):
             return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))
         # at logits of a few, offsets are about as long as query tokens are short
         T = max(1 / lengths.length, lengths.near)
         eta = max(self.coarse, self.reduced.error(T, lengths.length))
-        tuning = self.tuning.in_plane
-        return (yield from measure_in_plane(jumps, circle, self._ask, eta, lengths, tuning=tuning))
+        return (
+            yield from measure_in_plane(
+                jumps, circle, self._ask, eta, lengths, tuning=tuning.in_plane
+            )
+        )
 
     def _ask(self, theta: Array, T: Array) -> Generator[Round, Answers, Array]:
         """Ask offsets of norm T at angles θ; return the values g."""
@@ -194,10 +200,7 @@ class _TokenSearch:
         error = self.reduced.errors_at(share * length, values.error)
         step = lengths.step(error.length)
         room = OffsetRoom(step, lengths.longest(error.length, step))
-        try:
-            windows = choose_windows((u, values.v), error, room, self.rng, tuning.windows)
-        except NoWindow:
-            raise UnsaturatedGates from None
+        windows = choose_windows((u, values.v), error, room, self.rng, tuning.windows)
         windows = [replace(window, a=lengths.turned(window.a, b)) for window in windows]
         token = TokenHeads(
             self.reduced, b, WindowedHeads(u, values.v, windows, error, tuning.windows)

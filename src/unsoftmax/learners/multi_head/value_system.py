@@ -84,19 +84,10 @@ class ValueEquations:
         return RowProducts(self.A, np.tanh(self.T * (self.A @ u.T) / 2), self.tuning)
 
     def solved(self, u: Array) -> Array:
-        """Return the v_h (H, d), gates being those of u.
-
-        Raises
-        ------
-        CoincidentJumps
-            They are not determined.
-        """
+        """Return the v_h (H, d), gates being those of u."""
         system = self.at(u)
-        try:
-            v = system.solved(self.y)
-            return v + system.solved(self.y - system.of(v))
-        except np.linalg.LinAlgError:
-            raise CoincidentJumps from None
+        v = system.solved(self.y)
+        return v + system.solved(self.y - system.of(v))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy as np
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.value_system import ValueEquations
-from unsoftmax.measure.windows import Mask, WindowedHeads
-from unsoftmax.probes import Array, Grid, Indices, Round
+from unsoftmax.measure.windows import WindowedHeads
+from unsoftmax.probes import Array, Flags, Grid, Indices, Round
 from unsoftmax.protocol import Answers
 
 WindowCells: TypeAlias = "tuple[int, Indices, Indices]"
@@ -60,7 +60,7 @@ class WindowAnswers:
     directions: Array
     """The q (k, d)."""
     y: Array
-    asked: Mask
+    asked: Flags
     t: Array
     """Steps of the query tokens (H, k)."""
 
@@ -111,7 +111,7 @@ def read_base(
 
 def settled_base(
     seen: WindowedHeads, y: Array, tuning: SweepTuning, values: ValueEquations | None = None
-) -> tuple[WindowedHeads, Array, Mask]:
+) -> tuple[WindowedHeads, Array, Flags]:
     """Sweep until the u_h agree with reduced answers y (H, d, 1); return their logits as well."""
     u, s = seen.u.copy(), np.zeros(seen.u.shape)
     lost, still = np.zeros(y.shape, dtype=bool), np.zeros(y.shape)

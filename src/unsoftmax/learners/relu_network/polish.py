@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.arrangement.cells import Circle, Noise, Swept
-from unsoftmax.arrangement.lift import Around, Form, ask, mirrors
+from unsoftmax.arrangement.lift import Around, Form, ask
+from unsoftmax.measure.reflections import mirrors
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 

@@ -26,9 +26,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.cells import DOUBLE
 from unsoftmax.arrangement.lift import Form, Written, ask
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import limited
 from unsoftmax.learners.relu_network.merge import network_of
 from unsoftmax.learners.relu_network.opening import Opened, fresh_points, open_network, strictness
 from unsoftmax.learners.relu_network.sweeps import limit, recover
@@ -150,7 +152,12 @@ class ReluNetworkLearner(Configured):
 
     def steps(self, checks: int) -> Steps[ReluNetwork]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        return (yield from _within(self._steps(checks), self.plan().at_most))
+        most = self.plan().at_most
+        error = ModelMismatch(
+            f"More than {most} queries would be needed: the target has more neurons (raise "
+            "max_neurons), or is no ReLU network of one hidden layer."
+        )
+        return (yield from limited(self._steps(checks), error, queries=most))
 
     def _steps(self, checks: int) -> Steps[ReluNetwork]:
         rng = np.random.default_rng(self.seed)
@@ -162,13 +169,30 @@ class ReluNetworkLearner(Configured):
         elif opened.lift.D == 1:
             opened, form = yield from _on_a_line(opened)
         else:
-            form = yield from recover(opened, self._most, bool(self.polish), rng)
+            try:
+                form = yield from recover(opened, self._most, bool(self.polish), rng)
+            except TooManyBreakpoints as error:
+                raise ModelMismatch(_too_many(error)) from error
         if len(form.a) > self._most:
             raise ModelMismatch(
                 f"The target has {len(form.a)} distinct neurons, more than the {self._most} of "
                 "max_neurons."
             )
         return (yield from _concluded(opened, form, checks, rng))
+
+
+def _too_many(error: TooManyBreakpoints) -> str:
+    if error.everywhere:
+        return (
+            "Along a line the answers bend everywhere and have no kinks: the target is smooth "
+            "(GELU, tanh, attention), no ReLU network of one hidden layer, or its answers are too "
+            "noisy to tell."
+        )
+    return (
+        f"Along one line the answers have more than {error.most} kinks: the target has more "
+        "neurons (raise max_neurons), is no ReLU network of one hidden layer, or its answers are "
+        "too noisy to tell kinks from noise."
+    )
 
 
 def _on_a_line(opened: Opened) -> Generator[Round, Answers, tuple[Opened, Form]]:
@@ -271,20 +295,3 @@ def _notes(opened: Opened, form: Form, model: ReluNetwork) -> tuple[str, ...]:
             "the network at best.",
         )
     return (determined + extra, *coarse)
-
-
-def _within(steps: Steps[ReluNetwork], most: int) -> Steps[ReluNetwork]:
-    """Refuse to ask more than ``most`` queries, the hold-out apart."""
-    asked, answers = 0, None
-    while True:
-        try:
-            parts = steps.send(answers)  # type: ignore[arg-type]
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        asked += sum(len(part) for part in parts if part.purpose != "check")
-        if asked > most:
-            raise ModelMismatch(
-                f"More than {most} queries would be needed: the target has more neurons (raise "
-                "max_neurons), or is no ReLU network of one hidden layer."
-            )
-        answers = yield parts
