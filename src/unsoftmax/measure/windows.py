@@ -87,7 +87,7 @@ class ReducedError:
     def of_answers(self, a: Array, v: Array) -> Array:
         """Return how far reduced answers at offsets a (m, d) may be off by themselves."""
         size = np.abs(a @ v.T).sum(axis=1) + self.length * self.scale + abs(self.c)
-        return np.asarray(2 * self.precision.error(size, size))
+        return np.asarray(2 * self.precision.error(size))
 
     def of_logits(self, a: Array, v: Array, h: int, s: Array) -> Array:
         """Return how far all that may move logits s (m,) of head h at offsets a (m, d)."""

@@ -3,7 +3,8 @@
     W_h q = A_h⁻¹ (s_h(b + t q) − s_h(b)) / t,   s_h(b + t q) = A_h u_h(b + t q)
 
 A_h holds the offsets of window h, s_h their logits. A head whose column space C_h is known is
-solved for from as many rows as its rank, W_h q = C_h (A_h C_h)⁻¹ (…). Nothing is asked here.
+solved for from as many rows as its rank, W_h q = C_h (A_h C_h)⁻¹ (…) (`solve.skeleton`). Nothing is
+asked here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import qr
 
 from unsoftmax.learners.multi_head.window_sweeps import (
     SweepTuning,
@@ -20,8 +20,9 @@ from unsoftmax.learners.multi_head.window_sweeps import (
     settled_base,
     swept,
 )
-from unsoftmax.measure.windows import WindowedHeads, predicted
+from unsoftmax.measure.windows import Window, WindowedHeads, predicted
 from unsoftmax.probes import Array, Flags, Indices
+from unsoftmax.solve.skeleton import Skeleton, pivots, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,18 @@ class ColumnTuning:
     """… and at least so often: the largest is taken as the error of W_h."""
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnSpace:
+    """An orthonormal basis (d, r) of a head's columns, and rows of its window that tell them."""
+
+    basis: Array
+    rows: Indices
+
+    def seen(self, window: Window) -> Skeleton:
+        """Return what solves for vectors of the space from those rows."""
+        return Skeleton(self.basis, window.a[self.rows])
+
+
 @dataclass(slots=True)
 class ColumnTable:
     """All answers to the windows' offsets at b + t q, and what they say so far."""
@@ -63,8 +76,8 @@ class ColumnTable:
     lost: Flags
     """Logits too large to be read, in the last sweep (H, d, k)."""
     tuning: ColumnTuning
-    spaces: dict[int, tuple[Array, Indices]]
-    """Column space (d, r) and r rows, of the heads whose rank is known."""
+    spaces: dict[int, ColumnSpace]
+    """Of the heads whose rank is known."""
 
     @classmethod
     def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTuning) -> ColumnTable:
@@ -76,11 +89,12 @@ class ColumnTable:
     def ranks(self) -> Indices:
         """Ranks of all W_h (H,), d where they were not found to be lower."""
         H, d, _ = self.W.shape
-        return np.array([len(self.spaces[h][1]) if h in self.spaces else d for h in range(H)])
+        spaces = self.spaces
+        return np.array([spaces[h].basis.shape[1] if h in spaces else d for h in range(H)])
 
     def rows_of(self, h: int) -> Indices:
         """Return the rows that head h is asked with."""
-        return self.spaces[h][1] if h in self.spaces else np.arange(self.W.shape[1])
+        return self.spaces[h].rows if h in self.spaces else np.arange(self.W.shape[1])
 
     def read(self, h: int, rows: Indices, columns: Indices) -> Array:
         """Return head h's logits (rows, columns), given what is thought of the others."""
@@ -91,32 +105,31 @@ class ColumnTable:
         self.lost[np.ix_(np.array([h]), rows, columns)] = lost
         return s
 
-    def span(self, h: int, known: int, extra: int = 0) -> tuple[Array, Indices]:
-        """Return a basis of u_h and the first columns, and rows that determine what lies in it."""
+    def space(self, h: int, known: int, extra: int = 0) -> ColumnSpace:
+        """Return the span of u_h and the first columns, with ``extra`` rows more than its rank."""
         vectors = np.column_stack([self.heads.u[h], self.W[h, :, :known]])
-        C = spanned(vectors, tolerance=self.tuning.predicted)
-        _, pivots = qr((self.heads.windows[h].a @ C).T, mode="r", pivoting=True)
-        return C, np.sort(pivots[: C.shape[1] + extra])
+        basis = span(vectors, share=self.tuning.predicted)
+        seen = self.heads.windows[h].a @ basis
+        return ColumnSpace(basis, pivots(seen.T, basis.shape[1] + extra))
 
     def close(self, h: int, known: int) -> None:
         """Take the span of u_h and the first columns as the column space of head h."""
         if h not in self.spaces:
-            self.spaces[h] = self.span(h, known)
+            self.spaces[h] = self.space(h, known)
 
-    def predicts(self, h: int, column: int, C: Array, tolerance: float) -> bool:
-        """Tell whether the column of head h that was asked lies in the span of C; enter it."""
+    def predicts(self, h: int, column: int, space: ColumnSpace, tolerance: float) -> bool:
+        """Tell whether the column of head h that was asked lies in a space; enter it."""
         rows = np.flatnonzero(self.answers.asked[h, :, column])
         s = self.read(h, rows, np.array([column]))
-        t, window = self.answers.t[h, column], self.heads.windows[h]
+        t, a = self.answers.t[h, column], self.heads.windows[h].a[rows]
         change = (s[:, 0] - self.s[h, rows]) / t
-        M = window.a[rows] @ C
-        x, *_ = np.linalg.lstsq(M, change, rcond=None)
-        noise = self.heads.error.of_logits(window.a[rows], self.heads.v, h, s[:, 0]) / t
+        skeleton = Skeleton(space.basis, a)
+        noise = self.heads.error.of_logits(a, self.heads.v, h, s[:, 0]) / t
         size, loosely = np.linalg.norm(change), self.tuning.loosely
         allowed = tolerance * size + np.minimum(self.tuning.noises * noise, loosely * size)
-        fits = bool(np.all(np.abs(change - M @ x) < allowed))
+        fits = bool(np.all(np.abs(skeleton.residual(change)) < allowed))
         fits &= not np.any(self.lost[h, rows, column])
-        self.W[h, :, column] = C @ x if fits else 0.0
+        self.W[h, :, column] = skeleton.solve(change) if fits else 0.0
         return fits
 
     def settle(self, columns: Indices) -> float:
@@ -136,10 +149,10 @@ class ColumnTable:
         last = self.settle(every)
         if not self.spaces:
             return last
-        for h, (C, rows) in self.spaces.items():
+        for h, space in self.spaces.items():
             full = np.flatnonzero(self.answers.asked[h].all(axis=0))
             vectors = np.column_stack([self.heads.u[h], self.W[h][:, full]])
-            self.spaces[h] = (spanned(vectors, rank=C.shape[1]), rows)
+            self.spaces[h] = replace(space, basis=span(vectors, space.basis.shape[1]))
         return self.settle(every)
 
     def _solve(self, h: int, columns: Indices) -> None:
@@ -152,9 +165,9 @@ class ColumnTable:
             self.W[h][:, now] = np.linalg.solve(window.a, change) / t[now]
         if not np.all(full):
             now = columns[~full]
-            C, rows = self.spaces[h]
-            change = self.read(h, rows, now) - self.s[h, rows][:, None]
-            self.W[h][:, now] = C @ np.linalg.solve(window.a[rows] @ C, change) / t[now]
+            space = self.spaces[h]
+            change = self.read(h, space.rows, now) - self.s[h, space.rows][:, None]
+            self.W[h][:, now] = space.seen(window).solve(change) / t[now]
 
     def errors(self, rng: np.random.Generator) -> Array:
         """Estimate ‖ΔW_h‖_F: what moves when answers and values are off by as much as they may be.
@@ -191,15 +204,3 @@ class ColumnTable:
         )
         other.settle_all()
         return other
-
-
-def spanned(vectors: Array, *, rank: int | None = None, tolerance: float = 0.0) -> Array:
-    """Return an orthonormal basis of what the columns span, of the rank or to the tolerance.
-
-    All columns are first given norm 1: short ones count as much as long ones.
-    """
-    size = np.linalg.norm(vectors, axis=0)
-    C, sigma, _ = np.linalg.svd(vectors / np.where(size > 0, size, 1.0), full_matrices=False)
-    if rank is None:
-        return np.asarray(C[:, sigma > tolerance * sigma[0]])
-    return np.asarray(C[:, :rank])

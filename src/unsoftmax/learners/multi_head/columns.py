@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTuning
+from unsoftmax.learners.multi_head.column_table import ColumnSpace, ColumnTable, ColumnTuning
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import WindowAnswers, WindowCells
 from unsoftmax.probes import Array, Indices, Round
@@ -92,20 +92,18 @@ def _wanted(table: ColumnTable, block: Indices, rank: int | None) -> list[Window
 def _try_rank(table: ColumnTable, column: int) -> Generator[Round, Answers, None]:
     """Ask one column with as few rows as show whether those before predict it."""
     wanted: list[WindowCells] = []
-    spans: dict[int, Array] = {}
+    spaces: dict[int, ColumnSpace] = dict(table.spaces)
     for h in range(len(table.W)):
-        rows = table.rows_of(h)
-        if h not in table.spaces:
-            spans[h], rows = table.span(h, column, extra=1)
-        wanted.append((h, rows, np.array([column])))
+        if h not in spaces:
+            spaces[h] = table.space(h, column, extra=1)
+        wanted.append((h, spaces[h].rows, np.array([column])))
     yield from table.answers.ask(wanted, "columns")
     # other heads' columns are not known yet: at first a prediction is held loosely
     predicted: list[int] = []
     for tolerance in (table.tuning.loosely, table.tuning.predicted):
         predicted = []
         for h in table.heads.order:
-            C = spans[h] if h in spans else table.spaces[h][0]
-            if table.predicts(h, column, C, tolerance) and h in spans:
+            if table.predicts(h, column, spaces[h], tolerance):
                 predicted.append(h)
     for h in predicted:
         table.close(h, column)

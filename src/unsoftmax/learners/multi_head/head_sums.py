@@ -209,7 +209,7 @@ def read_head_sums(
         why = (f"Long single tokens are answered by x·v + c to {first.bent:.1e} of their size.",)
     if absolute > 0 and not biases:
         lengths = lengths.with_tiny_tokens()
-    precision = Precision(unit=eta / KAPPA, absolute=absolute, why=why)
+    precision = Precision.relative_to_terms(eta, absolute, why)
     return ReducedAnswers(first.s, c, precision, first.scale, lengths)
 
 

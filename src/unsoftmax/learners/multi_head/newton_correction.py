@@ -158,7 +158,7 @@ class _Correction:
         a = self.reduced.lengths.turned(a, b)
         beside = float(np.linalg.norm(b)) * self.reduced.scale + abs(self.reduced.c)
         size = np.abs(a @ v.T).sum(axis=1) + beside
-        noise = self.reduced.precision.error(size, size)
+        noise = self.reduced.precision.error(size)
         noise = noise + self.v_error * np.linalg.norm(a, axis=1)
         rows = GateEquations(v, a, noise, noise).jacobian(u)
         _, pivots = qr(rows.T, mode="r", pivoting=True)

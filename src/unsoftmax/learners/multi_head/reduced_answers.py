@@ -60,8 +60,7 @@ class ReducedAnswers:
         """Return the error of a reduced answer in units of ``scale``·T, T and length of a and b."""
         beside = length + abs(self.c) / self.scale
         absolute = self.precision.absolute / (self.scale * T)
-        size = np.array(1 + beside / T)
-        return float(replace(self.precision, absolute=absolute).error(size, size))
+        return float(replace(self.precision, absolute=absolute).error(1 + beside / T))
 
     def errors_at(self, length: float, v_error: float) -> ReducedError:
         """Say what reduced answers may be off by at query tokens of norm ``length``."""

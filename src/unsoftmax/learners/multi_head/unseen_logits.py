@@ -56,8 +56,8 @@ def bound_unseen_logits(
     a, b = far * lengths.turned(a, b), length * b
     X = np.stack([a + b, b], axis=1)
     [y] = yield [Sequences(X, phase="hidden heads", purpose="pilot")]
-    size = np.array(reduced.scale * (far + length) + abs(reduced.c))
-    allowed = tuning.noises * float(reduced.precision.error(size, size))
+    size = reduced.scale * (far + length) + abs(reduced.c)
+    allowed = tuning.noises * float(reduced.precision.error(size))
     if np.any(np.abs(y - model(X)) > allowed):
         raise UnsaturatedGates
     values = max(float(np.median(np.abs(a @ total))), allowed)
