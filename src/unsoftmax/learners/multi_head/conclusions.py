@@ -16,6 +16,7 @@ from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead, canonical
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
+from unsoftmax.validate.judge import Residuals, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +47,17 @@ def concluded(
     tuning: ConclusionTuning,
 ) -> Steps[MultiHead]:
     """Ask the hold-out, and say how sure the heads are."""
-    evidence = Evidence.of(checks, np.zeros(0), np.zeros(0))
-    if checks:
-        fresh = yield from fresh_residuals(
-            found, reduced, checks, rng, "check", tuning=tuning.fresh
+    fresh = yield from fresh_residuals(found, reduced, checks, rng, "check", tuning=tuning.fresh)
+    judgement = judge(fresh.residuals, checks)
+    if judgement.refuses:
+        missed, allowed = judgement.worst
+        raise ModelMismatch(
+            f"The recovered heads miss a fresh answer by {missed:.1e} of its size where "
+            f"{allowed:.1e} is expected: the target is no sum of attention heads, or has heads too "
+            "close for these answers."
         )
-        evidence = Evidence.of(checks, fresh.missed, fresh.allowed)
-        if not evidence.passed:
-            worst = int(np.argmax(fresh.missed / fresh.allowed))
-            raise ModelMismatch(
-                f"The recovered heads miss a fresh answer by {fresh.missed[worst]:.1e} of its size "
-                f"where {fresh.allowed[worst]:.1e} is expected: the target is no sum of attention "
-                "heads, or has heads too close for these answers."
-            )
-    c = np.array(abs(reduced.c))
-    largest = {**found.largest, "c": float(reduced.precision.error(c, c)) * biases}
+    evidence = judgement.evidence
+    largest = {**found.largest, "c": float(reduced.precision.error(abs(reduced.c))) * biases}
     errors = {name: tuning.safety * error for name, error in largest.items()}
     certificate = Certificate(errors, _assumed(reduced, evidence, tuning))
     return Found(canonical(found.model), certificate, evidence, found.notes)
@@ -89,17 +86,15 @@ def predicting(
             "target is no sum of attention heads, or has heads whose hyperplanes are the same for "
             "every query token."
         )
-    bound, evidence = tuning.further * share, Evidence.of(checks, np.zeros(0), np.zeros(0))
-    if checks:
-        fresh = yield from fresh_residuals(
-            found, reduced, checks, rng, "check", tuning=tuning.fresh
+    bound = tuning.further * share
+    fresh = yield from fresh_residuals(found, reduced, checks, rng, "check", tuning=tuning.fresh)
+    missed, natural = fresh.residuals.missed, fresh.residuals.size
+    judgement = judge(Residuals.of(missed, allowed=np.inf, size=natural, most=bound), checks)
+    if judgement.refuses:
+        raise ModelMismatch(
+            f"The heads that predicted {tuning.pilots} answers to {share:.1e} of their size miss "
+            f"fresh ones by {judgement.evidence.max_residual:.1e}."
         )
-        evidence = Evidence.of(checks, fresh.missed, np.full(len(fresh.missed), bound))
-        if not evidence.passed:
-            raise ModelMismatch(
-                f"The heads that predicted {tuning.pilots} answers to {share:.1e} of their size "
-                f"miss fresh ones by {evidence.max_residual:.1e}."
-            )
     model = canonical(found.model)
     size = max(float(np.linalg.norm(model.v)), reduced.scale) / np.sqrt(model.dim)
     notes = (
@@ -108,7 +103,7 @@ def predicting(
     )
     errors = {"constant": float(bound * abs(model.c)), "slope": float(bound * size)}
     assumes = _assumed_of_function(found, reduced, checks, tuning)
-    return Found(model, Certificate(errors, assumes), evidence, notes)
+    return Found(model, Certificate(errors, assumes), judgement.evidence, notes)
 
 
 def _assumed(

@@ -17,6 +17,8 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Purpose, Round, Sequences
 from unsoftmax.protocol import Answers
+from unsoftmax.validate.judge import Residuals, fresh_answers
+from unsoftmax.validate.sequences import by_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,22 @@ class FreshTuning:
 
 @dataclass(frozen=True, slots=True)
 class FreshResiduals:
-    """How far a model misses fresh answers, in shares of their natural size (n,)."""
+    """How far a model misses fresh answers, and may, in shares of their natural size (n,)."""
 
-    missed: Array
-    allowed: Array
-    """What confirms a model."""
+    residuals: Residuals
+    """What they allow confirms a model."""
     explained: Array
     """What its errors explain, which may be more than tells it from a wrong one."""
+
+    @property
+    def missed(self) -> Array:
+        """How far the model misses them."""
+        return np.abs(self.residuals.relative)
+
+    @property
+    def allowed(self) -> Array:
+        """How far a right model may."""
+        return self.residuals.tolerance
 
 
 def fresh_residuals(
@@ -65,22 +76,20 @@ def fresh_residuals(
     tuning: FreshTuning,
 ) -> Generator[Round, Answers, FreshResiduals]:
     """Ask fresh sequences; return how far the heads miss them, and may."""
-    probes = _drawn(found, reduced, count, rng, purpose, tuning=tuning)
-    answers = yield list(probes)
-    model, missed, sizes = found.model, [], []
+    if not count:
+        return FreshResiduals(Residuals.joined([]), np.zeros(0))
+    answered = yield from fresh_answers(_drawn(found, reduced, count, rng, purpose, tuning=tuning))
+    model = found.model
+    missed = np.concatenate([y - model(X) for X, y in answered])
+    longest = np.concatenate([np.linalg.norm(X, axis=2).max(axis=1) for X, _ in answered])
     values = max(float(np.linalg.norm(model.v)), reduced.scale)
-    for family, y in zip(probes, answers, strict=True):
-        longest = np.linalg.norm(family.X, axis=2).max(axis=1)
-        size = longest * values / np.sqrt(model.dim) + abs(reduced.c)
-        missed.append(y - model(family.X))
-        sizes.append(np.where(size > 0, size, 1.0))
-    size = np.concatenate(sizes)
-    rounding = tuning.times * reduced.precision.error(size, size)
-    moved = tuning.times * _moved(found, probes, rng, tuning)
-    most = max(tuning.most, tuning.most_coarse * reduced.eta) * size
-    allowed = np.minimum(rounding + np.minimum(moved, most), tuning.blunt * size)
-    residuals = np.abs(np.concatenate(missed)) / size
-    return FreshResiduals(residuals, allowed / size, (rounding + moved) / size)
+    size = longest * values / np.sqrt(model.dim) + abs(reduced.c)
+    size = np.where(size > 0, size, 1.0)
+    own = tuning.times * reduced.precision.error(size)
+    moved = tuning.times * _moved(found, [X for X, _ in answered], rng, tuning)
+    telling = np.minimum(moved, max(tuning.most, tuning.most_coarse * reduced.eta) * size)
+    residuals = Residuals.of(missed, own=own, allowed=telling, size=size, most=tuning.blunt)
+    return FreshResiduals(residuals, (own + moved) / size)
 
 
 def _drawn(
@@ -97,7 +106,7 @@ def _drawn(
     Under a cap tokens that were too long are shortened together.
     """
     d, lengths = found.model.dim, reduced.lengths
-    sequences: dict[int, list[Array]] = {}
+    sequences: list[Array] = []
     for n in range(count):
         size = tuning.lengths[n % len(tuning.lengths)]
         b = found.length * rng.standard_normal(d) / np.sqrt(d)
@@ -110,9 +119,8 @@ def _drawn(
             small = tuning.sizes[n % len(tuning.sizes)]
             X = small * np.concatenate([offsets + b, b[None]])
         longest = float(np.max(np.linalg.norm(X, axis=1)))
-        sequences.setdefault(size, []).append(lengths.single(longest) / longest * X)
-    phase = "hold-out" if purpose == "check" else "check"
-    return [Sequences(np.array(X), phase=phase, purpose=purpose) for X in sequences.values()]
+        sequences.append(lengths.single(longest) / longest * X)
+    return by_length(sequences, "hold-out" if purpose == "check" else "check", purpose)
 
 
 def _stretch(model: MultiHead, b: Array, which: int, tuning: FreshTuning) -> float:
@@ -128,17 +136,17 @@ def _stretch(model: MultiHead, b: Array, which: int, tuning: FreshTuning) -> flo
 
 
 def _moved(
-    found: RecoveredHeads, probes: list[Sequences], rng: np.random.Generator, tuning: FreshTuning
+    found: RecoveredHeads, sequences: list[Array], rng: np.random.Generator, tuning: FreshTuning
 ) -> Array:
     """Return what errors of the parameters do to answers, each head moved by its own at random."""
-    model, moved = found.model, np.zeros(sum(map(len, probes)))
+    model, moved = found.model, np.zeros(sum(map(len, sequences)))
     for _ in range(tuning.moved):
         W, v, w = (
             array + (found.errors[name] * _unit(array, rng).T).T
             for name, array in (("W", model.W), ("v", model.v), ("w", model.w))
         )
         other = MultiHead(W, v, w, model.c)
-        difference = np.concatenate([other(part.X) - model(part.X) for part in probes])
+        difference = np.concatenate([other(X) - model(X) for X in sequences])
         moved = np.maximum(moved, np.abs(difference))
     return moved
 
