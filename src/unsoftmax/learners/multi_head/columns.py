@@ -9,16 +9,15 @@ rows as its rank.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.column_table import ColumnSpace, ColumnTable, ColumnTuning
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import WindowAnswers, WindowCells
-from unsoftmax.probes import Array, Indices, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ def read_columns(
     rank: int | None,
     rng: np.random.Generator,
     tuning: ColumnTuning,
-) -> Generator[Round, Answers, HeadColumns]:
+) -> Asking[HeadColumns]:
     """Read W_h q for all heads and directions; ``s`` (H, d) are the logits at b."""
     table = ColumnTable.empty(answers, s, tuning)
     H, d, k = table.W.shape
@@ -89,7 +88,7 @@ def _wanted(table: ColumnTable, block: Indices, rank: int | None) -> list[Window
     return wanted
 
 
-def _try_rank(table: ColumnTable, column: int) -> Generator[Round, Answers, None]:
+def _try_rank(table: ColumnTable, column: int) -> Asking[None]:
     """Ask one column with as few rows as show whether those before predict it."""
     wanted: list[WindowCells] = []
     spaces: dict[int, ColumnSpace] = dict(table.spaces)
@@ -109,7 +108,7 @@ def _try_rank(table: ColumnTable, column: int) -> Generator[Round, Answers, None
         table.close(h, column)
 
 
-def _settle(table: ColumnTable, columns: Indices) -> Generator[Round, Answers, None]:
+def _settle(table: ColumnTable, columns: Indices) -> Asking[None]:
     """Settle columns; ask those whose logits moved too far again, closer to b."""
     answers = table.answers
     table.settle(columns)

@@ -7,16 +7,15 @@ weakest, the median and the strongest head. Two single tokens could not tell (W,
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Purpose, Round, Sequences
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.validate.judge import Residuals, fresh_answers
 from unsoftmax.validate.sequences import by_length
 
@@ -74,7 +73,7 @@ def fresh_residuals(
     purpose: Purpose,
     *,
     tuning: FreshTuning,
-) -> Generator[Round, Answers, FreshResiduals]:
+) -> Asking[FreshResiduals]:
     """Ask fresh sequences; return how far the heads miss them, and may."""
     if not count:
         return FreshResiduals(Residuals.joined([]), np.zeros(0))

@@ -9,17 +9,16 @@ size of the values, which may cancel in s.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.probes import Array, Pairs, Round, Singles, UnitVectors
-from unsoftmax.protocol import Answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ def read_head_sums(
     lengths: TokenLengths,
     rng: np.random.Generator,
     tuning: HeadSumsTuning,
-) -> Generator[Round, Answers, ReducedAnswers]:
+) -> Asking[ReducedAnswers]:
     """Learn c, Σ v_h and the precision of answers; choose the norm of query tokens.
 
     Where answers are rounded to decimals or carry noise of a fixed size, query tokens are tiny
@@ -243,7 +242,7 @@ def _refuse_bent(bent: float, lengths: TokenLengths, tuning: HeadSumsTuning) -> 
         )
 
 
-def _refuse_repeating(form: Precision, first: _FirstAnswers) -> Generator[Round, Answers, None]:
+def _refuse_repeating(form: Precision, first: _FirstAnswers) -> Asking[None]:
     """Refuse what moderate single tokens miss x·v + c by, if it is large and the same each time."""
     tokens, tuning = first.tokens, first.tokens.tuning
     more = float(np.max(np.abs(first.off))) - tuning.by_chance * form.absolute

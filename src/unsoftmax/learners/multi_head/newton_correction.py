@@ -13,17 +13,16 @@ offsets are picked among random ones of moderate logits by pivoted QR.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.linalg import qr
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Indices, Pairs, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Indices, Pairs
 from unsoftmax.solve.gate_equations import GateEquations, NewtonTuning, solve_gates
 
 
@@ -55,7 +54,7 @@ def polished(
     biases: bool,
     rng: np.random.Generator,
     tuning: CorrectionTuning,
-) -> Generator[Round, Answers, RecoveredHeads]:
+) -> Asking[RecoveredHeads]:
     """Correct the heads where that gains something; notes say where it does not."""
     if found.model.H * found.model.dim > tuning.largest or found.low_rank:
         reason = "their rank is low" if found.low_rank else f"H·d is more than {tuning.largest}"
@@ -70,7 +69,7 @@ def corrected(
     biases: bool,
     rng: np.random.Generator,
     tuning: CorrectionTuning,
-) -> Generator[Round, Answers, RecoveredHeads | None]:
+) -> Asking[RecoveredHeads | None]:
     """Correct all W_h (and w_h), or return None where that gains nothing."""
     model = found.model
     if model.H * model.dim > tuning.largest or found.low_rank:
@@ -128,7 +127,7 @@ class _Correction:
         """The u_h of the model at all query tokens (k, H, d)."""
         return self.model.scores_of(self.tokens)[:, self.free]
 
-    def ask(self, rng: np.random.Generator) -> Generator[Round, Answers, list[GateEquations]]:
+    def ask(self, rng: np.random.Generator) -> Asking[list[GateEquations]]:
         """Ask for every query token; return its equations."""
         u, v, picked, probes = self.u, self.model.v[self.free], [], []
         for j, b in enumerate(self.tokens):

@@ -12,15 +12,14 @@ the usual case of a single head; else all d rows are asked.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads
-from unsoftmax.probes import Array, Indices, Round, Sequences
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Indices, Sequences
 
 # Copies of a+b beside one b: the smallest number that shifts logits, by ln 3, and keeps all digits.
 COPIES = 3
@@ -64,7 +63,7 @@ class OrientedHeads:
 
 def orient(
     token: TokenHeads, rng: np.random.Generator, tuning: OrientationTuning
-) -> Generator[Round, Answers, OrientedHeads]:
+) -> Asking[OrientedHeads]:
     """Tell every head's sign, and the heads that two tokens cannot see."""
     v, error = token.seen.v, token.seen.error.v_error
     v0, v0_error = yield from _constant(token, rng, tuning)
@@ -99,7 +98,7 @@ def _pair(m: Array, v: Array, error: float, tuning: OrientationTuning) -> list[t
 
 def _signs(
     token: TokenHeads, v0: Array | None, tuning: OrientationTuning
-) -> Generator[Round, Answers, tuple[Array, Indices]]:
+) -> Asking[tuple[Array, Indices]]:
     """Ask one row of every window; return f with m_h = f_h v_h, and the heads with |f| ≠ 1."""
     seen = token.seen
     H, d = seen.u.shape
@@ -114,7 +113,7 @@ def _signs(
     return f, np.flatnonzero(np.abs(np.abs(f) - 1) > allowed)
 
 
-def _ask(token: TokenHeads, a: Array) -> Generator[Round, Answers, Array]:
+def _ask(token: TokenHeads, a: Array) -> Asking[Array]:
     """Ask three copies of each a+b with one b; return F − c − b·s."""
     X = np.repeat((a + token.b)[:, None], COPIES + 1, axis=1)
     X[:, -1] = token.b
@@ -122,9 +121,7 @@ def _ask(token: TokenHeads, a: Array) -> Generator[Round, Answers, Array]:
     return np.asarray(y - token.reduced.c - token.b @ token.reduced.s)
 
 
-def _shifted(
-    token: TokenHeads, a: Array, v0: Array | None
-) -> Generator[Round, Answers, tuple[Array, Array]]:
+def _shifted(token: TokenHeads, a: Array, v0: Array | None) -> Asking[tuple[Array, Array]]:
     """Return Σ_h m_h·a (ψ_h − ½), one for each offset, and ψ_h − ½ (n, H)."""
     y = yield from _ask(token, a)
     s = a @ token.seen.u.T
@@ -142,7 +139,7 @@ def shifted_gate(s: Array) -> Array:
 
 def _constant(
     token: TokenHeads, rng: np.random.Generator, tuning: OrientationTuning
-) -> Generator[Round, Answers, tuple[Array | None, float]]:
+) -> Asking[tuple[Array | None, float]]:
     """Look for a head W = 0: far out, where all gates are steps, copies change it alone."""
     reduced, seen = token.reduced, token.seen
     d, far = reduced.dim, reduced.lengths.far(token.length)
@@ -163,7 +160,7 @@ def _constant(
     return v0, float(noise * np.linalg.norm(np.linalg.inv(A)))
 
 
-def _quarter(token: TokenHeads, directions: Array, far: float) -> Generator[Round, Answers, Array]:
+def _quarter(token: TokenHeads, directions: Array, far: float) -> Asking[Array]:
     """Return v₀·a at unit directions."""
     y = (yield from _ask(token, far * directions)) / far
     s = far * (directions @ token.seen.u.T)
@@ -189,7 +186,7 @@ def _sums_of_pairs(
     m: Array,
     v0: Array | None,
     tuning: OrientationTuning,
-) -> Generator[Round, Answers, tuple[Array, float]]:
+) -> Asking[tuple[Array, float]]:
     """Read the whole m_h of heads that have their opposite beside them, and its error."""
     seen, d = token.seen, token.reduced.dim
     a = np.concatenate([seen.windows[h].a for h in paired])

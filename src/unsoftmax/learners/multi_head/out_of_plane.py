@@ -10,16 +10,15 @@ the gradients of the half circle's cells.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.in_plane import InPlane
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, UnsaturatedGates
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class OutOfPlaneReadings:
 
 def read_cells(
     reduced: ReducedAnswers, plane: SearchPlane, heads: InPlane, tuning: OutOfPlaneTuning
-) -> Generator[Round, Answers, Array]:
+) -> Asking[Array]:
     """Read all v_h (H, d) from one gradient in the middle of each cell of the half circle.
 
     Far out a cell's answers are linear in a; from one cell to the next Σ_g sign(a·u_g) v_g grows
@@ -139,7 +138,7 @@ def read_out_of_plane(
     heads: InPlane,
     v: Array,
     tuning: OutOfPlaneTuning,
-) -> Generator[Round, Answers, tuple[Array, OutOfPlaneReadings]]:
+) -> Asking[tuple[Array, OutOfPlaneReadings]]:
     """Read every u_h out of the plane, to about three digits; return what was read as well.
 
     ``v`` (H, d) counts only out of the plane, and for what open gates leave: in the plane the

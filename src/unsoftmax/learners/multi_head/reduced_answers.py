@@ -10,17 +10,16 @@ apart.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.measure.windows import ReducedError
-from unsoftmax.probes import Array, Pairs, Purpose, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Pairs, Purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,7 @@ class ReducedAnswers:
         """Say what reduced answers may be off by at query tokens of norm ``length``."""
         return ReducedError(self.precision, length, self.scale, self.c, v_error)
 
-    def ask(
-        self, a: Array, b: Array, phase: str, purpose: Purpose = "data"
-    ) -> Generator[Round, Answers, Array]:
+    def ask(self, a: Array, b: Array, phase: str, purpose: Purpose = "data") -> Asking[Array]:
         """Ask offsets a (n, d) of one query token b (d,); return the reduced answers."""
         if not len(a):
             return np.zeros(0)

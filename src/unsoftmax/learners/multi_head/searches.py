@@ -6,12 +6,12 @@ its outcome counts for and what the next one does otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
 from unsoftmax.learners.multi_head.newton_correction import corrected
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
@@ -20,8 +20,6 @@ from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, SearchOutcome
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, search
 from unsoftmax.models import canonical
-from unsoftmax.probes import Round
-from unsoftmax.protocol import Answers
 
 
 @dataclass(slots=True)
@@ -36,7 +34,7 @@ class HeadSearches:
     contradicted: list[tuple[float, RecoveredHeads]] = field(default_factory=list)
     """Models that were not believed, with the largest share that they miss answers by."""
 
-    def run(self) -> Generator[Round, Answers, RecoveredHeads | None]:
+    def run(self) -> Asking[RecoveredHeads | None]:
         """Search until a model is confirmed; None where none was.
 
         Raises
@@ -63,7 +61,7 @@ class HeadSearches:
 
     def _searched(
         self,
-    ) -> Generator[Round, Answers, tuple[SearchOutcome, RecoveredHeads | None]]:
+    ) -> Asking[tuple[SearchOutcome, RecoveredHeads | None]]:
         """Search once; return what came of it, and the heads."""
         start, coarse = self.restarts.start, self.restarts.coarse
         try:
@@ -73,9 +71,7 @@ class HeadSearches:
         found, confirmed = yield from self._confirmed(found)
         return (SearchOutcome.CONFIRMED if confirmed else SearchOutcome.CONTRADICTED), found
 
-    def _confirmed(
-        self, found: RecoveredHeads
-    ) -> Generator[Round, Answers, tuple[RecoveredHeads, bool]]:
+    def _confirmed(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
         """Compare heads with fresh answers; correct those that are right but not precise enough."""
         vague, tuning = self.sought.tuning.search.vague, self.sought.tuning
         fresh = yield from self._fresh(found)
@@ -98,7 +94,7 @@ class HeadSearches:
             )
         return found, True
 
-    def _fresh(self, found: RecoveredHeads) -> Generator[Round, Answers, FreshResiduals]:
+    def _fresh(self, found: RecoveredHeads) -> Asking[FreshResiduals]:
         """Ask pilots for a bound on the function, or a few sequences to believe a model."""
         tuning = self.sought.tuning.conclusion
         count = tuning.pilots if self.functional else tuning.confirm
@@ -108,7 +104,7 @@ class HeadSearches:
             )
         )
 
-    def as_if_coarser(self) -> Generator[Round, Answers, None]:
+    def as_if_coarser(self) -> Asking[None]:
         """Search as if answers were coarser, which do not tell close heads apart."""
         tuning = self.sought.tuning
         start = tuning.restarts.starts[0]

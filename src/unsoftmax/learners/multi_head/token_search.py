@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
@@ -33,8 +33,7 @@ from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def search(
     start: tuple[int, float],
     coarse: float,
     rng: np.random.Generator,
-) -> Generator[Round, Answers, RecoveredHeads]:
+) -> Asking[RecoveredHeads]:
     """Go through all steps with one query token.
 
     Parameters
@@ -120,7 +119,7 @@ class _TokenSearch:
         T = self.far * self.tuning.search.closer if soft else self.far
         return max(self.coarse, reduced.error(T, reduced.lengths.length))
 
-    def crossings(self, start: int, longer: float) -> Generator[Round, Answers, InPlane]:
+    def crossings(self, start: int, longer: float) -> Asking[InPlane]:
         """Find all heads on half a circle of offsets, and measure them in its plane."""
         lengths = self.reduced.lengths
         most, tuning = self.sought.max_heads, self.tuning
@@ -139,13 +138,13 @@ class _TokenSearch:
             )
         )
 
-    def _ask(self, theta: Array, T: Array) -> Generator[Round, Answers, Array]:
+    def _ask(self, theta: Array, T: Array) -> Asking[Array]:
         """Ask offsets of norm T at angles θ; return the values g."""
         plane = self.plane
         y = yield from self.reduced.ask(plane.offsets(theta, T), plane.b, "zoom")
         return np.asarray(y / (T * self.reduced.scale))
 
-    def _values(self, theta: Array) -> Generator[Round, Answers, Array]:
+    def _values(self, theta: Array) -> Asking[Array]:
         """Ask the half circle; NaN where a gate is open.
 
         Under a cap nearer offsets are asked as well: values are the same there where gates are
@@ -159,7 +158,7 @@ class _TokenSearch:
         first, last = g[: len(theta)], g[-len(theta) :]
         return np.where(np.abs(first - last) <= search.step * self.tolerance, first, np.nan)
 
-    def without_crossings(self) -> Generator[Round, Answers, RecoveredHeads]:
+    def without_crossings(self) -> Asking[RecoveredHeads]:
         """Look for a head W = 0, where no gate switches."""
         reduced, sought, d = self.reduced, self.sought, self.reduced.dim
         none = np.zeros((0, d))
@@ -176,7 +175,7 @@ class _TokenSearch:
         errors["v"] = np.maximum(errors["v"], found.largest["v"])
         return replace(found, errors=errors)
 
-    def values(self, crossings: InPlane) -> Generator[Round, Answers, tuple[HeadValues, Array]]:
+    def values(self, crossings: InPlane) -> Asking[tuple[HeadValues, Array]]:
         """Learn all v_h, and the u_h (H, d) to many digits."""
         reduced, plane, tuning = self.reduced, self.plane, self.tuning
         if reduced.lengths.soft:
@@ -190,9 +189,7 @@ class _TokenSearch:
             yield from read_values(reduced, crossings, (u, v, readings), self.rng, tuning.values)
         )
 
-    def base(
-        self, values: HeadValues, u: Array
-    ) -> Generator[Round, Answers, tuple[TokenHeads, Array]]:
+    def base(self, values: HeadValues, u: Array) -> Asking[tuple[TokenHeads, Array]]:
         """Choose windows; read all u_h in them. Return the heads and the logits measured (H, d)."""
         lengths, length, tuning = self.reduced.lengths, self.reduced.lengths.length, self.tuning
         share = 1.0 if self.sought.biases else self._balanced(u) / length

@@ -7,16 +7,15 @@ each head, which is looked for there, and what cannot be seen is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Round, Sequences
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ def bound_unseen_logits(
     reduced: ReducedAnswers,
     rng: np.random.Generator,
     tuning: UnseenLogitsTuning,
-) -> Generator[Round, Answers, dict[str, float]]:
+) -> Asking[dict[str, float]]:
     """Look for logits that the model has not; return bounds on its errors.
 
     Raises

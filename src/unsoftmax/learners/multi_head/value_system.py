@@ -10,18 +10,17 @@ Under a cap gates that stay open are no signs but tanh(a·u_h/2), known from the
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.linalg import qr
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.in_plane import InPlane
 from unsoftmax.learners.multi_head.out_of_plane import OutOfPlaneReadings, SearchPlane
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array
 from unsoftmax.solve.row_products import RowProducts, RowProductTuning
 
 
@@ -109,7 +108,7 @@ def read_values(
     rough: tuple[Array, Array, OutOfPlaneReadings],
     rng: np.random.Generator,
     tuning: ValueTuning,
-) -> Generator[Round, Answers, tuple[HeadValues, Array]]:
+) -> Asking[tuple[HeadValues, Array]]:
     """Learn all v_h from one system; return them with better u (H, d).
 
     ``rough`` are u, v (H, d) as they are known, and what u was read from out of the plane.

@@ -7,18 +7,18 @@ two to four of them settle all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.value_system import ValueEquations
 from unsoftmax.measure.windows import WindowedHeads
-from unsoftmax.probes import Array, Flags, Grid, Indices, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Flags, Grid, Indices
 
 WindowCells: TypeAlias = "tuple[int, Indices, Indices]"
 """A head, rows of its window, and query tokens by their number."""
@@ -72,7 +72,7 @@ class WindowAnswers:
         t = np.repeat(t[:, None], len(directions), axis=1)
         return cls(token, directions, np.zeros(shape), np.zeros(shape, dtype=bool), t)
 
-    def ask(self, wanted: list[WindowCells], phase: str) -> Generator[Round, Answers, None]:
+    def ask(self, wanted: list[WindowCells], phase: str) -> Asking[None]:
         """Ask for each (head, rows, columns) in one round, and enter the answers."""
         wanted = [(h, rows, columns) for h, rows, columns in wanted if len(rows) and len(columns)]
         if not wanted:
@@ -94,7 +94,7 @@ class WindowAnswers:
 
 def read_base(
     token: TokenHeads, values: ValueEquations | None, tuning: SweepTuning
-) -> Generator[Round, Answers, tuple[TokenHeads, Array]]:
+) -> Asking[tuple[TokenHeads, Array]]:
     """Read all u_h at b to full precision; return them with the logits measured (H, d).
 
     Where a cap left gates open, the v_h are no better than the u_h were: they are solved for anew
