@@ -199,8 +199,9 @@ class _Design:
             inverse = np.linalg.inv(a)
         except np.linalg.LinAlgError:
             return Window(a, t, np.inf)
-        error = self.error.of_logits(a, self.v, self.h, s)
-        return Window(a, t, float(np.linalg.norm(inverse * error)) / t)
+        error = np.linalg.norm(inverse * self.error.of_logits(a, self.v, self.h, s))
+        with np.errstate(divide="ignore"):  # t is 0 beside a parallel head
+            return Window(a, t, float(np.divide(error, t)))
 
     def _saturating(self, z: Array, s: Array) -> tuple[Array, float]:
         """Return T that saturate the others, and how far b may move, as a share of ‖b‖."""

@@ -26,7 +26,7 @@ from unsoftmax.solve.skeleton import Skeleton, pivots, span
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnTuning:
+class ColumnTableTuning:
     """How columns are asked again, ranks found and errors estimated."""
 
     sweep: SweepTuning = field(default=SweepTuning())
@@ -75,12 +75,12 @@ class ColumnTable:
     """The columns (H, d, k)."""
     lost: Flags
     """Logits too large to be read, in the last sweep (H, d, k)."""
-    tuning: ColumnTuning
+    tuning: ColumnTableTuning
     spaces: dict[int, ColumnSpace]
     """Of the heads whose rank is known."""
 
     @classmethod
-    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTuning) -> ColumnTable:
+    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTableTuning) -> ColumnTable:
         """Return the table before any column is known."""
         lost, W = np.zeros(answers.y.shape, dtype=bool), np.zeros(answers.y.shape)
         return cls(answers, answers.token.seen, s, W, lost, tuning, {})

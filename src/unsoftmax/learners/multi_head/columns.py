@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnSpace, ColumnTable, ColumnTuning
+from unsoftmax.learners.multi_head.column_table import ColumnSpace, ColumnTable, ColumnTableTuning
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import WindowAnswers, WindowCells
 from unsoftmax.probes import Array, Indices
@@ -35,7 +35,7 @@ def read_columns(
     s: Array,
     rank: int | None,
     rng: np.random.Generator,
-    tuning: ColumnTuning,
+    tuning: ColumnTableTuning,
 ) -> Asking[HeadColumns]:
     """Read W_h q for all heads and directions; ``s`` (H, d) are the logits at b."""
     table = ColumnTable.empty(answers, s, tuning)
@@ -61,7 +61,7 @@ def no_columns(dim: int) -> HeadColumns:
     return HeadColumns(np.zeros((0, dim, dim)), np.zeros(0), np.zeros(0, dtype=np.intp))
 
 
-def blocks(d: int, k: int, rank: int | None, tuning: ColumnTuning) -> list[tuple[int, int]]:
+def blocks(d: int, k: int, rank: int | None, tuning: ColumnTableTuning) -> list[tuple[int, int]]:
     """Divide k columns: with a rank in two, else so that ranks can be tried between."""
     if rank is not None:
         cut = min(max(rank - 1, 0), k)

@@ -20,7 +20,7 @@ from unsoftmax.validate.judge import Residuals, judge
 
 
 @dataclass(frozen=True, slots=True)
-class ConclusionTuning:
+class HeadsConclusionTuning:
     """How much is promised."""
 
     fresh: FreshTuning = field(default=FreshTuning())
@@ -44,7 +44,7 @@ def concluded(
     biases: bool,
     rng: np.random.Generator,
     *,
-    tuning: ConclusionTuning,
+    tuning: HeadsConclusionTuning,
 ) -> Steps[MultiHead]:
     """Ask the hold-out, and say how sure the heads are."""
     fresh = yield from fresh_residuals(found, reduced, checks, rng, "check", tuning=tuning.fresh)
@@ -70,7 +70,7 @@ def predicting(
     checks: int,
     rng: np.random.Generator,
     *,
-    tuning: ConclusionTuning,
+    tuning: HeadsConclusionTuning,
 ) -> Steps[MultiHead]:
     """Ask the hold-out, and bound the function.
 
@@ -107,7 +107,7 @@ def predicting(
 
 
 def _assumed(
-    reduced: ReducedAnswers, evidence: Evidence, tuning: ConclusionTuning
+    reduced: ReducedAnswers, evidence: Evidence, tuning: HeadsConclusionTuning
 ) -> tuple[str, ...]:
     """Say what the bounds on the parameters rest on."""
     precision = reduced.precision
@@ -130,7 +130,7 @@ def _assumed(
 
 
 def _assumed_of_function(
-    found: RecoveredHeads, reduced: ReducedAnswers, checks: int, tuning: ConclusionTuning
+    found: RecoveredHeads, reduced: ReducedAnswers, checks: int, tuning: HeadsConclusionTuning
 ) -> tuple[str, ...]:
     """Say what the bounds on the function rest on."""
     shorter = ", shortened together where they are longer than the radius"

@@ -88,7 +88,7 @@ class GateReading:
     def of(cls, theta: float, T: float, gate: float) -> GateReading:
         """Invert the gate that was read at offsets of norm T."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return cls(theta, np.log(gate / (1 - gate)) / T)
+            return cls(theta, float(np.log(np.divide(gate, 1 - gate)) / T))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unsoftmax.arrangement.jumps import JumpTuning
-from unsoftmax.learners.multi_head.column_table import ColumnTuning
-from unsoftmax.learners.multi_head.conclusions import ConclusionTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
+from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
 from unsoftmax.learners.multi_head.head_sums import HeadSumsTuning
 from unsoftmax.learners.multi_head.in_plane import InPlaneTuning
 from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
@@ -71,10 +71,10 @@ class MultiHeadTuning:
     out_of_plane: OutOfPlaneTuning = field(default=OutOfPlaneTuning())
     values: ValueTuning = field(default=ValueTuning())
     windows: WindowTuning = field(default=WindowTuning())
-    columns: ColumnTuning = field(default=ColumnTuning())
+    columns: ColumnTableTuning = field(default=ColumnTableTuning())
     orientation: OrientationTuning = field(default=OrientationTuning())
     unseen: UnseenLogitsTuning = field(default=UnseenLogitsTuning())
     correction: CorrectionTuning = field(default=CorrectionTuning())
-    conclusion: ConclusionTuning = field(default=ConclusionTuning())
+    conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
     restarts: RestartTuning = field(default=RestartTuning())
     plan: PlanTuning = field(default=PlanTuning())
