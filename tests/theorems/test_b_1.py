@@ -385,7 +385,7 @@ def test_one_logit_out_of_reach_of_all_scales_is_refused():
     with pytest.raises(us.NotIdentifiable, match="1 of 9 logits") as refused:
         drive()
     assert np.allclose(refused.value.determined["v"], direction(target), atol=1e-14)
-    assert len(scales) == 1 + label_counts.RESTARTS
+    assert len(scales) == 1 + label_counts.SCHEDULE.restarts
 
 
 @pytest.mark.parametrize("name", ["values", "signs", "classes"])

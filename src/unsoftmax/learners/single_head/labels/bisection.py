@@ -104,10 +104,10 @@ def _ratios(signs: Array, opened: Labels) -> Generator[Round, Answers, Ratios]:
 def _largest(signs: Array) -> Generator[Round, Answers, int]:
     """Let groups of 8 entries play everyone against everyone until one is left."""
     standing = np.arange(len(signs))
-    first, second = np.triu_indices(label_counts.GROUP, 1)
+    first, second = np.triu_indices(label_counts.SCHEDULE.group, 1)
     while len(standing) > 1:
-        groups = -(-len(standing) // label_counts.GROUP)
-        start = label_counts.GROUP * np.arange(groups)[:, None]
+        groups = -(-len(standing) // label_counts.SCHEDULE.group)
+        start = label_counts.SCHEDULE.group * np.arange(groups)[:, None]
         i, j = (start + first).ravel(), (start + second).ravel()
         i, j = i[j < len(standing)], j[j < len(standing)]
         probes = Contrasts(
@@ -119,7 +119,7 @@ def _largest(signs: Array) -> Generator[Round, Answers, int]:
             purpose="pilot",
         )
         [larger] = read((yield [probes]))
-        wins = np.bincount(np.where(larger, i, j), minlength=label_counts.GROUP * groups)
+        wins = np.bincount(np.where(larger, i, j), minlength=label_counts.SCHEDULE.group * groups)
         wins[len(standing) :] = -1
         best = np.argmax(wins.reshape(groups, -1), axis=1)
         standing = standing[start[:, 0] + best]
@@ -164,8 +164,8 @@ def _scale(
 ) -> Generator[Round, Answers, tuple[Indices, int]]:
     """Find pilots, and the largest power of 2 at which few of their |t| exceed 1.5."""
     n = len(entries.scale)
-    k = np.sort(rng.choice(n, min(label_counts.PILOTS, n), replace=False))
-    tried, width, lowest = label_counts.PROBED_SCALES // 3, _OCTAVES, _LOWEST
+    k = np.sort(rng.choice(n, min(label_counts.SCHEDULE.pilots, n), replace=False))
+    tried, width, lowest = label_counts.SCHEDULE.probed_scales // 3, _OCTAVES, _LOWEST
     while width > 1:
         width //= tried + 1
         octaves = lowest + width * np.arange(1, tried + 1)
@@ -193,12 +193,12 @@ def _scale(
 def _bisect(entries: Entries, ratios: Ratios, bits: int) -> Generator[Round, Answers, None]:
     """Halve every interval to the last bit, v's beside W's."""
     d = len(ratios.signs)
-    spare = label_counts.label_head_again(d) // label_counts.FIRST_BITS
+    spare = label_counts.label_head_again(d) // label_counts.SCHEDULE.first_bits
     remaining = max(bits - label_counts.rough_bits(d), 0) if d > 1 else 0
     while remaining or np.any(entries.bits < bits):
         parts: Round = []
         groups: list[Indices] = []
-        repeated = (entries.starts > 1) & (entries.bits < label_counts.FIRST_BITS)
+        repeated = (entries.starts > 1) & (entries.bits < label_counts.SCHEDULE.first_bits)
         kinds: tuple[tuple[Purpose, Labels], ...] = (("data", ~repeated), ("again", repeated))
         for purpose, chosen in kinds:
             k = np.flatnonzero(chosen & (entries.bits < bits))
@@ -231,7 +231,9 @@ def _start_again(entries: Entries, spare: int) -> int:
     """Give entries that lie at the end of the range another scale; return how many."""
     found = entries.brackets
     beyond = (found.low >= _EDGE) | (found.high <= -_EDGE)
-    tested = (entries.bits == label_counts.FIRST_BITS) & (entries.starts <= label_counts.RESTARTS)
+    tested = (entries.bits == label_counts.SCHEDULE.first_bits) & (
+        entries.starts <= label_counts.SCHEDULE.restarts
+    )
     k = np.flatnonzero(beyond & tested)[:spare]
     found.low[k], found.high[k] = -RANGE, RANGE
     entries.scale[k] /= _SMALLER

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
+from unsoftmax.models.attention import largest_mean_shift
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence
 from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt
@@ -36,8 +37,6 @@ _LARGEST = 2.0**60
 _HALVINGS = 60
 # Labels are asked where f̂ is so many times what it may be off by.
 _CERTAIN = 1.01
-# Scores open by more leave the weights open: no use for so large a bound.
-_NOTHING_KNOWN = 1.0
 # A sequence whose answer may be off by this share of its size says nothing. Without any other
 # the evidence is that nothing was checked.
 _TELLING = 0.5
@@ -114,14 +113,10 @@ def uncertainty(model: SingleHead, certificate: Certificate, X: Array) -> Array:
     at = HeadAt.of(model, X)
     values = X @ model.v
     mean = np.sum(at.weights * values, axis=1)
-    spread = np.sum(at.weights * np.abs(values - mean[:, None]), axis=1)
-    moved = at.away * (at.query_norm * min(certificate.errors["W"], UNBOUNDED))[:, None]
-    moved += 2 * KAPPA * UNIT * at.norms * at.score_size[:, None]
-    m, size = moved.max(axis=1), at.longest
-    with np.errstate(over="ignore", invalid="ignore"):
-        shifted = np.where(m < _NOTHING_KNOWN, np.expm1(m) * np.exp(m) * spread, 2 * size)
-    bound: Array = size * (2 * KAPPA * UNIT + certificate.errors["v"]) + shifted
-    return bound
+    # round-off twice: that of the target's scores and that of the scores as computed here
+    moved = at.score_moves(2 * UNIT, min(certificate.errors["W"], UNBOUNDED)).max(axis=1)
+    shifted = largest_mean_shift(at.weights, np.abs(values - mean[:, None]), moved)
+    return np.asarray(at.longest * (2 * KAPPA * UNIT + certificate.errors["v"]) + shifted)
 
 
 def compare(

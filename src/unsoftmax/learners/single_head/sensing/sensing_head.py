@@ -24,10 +24,14 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.settings import Configured, whole
-from unsoftmax.learners.single_head.first_round import or_biased, read_opening
+from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.first_round import (
+    FirstRoundSettings,
+    ask_first_round,
+    or_biased,
+)
 from unsoftmax.learners.single_head.sensing import gaussian
 from unsoftmax.learners.single_head.sensing.gaussian import GaussianBlock
-from unsoftmax.learners.single_head.verdict import conclude
 from unsoftmax.measure.precision import UNIT, Precision, why
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import SingleHead
@@ -135,7 +139,7 @@ class SensingHead(Configured):
                 f"{counts.low_rank_head(int(self.dim), int(self.rank)):,} queries and none of it."
             )
         rng = np.random.default_rng(self.seed)
-        opened = yield from read_opening(self.dim, False, checks, rng)
+        opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
         asked = GaussianBlock.draw(self._count, opened.values, rng)
         yield from asked.ask(gaussian.spare_of(self._count))
         found = minimise(asked.measurements())
@@ -148,7 +152,7 @@ class SensingHead(Configured):
         fit = _Fit(model, opened.values, asked, int(self.rank))
         otherwise = f", its W has a rank above {self.rank}{or_biased(False)}"
         try:
-            return (yield from conclude(fit, opened, checks, rng, otherwise))
+            return (yield from conclude(fit, opened, rng, otherwise, ConclusionTuning()))
         except ModelMismatch as error:
             # as many equations as unknowns: another matrix of that rank may solve them too
             if (
