@@ -21,14 +21,12 @@ from functools import cache
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.arrangement.pieces import Pieces
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-Flags = NDArray[np.bool_]
 Measure = Callable[[Array], Generator[Round, Answers, Array]]
 """Asks the function at angles (n,), one round: values (n,), NaN where it is on no piece."""
 

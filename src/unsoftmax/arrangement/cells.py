@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Flags
 from unsoftmax.arrangement.circle import Circle
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Flags
 
 
 @dataclass(frozen=True, slots=True)

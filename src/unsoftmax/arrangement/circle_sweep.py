@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Flags
 from unsoftmax.arrangement.cells import CellGradients, CellLines
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
@@ -25,7 +24,7 @@ from unsoftmax.arrangement.kink_states import KinkTuning
 from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
 from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
 from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
 
 

@@ -32,9 +32,9 @@ from typing import Self
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Flags, Intervals
+from unsoftmax.arrangement.breakpoints import Intervals
 from unsoftmax.arrangement.pieces import Pieces
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Flags, Indices
 
 
 class KinkState(IntEnum):

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import (
-    Flags,
     Measure,
     TooManyBreakpoints,
     ask_where,
@@ -33,7 +32,7 @@ from unsoftmax.arrangement.kink_states import (
     LineErrors,
 )
 from unsoftmax.arrangement.pieces import Pieces, slope
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
 
 

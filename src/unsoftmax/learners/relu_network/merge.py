@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Flags
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Flags, Indices
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Flags
 from unsoftmax.arrangement.centres import CellShapes, CentreTuning
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.circle_sweep import Swept
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
 from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
 from unsoftmax.measure.reflections import mirrors
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
 
