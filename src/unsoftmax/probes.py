@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
+Flags: TypeAlias = NDArray[np.bool_]
 Design: TypeAlias = "dict[str, NDArray[np.float64] | NDArray[np.intp]]"
 Purpose: TypeAlias = Literal["data", "pilot", "again", "check"]
 Round: TypeAlias = "list[Probes]"

@@ -10,8 +10,9 @@ import pytest
 import unsoftmax as us
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
-from unsoftmax.arrangement.breakpoints import find_kinks
-from unsoftmax.arrangement.lift import Form, Lift
+from unsoftmax.arrangement.homogeneous import Lift
+from unsoftmax.arrangement.homogeneous import PiecewiseLinear as Form
+from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
 from unsoftmax.learners.relu_network.merge import merged
 from unsoftmax.theory import counts
 
@@ -138,7 +139,7 @@ def test_close_kinks_are_told_from_one(apart, trials):
             yield []
             return np.sin(t) + np.maximum(0, np.sin(t[:, None] - theta)) @ jump
 
-        found, _ = finished(find_kinks(line, 0.0, np.pi, noise, 100, rng))
+        found, _ = finished(find_kinks(KinkSearch(line, noise, 100, rng), 0.0, np.pi))
         # it is where two lines cross, each within ten deviations 50 times as far as its answers
         near = 1000 * noise / np.abs(jump)
         distance = np.abs(found[:, None] - theta)

@@ -12,30 +12,40 @@ the usual case of a single head; else all d rows are asked.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.multi_head.columns import Base
-from unsoftmax.learners.multi_head.two_tokens import Unsaturated
-from unsoftmax.probes import Array, Indices, Round, Sequences
-from unsoftmax.protocol import Answers
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
+from unsoftmax.learners.multi_head.window_sweeps import TokenHeads
+from unsoftmax.probes import Array, Indices, Sequences
 
-_COPIES = 3
-# m_h is ±v_h if it is so to this accuracy, or to what answers' precision leaves.
-_SIGN, _NOISES = 1e-8, 30.0
-_CANDIDATES = 2000
-# Logits up to this move answers by less than the search for jumps resolves.
-_UNSEEN = 1e-8
-# Gates that leave more open than this share of the values tell no head W = 0.
-_TOO_OPEN = 1e-6
-_SWEEPS = 4
+# Copies of a+b beside one b: the smallest number that shifts logits, by ln 3, and keeps all digits.
+COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Oriented:
-    """Heads as they are: ``sign`` and index of the W each belongs to, and values."""
+class OrientationTuning:
+    """What counts as a sign, and as a head W = 0."""
+
+    sign: float = 1e-8
+    """m_h is ±v_h if it is so to this accuracy …"""
+    noises: float = 30.0
+    """… or to so many times what answers' precision leaves."""
+    candidates: int = 2000
+    """Random directions among which those farthest from all hyperplanes show a head W = 0."""
+    unseen: float = 1e-8
+    """Logits up to this move answers by less than the search for jumps resolves."""
+    too_open: float = 1e-6
+    """Gates that leave more open than this share of the values hide a head W = 0."""
+    sweeps: int = 4
+    """Sweeps over heads that have their opposite beside them: each leaves e⁻¹⁴ of the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrientedHeads:
+    """Heads as they are: which W each belongs to, its sign, and values."""
 
     index: list[int]
     sign: list[float]
@@ -47,129 +57,153 @@ class Oriented:
     unswitched: float
     """Scores W b that the head W = 0 may have: nothing that was asked would have shown them."""
 
+    def __len__(self) -> int:
+        return len(self.index) + (self.constant is not None)
 
-def orient(base: Base, rng: np.random.Generator) -> Generator[Round, Answers, Oriented]:
+
+def orient(
+    token: TokenHeads, rng: np.random.Generator, tuning: OrientationTuning
+) -> Asking[OrientedHeads]:
     """Tell every head's sign, and the heads that two tokens cannot see."""
-    H, d = base.u.shape
-    v0, v0_error = yield from _constant(base, rng)
-    rows = [int(np.argmax(np.abs(base.windows[h].a @ base.v[h]))) for h in range(H)]
-    a = np.array([base.windows[h].a[i] for h, i in enumerate(rows)]).reshape(H, d)
-    rest, psi = yield from _shifted(base, a, v0)
-    M = (a @ base.v.T) * psi
-    f = np.linalg.solve(M, rest)
-    noise = np.array([base.noise.of_logits(a[[h]], base.v, h, np.zeros(1))[0] for h in range(H)])
-    own = np.abs(np.diag(psi)) if H else np.zeros(0)
-    odd = np.flatnonzero(np.abs(np.abs(f) - 1) > np.maximum(_SIGN, _NOISES * noise / own))
-    m = np.sign(f)[:, None] * base.v
-    error = base.v_error if v0 is None else max(base.v_error, v0_error)
-    if len(odd):
-        m, m_error = yield from _both(base, odd, m, v0)
+    v, error = token.seen.v, token.seen.error.v_error
+    v0, v0_error = yield from _constant(token, rng, tuning)
+    if v0 is not None:
+        error = max(error, v0_error)
+    f, paired = yield from _signs(token, v0, tuning)
+    m = np.sign(f)[:, None] * v
+    if len(paired):
+        m, m_error = yield from _sums_of_pairs(token, paired, m, v0, tuning)
         error = max(error, m_error)
     index: list[int] = []
     sign: list[float] = []
     values: list[Array] = []
-    for h in range(H):
-        if h not in odd:
-            index.append(h)
-            sign.append(float(np.sign(f[h])))
-            values.append(np.sign(f[h]) * base.v[h])
-            continue
-        for turned, value in ((1.0, (m[h] + base.v[h]) / 2), (-1.0, (m[h] - base.v[h]) / 2)):
-            least = max(_SIGN * float(np.linalg.norm(base.v[h])), _NOISES * error)
-            if float(np.linalg.norm(value)) > least:
-                index.append(h)
-                sign.append(turned)
-                values.append(value)
-    unswitched = _UNSEEN / base.ground.reach.far(float(np.linalg.norm(base.b)))
-    return Oriented(index, sign, values, v0, error, unswitched)
+    for h in range(len(v)):
+        if h in paired:
+            found = list(_pair(m[h], v[h], error, tuning))
+        else:
+            found = [(float(np.sign(f[h])), np.sign(f[h]) * v[h])]
+        index += [h] * len(found)
+        sign += [turned for turned, _ in found]
+        values += [value for _, value in found]
+    unswitched = tuning.unseen / token.reduced.lengths.far(token.length)
+    return OrientedHeads(index, sign, values, v0, error, unswitched)
 
 
-def _ask(base: Base, a: Array) -> Generator[Round, Answers, Array]:
-    X = np.repeat((a + base.b)[:, None], _COPIES + 1, axis=1)
-    X[:, -1] = base.b
+def _pair(m: Array, v: Array, error: float, tuning: OrientationTuning) -> list[tuple[float, Array]]:
+    """Return signs and values of W and −W, from their sum and difference; leave out zeros."""
+    both = ((1.0, (m + v) / 2), (-1.0, (m - v) / 2))
+    least = max(tuning.sign * float(np.linalg.norm(v)), tuning.noises * error)
+    return [(sign, value) for sign, value in both if float(np.linalg.norm(value)) > least]
+
+
+def _signs(
+    token: TokenHeads, v0: Array | None, tuning: OrientationTuning
+) -> Asking[tuple[Array, Indices]]:
+    """Ask one row of every window; return f with m_h = f_h v_h, and the heads with |f| ≠ 1."""
+    seen = token.seen
+    H, d = seen.u.shape
+    rows = [int(np.argmax(np.abs(seen.windows[h].a @ seen.v[h]))) for h in range(H)]
+    a = np.array([seen.windows[h].a[i] for h, i in enumerate(rows)]).reshape(H, d)
+    rest, psi = yield from _shifted(token, a, v0)
+    f = np.asarray(np.linalg.solve((a @ seen.v.T) * psi, rest), dtype=np.float64)
+    still = np.zeros(1)
+    noise = np.array([seen.error.of_logits(a[[h]], seen.v, h, still)[0] for h in range(H)])
+    own = np.abs(np.diag(psi)) if H else np.zeros(0)
+    allowed = np.maximum(tuning.sign, tuning.noises * noise / own)
+    return f, np.flatnonzero(np.abs(np.abs(f) - 1) > allowed)
+
+
+def _ask(token: TokenHeads, a: Array) -> Asking[Array]:
+    """Ask three copies of each a+b with one b; return F − c − b·s."""
+    X = np.repeat((a + token.b)[:, None], COPIES + 1, axis=1)
+    X[:, -1] = token.b
     [y] = yield [Sequences(X, phase="orientation", purpose="data")]
-    return np.asarray(y - base.ground.c - base.b @ base.ground.s)
+    return np.asarray(y - token.reduced.c - token.b @ token.reduced.s)
 
 
-def _shifted(
-    base: Base, a: Array, v0: Array | None
-) -> Generator[Round, Answers, tuple[Array, Array]]:
+def _shifted(token: TokenHeads, a: Array, v0: Array | None) -> Asking[tuple[Array, Array]]:
     """Return Σ_h m_h·a (ψ_h − ½), one for each offset, and ψ_h − ½ (n, H)."""
-    y = yield from _ask(base, a)
-    s = a @ base.u.T
-    up, down = _gate(s), _gate(-s)
-    rest = y - np.sum((a @ base.v.T) * (up - down) / 2, axis=1) - a @ base.ground.s / 2
+    y = yield from _ask(token, a)
+    s = a @ token.seen.u.T
+    up, down = shifted_gate(s), shifted_gate(-s)
+    rest = y - np.sum((a @ token.seen.v.T) * (up - down) / 2, axis=1) - a @ token.reduced.s / 2
     if v0 is not None:
         rest -= a @ v0 / 4
     return rest, (up + down - 1) / 2
 
 
-def _gate(s: Array) -> Array:
+def shifted_gate(s: Array) -> Array:
     """Return σ(s + ln 3)."""
-    return np.asarray(_COPIES / (_COPIES + np.exp(-np.clip(s, -700, 700))))
+    return np.asarray(COPIES / (COPIES + np.exp(-np.clip(s, -700, 700))))
 
 
 def _constant(
-    base: Base, rng: np.random.Generator
-) -> Generator[Round, Answers, tuple[Array | None, float]]:
-    """Look for a head W = 0: far out, where all gates are steps, only it feels the copies."""
-    d = base.ground.dim
-    far = base.ground.reach.far(float(np.linalg.norm(base.b)))
-    directions = rng.standard_normal((_CANDIDATES, d))
+    token: TokenHeads, rng: np.random.Generator, tuning: OrientationTuning
+) -> Asking[tuple[Array | None, float]]:
+    """Look for a head W = 0: far out, where all gates are steps, copies change it alone."""
+    reduced, seen = token.reduced, token.seen
+    d, far = reduced.dim, reduced.lengths.far(token.length)
+    directions = rng.standard_normal((tuning.candidates, d))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    directions = base.ground.reach.turned(directions, base.b)
-    size = np.linalg.norm(base.u, axis=1)
-    clear = np.min(np.abs(directions @ base.u.T) / size, axis=1, initial=np.inf)
+    directions = reduced.lengths.turned(directions, token.b)
+    size = np.linalg.norm(seen.u, axis=1)
+    clear = np.min(np.abs(directions @ seen.u.T) / size, axis=1, initial=np.inf)
     picked = directions[np.argsort(-clear)[: 2 * d]]
-    first = yield from _quarter(base, picked[:1], far)
-    noise = 8 * base.ground.error(far, float(np.linalg.norm(base.b))) * base.ground.scale
-    noise += base.v_error * np.sqrt(len(base.v))
-    noise += _open(base, picked[: d + 1], far)
-    if abs(first[0]) <= max(_SIGN * base.ground.scale, _NOISES * noise):
+    first = yield from _quarter(token, picked[:1], far)
+    noise = 8 * reduced.error(far, token.length) * reduced.scale
+    noise += seen.error.v_error * np.sqrt(len(seen.v))
+    noise += _open(token, picked[: d + 1], far, tuning)
+    if abs(first[0]) <= max(tuning.sign * reduced.scale, tuning.noises * noise):
         return None, 0.0
     A = picked[1 : d + 1]
-    v0 = np.asarray(np.linalg.solve(A, (yield from _quarter(base, A, far))), dtype=np.float64)
+    v0 = np.asarray(np.linalg.solve(A, (yield from _quarter(token, A, far))), dtype=np.float64)
     return v0, float(noise * np.linalg.norm(np.linalg.inv(A)))
 
 
-def _quarter(base: Base, directions: Array, far: float) -> Generator[Round, Answers, Array]:
+def _quarter(token: TokenHeads, directions: Array, far: float) -> Asking[Array]:
     """Return v₀·a at unit directions."""
-    y = (yield from _ask(base, far * directions)) / far
-    s = far * (directions @ base.u.T)
-    steps = np.sum((directions @ base.v.T) * (_gate(s) - _gate(-s)), axis=1)
-    return np.asarray(4 * (y - directions @ base.ground.s / 2 - steps / 2))
+    y = (yield from _ask(token, far * directions)) / far
+    s = far * (directions @ token.seen.u.T)
+    gates = shifted_gate(s) - shifted_gate(-s)
+    steps = np.sum((directions @ token.seen.v.T) * gates, axis=1)
+    return np.asarray(4 * (y - directions @ token.reduced.s / 2 - steps / 2))
 
 
-def _open(base: Base, directions: Array, far: float) -> float:
+def _open(token: TokenHeads, directions: Array, far: float, tuning: OrientationTuning) -> float:
     """Return what is added to v₀·a, at most, by gates that a cap leaves open."""
-    s = far * (directions @ base.u.T)
-    psi = np.abs(_gate(s) + _gate(-s) - 1) / 2
-    added = 4 * float(np.max(np.sum(np.abs(directions @ base.v.T) * psi, axis=1), initial=0.0))
-    if added > _TOO_OPEN * base.ground.scale:
-        raise Unsaturated
+    s = far * (directions @ token.seen.u.T)
+    psi = np.abs(shifted_gate(s) + shifted_gate(-s) - 1) / 2
+    values = np.abs(directions @ token.seen.v.T)
+    added = 4 * float(np.max(np.sum(values * psi, axis=1), initial=0.0))
+    if added > tuning.too_open * token.reduced.scale:
+        raise UnsaturatedGates
     return added
 
 
-def _both(
-    base: Base, odd: Indices, m: Array, v0: Array | None
-) -> Generator[Round, Answers, tuple[Array, float]]:
-    """Read the whole m_h of heads that have their opposite beside them."""
-    d = base.ground.dim
-    a = np.concatenate([base.windows[h].a for h in odd])
-    rest, psi = yield from _shifted(base, a, v0)
+def _sums_of_pairs(
+    token: TokenHeads,
+    paired: Indices,
+    m: Array,
+    v0: Array | None,
+    tuning: OrientationTuning,
+) -> Asking[tuple[Array, float]]:
+    """Read the whole m_h of heads that have their opposite beside them, and its error."""
+    seen, d = token.seen, token.reduced.dim
+    a = np.concatenate([seen.windows[h].a for h in paired])
+    rest, psi = yield from _shifted(token, a, v0)
     m = m.copy()
-    m[odd] = 0.0
-    for _ in range(_SWEEPS):
-        for n, h in enumerate(odd):
+    m[paired] = 0.0
+    for _ in range(tuning.sweeps):
+        for n, h in enumerate(paired):
             rows = slice(n * d, (n + 1) * d)
             terms = (a[rows] @ m.T) * psi[rows]
             own = rest[rows] - terms.sum(axis=1) + terms[:, h]
-            m[h] = np.linalg.solve(base.windows[h].a, own / psi[rows, h])
+            m[h] = np.linalg.solve(seen.windows[h].a, own / psi[rows, h])
     error = 0.0
-    for n, h in enumerate(odd):
-        window, here = base.windows[h].a, psi[n * d : (n + 1) * d, h]
+    for n, h in enumerate(paired):
+        window, here = seen.windows[h].a, psi[n * d : (n + 1) * d, h]
         # what moves a logit moves what is left of the answer by v_h·a/4 at most
-        logits = base.noise.of_logits(window, base.v, h, np.zeros(d))
-        left = logits * np.abs(window @ base.v[h]) / np.abs(here)
+        logits = seen.error.of_logits(window, seen.v, h, np.zeros(d))
+        left = logits * np.abs(window @ seen.v[h]) / np.abs(here)
         error = max(error, float(np.linalg.norm(np.linalg.inv(window) * left)))
     return m, error

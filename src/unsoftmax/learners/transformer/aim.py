@@ -16,9 +16,9 @@ from itertools import product
 
 import numpy as np
 
-from unsoftmax.arrangement.lift import mirrors
 from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.segments import Segments
+from unsoftmax.measure.reflections import mirrors
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Design, Indices, LazyRows
 

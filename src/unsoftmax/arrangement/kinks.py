@@ -1,0 +1,186 @@
+"""Kinks of a continuous piecewise sinusoid F on half a great circle: 9 to 11 values each.
+
+Two adjacent lines (pieces between kinks) cross at their kink. In each round every interval asks
+what its state says (`unsoftmax.arrangement.kink_states`): is empty, is one kink, is split where
+the lines cross or near its middle, or stays with what it learned. A split is in two, the three
+values around the cut giving both new lines; where these three bend there is a kink among them,
+and the split is in three: one that leaves out what is around the cut loses kinks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.arrangement.breakpoints import (
+    Measure,
+    TooManyBreakpoints,
+    ask_where,
+    refine,
+)
+from unsoftmax.arrangement.kink_states import (
+    AT_THE_CUT,
+    BESIDE_THE_CUT,
+    INSIDE,
+    SPLIT,
+    KinkIntervals,
+    KinkQuestions,
+    KinkState,
+    KinkTuning,
+    LineErrors,
+)
+from unsoftmax.arrangement.pieces import Pieces, slope
+from unsoftmax.probes import Array, Flags, Round
+from unsoftmax.protocol import Answers
+
+
+def find_kinks(
+    search: KinkSearch, low: float, high: float
+) -> Generator[Round, Answers, tuple[Array, float]]:
+    """Return the kinks θ in (low, high), ascending, and the noise that was found to be there.
+
+    Raises
+    ------
+    TooManyBreakpoints
+        There are more than ``search.most``, or so many that the function is no piecewise sinusoid.
+    """
+    first = yield from _opened(search, low, high)
+    left = yield from refine(first, search, search.tuning.rounds)
+    search.found.append((left.low + left.high) / 2)
+    kinks = np.sort(np.concatenate(search.found))
+    if len(kinks) > search.most:
+        raise TooManyBreakpoints(search.most)
+    if len(kinks):
+        kinks = kinks[np.append(True, np.diff(kinks) > search.tuning.narrowest)]
+    return kinks, search.noise
+
+
+@dataclass(slots=True)
+class KinkSearch:
+    """A search for kinks along one circle; a `Cutting` of `KinkIntervals`."""
+
+    measure: Measure
+    noise: float
+    """Standard deviation of a value's error; raised where it turns out to be larger."""
+    most: int
+    """More kinks are refused."""
+    rng: np.random.Generator
+    tuning: KinkTuning = field(default=KinkTuning(), kw_only=True)
+    found: list[Array] = field(default_factory=list, init=False)
+    """Kinks, as they were found in each round."""
+    span: float = field(default=np.pi, init=False)
+    """Length of the arc that is searched."""
+
+    @property
+    def lines(self) -> LineErrors:
+        """Return what values may miss lines by."""
+        return LineErrors(self.noise, self.tuning)
+
+    def unfinished(self, now: KinkIntervals) -> Flags:
+        """Tell which intervals are asked: all that are left."""
+        return np.ones(len(now), dtype=bool)
+
+    def cut(self, now: KinkIntervals, chosen: Flags) -> Generator[Round, Answers, KinkIntervals]:
+        """Ask inside all intervals, keep the kinks that are found, return what is left."""
+        self._weigh(now)
+        share = self.rng.uniform(*self.tuning.inside, len(now))
+        seen = KinkQuestions.of(now, self.lines, share)
+        pair = self.tuning.pair * now.width
+        near_left, near_right, inside, at, before, after = yield from ask_where(
+            self.measure,
+            [
+                (seen.stale_left, now.low + pair),
+                (seen.stale_right, now.high - pair),
+                (seen.are(*INSIDE), seen.cut),
+                (seen.are(*AT_THE_CUT), seen.cut),
+                (seen.are(*BESIDE_THE_CUT), seen.cut - seen.step),
+                (seen.are(*BESIDE_THE_CUT), seen.cut + seen.step),
+            ],
+        )
+        for stale, rows, near, turn in (
+            (seen.stale_left, now.left, near_left, pair),
+            (seen.stale_right, now.right, near_right, -pair),
+        ):
+            now.pieces.reread(rows[stale], near[stale], turn[stale])
+        now = now.changed(value=np.where(seen.are(*AT_THE_CUT), at, now.value))
+        kept = self._judged(now, seen, inside, before, after)
+        return KinkIntervals.joined([kept, *self._split(now, seen, before, after)])
+
+    def _weigh(self, now: KinkIntervals) -> None:
+        """Refuse too many intervals; assume more noise where they crowd."""
+        tuning, count = self.tuning, sum(len(part) for part in self.found)
+        # every interval but one in two, the other half of its parent, holds a kink
+        covered = float(np.sum(now.width)) / self.span
+        if count > self.most or len(now) > 2 * (self.most + tuning.start):
+            few = count < len(now) * tuning.everywhere
+            raise TooManyBreakpoints(self.most, everywhere=few and covered > tuning.everywhere)
+        if covered < tuning.crowded and len(now) > tuning.crowd + count:
+            self.noise *= tuning.louder
+
+    def _judged(
+        self, now: KinkIntervals, seen: KinkQuestions, inside: Array, before: Array, after: Array
+    ) -> KinkIntervals:
+        """Keep the kinks that the values confirm; return the intervals that stay as they are."""
+        lines = self.lines
+        off = np.abs(inside - now.on_left(seen.cut)) > self.tuning.deviations * (
+            lines.deviation(now, now.left, seen.cut) + self.noise
+        )
+        both = lines.matches(now, now.left, seen.cut - seen.step, before)
+        both &= lines.matches(now, now.right, seen.cut + seen.step, after)
+        touching = seen.are(KinkState.TOUCHING)
+        self.found.append(seen.cut[seen.are(KinkState.NARROW) | (touching & both)])
+        doubted = (touching & ~both) | (seen.are(KinkState.EMPTY) & off)
+        now = now.changed(doubted=now.doubted | doubted, value=np.where(doubted, np.nan, now.value))
+        return now.take(seen.are(KinkState.STALE, KinkState.CROSSING) | doubted)
+
+    def _split(
+        self, now: KinkIntervals, seen: KinkQuestions, before: Array, after: Array
+    ) -> list[KinkIntervals]:
+        """Split intervals in two at the cut, or in three where the values there are on no line."""
+        split = seen.are(*SPLIT)
+        if not np.any(split):
+            return []
+        part, c, step = now.take(split), seen.cut[split], seen.step[split]
+        at, before, after = part.value, before[split], after[split]
+        falling, rising = slope(at, before, -step), slope(at, after, step)
+        own = self.noise + np.spacing(c) * np.maximum(np.abs(falling), np.abs(rising))
+        # √6 deviations of a value are one of this difference
+        bend = np.abs(before + after - 2 * np.cos(step) * at)
+        bent = bend > np.sqrt(6) * self.tuning.deviations * own
+        part = part.changed(doubted=np.zeros(len(c), dtype=bool), value=np.full(len(c), np.nan))
+
+        add, two = part.pieces.add, ~bent
+        halves = part.take(two).split(
+            c[two],
+            add(c[two], at[two], falling[two], step[two]),
+            add(c[two], at[two], rising[two], step[two]),
+        )
+        if not np.any(bent):
+            return [*halves]
+        # lines from values with a kink between them are asked anew
+        old = np.full(int(np.sum(bent)), np.inf)
+        first, last = (c - step)[bent], (c + step)[bent]
+        low = first, before[bent], falling[bent], old
+        high = last, after[bent], rising[bent], old
+        third, rest = part.take(bent).split(first, add(*low), add(*low))
+        return [*halves, third, *rest.split(last, add(*high), add(*high))]
+
+
+def _opened(
+    search: KinkSearch, low: float, high: float
+) -> Generator[Round, Answers, KinkIntervals]:
+    """Divide the arc, with a line at both ends of each interval."""
+    tuning, n = search.tuning, search.tuning.start
+    search.span = high - low
+    ends = np.linspace(low, high, n + 1)
+    ends[1:-1] += tuning.shifted * (ends[1] - ends[0])
+    first, last = ends[:-1], ends[1:]
+    h = tuning.pair * (last - first)
+    y = yield from search.measure(np.concatenate([ends, first + h, last - h]))
+    at, near_left, near_right = np.split(y, [n + 1, 2 * n + 1])
+    pieces = Pieces.none()
+    left = pieces.add(first, at[:-1], slope(at[:-1], near_left, h), h)
+    right = pieces.add(last, at[1:], slope(at[1:], near_right, -h), h)
+    return KinkIntervals.fresh(pieces, first, last, left, right)

@@ -1,0 +1,145 @@
+"""How the recovery of several heads ends: a hold-out, and a certificate or a refusal.
+
+The certificate bounds the parameters, or, where no heads explain all answers and only the
+function is wanted, the function (question (iii) of section 7.1 of arXiv 2601.16873).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.multi_head.fresh_sequences import FreshTuning, fresh_residuals
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.models import MultiHead, canonical
+from unsoftmax.protocol import Certificate, Evidence, Found, Steps
+from unsoftmax.validate.judge import Residuals, judge
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsConclusionTuning:
+    """How much is promised."""
+
+    fresh: FreshTuning = field(default=FreshTuning())
+    confirm: int = 6
+    """Fresh sequences that a model must predict before it is believed, the hold-out apart."""
+    safety: float = 12.0
+    """Estimated errors are a standard deviation, roughly: in 2,000 targets the error was at most
+    5.2 times that. Twice as much and more is promised."""
+    pilots: int = 96
+    """Sequences that a bound on the function is taken from …"""
+    further: float = 60.0
+    """… which is so many times the most that they are missed by."""
+    farthest: float = 1e-3
+    """What is missed by more, in shares of the answers, is no attention."""
+
+
+def concluded(
+    found: RecoveredHeads,
+    reduced: ReducedAnswers,
+    checks: int,
+    biases: bool,
+    rng: np.random.Generator,
+    *,
+    tuning: HeadsConclusionTuning,
+) -> Steps[MultiHead]:
+    """Ask the hold-out, and say how sure the heads are."""
+    fresh = yield from fresh_residuals(found, reduced, checks, rng, "check", tuning=tuning.fresh)
+    judgement = judge(fresh.residuals, checks)
+    if judgement.refuses:
+        missed, allowed = judgement.worst
+        raise ModelMismatch(
+            f"The recovered heads miss a fresh answer by {missed:.1e} of its size where "
+            f"{allowed:.1e} is expected: the target is no sum of attention heads, or has heads too "
+            "close for these answers."
+        )
+    evidence = judgement.evidence
+    largest = {**found.largest, "c": float(reduced.precision.error(abs(reduced.c))) * biases}
+    errors = {name: tuning.safety * error for name, error in largest.items()}
+    certificate = Certificate(errors, _assumed(reduced, evidence, tuning))
+    return Found(canonical(found.model), certificate, evidence, found.notes)
+
+
+def predicting(
+    found: RecoveredHeads,
+    share: float,
+    reduced: ReducedAnswers,
+    checks: int,
+    rng: np.random.Generator,
+    *,
+    tuning: HeadsConclusionTuning,
+) -> Steps[MultiHead]:
+    """Ask the hold-out, and bound the function.
+
+    ``share`` is the most that fresh answers were missed by so far, in shares of their size.
+    """
+    pilots = yield from fresh_residuals(
+        found, reduced, tuning.pilots, rng, "pilot", tuning=tuning.fresh
+    )
+    share = max(share, float(pilots.missed.max()))
+    if share > tuning.farthest:
+        raise ModelMismatch(
+            f"The heads that predict best miss a fresh answer by {share:.1e} of its size: the "
+            "target is no sum of attention heads, or has heads whose hyperplanes are the same for "
+            "every query token."
+        )
+    bound = tuning.further * share
+    fresh = yield from fresh_residuals(found, reduced, checks, rng, "check", tuning=tuning.fresh)
+    missed, natural = fresh.residuals.missed, fresh.residuals.size
+    judgement = judge(Residuals.of(missed, allowed=np.inf, size=natural, most=bound), checks)
+    if judgement.refuses:
+        raise ModelMismatch(
+            f"The heads that predicted {tuning.pilots} answers to {share:.1e} of their size miss "
+            f"fresh ones by {judgement.evidence.max_residual:.1e}."
+        )
+    model = canonical(found.model)
+    size = max(float(np.linalg.norm(model.v)), reduced.scale) / np.sqrt(model.dim)
+    notes = (
+        "Not the target's own heads: some of those are too close to be told apart, or have values "
+        f"too small to be seen, or it has others. These {model.H} predict its answers.",
+    )
+    errors = {"constant": float(bound * abs(model.c)), "slope": float(bound * size)}
+    assumes = _assumed_of_function(found, reduced, checks, tuning)
+    return Found(model, Certificate(errors, assumes), judgement.evidence, notes)
+
+
+def _assumed(
+    reduced: ReducedAnswers, evidence: Evidence, tuning: HeadsConclusionTuning
+) -> tuple[str, ...]:
+    """Say what the bounds on the parameters rest on."""
+    precision = reduced.precision
+    absolute = f", and {precision.absolute:.1e} beside it" if precision.absolute else ""
+    unseen = ""
+    if evidence.queries:
+        unseen = (
+            f" Heads that add less than {evidence.tolerance:.1e} of their size to answers like the "
+            "hold-out's, or change them by as little when they are one with others, may be missing."
+        )
+    return (
+        "The target is a sum of attention heads, and all of them were found: what the hold-out "
+        "tests, it cannot prove." + unseen,
+        f"Answers are precise to {reduced.eta:.1e} of the size of their terms{absolute}.",
+        f"Bounds are {tuning.safety:.0f} times what that precision does to first order, errors of "
+        "answers being independent; each is the largest over heads.",
+        *precision.why,
+        *(() if evidence.queries else ("Nothing was checked.",)),
+    )
+
+
+def _assumed_of_function(
+    found: RecoveredHeads, reduced: ReducedAnswers, checks: int, tuning: HeadsConclusionTuning
+) -> tuple[str, ...]:
+    """Say what the bounds on the function rest on."""
+    shorter = ", shortened together where they are longer than the radius"
+    return (
+        "``|f̂(X) − f(X)|`` ≤ constant + slope·max‖x_i‖ for sequences drawn like the hold-out's: "
+        f"three to six tokens, the last normal of norm about {found.length:.1e}, the others at "
+        "random distances that give one head logits of about 2"
+        f"{shorter if reduced.lengths.capped else ''}.",
+        f"The bounds are {tuning.further:.0f} times the most that {tuning.pilots} such sequences "
+        "were missed by. The parameters have none.",
+        *(() if checks else ("Nothing else was checked.",)),
+    )

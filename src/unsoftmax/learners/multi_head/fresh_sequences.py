@@ -1,0 +1,157 @@
+"""What confirms several heads: fresh sequences, and how far a right model may miss them.
+
+Three to six tokens, some of them twice, at three sizes each: rms logits of about 2 for the
+weakest, the median and the strongest head. Two single tokens could not tell (W, v) from
+(−W, −v) beside a linear part, and one size not a wrong strong head from a right one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.models import MultiHead
+from unsoftmax.probes import Array, Purpose, Sequences
+from unsoftmax.validate.judge import Residuals, fresh_answers
+from unsoftmax.validate.sequences import by_length
+
+
+@dataclass(frozen=True, slots=True)
+class FreshTuning:
+    """What is asked, and how much a right model may miss it by."""
+
+    lengths: tuple[int, ...] = (3, 4, 5, 6)
+    """Tokens of the sequences, in turn."""
+    logit: float = 2.0
+    """Rms logits that one head has on average: its softmax neither flat nor a step."""
+    sizes: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+    """Sizes where no head has logits: what seems to have none at one size has some at another."""
+    moved: int = 3
+    """Times that the model is moved at random by its errors, to see what those do to answers."""
+    times: float = 100.0
+    """Right models miss answers by up to 40 times what the answers' precision and random errors of
+    the estimated size do (1,000 targets of low rank, spread sizes, few dimensions). So much is
+    passed …"""
+    most: float = 1e-6
+    """… up to this share of the answers, so that a wrong model does not pass for an imprecise
+    one …"""
+    most_coarse: float = 1e5
+    """… or so many times the answers' own precision, where that is more."""
+    blunt: float = 1e-2
+    """Where answers are so coarse that more would be allowed, they confirm nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshResiduals:
+    """How far a model misses fresh answers, and may, in shares of their natural size (n,)."""
+
+    residuals: Residuals
+    """What they allow confirms a model."""
+    explained: Array
+    """What its errors explain, which may be more than tells it from a wrong one."""
+
+    @property
+    def missed(self) -> Array:
+        """How far the model misses them."""
+        return np.abs(self.residuals.relative)
+
+    @property
+    def allowed(self) -> Array:
+        """How far a right model may."""
+        return self.residuals.tolerance
+
+
+def fresh_residuals(
+    found: RecoveredHeads,
+    reduced: ReducedAnswers,
+    count: int,
+    rng: np.random.Generator,
+    purpose: Purpose,
+    *,
+    tuning: FreshTuning,
+) -> Asking[FreshResiduals]:
+    """Ask fresh sequences; return how far the heads miss them, and may."""
+    if not count:
+        return FreshResiduals(Residuals.joined([]), np.zeros(0))
+    answered = yield from fresh_answers(_drawn(found, reduced, count, rng, purpose, tuning=tuning))
+    model = found.model
+    missed = np.concatenate([y - model(X) for X, y in answered])
+    longest = np.concatenate([np.linalg.norm(X, axis=2).max(axis=1) for X, _ in answered])
+    values = max(float(np.linalg.norm(model.v)), reduced.scale)
+    size = longest * values / np.sqrt(model.dim) + abs(reduced.c)
+    size = np.where(size > 0, size, 1.0)
+    own = tuning.times * reduced.precision.error(size)
+    moved = tuning.times * _moved(found, [X for X, _ in answered], rng, tuning)
+    telling = np.minimum(moved, max(tuning.most, tuning.most_coarse * reduced.eta) * size)
+    residuals = Residuals.of(missed, own=own, allowed=telling, size=size, most=tuning.blunt)
+    return FreshResiduals(residuals, (own + moved) / size)
+
+
+def _drawn(
+    found: RecoveredHeads,
+    reduced: ReducedAnswers,
+    count: int,
+    rng: np.random.Generator,
+    purpose: Purpose,
+    *,
+    tuning: FreshTuning,
+) -> list[Sequences]:
+    """Draw sequences of three to six tokens, the last token of about the norm of those asked.
+
+    Under a cap tokens that were too long are shortened together.
+    """
+    d, lengths = found.model.dim, reduced.lengths
+    sequences: list[Array] = []
+    for n in range(count):
+        size = tuning.lengths[n % len(tuning.lengths)]
+        b = found.length * rng.standard_normal(d) / np.sqrt(d)
+        offsets = rng.standard_normal((size - 1, d)) / np.sqrt(d)
+        if n % 2:
+            offsets[1] = offsets[0]
+        stretch = _stretch(found.model, b, n % 3, tuning)
+        X = np.concatenate([stretch * offsets + b, b[None]])
+        if not stretch:  # no logits
+            small = tuning.sizes[n % len(tuning.sizes)]
+            X = small * np.concatenate([offsets + b, b[None]])
+        longest = float(np.max(np.linalg.norm(X, axis=1)))
+        sequences.append(lengths.single(longest) / longest * X)
+    return by_length(sequences, "hold-out" if purpose == "check" else "check", purpose)
+
+
+def _stretch(model: MultiHead, b: Array, which: int, tuning: FreshTuning) -> float:
+    """Return what makes logits of the weakest, median or strongest head moderate on average.
+
+    0 where no head has any.
+    """
+    rms = np.linalg.norm(model.scores_of(b[None])[0], axis=1) / np.sqrt(model.dim)
+    rms = np.sort(rms[rms > 0])
+    if not len(rms):
+        return 0.0
+    return float(tuning.logit / rms[(0, len(rms) // 2, -1)[which]])
+
+
+def _moved(
+    found: RecoveredHeads, sequences: list[Array], rng: np.random.Generator, tuning: FreshTuning
+) -> Array:
+    """Return what errors of the parameters do to answers, each head moved by its own at random."""
+    model, moved = found.model, np.zeros(sum(map(len, sequences)))
+    for _ in range(tuning.moved):
+        W, v, w = (
+            array + (found.errors[name] * _unit(array, rng).T).T
+            for name, array in (("W", model.W), ("v", model.v), ("w", model.w))
+        )
+        other = MultiHead(W, v, w, model.c)
+        difference = np.concatenate([other(X) - model(X) for X in sequences])
+        moved = np.maximum(moved, np.abs(difference))
+    return moved
+
+
+def _unit(like: Array, rng: np.random.Generator) -> Array:
+    """Draw an array whose every head has norm 1."""
+    x = rng.standard_normal(like.shape)
+    flat = np.linalg.norm(x.reshape(len(x), -1), axis=1) if len(x) else np.zeros(0)
+    return np.asarray(x / flat.reshape(-1, *[1] * (x.ndim - 1)))

@@ -1,0 +1,263 @@
+"""Before the search: c and Σ v_h from single tokens, how precise answers are: d + 23 queries.
+
+    f([x]) = x·s + c,   s = Σ v_h
+
+c comes from the zero token, s from d long ones. What moderate and very long single tokens miss
+x·s + c by, and the format of the answers, give their precision; a few pairs of tokens give the
+size of the values, which may cancel in s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.token_lengths import TokenLengths
+from unsoftmax.measure.precision import KAPPA, Precision
+from unsoftmax.probes import Array, Pairs, Round, Singles, UnitVectors
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSumsTuning:
+    """What is asked first, and which answers are too coarse to go on."""
+
+    long: float = 2.0**40
+    """Norm of the tokens that tell s: what is constant or rounded to decimals is lost beside
+    them; a power of two divides out exactly."""
+    pairs: int = 3
+    """Pairs of tokens that tell the size of the values."""
+    line: int = 8
+    """Single tokens of each of two norms that must be answered by x·s + c."""
+    searched: int = 64
+    """Pairs asked where the first ones were answered by nearly nothing: values may cancel there
+    and not elsewhere."""
+    cancelled: float = 1e-6
+    """Far answers this much smaller than moderate ones come from values that cancel …"""
+    cancelled_open: float = 0.3
+    """… or this much, under a cap, where gates that are open leave a part."""
+    float64: float = 4e-16
+    """Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16)."""
+    worth_a_word: float = 1e-14
+    """Answers that miss x·s + c by more are mentioned in the certificate."""
+    by_chance: float = 2.0
+    """The largest defect of linearity of a few may have been small by chance: it is taken so many
+    times."""
+    coarsest: float = 1e-4
+    """Coarser answers tell no jumps apart: refused."""
+    odd: float = 1e-2
+    """What is beside x·s + c, and more than this share of the values, is asked again: noise
+    changes."""
+    absolute: float = 1e-14
+    """Noise of a fixed size counts from here on, in units of the values' size."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstTokens:
+    """What is asked first: single tokens and pairs, all of norm 1 but for a factor."""
+
+    near: Array
+    far: Array
+    b: Array
+    a: Array
+    lengths: TokenLengths
+    tuning: HeadSumsTuning
+
+    @classmethod
+    def random(
+        cls, dim: int, lengths: TokenLengths, rng: np.random.Generator, tuning: HeadSumsTuning
+    ) -> _FirstTokens:
+        near, far = (_directions(dim, rng, tuning.line) for _ in range(2))
+        b, a = (_directions(dim, rng, tuning.pairs) for _ in range(2))
+        return cls(near, far, b, lengths.turned(a, b), lengths, tuning)
+
+    @property
+    def short(self) -> float:
+        return self.lengths.short
+
+    @property
+    def long(self) -> float:
+        return self.lengths.single(self.tuning.long)
+
+    @property
+    def longest(self) -> float:
+        return self.lengths.single(self.lengths.tuning.far)
+
+    @property
+    def offset(self) -> float:
+        """Norm of the offsets at which gates are steps."""
+        return self.lengths.far(self.short)
+
+    def pairs(self, offset: float) -> Pairs:
+        n, ones = np.arange(len(self.a)), np.ones(len(self.a))
+        scales = offset * ones, self.short * ones
+        return Pairs(self.a, self.b, n, n, *scales, phase="scale", purpose="pilot")
+
+    def moderate(self) -> Singles:
+        return Singles(self.near, self.short, phase="linearity", purpose="pilot")
+
+    def round(self) -> Round:
+        # what depends on all parameters comes first: a run that is resumed knows its target by it
+        dim = self.near.shape[1]
+        return [
+            self.pairs(self.short),
+            Singles(np.zeros((1, dim)), phase="c", purpose="data"),
+            Singles(UnitVectors(dim), self.long, phase="Σv", purpose="data"),
+            self.moderate(),
+            Singles(self.far, self.longest, phase="linearity", purpose="pilot"),
+            self.pairs(self.offset),
+        ]
+
+    def searching(self, rng: np.random.Generator) -> _FirstTokens:
+        """Return many more pairs."""
+        dim, count = self.near.shape[1], self.tuning.searched
+        b, a = (_directions(dim, rng, count) for _ in range(2))
+        return replace(self, b=b, a=self.lengths.turned(a, b))
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstAnswers:
+    """What they were answered, in the order of the round, and what follows from it."""
+
+    tokens: _FirstTokens
+    gates: Array
+    zero: Array
+    line: Array
+    moderate: Array
+    straight: Array
+    stepped: Array
+
+    @property
+    def c(self) -> float:
+        return float(self.zero[0])
+
+    @property
+    def s(self) -> Array:
+        return np.asarray((self.line - self.c) / self.tokens.long)
+
+    @property
+    def cancelling(self) -> bool:
+        """Whether far answers are so small that values must have cancelled."""
+        tokens, tuning = self.tokens, self.tokens.tuning
+        near = (self.gates - self.c) / tokens.short - tokens.b @ self.s
+        moderate = float(np.max(np.abs(2 * near - tokens.a @ self.s)))
+        far = float(np.max(np.abs(self.stepped))) / tokens.offset
+        share = tuning.cancelled_open if tokens.lengths.soft else tuning.cancelled
+        return max(far, float(np.linalg.norm(self.s))) <= share * moderate
+
+    @property
+    def scale(self) -> float:
+        """Size of the values."""
+        tokens, s = self.tokens, self.s
+        rest = self.stepped - self.c - tokens.short * (tokens.b @ s)
+        steps = np.abs(2 * rest / tokens.offset - tokens.a @ s)
+        return float(max(np.linalg.norm(s), np.max(steps)))
+
+    @property
+    def terms(self) -> float:
+        """Size of an answer's terms, for tokens of norm 1."""
+        return self.scale if self.scale > 0 else 1.0
+
+    @property
+    def bent(self) -> float:
+        """How much long single tokens miss x·s + c by, relative to the terms."""
+        tokens, dim = self.tokens, len(self.s)
+        missed = (self.straight - self.c) / tokens.longest - tokens.far @ self.s
+        # under a cap c may be longer than what tokens add: its own rounding is counted with it
+        of_c = 1 / tokens.longest + np.sqrt(dim) / tokens.long
+        own = KAPPA * tokens.tuning.float64 * abs(self.c) * of_c
+        return float(max(0.0, float(np.max(np.abs(missed))) - own) / self.terms)
+
+    @property
+    def off(self) -> Array:
+        """What moderate single tokens miss x·s + c by."""
+        short = self.tokens.short
+        return np.asarray(self.moderate - self.c - short * (self.tokens.near @ self.s))
+
+
+def read_head_sums(
+    dim: int,
+    biases: bool,
+    lengths: TokenLengths,
+    rng: np.random.Generator,
+    tuning: HeadSumsTuning,
+) -> Asking[ReducedAnswers]:
+    """Learn c, Σ v_h and the precision of answers; choose the norm of query tokens.
+
+    Where answers are rounded to decimals or carry noise of a fixed size, query tokens are tiny
+    and offsets huge: logits stay, values grow, and what is absolute in the noise vanishes.
+    """
+    tokens = _FirstTokens.random(dim, lengths, rng, tuning)
+    first = _FirstAnswers(tokens, *(yield tokens.round()))
+    gates = first.gates
+    if first.cancelling:
+        tokens = tokens.searching(rng)
+        [stepped] = yield [tokens.pairs(tokens.offset)]
+        first = replace(first, tokens=tokens, stepped=stepped)
+    _refuse_bent(first.bent, lengths, tuning)
+    form = Precision.of_format([first.moderate, first.straight, first.stepped, gates])
+    yield from _refuse_repeating(form, first)
+    eta = max(tuning.float64, form.relative, 2 * form.unit, tuning.by_chance * first.bent)
+    absolute = _absolute(form, first, eta)
+    c = first.c if biases else _without_biases(form, first, eta, absolute)
+    why = form.why
+    if first.bent > tuning.worth_a_word and not why:
+        why = (f"Long single tokens are answered by x·v + c to {first.bent:.1e} of their size.",)
+    if absolute > 0 and not biases:
+        lengths = lengths.with_tiny_tokens()
+    precision = Precision.relative_to_terms(eta, absolute, why)
+    return ReducedAnswers(first.s, c, precision, first.scale, lengths)
+
+
+def _absolute(form: Precision, first: _FirstAnswers, eta: float) -> float:
+    """Return what answers may be off by however small they are."""
+    tuning, of_c = first.tokens.tuning, KAPPA * eta * abs(first.c)
+    beside = tuning.by_chance * float(np.max(np.abs(first.off))) - KAPPA * eta * first.terms
+    absolute = max(form.absolute, beside)
+    return absolute if absolute > tuning.absolute * first.terms + of_c else of_c
+
+
+def _without_biases(form: Precision, first: _FirstAnswers, eta: float, absolute: float) -> float:
+    """Return c = 0, or refuse a constant that is no error of answers."""
+    constant = KAPPA * eta * abs(first.c) + form.absolute
+    if abs(first.c) > first.tokens.tuning.by_chance * (absolute + constant):
+        raise ModelMismatch(
+            f"The zero token is answered by {first.c:.3g}: the target has biases; learn with "
+            "biases=True (--biases)."
+        )
+    return 0.0
+
+
+def _refuse_bent(bent: float, lengths: TokenLengths, tuning: HeadSumsTuning) -> None:
+    """Refuse a target whose long single tokens are not answered by x·s + c."""
+    if not bent < tuning.coarsest:
+        raise ModelMismatch(
+            "Single tokens are not answered by x·v + c: answers to long ones miss it by "
+            f"{bent:.1e} of their size. The target is no sum of attention heads, or it clips "
+            "tokens or answers"
+            + (", or these are too coarse for tokens so short." if lengths.capped else ".")
+        )
+
+
+def _refuse_repeating(form: Precision, first: _FirstAnswers) -> Asking[None]:
+    """Refuse what moderate single tokens miss x·v + c by, if it is large and the same each time."""
+    tokens, tuning = first.tokens, first.tokens.tuning
+    more = float(np.max(np.abs(first.off))) - tuning.by_chance * form.absolute
+    if more <= tuning.odd * first.terms * tokens.short:
+        return
+    [again] = yield [tokens.moderate()]
+    if np.max(np.abs(again - first.moderate)) < more / 2:
+        raise ModelMismatch(
+            f"Single tokens of norm {tokens.short:g} are not answered by x·v + c: it is missed by "
+            f"up to {more:.1e}, each time the same, beside values of "
+            f"{first.terms * tokens.short:.1e}. The target is no sum of attention heads, or adds "
+            "something to one."
+        )
+
+
+def _directions(dim: int, rng: np.random.Generator, count: int) -> Array:
+    x = rng.standard_normal((count, dim))
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))

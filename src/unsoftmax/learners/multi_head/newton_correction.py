@@ -1,0 +1,193 @@
+"""As many queries again, at moderate logits: errors of W from 10⁻¹² to 10⁻¹⁴, or close heads.
+
+Windows pay for saturating the other heads: their offsets are long and query tokens close
+together, and where two heads are close no digits are left. Once all heads are nearly known, none
+need be saturated. At query tokens b_j of an orthonormal basis all u_h = W_h b_j + w_h are solved
+for together,
+
+    F(a, b_j) − c − b_j·s = Σ_h (a·v_h) σ(a·u_h)
+
+from H·d answers each by Newton's method (`solve.gate_equations`), and a few more to check. The
+offsets are picked among random ones of moderate logits by pivoted QR.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.linalg import qr
+
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.models import MultiHead
+from unsoftmax.probes import Array, Indices, Pairs
+from unsoftmax.solve.gate_equations import GateEquations, NewtonTuning, solve_gates
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionTuning:
+    """What is asked for a correction, and where none is tried."""
+
+    newton: NewtonTuning = field(default=NewtonTuning())
+    largest: int = 900
+    """Unknowns H·d of one system: beyond, solving d of them takes longer than asking."""
+    logits: tuple[float, ...] = (1.0, 2.0, 3.0)
+    """Logits of one head at the random offsets, in turn: gates are steep there."""
+    candidates: int = 6
+    """Random offsets per equation that are picked from …"""
+    fewer: int = 2
+    """… or so many …"""
+    many: int = 200
+    """… where there are more unknowns than this: picking takes their cube."""
+    checks: int = 4
+    """Equations more than unknowns, for each query token: they tell which of two solutions is
+    right."""
+    safety: float = 2.0
+    """Estimated errors, which a few per cent of heads exceeded, are taken so many times."""
+
+
+def polished(
+    found: RecoveredHeads,
+    reduced: ReducedAnswers,
+    biases: bool,
+    rng: np.random.Generator,
+    tuning: CorrectionTuning,
+) -> Asking[RecoveredHeads]:
+    """Correct the heads where that gains something; notes say where it does not."""
+    if found.model.H * found.model.dim > tuning.largest or found.low_rank:
+        reason = "their rank is low" if found.low_rank else f"H·d is more than {tuning.largest}"
+        return found.with_note(f"The heads were not polished: {reason}.")
+    better = yield from corrected(found, reduced, biases, rng, tuning)
+    return better or found.with_note("Polishing the heads gained nothing.")
+
+
+def corrected(
+    found: RecoveredHeads,
+    reduced: ReducedAnswers,
+    biases: bool,
+    rng: np.random.Generator,
+    tuning: CorrectionTuning,
+) -> Asking[RecoveredHeads | None]:
+    """Correct all W_h (and w_h), or return None where that gains nothing."""
+    model = found.model
+    if model.H * model.dim > tuning.largest or found.low_rank:
+        return None
+    correction = _Correction.of(found, reduced, biases, rng, tuning)
+    if not len(correction.free):
+        return None
+    equations = yield from correction.ask(rng)
+    better = correction.solved(equations)
+    if better is None or better[1].max() > found.errors["W"].max():
+        return None
+    model, W_error = better
+    errors = {**found.errors, "W": W_error, "w": W_error * found.length * biases}
+    return replace(found, model=model, errors=errors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Correction:
+    """One correction: all heads but W = 0, at query tokens length·P."""
+
+    model: MultiHead
+    reduced: ReducedAnswers
+    length: float
+    P: Array
+    """Unit vectors of the query tokens (k, d)."""
+    biases: bool
+    v_error: float
+    """What a sum over all v_h is off by, at offsets of norm 1: the v_h are not corrected."""
+    free: Indices
+    """The heads that have logits."""
+    tuning: CorrectionTuning
+
+    @classmethod
+    def of(
+        cls,
+        found: RecoveredHeads,
+        reduced: ReducedAnswers,
+        biases: bool,
+        rng: np.random.Generator,
+        tuning: CorrectionTuning,
+    ) -> _Correction:
+        model = found.model
+        P = token_frame(model.dim, biases, rng)
+        size = np.linalg.norm(model.W, axis=(1, 2)) + np.linalg.norm(model.w, axis=1)
+        v_error = float(np.linalg.norm(found.errors["v"]))
+        free = np.flatnonzero(size)
+        return cls(model, reduced, found.length, P, biases, v_error, free, tuning)
+
+    @property
+    def tokens(self) -> Array:
+        return self.length * self.P
+
+    @property
+    def u(self) -> Array:
+        """The u_h of the model at all query tokens (k, H, d)."""
+        return self.model.scores_of(self.tokens)[:, self.free]
+
+    def ask(self, rng: np.random.Generator) -> Asking[list[GateEquations]]:
+        """Ask for every query token; return its equations."""
+        u, v, picked, probes = self.u, self.model.v[self.free], [], []
+        for j, b in enumerate(self.tokens):
+            a, noise = self._picked(u[j], b, rng)
+            picked.append((a, noise))
+            n, ones = np.arange(len(a)), np.ones(len(a))
+            probes.append(Pairs(a, b[None], n, 0 * n, ones, ones, phase="polish", purpose="data"))
+        answers = yield list(probes)
+        constant = self.model.v.sum(axis=0) - v.sum(axis=0)  # of heads W = 0
+        equations = []
+        for b, y, (a, noise) in zip(self.tokens, answers, picked, strict=True):
+            # Σ v_h is known better than all v_h
+            rest = self.reduced.c + b @ self.reduced.s + a @ constant / 2
+            equations.append(GateEquations(v, a, y - rest, noise))
+        return equations
+
+    def _picked(self, u: Array, b: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Pick offsets of query token b, at which all u_h (H, d) show; return their noise too."""
+        (H, d), v, tuning = u.shape, self.model.v[self.free], self.tuning
+        count = H * d * (tuning.candidates if H * d <= tuning.many else tuning.fewer)
+        a = rng.standard_normal((count, d))
+        n = np.arange(count)
+        logits = np.array(tuning.logits)[(n // H) % len(tuning.logits)]
+        a *= (logits / np.abs(np.sum(a * u[n % H], axis=1)))[:, None]
+        longest = self.reduced.lengths.longest(float(np.linalg.norm(b)))
+        a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
+        a = self.reduced.lengths.turned(a, b)
+        beside = float(np.linalg.norm(b)) * self.reduced.scale + abs(self.reduced.c)
+        size = np.abs(a @ v.T).sum(axis=1) + beside
+        noise = self.reduced.precision.error(size)
+        noise = noise + self.v_error * np.linalg.norm(a, axis=1)
+        rows = GateEquations(v, a, noise, noise).jacobian(u)
+        _, pivots = qr(rows.T, mode="r", pivoting=True)
+        chosen = pivots[: H * d + tuning.checks]
+        return a[chosen], noise[chosen]
+
+    def solved(self, equations: list[GateEquations]) -> tuple[MultiHead, Array] | None:
+        """Return the model with each head's estimated error, or None."""
+        u, errors = self.u.copy(), np.zeros((len(self.P), len(self.free)))
+        for j, one in enumerate(equations):
+            solution = solve_gates(one, u[j], self.tuning.newton)
+            if solution is None:
+                return None
+            u[j], errors[j] = solution
+        W, w = self.model.W.copy(), self.model.w.copy()
+        if self.biases:
+            w[self.free] = u.mean(axis=0)
+        W[self.free] = u.transpose(1, 2, 0) @ np.linalg.pinv(self.P).T / self.length
+        W_error = np.zeros(self.model.H)
+        norms = np.linalg.norm(errors, axis=0)
+        W_error[self.free] = self.tuning.safety * norms / self.length
+        return MultiHead(W, self.model.v, w, self.model.c), W_error
+
+
+def token_frame(d: int, biases: bool, rng: np.random.Generator) -> Array:
+    """Return d unit vectors at right angles; with biases d + 1 whose sum is 0, evenly spread.
+
+    The query token 0 would tell w alone, and nothing where w is 0.
+    """
+    if not biases:
+        return np.linalg.qr(rng.standard_normal((d, d)))[0]
+    Q, _ = np.linalg.qr(np.column_stack([np.ones(d + 1), rng.standard_normal((d + 1, d))]))
+    return np.asarray(Q[:, 1:] * np.sqrt((d + 1) / d))

@@ -1,0 +1,125 @@
+"""Searches for several heads, until one gives a model that predicts fresh answers.
+
+Each search takes another query token and half circle; `learners.multi_head.restarts` says what
+its outcome counts for and what the next one does otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
+from unsoftmax.learners.multi_head.newton_correction import corrected
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
+from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, SearchOutcome
+from unsoftmax.learners.multi_head.token_search import SoughtHeads, search
+from unsoftmax.models import canonical
+
+
+@dataclass(slots=True)
+class HeadSearches:
+    """All searches of one recovery."""
+
+    sought: SoughtHeads
+    reduced: ReducedAnswers
+    functional: bool
+    rng: np.random.Generator
+    restarts: Restarts
+    contradicted: list[tuple[float, RecoveredHeads]] = field(default_factory=list)
+    """Models that were not believed, with the largest share that they miss answers by."""
+
+    def run(self) -> Asking[RecoveredHeads | None]:
+        """Search until a model is confirmed; None where none was.
+
+        Raises
+        ------
+        ModelMismatch
+            There are more heads than allowed.
+        """
+        while self.restarts.state is SearchState.SEARCHING:
+            if self.restarts.longest_tokens:
+                lengths = self.reduced.lengths.with_longest_tokens()
+                self.reduced = replace(self.reduced, lengths=lengths)
+            outcome, found = yield from self._searched()
+            self.restarts = self.restarts.after(outcome, self.reduced.lengths.soft)
+            if self.restarts.state is SearchState.TOO_MANY_HEADS:
+                raise ModelMismatch(
+                    "Along half a circle the answers change more than "
+                    f"{self.sought.max_heads} times: the target has more heads (raise max_heads), "
+                    "or W so small that the longest offsets asked do not switch a head, or is no "
+                    "sum of attention heads."
+                )
+            if self.restarts.state is SearchState.FOUND:
+                return found
+        return None
+
+    def _searched(
+        self,
+    ) -> Asking[tuple[SearchOutcome, RecoveredHeads | None]]:
+        """Search once; return what came of it, and the heads."""
+        start, coarse = self.restarts.start, self.restarts.coarse
+        try:
+            found = yield from search(self.sought, self.reduced, start, coarse, self.rng)
+        except tuple(ENDINGS) as error:
+            return ENDINGS[type(error)], None
+        found, confirmed = yield from self._confirmed(found)
+        return (SearchOutcome.CONFIRMED if confirmed else SearchOutcome.CONTRADICTED), found
+
+    def _confirmed(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
+        """Compare heads with fresh answers; correct those that are right but not precise enough."""
+        vague, tuning = self.sought.tuning.search.vague, self.sought.tuning
+        fresh = yield from self._fresh(found)
+        blunt = found.vague(vague) or np.any(fresh.allowed < fresh.explained)
+        if np.all(fresh.missed <= fresh.explained) and blunt:
+            # right as far as it is known, which is not far enough: close heads, as a rule
+            better = yield from corrected(
+                found, self.reduced, self.sought.biases, self.rng, tuning.correction
+            )
+            found = better or found
+            fresh = yield from self._fresh(found)
+        if not np.all(fresh.missed <= fresh.allowed) or found.vague(vague):
+            self.contradicted.append((float(fresh.missed.max()), found))
+            return found, False
+        distinct = canonical(found.model).H
+        if distinct > self.sought.max_heads:
+            raise ModelMismatch(
+                f"The target has {distinct} distinct heads, more than max_heads = "
+                f"{self.sought.max_heads}: raise max_heads (--max-heads)."
+            )
+        return found, True
+
+    def _fresh(self, found: RecoveredHeads) -> Asking[FreshResiduals]:
+        """Ask pilots for a bound on the function, or a few sequences to believe a model."""
+        tuning = self.sought.tuning.conclusion
+        count = tuning.pilots if self.functional else tuning.confirm
+        return (
+            yield from fresh_residuals(
+                found, self.reduced, count, self.rng, "pilot", tuning=tuning.fresh
+            )
+        )
+
+    def as_if_coarser(self) -> Asking[None]:
+        """Search as if answers were coarser, which do not tell close heads apart."""
+        tuning = self.sought.tuning
+        start = tuning.restarts.starts[0]
+        for eta in tuning.search.precisions:
+            coarser = self.reduced.coarser(eta)
+            try:
+                found = yield from search(self.sought, coarser, start, 0.0, self.rng)
+            except tuple(ENDINGS):
+                continue
+            fresh = yield from fresh_residuals(
+                found,
+                self.reduced,
+                tuning.conclusion.confirm,
+                self.rng,
+                "pilot",
+                tuning=tuning.conclusion.fresh,
+            )
+            self.contradicted.append((float(fresh.missed.max()), found))

@@ -1,0 +1,156 @@
+"""How long query tokens and offsets may be, and with them how far logits go.
+
+A head's logit at [(a+b); b] is a·(W b): it grows with ‖a‖·‖b‖. Where nothing caps tokens,
+offsets are so long that every gate is a step. Under a cap R offsets are turned away from b
+(reduced answers are even in a), so that ‖a+b‖² ≤ ‖a‖² + ‖b‖², and logits reach ‖W‖R²/2.
+
+A *gate* is tanh(a·u_h/2); it is *open* where its logit is moderate and *saturated* where it is
+±1 to float64's precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLengthTuning:
+    """Norms of tokens, with and without a cap."""
+
+    far: float = 1e14
+    """‖a‖‖b‖ of the longest offsets: saturates all gates, for heads within 10⁴ of each other."""
+    longest: float = 1e3
+    """Longest query token under a cap. Longer ones lose, at logits of a few, what heads add to
+    answers below what b adds (by length²/20: seven digits are lost)."""
+    longest_biased: float = 30.0
+    """The same with biases: b keeps its norm after the search, and ‖W b‖ must not exceed w by so
+    much that w is lost."""
+    soft: float = 1e9
+    """‖a‖‖b‖ below which transitions of gates are wider than a millionth of the circle that is
+    searched: gates then count as open somewhere (`TokenLengths.soft`)."""
+    silent: float = 1e6
+    """‖a‖‖b‖ at least, under a cap, while other heads are unknown: those within 10³ of each
+    other, and not closer than a few per cent of the circle, are saturated."""
+    baseline: float = 1e-5
+    """Angle over which slopes of pieces are read: so short that no jump falls between."""
+    steep: float = 10.0
+    """Under a cap the angle is at least this over ‖a‖‖b‖: jumps of heads with ‖W b‖ up to 7‖b‖
+    are wider."""
+    narrowest: float = 100.0
+    """Two jumps closer than the baseline divided by this count as one hyperplane."""
+    most_moved: float = 0.5
+    """Query tokens are moved by at most this share of their norm: W b stays of its size."""
+    most_moved_radius: float = 1 / 8
+    """… and by at most this share of the radius: offsets lose little of their room to it."""
+    tiny: float = 1e-8
+    """Norm of query tokens where noise has a fixed size: offsets are the longer, and the noise is
+    small beside answers."""
+    rounding: float = 1e-13
+    """Tokens stay within the cap by this share: norms are rounded in the sixteenth digit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLengths:
+    """Which norms tokens may have: none longer than ``radius``."""
+
+    radius: float = np.inf
+    length: float = 1.0
+    """Norm of query tokens while heads are searched for."""
+    tuning: TokenLengthTuning = field(default=TokenLengthTuning())
+
+    @classmethod
+    def under(
+        cls, radius: float | None, biases: bool, tuning: TokenLengthTuning = TokenLengthTuning()
+    ) -> TokenLengths:
+        """Choose how long query tokens are under a cap."""
+        if radius is None:
+            return cls(tuning=tuning)
+        wanted = tuning.far / radius
+        if biases:
+            wanted = min(tuning.longest_biased, 10 * tuning.soft / radius)
+        return cls(float(radius), tuning=tuning)._of_length(max(1.0, wanted))
+
+    def _of_length(self, wanted: float) -> TokenLengths:
+        longest = self.tuning.longest
+        return replace(self, length=float(min(wanted, longest, self.radius * np.sqrt(0.5))))
+
+    def with_longest_tokens(self) -> TokenLengths:
+        """Return the longest query tokens, where shorter ones did not pull the heads apart."""
+        return self._of_length(self.tuning.longest)
+
+    def with_tiny_tokens(self) -> TokenLengths:
+        """Make query tokens tiny and offsets long, as far as gates stay steps."""
+        least = max(self.tuning.tiny, 10 * self.tuning.silent / self.radius)
+        return replace(self, length=min(self.length, least))
+
+    @property
+    def capped(self) -> bool:
+        """Whether tokens are capped at all."""
+        return bool(np.isfinite(self.radius))
+
+    @property
+    def room(self) -> float:
+        """The longest token that may be asked, less what rounding of its norm may add."""
+        return self.radius * (1 - self.tuning.rounding)
+
+    @property
+    def soft(self) -> bool:
+        """Whether gates may be open even at the longest offsets."""
+        return self.length * self.far(self.length) < self.tuning.soft
+
+    @property
+    def near(self) -> float:
+        """Norm of offsets below which what b adds to answers hides what heads do."""
+        return self.length if self.capped else 0.0
+
+    @property
+    def silent(self) -> float:
+        """Norm that offsets have at least while it is not known what saturates other heads."""
+        if not self.soft:
+            return self.near
+        return max(self.near, min(self.far(self.length), self.tuning.silent / self.length))
+
+    @property
+    def baseline(self) -> float:
+        """Angle over which slopes of pieces are read: shorter than transitions."""
+        return max(self.tuning.baseline, self.tuning.steep / (self.length * self.far(self.length)))
+
+    @property
+    def narrowest(self) -> float:
+        """Angle below which two jumps count as one hyperplane."""
+        return self.baseline / self.tuning.narrowest
+
+    @property
+    def short(self) -> float:
+        """Norm of tokens and offsets that need not be long."""
+        return float(min(1.0, self.room * np.sqrt(0.5)))
+
+    def single(self, wanted: float) -> float:
+        """Return the norm of a single token: as wanted, or as long as it may be."""
+        return min(wanted, self.room)
+
+    def far(self, length: float) -> float:
+        """Return the norm of offsets at which gates are steps, or are as nearly as may be."""
+        return min(self.tuning.far / length, self.longest(length))
+
+    def longest(self, length: float, moved: float = 0.0) -> float:
+        """Return the norm of the longest offsets, turned away from a query token of this norm.
+
+        ``moved`` is how far query tokens may be moved from there.
+        """
+        room = self.room - moved
+        return float(np.sqrt(max(0.0, room - length)) * np.sqrt(room + length))
+
+    def step(self, length: float) -> float:
+        """Return how far a query token of this norm may be moved."""
+        return min(self.tuning.most_moved * length, self.radius * self.tuning.most_moved_radius)
+
+    def turned(self, a: Array, b: Array) -> Array:
+        """Turn offsets a (n, d) away from b (d,), where a cap asks for it."""
+        if not self.capped:
+            return a
+        return np.asarray(np.where(np.sum(a * b, axis=-1) > 0, -1.0, 1.0)[:, None] * a)

@@ -1,0 +1,237 @@
+"""One search for all heads with one query token, from half a circle of offsets to a model.
+
+1. Half a circle of huge offsets crosses every hyperplane a·u_h = 0 once (`arrangement.jumps`).
+2. Near each crossing one head alone is open: u_h in the plane, then out of it, then all v_h from
+   one linear system.
+3. Offsets at which head h is open and the others are saturated give u_h to full precision and all
+   columns of W_h in one round.
+4. Three copies of a token tell W_h from −W_h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
+from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
+from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
+from unsoftmax.learners.multi_head.orientation import orient
+from unsoftmax.learners.multi_head.out_of_plane import (
+    SearchPlane,
+    read_cells,
+    read_out_of_plane,
+)
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head.unseen_logits import bound_unseen_logits
+from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
+from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
+from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows
+from unsoftmax.models import MultiHead
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class SoughtHeads:
+    """What is looked for, and how."""
+
+    max_heads: int
+    biases: bool
+    rank: int | None
+    tuning: MultiHeadTuning
+
+
+def search(
+    sought: SoughtHeads,
+    reduced: ReducedAnswers,
+    start: tuple[int, float],
+    coarse: float,
+    rng: np.random.Generator,
+) -> Asking[RecoveredHeads]:
+    """Go through all steps with one query token.
+
+    Parameters
+    ----------
+    sought : SoughtHeads
+        What is looked for.
+    reduced : ReducedAnswers
+        What single tokens told.
+    start : tuple of int and float
+        Intervals that the half circle begins with, and how much longer than usual baselines are.
+    coarse : float
+        Precision that answers are taken for while jumps are searched for, if it is coarser than
+        theirs.
+    rng : numpy.random.Generator
+        Decides the query token and all offsets.
+
+    Raises
+    ------
+    Exception
+        One of `search_outcomes.ENDINGS`: nothing was found, another query token may do better.
+    """
+    d, length = reduced.dim, reduced.lengths.length
+    if reduced.scale == 0:
+        nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=reduced.c)
+        return RecoveredHeads(nothing, dict.fromkeys("Wvw", np.zeros(0)), length)
+    plane = SearchPlane.random(d, length, rng)
+    one = _TokenSearch(sought, reduced, plane, coarse, rng)
+    crossings = yield from one.crossings(*start)
+    if not len(crossings.u):
+        return (yield from one.without_crossings())
+    values, u = yield from one.values(crossings)
+    token, s = yield from one.base(values, u)
+    directions = one.directions(token)
+    answers = WindowAnswers.none(token, directions)
+    columns = yield from read_columns(answers, s, sought.rank, rng, sought.tuning.columns)
+    one.refuse_vague(token, columns)
+    oriented = yield from orient(token, rng, sought.tuning.orientation)
+    return assembled(token, columns, directions, oriented, sought.biases)
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenSearch:
+    """The steps of one search."""
+
+    sought: SoughtHeads
+    reduced: ReducedAnswers
+    plane: SearchPlane
+    coarse: float
+    rng: np.random.Generator
+
+    @property
+    def tuning(self) -> MultiHeadTuning:
+        return self.sought.tuning
+
+    @property
+    def far(self) -> float:
+        """Norm of the offsets of the half circle."""
+        return self.reduced.lengths.far(self.reduced.lengths.length)
+
+    @property
+    def tolerance(self) -> float:
+        """Error of a value of the half circle."""
+        reduced, soft = self.reduced, self.reduced.lengths.soft
+        T = self.far * self.tuning.search.closer if soft else self.far
+        return max(self.coarse, reduced.error(T, reduced.lengths.length))
+
+    def crossings(self, start: int, longer: float) -> Asking[InPlane]:
+        """Find all heads on half a circle of offsets, and measure them in its plane."""
+        lengths = self.reduced.lengths
+        most, tuning = self.sought.max_heads, self.tuning
+        circle = JumpSearch(
+            self._values, self.tolerance, most, lengths.baseline, tuning=tuning.jumps
+        )
+        jumps = yield from find_jumps(circle, start, longer)
+        if not len(jumps):
+            return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+        # at logits of a few, offsets are about as long as query tokens are short
+        T = max(1 / lengths.length, lengths.near)
+        eta = max(self.coarse, self.reduced.error(T, lengths.length))
+        return (
+            yield from measure_in_plane(
+                jumps, circle, self._ask, eta, lengths, tuning=tuning.in_plane
+            )
+        )
+
+    def _ask(self, theta: Array, T: Array) -> Asking[Array]:
+        """Ask offsets of norm T at angles θ; return the values g."""
+        plane = self.plane
+        y = yield from self.reduced.ask(plane.offsets(theta, T), plane.b, "zoom")
+        return np.asarray(y / (T * self.reduced.scale))
+
+    def _values(self, theta: Array) -> Asking[Array]:
+        """Ask the half circle; NaN where a gate is open.
+
+        Under a cap nearer offsets are asked as well: values are the same there where gates are
+        steps.
+        """
+        search, soft = self.tuning.search, self.reduced.lengths.soft
+        T = self.far * np.repeat([1.0, search.closer] if soft else [1.0], len(theta))
+        a = self.plane.offsets(np.resize(theta, len(T)), T)
+        y = yield from self.reduced.ask(a, self.plane.b, "half circle")
+        g = y / (T * self.reduced.scale)
+        first, last = g[: len(theta)], g[-len(theta) :]
+        return np.where(np.abs(first - last) <= search.step * self.tolerance, first, np.nan)
+
+    def without_crossings(self) -> Asking[RecoveredHeads]:
+        """Look for a head W = 0, where no gate switches."""
+        reduced, sought, d = self.reduced, self.sought, self.reduced.dim
+        none = np.zeros((0, d))
+        error = reduced.errors_at(self.plane.length, 0.0)
+        seen = WindowedHeads(none, none, [], error, self.tuning.windows)
+        token = TokenHeads(reduced, self.plane.b, seen)
+        oriented = yield from orient(token, self.rng, self.tuning.orientation)
+        found = assembled(token, no_columns(d), np.eye(d), oriented, sought.biases)
+        if not reduced.lengths.capped:
+            return found
+        unseen = yield from bound_unseen_logits(found.model, reduced, self.rng, self.tuning.unseen)
+        # a model without heads may have lost one, whose errors these are
+        errors = {name: np.full(max(1, found.model.H), bound) for name, bound in unseen.items()}
+        errors["v"] = np.maximum(errors["v"], found.largest["v"])
+        return replace(found, errors=errors)
+
+    def values(self, crossings: InPlane) -> Asking[tuple[HeadValues, Array]]:
+        """Learn all v_h, and the u_h (H, d) to many digits."""
+        reduced, plane, tuning = self.reduced, self.plane, self.tuning
+        if reduced.lengths.soft:
+            v = yield from read_cells(reduced, plane, crossings, tuning.out_of_plane)
+        else:
+            v = reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
+        u, readings = yield from read_out_of_plane(
+            reduced, plane, crossings, v, tuning.out_of_plane
+        )
+        return (
+            yield from read_values(reduced, crossings, (u, v, readings), self.rng, tuning.values)
+        )
+
+    def base(self, values: HeadValues, u: Array) -> Asking[tuple[TokenHeads, Array]]:
+        """Choose windows; read all u_h in them. Return the heads and the logits measured (H, d)."""
+        lengths, length, tuning = self.reduced.lengths, self.reduced.lengths.length, self.tuning
+        share = 1.0 if self.sought.biases else self._balanced(u) / length
+        b, u, values = share * self.plane.b, share * u, values.at_share(share)
+        error = self.reduced.errors_at(share * length, values.error)
+        step = lengths.step(error.length)
+        room = OffsetRoom(step, lengths.longest(error.length, step))
+        windows = choose_windows((u, values.v), error, room, self.rng, tuning.windows)
+        windows = [replace(window, a=lengths.turned(window.a, b)) for window in windows]
+        token = TokenHeads(
+            self.reduced, b, WindowedHeads(u, values.v, windows, error, tuning.windows)
+        )
+        again = values.equations if lengths.soft else None
+        return (yield from read_base(token, again, tuning.columns.sweep))
+
+    def _balanced(self, u: Array) -> float:
+        """Return the norm that b had better have, where u are its heads' vectors.
+
+        Where windows' offsets are about as long as b, neither hides the other. Noise of a fixed
+        size is small beside long offsets; under a cap b stays long enough to keep weak heads open.
+        """
+        lengths, tuning = self.reduced.lengths, self.tuning.search
+        size = np.linalg.norm(u, axis=1) / lengths.length
+        shorter = np.sqrt(tuning.offsets / np.median(size))
+        if lengths.capped:
+            longest = lengths.radius / tuning.share
+            if self.reduced.precision.absolute > 0:
+                shorter = min(shorter, tuning.offsets / (np.median(size) * longest))
+            shorter = max(shorter, tuning.offsets / (np.min(size) * longest))
+        return float(shorter) if shorter < lengths.length / tuning.drowned else lengths.length
+
+    def directions(self, token: TokenHeads) -> Array:
+        """Return orthonormal directions (k, d) in which query tokens are moved from b."""
+        d, towards = self.reduced.dim, token.b / np.linalg.norm(token.b)
+        Q, _ = np.linalg.qr(np.column_stack([towards, self.rng.standard_normal((d, d - 1))]))
+        Q[:, 0] = towards
+        # b itself last: where w = 0 its column is u, which tells nothing of the rank
+        return np.asarray(np.roll(Q, -1, axis=1).T if self.sought.biases else Q[:, 1:].T)
+
+    def refuse_vague(self, token: TokenHeads, columns: HeadColumns) -> None:
+        """Give up where a head is not known to a digit."""
+        beside = np.linalg.norm(token.seen.u, axis=1) / token.seen.error.length
+        size = np.linalg.norm(columns.W, axis=(1, 2)) + beside
+        if np.any(columns.error > self.tuning.search.hardly * size):
+            raise CoincidentJumps

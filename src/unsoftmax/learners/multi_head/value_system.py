@@ -1,0 +1,220 @@
+"""All v_h of one query token from one linear system: H·d queries, and two to check.
+
+At huge offsets every gate is a step whose side is known from the rough u_h:
+Σ_h sign(a·u_h) v_h·a is linear in all v_h. Offsets are chosen so that the system is well
+conditioned and no hyperplane is near. With the v_h known, the readings out of the plane give the
+u_h to many more digits; where these change a side, it is solved again.
+
+Under a cap gates that stay open are no signs but tanh(a·u_h/2), known from the u_h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.linalg import qr
+
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.in_plane import InPlane
+from unsoftmax.learners.multi_head.out_of_plane import OutOfPlaneReadings, SearchPlane
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.probes import Array
+from unsoftmax.solve.row_products import RowProducts, RowProductTuning
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTuning:
+    """Which offsets make the system, and when its solution is believed."""
+
+    solve: RowProductTuning = field(default=RowProductTuning())
+    candidates: int = 6
+    """Where the system is small, rows are picked among so many times as many candidates by pivoted
+    QR: of random rows the condition number would be H·d."""
+    spare: float = 1.2
+    """Where it is large, so many times as many random rows as unknowns: they make the condition
+    number 40 to 160, and conjugate gradients converge."""
+    checks: int = 2
+    """Rows more than unknowns: wrong signs show."""
+    closest: float = 8e-3
+    """Directions closer to a hyperplane (in units of 1/√d) are not asked: four times what the
+    rough u_h are off by."""
+    ample: float = 0.25
+    """… or closer than this, divided by H over ``crowd``: where heads crowd, less has to do."""
+    crowd: float = 8.0
+    """Heads from which on they crowd."""
+    draws: int = 50
+    """Times that directions are drawn until enough are clear of all hyperplanes."""
+    shut: float = 40.0
+    """Logits beyond are steps: under a cap offsets reach them where there is room …"""
+    eased_every: int = 5
+    """… and half as much after so many draws, again and again."""
+    parallel: float = 0.98
+    """Neighbours on the half circle more parallel than this (cosine) get rows of their own between
+    them, where random ones seldom fall."""
+    room: float = 0.5
+    """Such rows take this share of the room between the two hyperplanes."""
+    agrees: float = 1e-9
+    """Rows agree to this, in units of the values' size, if all signs are right …"""
+    noises: float = 1e4
+    """… or to so many times the answers' error, where that is more: H·d errors add up."""
+    again: int = 5
+    """Times that signs are taken anew."""
+    again_open: int = 40
+    """The same under a cap: gates that are open settle slowly."""
+    probes: int = 2
+    """Solutions for random noise, from which the error is estimated …"""
+    coarse: float = 1e-2
+    """… to two digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueEquations:
+    """Reduced answers T·y (n,) at offsets T·A, A (n, d) of unit rows."""
+
+    A: Array
+    y: Array
+    T: float
+    tuning: RowProductTuning
+
+    def at(self, u: Array) -> RowProducts:
+        """Return the linear map of the values, gates being those of u (H, d)."""
+        return RowProducts(self.A, np.tanh(self.T * (self.A @ u.T) / 2), self.tuning)
+
+    def solved(self, u: Array) -> Array:
+        """Return the v_h (H, d), gates being those of u."""
+        system = self.at(u)
+        v = system.solved(self.y)
+        return v + system.solved(self.y - system.of(v))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadValues:
+    """All v_h (H, d), their error, and what they were solved from."""
+
+    v: Array
+    error: float
+    equations: ValueEquations
+
+    def at_share(self, share: float) -> HeadValues:
+        """Return the same for query tokens ``share`` times as long: T·‖b‖ is what counts."""
+        return replace(self, equations=replace(self.equations, T=self.equations.T / share))
+
+
+def read_values(
+    reduced: ReducedAnswers,
+    heads: InPlane,
+    rough: tuple[Array, Array, OutOfPlaneReadings],
+    rng: np.random.Generator,
+    tuning: ValueTuning,
+) -> Asking[tuple[HeadValues, Array]]:
+    """Learn all v_h from one system; return them with better u (H, d).
+
+    ``rough`` are u, v (H, d) as they are known, and what u was read from out of the plane.
+    """
+    u, v, readings = rough
+    plane, soft = readings.plane, reduced.lengths.soft
+    far = reduced.lengths.far(plane.length)
+    error = reduced.error(far, plane.length) * reduced.scale
+    shut = tuning.shut / far if soft else 0.0
+    A = reduced.lengths.turned(_Directions(heads, plane, u, shut, tuning).chosen(rng), plane.b)
+    y = (yield from reduced.ask(far * A, plane.b, "values")) / far
+    equations = ValueEquations(A, y, far, tuning.solve)
+    tolerance = max(tuning.agrees * reduced.scale, tuning.noises * error)
+    gates: Array | None = None
+    for _ in range(tuning.again_open if soft else tuning.again):
+        system = equations.at(u)
+        if gates is not None and np.array_equal(system.gates, gates):
+            break
+        gates = system.gates
+        v = equations.solved(u)
+        missed = np.abs(system.of(v) - y)
+        u = readings.read_again(v, u)
+        if np.all(missed < tolerance):
+            for _ in range(2):
+                u = readings.read_again(v, u)
+            noise = rng.standard_normal((tuning.probes, len(A))) * error
+            errors = [np.linalg.norm(system.solved(row, tuning.coarse), axis=1) for row in noise]
+            return HeadValues(v, float(np.max(errors)), equations), u
+    raise CoincidentJumps
+
+
+@dataclass(frozen=True, slots=True)
+class _Directions:
+    """The choice of unit offsets, H·d and some more, away from all hyperplanes.
+
+    Most have ``|a·u_h|`` above ``shut`` for all h, or above as much of it as there is room for.
+    """
+
+    heads: InPlane
+    plane: SearchPlane
+    u: Array
+    shut: float
+    tuning: ValueTuning
+
+    @property
+    def size(self) -> Array:
+        return np.asarray(np.linalg.norm(self.u, axis=1))
+
+    @property
+    def unit(self) -> Array:
+        return np.asarray(self.u / self.size[:, None])
+
+    @property
+    def picking(self) -> bool:
+        """Whether the system is small enough for rows to be picked."""
+        return self.u.size <= self.tuning.solve.largest_dense
+
+    def chosen(self, rng: np.random.Generator) -> Array:
+        """Return the directions; those that check come last."""
+        tuning = self.tuning
+        wanted = int(self.u.size * (tuning.candidates if self.picking else tuning.spare))
+        found = self._clear(wanted + tuning.checks, rng)
+        between = self._between(rng)
+        checks, others = found[: tuning.checks], found[tuning.checks : wanted + tuning.checks]
+        candidates = np.concatenate([between, others])
+        if self.picking:
+            candidates = self._picked(candidates)
+        return np.concatenate([candidates, checks])
+
+    def _clear(self, wanted: int, rng: np.random.Generator) -> Array:
+        """Draw directions away from all hyperplanes."""
+        (H, d), tuning, shut = self.u.shape, self.tuning, self.shut
+        closest = min(tuning.closest, tuning.ample / max(1.0, H / tuning.crowd)) / np.sqrt(d)
+        found = np.zeros((0, d))
+        for draw in range(tuning.draws):
+            if draw and draw % tuning.eased_every == 0:
+                shut /= 2
+            A = rng.standard_normal((2 * wanted, d))
+            A /= np.linalg.norm(A, axis=1, keepdims=True)
+            room = np.maximum(closest, shut / self.size)
+            found = np.concatenate([found, A[np.all(np.abs(A @ self.unit.T) > room, axis=1)]])
+            if len(found) >= wanted:
+                break
+        return found
+
+    def _between(self, rng: np.random.Generator) -> Array:
+        """Draw directions halfway between neighbours of the half circle.
+
+        Random ones seldom fall between two hyperplanes that are nearly parallel.
+        """
+        unit, angle = self.unit, self.heads.angle
+        parallel = np.abs(np.sum(unit * np.roll(unit, -1, axis=0), axis=1))
+        gaps = np.flatnonzero(parallel > (0.0 if self.picking else self.tuning.parallel))
+        middle = (angle + np.append(angle[1:], angle[:1] + np.pi))[gaps] / 2
+        centres = self.plane.offsets(middle, np.ones(len(middle)))
+        centres = np.repeat(centres, self.u.shape[1] + 1, axis=0)
+        moves = rng.standard_normal(centres.shape)
+        with np.errstate(divide="ignore"):
+            ratio = np.abs(centres @ unit.T) / np.abs(moves @ unit.T)
+        room = np.min(ratio, axis=1, initial=1.0)
+        between = centres + self.tuning.room * room[:, None] * moves
+        return np.asarray(between / np.linalg.norm(between, axis=1, keepdims=True))
+
+    def _picked(self, candidates: Array) -> Array:
+        """Pick as many rows as unknowns, of a well conditioned system."""
+        signs = np.sign(candidates @ self.u.T)
+        rows = (signs[:, :, None] * candidates[:, None, :]).reshape(len(candidates), -1)
+        _, pivots = qr(rows.T, mode="r", pivoting=True)
+        return np.asarray(candidates[pivots[: self.u.size]])
