@@ -12,7 +12,7 @@ from scipy.special import expit
 
 import unsoftmax as us
 from unsoftmax.measure.precision import UNIT, Precision
-from unsoftmax.measure.two_tokens import Values, Vectors, measurement_error, read_gates
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
 from unsoftmax.probes import Array, Grid
 from unsoftmax.solve.dense import solve_error
 
@@ -54,7 +54,7 @@ class Block:
         y = us.SingleHead(self.W, self.v)(grid[:]).reshape(len(B), len(Z))
         gates = self.read(y)
         W, Z, B = (x.astype(np.longdouble) for x in (self.W, self.Z, self.B))
-        return y, gates, float(np.linalg.norm((gates.logit - B @ W.T @ Z.T).astype(float)))
+        return y, float(np.linalg.norm((gates.logit - B @ W.T @ Z.T).astype(float)))
 
     def truth(self):
         p = expit(self.scale * self.measured)
@@ -72,23 +72,16 @@ class Block:
         }
         return y + (1 - 1e-5) * eta * pattern[signs]  # less what the test itself rounds
 
-    def read(self, y):
-        return read_gates(y, self.a, self.b, self.alpha, self.beta, self.values)
+    def answered(self, y):
+        return TwoTokenAnswers(y, self.a, self.b, self.alpha, self.beta, self.values)
 
-    def bound(self, gates, y):
+    def read(self, y):
+        return self.answered(y).gates()
+
+    def bound(self, y):
         columns = np.linalg.norm(self.B @ self.W.T, axis=1)[:, None]
-        return measurement_error(
-            gates,
-            y,
-            self.a,
-            self.b,
-            self.alpha,
-            self.beta,
-            self.scale,
-            self.beta * columns,
-            float(np.linalg.norm(self.Z, 2)),
-            self.values,
-        )
+        stretch = float(np.linalg.norm(self.Z, 2))
+        return self.answered(y).reading(self.beta * columns, stretch).total
 
 
 @pytest.mark.parametrize("signs", SIGNS)
@@ -103,7 +96,7 @@ def test_measurements_are_within_their_bound(eta, nu, d, signs, trials):
         y = block.answers(signs)
         gates = block.read(y)
         done = np.linalg.norm(gates.logit / block.scale - block.measured)
-        bound = block.bound(gates, y)
+        bound = block.bound(y)
         assert np.isinf(bound) if np.any(gates.margin <= 0) else np.isfinite(bound)
         if np.isfinite(bound):
             assert done <= bound
@@ -118,9 +111,9 @@ def test_one_answer_without_a_bound_leaves_none():
     y[1, 2] = block.beta[1, 2] * (block.B @ block.v)[1]  # p = 0
     gates = block.read(y)
     assert np.count_nonzero(~(gates.margin > 0)) == 1
-    assert block.bound(gates, y) == float("inf")
+    assert block.bound(y) == float("inf")
     y[1, 2] = np.nan
-    assert block.bound(block.read(y), y) == float("inf")
+    assert block.bound(y) == float("inf")
 
 
 def test_each_kind_of_error_counts():
@@ -133,7 +126,7 @@ def test_each_kind_of_error_counts():
         block.values = Values(block.v, 0.0, error, 0.0, block.values.precision)
         block.look()
         y, _ = block.truth()
-        return block.bound(block.read(y), y)
+        return block.bound(y)
 
     plain = bound()
     for changed in (bound(1e-9), *(bound(**{name: 1e-9}) for name in base)):
@@ -146,8 +139,8 @@ def test_float64_answers_are_within_the_bound(d, trials):
     for seed in range(trials(10, 300)):
         block = Block(seed, d, 0.0, Precision(), spread=seed % 3)
         block.W *= 0.5 / np.abs(block.measured).max()
-        y, gates, done = block.ask_a_head(block.Z, block.B)
-        assert done <= block.bound(gates, y)
+        y, done = block.ask_a_head(block.Z, block.B)
+        assert done <= block.bound(y)
 
 
 def test_the_rounding_of_large_scores_counts():
@@ -158,10 +151,10 @@ def test_the_rounding_of_large_scores_counts():
         across = np.linalg.qr(block.rng.standard_normal((d, d)))[0][0]
         block.W = 3e3 * np.outer(across, block.rng.standard_normal(d)) / d
         Z = block.Z - 0.9999 * np.outer(block.Z @ across, across)
-        y, gates, done = block.ask_a_head(Z, block.B)
-        assert done <= block.bound(gates, y)
+        y, done = block.ask_a_head(Z, block.B)
+        assert done <= block.bound(y)
         block.W = np.zeros((d, d))  # as if the scores were exact
-        beyond += done > block.bound(gates, y)
+        beyond += done > block.bound(y)
     assert beyond > 10
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from unsoftmax.measure.two_tokens import Values, Vectors, answer_error
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
 from unsoftmax.probes import Array
 
 # Nearer to 0 or 1 than a tenth of its error bound an answer's p says no more than that: random
@@ -69,7 +69,7 @@ def read_within(
     Parameters
     ----------
     y, a, b, alpha, beta, values
-        As for `unsoftmax.measure.two_tokens.read_gates`.
+        As for `unsoftmax.measure.two_tokens.TwoTokenAnswers`.
     most : ndarray or float
         t̄, the largest |t| possible.
     """
@@ -78,7 +78,8 @@ def read_within(
         rest = y - beta * b.value - values.c
         p = rest / signal
         q = (signal - rest) / signal
-        fixed = (answer_error(y, a, b, alpha, beta, values) + beta * b.value_error) / abs(signal)
+        own = TwoTokenAnswers(y, a, b, alpha, beta, values).answer_error
+        fixed = (own + beta * b.value_error) / abs(signal)
         share = alpha * a.value_error / np.abs(signal)
         largest = np.where(share < 1, (p + fixed) / (1 - share), 1.0)
         delta = fixed + np.clip(largest, 0.0, expit(most)) * share

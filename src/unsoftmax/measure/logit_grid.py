@@ -23,8 +23,9 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.measure.precision import ADVICE, Precision
+from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.scales import Exponents, Split
-from unsoftmax.measure.two_tokens import Gates, Values, Vectors, measurement_error, read_gates
+from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Values, Vectors
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows, pick
 from unsoftmax.protocol import Answers
 
@@ -101,43 +102,35 @@ class Block:
         """S = αβ of every answer."""
         return self.alpha * self.beta
 
+    def answered(self, values: Values | None = None) -> TwoTokenAnswers:
+        """Return all answers as they were asked; ``values`` may assume another precision."""
+        values = self.values if values is None else values
+        return TwoTokenAnswers(self.y, self.a, self.b, self.alpha, self.beta, values)
+
     def gates(self, values: Values | None = None) -> Gates:
         """Read every answer through the two-token identity."""
-        return read_gates(self.y, self.a, self.b, self.alpha, self.beta, values or self.values)
+        return self.answered(values).gates()
 
     def measured(self) -> Array:
         """Return M̂, (query tokens, offsets)."""
-        shift = 0.0 if self.shift is None else self.shift
-        measured: Array = (self.gates().logit / self.alpha - shift) / self.beta
-        return measured
+        return self.answered().measured(0.0 if self.shift is None else self.shift)
 
-    def error(
+    def reading(
         self,
         values: Values,
         columns: Array,
         w: Array,
         stretch: float,
         shift_error: float = 0.0,
-    ) -> float:
-        """Bound ‖M̂ − M‖_F; see `measurement_error`.
+    ) -> Reading:
+        """Return M̂ with its errors; see `TwoTokenAnswers.reading`.
 
         ``values`` holds the precision that is assumed, ``columns`` are the norms ‖W b_j‖,
         ``stretch`` is ‖Z‖₂, and ``shift_error`` bounds ‖Δshift‖₂.
         """
-        direct = measurement_error(
-            self.gates(values),
-            self.y,
-            self.a,
-            self.b,
-            self.alpha,
-            self.beta,
-            self.scale,
-            self.beta * columns[:, None] + np.linalg.norm(w),
-            stretch,
-            values,
-        )
-        repeated = np.sqrt(np.max(np.sum(self.beta**-2, axis=0)))
-        return direct + float(shift_error * repeated)
+        score_norm = self.beta * columns[:, None] + np.linalg.norm(w)
+        shift = 0.0 if self.shift is None else self.shift
+        return self.answered(values).reading(score_norm, stretch, shift, shift_error)
 
     def unbounded(self, values: Values) -> tuple[str, ...]:
         """Say how many logits have no bound."""
@@ -292,7 +285,7 @@ def _read(block: Block, j: Indices | slice, i: int | slice) -> tuple[Array, Arra
     """Return the logit's part from W, its error, and the gates of some answers."""
     alpha, beta = block.alpha[j, i], block.beta[j, i]
     b = block.b.take((j, slice(None)) if isinstance(i, slice) else (j, 0))
-    gates = read_gates(block.y[j, i], block.a.take(i), b, alpha, beta, block.values)
+    gates = TwoTokenAnswers(block.y[j, i], block.a.take(i), b, alpha, beta, block.values).gates()
     logit = gates.logit if block.shift is None else gates.logit - alpha * block.shift[i]
     logit = np.where(gates.margin > 3 * gates.p_error, logit, np.nan)
     return logit, gates.logit_error, gates

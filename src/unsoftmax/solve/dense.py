@@ -1,16 +1,50 @@
-"""Error bounds of what is solved from readings, needing no ground truth.
+"""From readings to the matrix behind them, by a square solve, with the error that passes on.
 
-Source: beyond the paper, whose Theorem 4.1 is exact arithmetic. The readings M_ji = z_i·(W b_j)
-come with a bound on ‖ΔM‖_F; solving Z W = M divides it by σ_min(Z).
+Readings M_ji = z_i·(W b_j), b_j the unit vectors, come with a bound on ‖ΔM‖_F. Then
+
+    Z Ŵ = M̂ᵀ,        ‖Ŵ − W‖_F ≤ ‖ΔM‖_F/σ_min(Z) + 4u·cond(Z)·‖Ŵ‖_F,
+
+needing no ground truth. For matrices that are known to have low rank see also `rank_error` and
+`unsoftmax.solve.skeleton`. Nothing is asked here.
+Source: beyond the paper, whose Theorem 4.1 is exact arithmetic.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSolution:
+    """What a square solve found: Ŵ with Z Ŵ = M̂ᵀ.
+
+    Examples
+    --------
+    >>> Z = Offsets(np.diag([1.0, 2.0]), 1.0, 2.0)
+    >>> found = solve(Z, np.array([[3.0, 4.0]]))
+    >>> found.matrix[:, 0].tolist(), round(found.error(0.1), 3)
+    ([3.0, 2.0], 0.1)
+    """
+
+    offsets: Offsets
+    """Z."""
+    matrix: Array
+    """Ŵ, (d, query tokens)."""
+
+    def error(self, total: float) -> float:
+        """Bound ‖Ŵ − W‖_F where ‖M̂ − M‖_F is at most ``total``; see `Reading.total`."""
+        return solution_error(self.offsets, total, self.matrix)
+
+
+def solve(offsets: Offsets, measured: Array) -> DenseSolution:
+    """Solve Z Ŵ = M̂ᵀ for readings M̂ of shape (query tokens, offsets)."""
+    return DenseSolution(offsets, offsets.solve(measured))
 
 
 def solve_error(measured: float, smallest: float, largest: float, size: float) -> float:

@@ -148,7 +148,7 @@ class Place:
 
         def bound(values: Values, leaked: float) -> float:
             each = [
-                block.error(values, lengths, none, Z.largest)
+                block.reading(values, lengths, none, Z.largest).total
                 for block, lengths in zip(blocks, columns, strict=False)
             ]
             return solution_error(Z, float(np.linalg.norm([*each, leaked])), W) + moved

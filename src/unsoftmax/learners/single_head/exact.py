@@ -154,10 +154,14 @@ class _Fit:
         """Bound the errors; see `unsoftmax.solve.dense`."""
         w_error = shift_error = 0.0
         if self.bias is not None:
-            shift_error = self.bias.error(self.values, np.zeros(1), self.model.w, self.Z.largest)
+            zero = np.zeros(1)
+            shift = self.bias.reading(self.values, zero, self.model.w, self.Z.largest)
+            shift_error = shift.total
             w_error = solution_error(self.Z, shift_error, self.model.w)
         columns = np.linalg.norm(self.model.W, axis=0)
-        measured = self.block.error(self.values, columns, self.model.w, self.Z.largest, shift_error)
+        measured = self.block.reading(
+            self.values, columns, self.model.w, self.Z.largest, shift_error
+        ).total
         errors = {
             "W": solution_error(self.Z, measured, self.model.W),
             "v": float(np.linalg.norm(self.values.v_error)),

@@ -21,6 +21,7 @@ from unsoftmax.measure.two_tokens import Values
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers
 from unsoftmax.validate import sequences as holdout
+from unsoftmax.validate.head_comparison import of_straight
 
 # With biases c is subtracted from every single-token answer: larger tokens save v's digits.
 _BIASED_SCALE = 2.0**10
@@ -147,16 +148,18 @@ def _straightened(
 ) -> Values:
     """Hold f([x]) = x·v + c against fresh tokens; assume coarser arithmetic as far as allowed."""
     precision = values.precision
-    residual, tolerance = holdout.straightness(straight, line, values)
-    if np.all(np.abs(residual) <= tolerance(precision)):
+    x = straight.X[:, 0]
+    compared = of_straight(x, line, values)
+    residual = np.abs(compared.relative)
+    if np.all(residual <= compared.tolerance):
         return values
-    exact = replace(precision, unit=0.0)
-    unit = 2 * float(np.max(np.abs(residual) - tolerance(exact))) / KAPPA
+    exact = replace(values, precision=replace(precision, unit=0.0))
+    unit = 2 * float(np.max(residual - of_straight(x, line, exact).tolerance)) / KAPPA
     if told or unit > max(_COARSEST_UNIT, precision.unit):
         least = ", or the tolerance is too small" if told else ""
         raise ModelMismatch(
             f"Single tokens are not answered by x·v{' + c' if biases else ''}: the "
-            f"answers miss it by {np.max(np.abs(residual)):.1e} of their size. The target "
+            f"answers miss it by {np.max(residual):.1e} of their size. The target "
             f"is not an attention head or a sum of heads{or_biased(biases)}{least}."
         )
     precision = precision.with_unit(unit, "Single tokens are not answered exactly")

@@ -148,7 +148,7 @@ class LowRankHead(Configured):
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
-        told = None if self.tolerance is None else Precision.told(self.tolerance)
+        told = None if self.tolerance is None else Precision.declared(self.tolerance)
         scale = None if told is None else _LOUD_SINGLES
         opened = yield from read_opening(self.dim, self.biases, checks, rng, told, scale)
         values = opened.values
@@ -305,15 +305,15 @@ class _Fit:
         inverse = float(1 / np.linalg.svd(core, compute_uv=False)[-1])
         tilt = float(np.linalg.norm(np.linalg.solve(core, self.A), 2))  # ‖Π‖ = ‖I − Π‖
         lengths = np.linalg.norm(self.C, axis=0)
-        E = columns.block.error(values, lengths, np.zeros(1), self.Z.largest)
+        E = columns.block.reading(values, lengths, np.zeros(1), self.Z.largest).total
         E = solution_error(self.Z, E, self.C)
         F = shift_error = 0.0
         if self.bias is not None:
-            shift_error = self.bias.error(values, np.zeros(1), self.model.w, stretch)
+            shift_error = self.bias.reading(values, np.zeros(1), self.model.w, stretch).total
             F += np.sqrt(rank) * shift_error / columns.beta
         if self.rows is not None:
             lengths = np.linalg.norm(np.linalg.solve(core, self.rows.measured().T), axis=0)
-            F += self.rows.error(values, lengths, self.model.w, stretch, shift_error)
+            F += self.rows.reading(values, lengths, self.model.w, stretch, shift_error).total
         F = solution_error(self.T, inverse * F + tilt * E, self.right)
         spread = self._spread()
         # at (x, 1) a query token is longer than x, which is a unit vector
@@ -327,13 +327,13 @@ class _Fit:
             # the true range may tilt against the one found: its factor is doubled
             K, P = self.model.arrays()["K"], self.refined.queries[np.arange(rank)]
             narrow = 1 - DENSE_GRID * np.sqrt(P.size)
-            along = self.refined.error(
+            along = self.refined.reading(
                 values,
                 np.linalg.norm(K, axis=1),
                 self.model.w,
                 self.Z.largest,
                 self.Z.largest * w_error,
-            )
+            ).total
             W_error = solution_error(self.Z, along, K) / narrow + 2 * F + beyond + rounding
         errors = {
             "W": float(W_error),

@@ -18,9 +18,12 @@ from unsoftmax.learners.single_head.first_round import Opening
 from unsoftmax.measure.precision import ADVICE, KAPPA, Precision, why
 from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Certificate, Evidence, Found
 from unsoftmax.validate import sequences as holdout
+from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
+from unsoftmax.validate.judge import Answered, fresh_answers, judge
+from unsoftmax.validate.sequences import HoldoutTuning
 
 # How much coarser than they look the answers may be to explain the hold-out: a second head
 # that is 1e-5 of the first would take 10⁵ and more for float64 answers. Known formats are exact.
@@ -81,10 +84,11 @@ def conclude(
         How much louder its offsets are than logits ask for; see `holdout.closing`.
     """
     certificate = certificate_of(fit, checks)
-    closing = holdout.closing(fit.model, certificate, opened.closing, rng, gain=gain)
-    closed = yield list(closing)
-    probes, answers = [opened.probes, *closing], [opened.answers, *closed]
-    fit, evidence = _judged(fit, probes, answers, checks, unexplained, otherwise)
+    closing = holdout.closing(
+        fit.model, certificate, opened.closing, rng, tuning=HoldoutTuning(gain=gain)
+    )
+    answered = yield from fresh_answers(closing, [(opened.probes.X, opened.answers)])
+    fit, evidence = _judged(fit, answered, checks, unexplained, otherwise)
     certificate = certificate_of(fit, checks)
     _refuse_unknown(fit, certificate)
     notes = fit.notes()
@@ -110,8 +114,7 @@ def certificate_of(fit: Fit, checks: int) -> Certificate:
 
 def _judged(
     fit: F,
-    probes: list[Sequences],
-    answers: list[Array],
+    answered: list[Answered],
     checks: int,
     unexplained: float,
     otherwise: str,
@@ -123,9 +126,16 @@ def _judged(
     precision = fit.values.precision
     limit = unexplained if precision == Precision() else _MOST_UNEXPLAINED_COARSE
     factor, wider = 1.0, fit
+    seen = [(HeadAt.of(fit.model, X), y) for X, y in answered]
     while True:
         certificate = certificate_of(wider, checks)
-        judgement = holdout.judge(probes, answers, fit.model, wider.values, certificate, checks)
+        judgement = judge(
+            (
+                to_first_order(at, y, wider.values, certificate.errors, JudgeTuning())
+                for at, y in seen
+            ),
+            checks,
+        )
         evidence, strain = judgement.evidence, judgement.strain
         if evidence.passed or not checks:
             if strain > 1 / _STRAIN:
@@ -135,7 +145,7 @@ def _judged(
         if not factor <= limit:  # also when there is nothing to compare
             break
         wider = _coarser(fit, factor)
-    if not np.isfinite(certificate.errors["W"]) or np.isnan(evidence.max_residual):
+    if not np.isfinite(certificate.errors["W"]) or judgement.blunt:
         raise NotIdentifiable(
             "The answers are too coarse to determine W: what they leave open moves every "
             "fresh answer more than can be told apart. v is determined." + why(precision) + ADVICE,

@@ -25,9 +25,12 @@ from unsoftmax.measure.intervals import Within, read_within
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.two_tokens import Values, Vectors
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Round, Sequences
-from unsoftmax.protocol import Answers, Certificate, Evidence, Found
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers, Found
 from unsoftmax.validate import sequences as holdout
+from unsoftmax.validate.head_comparison import HeadAt, for_any_error
+from unsoftmax.validate.judge import Residuals, hold_out
+from unsoftmax.validate.sequences import HoldoutTuning
 
 # Rounding of norms and logits themselves, beside a bound that is otherwise exact.
 _SLACK = 1 + 1e-9
@@ -216,13 +219,20 @@ def verify(
     """
     certificate = certificate_of(fit, checks)
     closing = holdout.closing(
-        fit.model, certificate, opened.closing, rng, terms.cap, _STRETCH, _OPEN_BY
+        fit.model,
+        certificate,
+        opened.closing,
+        rng,
+        terms.cap,
+        tuning=HoldoutTuning(gain=_STRETCH, open_by=_OPEN_BY),
     )
-    closed = yield list(closing)
-    evidence = _judge(
-        [opened.probes, *closing], [opened.answers, *closed], fit, certificate, checks
-    )
-    if checks and not evidence.passed:
+
+    def compare(X: Array, y: Array) -> Residuals:
+        return for_any_error(HeadAt.of(fit.model, X), y, fit.values, certificate.errors["W"])
+
+    judgement = yield from hold_out(closing, compare, checks, [(opened.probes.X, opened.answers)])
+    evidence = judgement.evidence
+    if judgement.refuses:
         raise ModelMismatch(
             f"The recovered head misses fresh answers by {evidence.max_residual:.1e} of their size "
             "where its bounds and the tolerance do not allow it. The target is not a single "
@@ -230,38 +240,3 @@ def verify(
             "is too small."
         )
     return Found(fit.model, certificate, evidence, fit.notes())
-
-
-def _judge(
-    probes: list[Sequences], answers: list[Array], fit: Fit, certificate: Certificate, queries: int
-) -> Evidence:
-    """Compare answers with predictions, each within all that the bounds allow.
-
-    Logits that move by at most m change every weight by a factor within e^{±2m}.
-    """
-    model, values = fit.model, fit.values
-    W_error = min(certificate.errors["W"], 1e100)
-    residuals, tolerances = [], []
-    for family, y in zip(probes, answers, strict=True):
-        X = family.X
-        predicted = model(X)
-        query = X[:, -1]
-        vectors, weights = holdout.attention(model, X)
-
-        norms = np.linalg.norm(X, axis=2)
-        away = np.linalg.norm(X - query[:, None], axis=2).max(axis=1)
-        rounding = norms.max(axis=1) * np.linalg.norm(vectors, axis=1)
-        moved = away * np.linalg.norm(query, axis=1) * W_error
-        moved += KAPPA * values.precision.unit * rounding
-        unsure = np.abs(X) @ values.v_error
-        pooled = np.abs(np.einsum("bn,bnd->bd", weights, X)) @ values.v_error
-        apart = np.abs(X @ values.v - predicted[:, None]) + unsure + pooled[:, None]
-        factor = np.expm1(np.minimum(2 * moved, 50.0))
-        allowed = np.minimum(factor * np.sum(weights * apart, axis=1), apart.max(axis=1))
-
-        size = norms.max(axis=1) * values.norm
-        own = values.precision.error(size, y) + pooled
-        size = np.where(size > 0, size, 1.0)
-        residuals.append((y - predicted) / size)
-        tolerances.append((own + allowed) / size)
-    return Evidence.of(queries, np.concatenate(residuals), np.concatenate(tolerances))

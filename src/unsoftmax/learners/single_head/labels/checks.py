@@ -22,7 +22,9 @@ from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence
-from unsoftmax.validate import sequences as holdout
+from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt
+from unsoftmax.validate.judge import Residuals, from_the_side
+from unsoftmax.validate.judge import judge as verdict
 
 _LENGTHS = (2, 3, 5, 7)
 _LOGITS = (0.5, 1.0, 2.0)
@@ -109,19 +111,31 @@ def uncertainty(model: SingleHead, certificate: Certificate, X: Array) -> Array:
     Scores that move by at most m each move the weighted mean of numbers y_i by at most
     (e^m − 1)e^m Σ α_i|y_i − f|.
     """
-    query = X[:, -1]
-    vectors, weights = holdout.attention(model, X)
+    at = HeadAt.of(model, X)
     values = X @ model.v
-    spread = np.sum(weights * np.abs(values - np.sum(weights * values, axis=1)[:, None]), axis=1)
-    norms = np.linalg.norm(X, axis=2)
-    away = np.linalg.norm(X - query[:, None], axis=2)
-    moved = away * (np.linalg.norm(query, axis=1) * min(certificate.errors["W"], 1e100))[:, None]
-    moved += 2 * KAPPA * UNIT * norms * np.linalg.norm(vectors, axis=1)[:, None]
-    m, size = moved.max(axis=1), norms.max(axis=1)
+    mean = np.sum(at.weights * values, axis=1)
+    spread = np.sum(at.weights * np.abs(values - mean[:, None]), axis=1)
+    moved = at.away * (at.query_norm * min(certificate.errors["W"], UNBOUNDED))[:, None]
+    moved += 2 * KAPPA * UNIT * at.norms * at.score_size[:, None]
+    m, size = moved.max(axis=1), at.longest
     with np.errstate(over="ignore", invalid="ignore"):
         shifted = np.where(m < _NOTHING_KNOWN, np.expm1(m) * np.exp(m) * spread, 2 * size)
     bound: Array = size * (2 * KAPPA * UNIT + certificate.errors["v"]) + shifted
     return bound
+
+
+def compare(
+    model: SingleHead, certificate: Certificate, X: Array, label: NDArray[np.bool_]
+) -> Residuals:
+    """Compare labels with the recovered head's."""
+    predicted, size = model(X), np.linalg.norm(X, axis=2).max(axis=1)
+    allowed = uncertainty(model, certificate, X)
+    return Residuals.of(
+        from_the_side(predicted, label),
+        allowed=allowed,
+        size=size,
+        telling=allowed / size < _TELLING,
+    )
 
 
 def judge(
@@ -142,16 +156,13 @@ def judge(
     ModelMismatch
         A label contradicts the head by more than that.
     """
-    residuals, tolerances = [np.zeros(0)], [np.zeros(0)]
-    for family, label in zip(probes, labels, strict=True):
-        predicted = model(family.X)
-        size = np.linalg.norm(family.X, axis=2).max(axis=1)
-        allowed = uncertainty(model, certificate, family.X) / size
-        telling = allowed < _TELLING
-        residual = np.where((predicted > 0) == label, 0.0, np.abs(predicted) / size)
-        residuals.append(residual[telling])
-        tolerances.append(allowed[telling])
-    evidence = Evidence.of(queries, np.concatenate(residuals), np.concatenate(tolerances))
+    evidence = verdict(
+        (
+            compare(model, certificate, family.X, label)
+            for family, label in zip(probes, labels, strict=True)
+        ),
+        queries,
+    ).evidence
     if np.isfinite(evidence.max_residual) and not evidence.passed:
         raise ModelMismatch(
             "The recovered head gives fresh sequences the wrong label where its answer, up to "

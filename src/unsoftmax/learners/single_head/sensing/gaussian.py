@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.measure.precision import KAPPA, UNIT, why
-from unsoftmax.measure.two_tokens import Gates, Values, Vectors, read_gates
+from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Values, Vectors
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Pairs, Purpose, Round
 from unsoftmax.protocol import Answers
@@ -123,7 +123,7 @@ class GaussianBlock:
         """Read every answer through the two-token identity."""
         values = values or self.values
         a, b = Vectors.of(self.a, values), Vectors.of(self.b, values)
-        return read_gates(self.y, a, b, self.alpha, self.beta, values)
+        return TwoTokenAnswers(self.y, a, b, self.alpha, self.beta, values).gates()
 
     def _logits(self, which: Indices) -> Array:
         """Return logits, NaN where an answer is out of reach."""
