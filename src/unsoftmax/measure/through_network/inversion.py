@@ -7,7 +7,9 @@ segments lie in one linear piece, where ĝ's error at x is nearly all of its err
 smallest slope of ĝ along the segment, ε its error and η that of answers, p = x + σ̂a, and let ĝ
 change by c on pieces of length l that are left out because its error hides them. Then
 
-    |σ̂ − σ| ≤ (ε(p) + η(p) + ε(x) + η(x) + c)/s + l,      without ε(x) and η(x) where g(x) is unknown.
+    |σ̂ − σ| ≤ (ε(p) + η(p) + ε(x) + η(x) + c)/s + l,
+
+without ε(x) and η(x) where g(x) was not asked.
 
 *Anchored.* g is asked once more, at x + σ_1 a with σ_1 near σ. Then
 
