@@ -104,14 +104,3 @@ def least(norms: Array) -> float:
     """Return the smallest norm that is not 0, or 0 where all are."""
     some = norms[norms > 0]
     return float(some.min()) if some.size else 0.0
-
-
-def sequences(X: ArrayLike, dim: int, what: str) -> Array:
-    """Return X as float64 if it has shape (B, N, d) with N ≥ 1, or raise ValueError."""
-    X = np.asarray(X, dtype=np.float64)
-    if X.ndim != 3 or X.shape[2] != dim or not X.shape[1]:
-        raise ValueError(
-            f"This {what} takes sequences of shape (B, N, {dim}) with N ≥ 1; "
-            f"it was given shape {X.shape}."
-        )
-    return X

@@ -17,7 +17,7 @@ import numpy as np
 
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import ReluNetwork
-from unsoftmax.models.relu_equality import length_of
+from unsoftmax.models.relu_network import typical_length
 from unsoftmax.probes import Array
 
 
@@ -54,7 +54,7 @@ class LearnedNetwork:
         """
         if 0 < self.constant < np.inf and 0 < self.slope < np.inf:
             return self.constant / self.slope
-        return 1.0 if self.constant == 0 else length_of(self.network)
+        return 1.0 if self.constant == 0 else typical_length(self.network)
 
     def error(self, x: Array) -> Array:
         """Bound ``|ĝ(x) − g(x)|`` at points (n, d)."""
