@@ -26,18 +26,18 @@ from unsoftmax.learners.transformer.attention_scale import (
     find_scale,
     guess_bias,
 )
+from unsoftmax.learners.transformer.score_vectors import ScoreSpan, ScoreVectors, without_bias
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.through_network.aim import AimedSegments, TokenLines, aim_from
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.measure.through_network.network_reader import NetworkReader
-from unsoftmax.measure.through_network.segment_answers import SegmentAnswers, ThroughNetworkTuning
+from unsoftmax.measure.through_network.segment_answers import ThroughNetworkTuning
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.solve import dense
-from unsoftmax.solve.skeleton import Skeleton
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,72 +94,6 @@ class RecoveredAttention:
     w_error: float
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreVectors:
-    """k_j = Qᵀ(W x_j + w) at query tokens x_j = β_j b_j.
-
-    Attributes
-    ----------
-    beta : ndarray (k,)
-        Signed lengths of the tokens.
-    vectors : ndarray (k, r)
-        k_j; all of W x_j + w where there is no Q.
-    errors : ndarray (k,)
-        Bounds on ‖Δk_j‖.
-    """
-
-    beta: Array
-    vectors: Array
-    errors: Array
-
-    @classmethod
-    def of(cls, answers: SegmentAnswers) -> ScoreVectors:
-        """Solve the logits of every token."""
-        return cls(answers.aimed.beta, *answers.vectors())
-
-    def __add__(self, other: ScoreVectors) -> ScoreVectors:
-        """Return the vectors of both, one after the other."""
-        return ScoreVectors(
-            np.append(self.beta, other.beta),
-            np.vstack([self.vectors, other.vectors]),
-            np.concatenate([self.errors, other.errors]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreSpan:
-    """The range of [W w], from the columns u_j/β_j at r query tokens."""
-
-    skeleton: Skeleton
-    """Q, asked with its own columns as rows: its core is the identity."""
-    columns: Array
-    """u_j/β_j, (d, r)."""
-    error: float
-    """Bound on the columns' error, doubled: the true range may tilt against the one found."""
-
-    @classmethod
-    def of(cls, found: ScoreVectors) -> ScoreSpan:
-        """Return the span of the vectors at r tokens."""
-        columns = (found.vectors / found.beta[:, None]).T
-        Q = np.linalg.qr(columns)[0]
-        return cls(Skeleton(Q, Q.T), columns, 2 * float(np.linalg.norm(found.errors / found.beta)))
-
-    @property
-    def basis(self) -> Array:
-        """Q, (d, r)."""
-        return self.skeleton.basis
-
-    def coordinates(self, found: ScoreVectors) -> ScoreVectors:
-        """Return Qᵀu for the vectors u that the span came from."""
-        return ScoreVectors(found.beta, found.vectors @ self.basis, found.errors)
-
-    def tilted(self, found: ScoreVectors) -> ScoreVectors:
-        """Add to the errors of vectors k, read within the span, what the span is off by."""
-        dependence = self.skeleton.in_columns(self.columns, found.vectors.T)
-        off = self.error * np.linalg.norm(dependence, axis=0)
-        return ScoreVectors(found.beta, found.vectors, found.errors + off)
-
-
 def recover_attention(
     learned: LearnedNetwork,
     assumed: AssumedAttention,
@@ -193,12 +127,7 @@ def recover_attention(
         bias = yield from guess_bias(reader, tuning.scale)
     scale = yield from find_scale(reader, B[: tuning.scale.tokens], bias, tuning.scale)
     lines = TokenLines.alike(B, *scale)
-    found = yield from _read_columns(reader, lines.pick(slice(0, assumed.columns)), bias)
-    span = None
-    if not assumed.full:
-        span = ScoreSpan.of(found)
-        rest = lines.pick(slice(assumed.columns, None))
-        found = span.coordinates(found) + (yield from _read_rows(reader, rest, span, bias))
+    found, span = yield from _read_vectors(reader, lines, assumed, bias)
     beside = None
     if assumed.biases:
         first = _offsets_of_first(found, B[:1], learned.length, assumed.columns)
@@ -225,22 +154,21 @@ def most_rounds(tuning: LocalAttentionTuning) -> int:
     return 5 * max(tuning.scale.rounds, tuning.reading.most_rounds)
 
 
-def _read_columns(
-    reader: NetworkReader, lines: TokenLines, bias: Array
-) -> Generator[Round, Answers, ScoreVectors]:
-    """Step 1: read all of W x + w."""
-    return ScoreVectors.of((yield from reader.read(lines, None, bias, "W")))
-
-
-def _read_rows(
-    reader: NetworkReader, lines: TokenLines, span: ScoreSpan, bias: Array
-) -> Generator[Round, Answers, ScoreVectors]:
-    """Step 3: read Qᵀ(W x + w)."""
+def _read_vectors(
+    reader: NetworkReader, lines: TokenLines, assumed: AssumedAttention, bias: Array
+) -> Generator[Round, Answers, tuple[ScoreVectors, ScoreSpan | None]]:
+    """Read W x + w at r tokens, and Qᵀ(W x + w) within their span at the others (steps 1 to 3)."""
+    columns = lines.pick(slice(0, assumed.columns))
+    found = ScoreVectors.of((yield from reader.read(columns, None, bias, "W")))
+    if assumed.full:
+        return found, None
+    span = ScoreSpan.of(found)
     d, r = span.basis.shape
+    rest = lines.pick(slice(r, None))
     # unit offsets within the span see √(d/r) times as much of W x as those of all of R^d
-    less = np.full(len(lines.beta), (r / d) ** 0.25)
-    answers = yield from reader.read(lines.scaled(less, less), span.basis, bias, "W, rows")
-    return span.tilted(ScoreVectors.of(answers))
+    less = np.full(len(rest.beta), (r / d) ** 0.25)
+    answers = yield from reader.read(rest.scaled(less, less), span.basis, bias, "W, rows")
+    return span.coordinates(found) + span.tilted(ScoreVectors.of(answers)), span
 
 
 def _offsets_of_first(found: ScoreVectors, b: Array, length: float, columns: int) -> TokenLines:
@@ -257,7 +185,7 @@ def _read_beside(
     bias: Array,
     tuning: LocalAttentionTuning,
 ) -> Generator[Round, Answers, ScoreVectors]:
-    """Step 4: read (Qᵀ)(W x_0 + w) at x_0 = γ b_1, wherever on b_1's line logits say most."""
+    """Read Qᵀ(W x_0 + w) at x_0 = γ b_1, wherever on b_1's line logits say most (step 4)."""
     learned, best = reader.learned, None
     typical = float(np.linalg.norm(bias)) / np.sqrt(len(bias))
     reach = min(1 / typical if typical else np.inf, tuning.bias_reach * learned.length)
@@ -289,7 +217,7 @@ def _solved(
     found: ScoreVectors,
     beside: ScoreVectors | None,
 ) -> RecoveredAttention:
-    """Step 5: solve for W and w, and bound their errors."""
+    """Solve for W and w, and bound their errors (step 5)."""
     columns, error, w, w_error = without_bias(found, beside)
     solution = dense.solve(T, columns.T)
     bound = solution.error(float(np.linalg.norm(error)))
@@ -300,25 +228,3 @@ def _solved(
     Q = span.basis
     model = Transformer.from_factors(Q.T, within, network, Q @ w)
     return RecoveredAttention(model, bound, w_error)
-
-
-def without_bias(
-    found: ScoreVectors, beside: ScoreVectors | None
-) -> tuple[Array, Array, Array, float]:
-    """Return QᵀW b_j (k, r) with errors (k,), and Qᵀw with its error, from k_j = Qᵀ(W x_j + w).
-
-    ``beside`` is read at x_0 = γ b_1: two vectors on one line give W b_1 by their difference, and
-    w by going on to 0. Without it w is 0.
-    """
-    beta, k, error = found.beta, found.vectors, found.errors
-    if beside is None:
-        return k / beta[:, None], error / np.abs(beta), np.zeros(k.shape[1]), 0.0
-    gamma = float(beside.beta[0])
-    w, w_error = beside.vectors[0], float(beside.errors[0])
-    first = (k[0] - w) / (beta[0] - gamma)
-    first_error = (error[0] + w_error) / abs(beta[0] - gamma)
-    if gamma:
-        w, w_error = w - gamma * first, float(w_error + abs(gamma) * first_error)
-    columns, off = (k - w) / beta[:, None], (error + w_error) / np.abs(beta)
-    columns[0], off[0] = first, first_error
-    return columns, off, w, w_error

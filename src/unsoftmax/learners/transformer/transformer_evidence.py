@@ -21,11 +21,12 @@ from unsoftmax.learners.transformer.closing_sequences import (
     ClosingSequenceTuning,
     telling_sequences,
 )
+from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork, network_gradients
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.models.attention import mean_shift, pooled_tokens, score_rounding, score_shift
-from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found
 from unsoftmax.validate.head_comparison import UNBOUNDED
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
@@ -100,16 +101,6 @@ class TransformerParts:
         if not checks:
             given.append("Nothing was checked: exact float64 answers are taken for granted.")
         return (*self.network.certificate.assumes, *given)
-
-
-@dataclass(frozen=True, slots=True)
-class TransformerHoldOut:
-    """The hold-out's first sequences with their answers, and the queries left and in all."""
-
-    opening: Sequences
-    answers: Array
-    left: int
-    queries: int
 
 
 def conclude_transformer(

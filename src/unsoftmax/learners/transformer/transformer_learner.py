@@ -17,13 +17,12 @@ without biases and A w_o ≠ 0.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
 from unsoftmax.learners.single_head.exact import ExactHead
@@ -36,18 +35,14 @@ from unsoftmax.learners.transformer.attention_recovery import (
     most_rounds,
     recover_attention,
 )
+from unsoftmax.learners.transformer.network_recovery import learned_network, open_hold_out
 from unsoftmax.learners.transformer.transformer_evidence import (
     TransformerEvidenceTuning,
-    TransformerHoldOut,
     TransformerParts,
     conclude_transformer,
 )
-from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.models import ReluNetwork, Transformer, canonical
-from unsoftmax.probes import Array, Round, Sequences
-from unsoftmax.protocol import Answers, Found, Learner, Plan, Steps
-from unsoftmax.validate import sequences as holdout
+from unsoftmax.models import ReluNetwork, Transformer
+from unsoftmax.protocol import Learner, Plan, Steps
 
 Head: TypeAlias = ExactHead | LowRankHead
 
@@ -215,68 +210,17 @@ class TransformerLearner(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
         part = checks // self.tuning.opening_part
-        opening = holdout.opening(self.dim, part, rng)
-        answers, repeated = yield from _opened(opening, part // 2)
-        left = checks - 2 * part - len(repeated)
+        held = yield from open_hold_out(self.dim, checks, part, rng)
         found = yield from self._network.steps(part)
-        learned = _learned_network(found, _precision(answers, repeated))
-        if not canonical(learned.network).A.shape[1]:
-            raise _constant_network(learned, answers)
+        learned = learned_network(found, held)
         if self.attention == "local":
             attention = yield from recover_attention(
                 learned, self._assumed, bool(self.anchored), rng, self.tuning.local
             )
         else:
-            pairs = left // 4
-            left -= 2 * pairs
+            pairs = held.left // 4
+            held = replace(held, left=held.left - 2 * pairs)
             head = self._head.steps(pairs)
             attention = yield from recover_antisymmetric(learned, head, self.tuning.cancelled)
         parts = TransformerParts(attention, learned, found, self._assumed)
-        held = TransformerHoldOut(opening, answers, left, checks)
         return (yield from conclude_transformer(parts, held, rng, self.tuning.evidence))
-
-
-def _opened(opening: Sequences, repeats: int) -> Generator[Round, Answers, tuple[Array, Array]]:
-    """Ask the hold-out's first sequences, and some of them again; return both answers."""
-    answers = repeated = np.zeros(0)
-    if len(opening):
-        [answers] = yield [opening]
-    if repeats:
-        [repeated] = yield [holdout.repeated(opening, repeats)]
-    return answers, repeated
-
-
-def _precision(answers: Array, repeated: Array) -> Precision:
-    """Return the precision of the first answers.
-
-    Where g is flat few different answers come: round by chance, they tell no format.
-    """
-    precision = Precision()
-    if len(np.unique(answers)) == len(answers) and np.all(answers != 0):
-        precision = Precision.of_format([answers])
-    noise = holdout.noise_of(answers[: len(repeated)], repeated)
-    return precision.with_noise(noise, len(repeated))
-
-
-def _learned_network(found: Found[ReluNetwork], precision: Precision) -> LearnedNetwork:
-    """Return the network with its certificate, infinite where it has no bound."""
-    network, errors = found.model, found.certificate.errors
-    if not isinstance(network, ReluNetwork):
-        raise TypeError(f"network must learn a ReluNetwork; it found {network!r}.")
-    constant, slope = (float(errors.get(name, np.inf)) for name in ("constant", "slope"))
-    return LearnedNetwork(network, constant, slope, precision)
-
-
-def _constant_network(learned: LearnedNetwork, answers: Array) -> Exception:
-    """Say what a constant network means: nothing depends on the attention."""
-    c = learned.network.c
-    off = learned.constant + learned.answer_error(np.zeros((1, learned.dim)), np.array([c]))[0]
-    if np.any(np.abs(answers - c) > 2 * off):
-        return ModelMismatch(
-            f"Single tokens are all answered by {c:g}, longer sequences are not: the target is "
-            "not one softmax head followed by a ReLU network."
-        )
-    return NotIdentifiable(
-        f"The network is constant, {c:g}: no answer depends on the attention, and W is free.",
-        determined={"network": learned.network},
-    )

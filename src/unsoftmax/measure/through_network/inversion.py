@@ -5,7 +5,8 @@
 *From the network alone.* ĝ(x + σ̂a) = y − (g(x) − ĝ(x)), with g(x) from one single token: short
 segments lie in one linear piece, where ĝ's error at x is nearly all of its error. Let s be the
 smallest slope of ĝ along the segment, ε its error and η that of answers, p = x + σ̂a, and let ĝ
-change by c on pieces of length l that are left out because its error hides them. Then
+change by c on pieces of length l that are left out because its error hides them. Then, to first
+order in ε,
 
     |σ̂ − σ| ≤ (ε(p) + η(p) + ε(x) + η(x) + c)/s + l,
 
@@ -13,7 +14,7 @@ without ε(x) and η(x) where g(x) was not asked.
 
 *Anchored.* g is asked once more, at x + σ_1 a with σ_1 near σ. Then
 
-    σ = σ_1 + (y − ĝ(x + σ̂a) − (g − ĝ)(x + σ_1 a))/slope:
+    σ = σ_1 + (y − ĝ(x + σ_1 a) − (g − ĝ)(x + σ_1 a))/slope:
 
 the error of ĝ cancels, and that of its slope counts only times |σ − σ_1|.
 
