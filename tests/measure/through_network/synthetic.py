@@ -27,7 +27,7 @@ def monotone(seed, d, m):
 
 
 def disturbed(network, constant, slope, rng):
-    """A learned network that is off by constant + slope·‖x‖ at most, by nearly as much somewhere."""
+    """A learned network that is off by constant + slope·‖x‖, or nearly, but no more."""
     d = network.dim
     direction = rng.standard_normal(d)
     direction *= slope / np.linalg.norm(direction)
