@@ -226,8 +226,13 @@ def test_several_families_keep_their_pairs():
 def rounds_until(error, steps):
     """How many rounds are asked before the error."""
     rounds = []
+
+    def answer(X):
+        rounds.append(X)
+        return first_of(X)
+
     with pytest.raises(type(error)) as raised:
-        drive(steps, lambda X: rounds.append(X) or first_of(X))
+        drive(steps, answer)
     assert raised.value is error
     return len(rounds)
 

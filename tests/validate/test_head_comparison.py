@@ -16,7 +16,6 @@ from unsoftmax.validate.head_comparison import (
     for_any_error,
     of_straight,
     to_first_order,
-    weighted_mean_moves,
 )
 from unsoftmax.validate.judge import judge
 
@@ -57,9 +56,9 @@ def test_a_head_beyond_the_bound_is_refused():
     X = rng.standard_normal((40, 2, 1))
     at = HeadAt.of(model, X)
     y = us.SingleHead(model.W + 1e-3, model.v)(X)
-    # of two tokens the weight moves by p(1 − p)Δt; the bound is four times that
-    assert judge(for_any_error(at, y, known(model), 0.26e-3), 40).evidence.passed
-    judgement = judge(for_any_error(at, y, known(model), 0.24e-3), 40)
+    # of two tokens the weight moves by p(1 − p)Δt; the bound is twice that
+    assert judge(for_any_error(at, y, known(model), 0.52e-3), 40).evidence.passed
+    judgement = judge(for_any_error(at, y, known(model), 0.48e-3), 40)
     assert judgement.refuses
     assert judgement.strain == pytest.approx(1 / 0.96, rel=1e-2)
 
@@ -137,20 +136,6 @@ def test_one_token_leaves_the_weights_nothing():
     first = to_first_order(at, model(X), known(model), errors, JudgeTuning())
     assert np.all(first.allowed < 1e-14)
     assert judge(first, 5).evidence.passed
-
-
-def test_the_mean_of_values_moves_as_bounded():
-    rng = np.random.default_rng(7)
-    for m in (1e-8, 1e-2, 0.5, 3.0):
-        for _ in range(100):
-            s, y = 2 * rng.standard_normal(4), rng.standard_normal(4)
-            mean, other = (
-                np.exp(x) @ y / np.exp(x).sum() for x in (s, s + m * rng.choice([-1, 1], 4))
-            )
-            weights = np.exp(s) / np.exp(s).sum()
-            spread, widest = weights @ np.abs(y - mean), np.abs(y - mean).max()
-            bound = weighted_mean_moves(*(np.array([x]) for x in (m, spread, widest)))[0]
-            assert np.abs(other - mean) <= bound * (1 + 1e-12) + 1e-15
 
 
 def test_single_tokens_are_straight_within_the_precision():

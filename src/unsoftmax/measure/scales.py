@@ -28,7 +28,7 @@ def offset_only(k: Exponents) -> tuple[Array, Array]:
     return np.exp2(k), np.ones(len(k))
 
 
-def loud(gain: float) -> Split:
+def amplified(gain: float) -> Split:
     """Split s = 2^k with offsets scaled up by ``gain`` more, query tokens down by as much.
 
     Logits stay, answers grow: additive noise counts for 1/``gain`` of what it did.

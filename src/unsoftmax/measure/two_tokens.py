@@ -24,38 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.measure.precision import KAPPA, UNIT, Precision
+from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.reading import Reading
+from unsoftmax.measure.single_tokens import Values as Values
 from unsoftmax.probes import Array, LazyRows, Rows, UnitVectors
 
 # Lazy rows are read 2 MiB at a time: memory, not arithmetic.
 _LAZY_NUMBERS = 2**18
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What single tokens gave: f([x]) = x·v + c.
-
-    Attributes
-    ----------
-    v, c : ndarray (d,), float
-        The estimates.
-    v_error, c_error : ndarray (d,), float
-        Bounds ν on their errors, entry by entry.
-    precision : Precision
-        Of the answers they came from, and of those to come.
-    """
-
-    v: Array
-    c: float
-    v_error: Array
-    c_error: float
-    precision: Precision
-
-    @property
-    def norm(self) -> float:
-        """‖v‖, which sets the natural size of an answer."""
-        return float(np.linalg.norm(self.v))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ Two bounds on what moved scores do, for two kinds of learners:
 - `to_first_order`: Σ α_i |y_i − f|·m_i, for certificates so small that scores hardly move. A
   sequence whose scores may move further is not telling. Random directions meet a ‖ΔW‖_F in a
   small share of its size only (`JudgeTuning.alignment`).
-- `for_any_error`: for bounds that are exact and not small, no direction favoured. Scores that
-  move by at most m change every weight by a factor within e^{±2m}, so the answer moves by at
-  most (e^{2m} − 1)·Σ α_i |y_i − f|, and never by more than the values are apart.
+- `for_any_error`: for bounds that are rigorous and not small, whatever the direction. Scores
+  that move by at most m move the answer by at most (e^m − 1)·e^m·Σ α_i |y_i − f|, and never by
+  more than max_i |y_i − f| (`unsoftmax.models.attention.largest_mean_shift`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unsoftmax.measure.precision import KAPPA
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
+from unsoftmax.models.attention import (
+    largest_mean_shift,
+    mean_shift,
+    pooled_tokens,
+    score_rounding,
+    score_shift,
+)
 from unsoftmax.probes import Array
 from unsoftmax.validate.judge import Residuals
 
@@ -57,49 +65,27 @@ class HeadAt:
     """Sequences (B, N, d)."""
     predicted: Array
     """f̂(X), (B,)."""
-    scored: Array
+    vectors: Array
     """The vectors W x_N + w that tokens are scored with, (B, d)."""
     weights: Array
     """Attention weights (B, N)."""
-    norms: Array
-    """‖x_i‖, (B, N)."""
-    away: Array
-    """‖x_i − x_N‖, (B, N): only differences of scores matter."""
+    longest: Array
+    """max_i‖x_i‖, (B,)."""
 
     @classmethod
     def of(cls, model: SingleHead, X: Array) -> HeadAt:
         """Evaluate a head at sequences (B, N, d)."""
-        scored, weights = attention(model, X)
-        away = np.linalg.norm(X - X[:, -1:], axis=2)
-        return cls(X, model(X), scored, weights, np.linalg.norm(X, axis=2), away)
+        longest = np.asarray(np.linalg.norm(X, axis=2).max(axis=1))
+        return cls(X, model(X), model.scores_of(X[:, -1]), model.attention(X), longest)
 
-    @property
-    def query_norm(self) -> Array:
-        """‖x_N‖, (B,)."""
-        return np.asarray(np.linalg.norm(self.X[:, -1], axis=1))
-
-    @property
-    def longest(self) -> Array:
-        """max_i‖x_i‖, (B,)."""
-        return np.asarray(self.norms.max(axis=1))
-
-    @property
-    def score_size(self) -> Array:
-        """‖W x_N + w‖, (B,): what the round-off of a score is relative to, per ‖x_i‖."""
-        return np.asarray(np.linalg.norm(self.scored, axis=1))
+    def score_moves(self, unit: float, W_error: ArrayLike, w_error: float = 0.0) -> Array:
+        """Bound how far the scores may be off, (B, N), by the parameters' errors and round-off."""
+        moved = score_shift(self.X, W_error, w_error)
+        return moved + score_rounding(self.X, self.vectors, KAPPA * unit)
 
     def through_values(self, v_error: Array) -> Array:
         """Bound what an entrywise error of v does to the answers, (B,)."""
-        pooled = np.abs(np.einsum("bn,bnd->bd", self.weights, self.X))
-        return np.asarray(pooled @ v_error)
-
-
-def attention(model: SingleHead, X: Array) -> tuple[Array, Array]:
-    """Return the vectors W x_N + w that tokens are scored with, and the attention weights."""
-    scored = model.scores_of(X[:, -1])
-    scores = np.einsum("bnd,bd->bn", X, scored)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return scored, weights / weights.sum(axis=1, keepdims=True)
+        return np.asarray(np.abs(pooled_tokens(self.X, self.weights)) @ v_error)
 
 
 def to_first_order(
@@ -115,17 +101,15 @@ def to_first_order(
     bounded = max(W_error, w_error) < UNBOUNDED
     dense = np.count_nonzero(at.X[:, -1], axis=1) > 1
     met = np.minimum(1.0, tuning.alignment / np.where(dense, d, np.sqrt(d)))
-    from_W = met * at.query_norm * W_error
-    from_w = w_error * min(1.0, tuning.alignment / np.sqrt(d))
-    moved = at.away * (from_W + from_w)[:, None]
-    moved += at.norms * (KAPPA * values.precision.unit * at.score_size)[:, None]
+    met_w = min(1.0, tuning.alignment / np.sqrt(d))
+    moved = at.score_moves(values.precision.unit, met * W_error, met_w * w_error)
 
     size = at.longest * values.norm + abs(values.c)
-    spread = at.weights * np.abs(at.X @ values.v + values.c - at.predicted[:, None])
+    deviations = np.abs(at.X @ values.v + values.c - at.predicted[:, None])
     return Residuals.of(
         y - at.predicted,
         own=values.precision.error(size, y) + values.c_error + at.through_values(values.v_error),
-        allowed=np.sum(spread * np.minimum(moved, tuning.most_moved), axis=1),
+        allowed=mean_shift(at.weights, deviations, np.minimum(moved, tuning.most_moved)),
         size=size,
         telling=np.max(moved, axis=1) <= tuning.most_moved if bounded else True,
     )
@@ -133,34 +117,17 @@ def to_first_order(
 
 def for_any_error(at: HeadAt, y: Array, values: Values, W_error: float) -> Residuals:
     """Compare answers with a head without biases, each within all that the bounds allow."""
-    moved = at.away.max(axis=1) * at.query_norm * min(W_error, UNBOUNDED)
-    moved += KAPPA * values.precision.unit * (at.longest * at.score_size)
+    moved = at.score_moves(values.precision.unit, min(W_error, UNBOUNDED)).max(axis=1)
     from_v = at.through_values(values.v_error)
-    apart = np.abs(at.X @ values.v - at.predicted[:, None])
-    apart = apart + np.abs(at.X) @ values.v_error + from_v[:, None]
+    deviations = np.abs(at.X @ values.v - at.predicted[:, None])
+    deviations = deviations + np.abs(at.X) @ values.v_error + from_v[:, None]
     size = at.longest * values.norm
     return Residuals.of(
         y - at.predicted,
         own=values.precision.error(size, y) + from_v,
-        allowed=weighted_mean_moves(moved, np.sum(at.weights * apart, axis=1), apart.max(axis=1)),
+        allowed=largest_mean_shift(at.weights, deviations, moved),
         size=size,
     )
-
-
-def weighted_mean_moves(moved: Array, spread: Array, widest: Array) -> Array:
-    """Bound how far Σ α_i y_i moves when every score moves by at most ``moved``.
-
-    ``spread`` is Σ α_i |y_i − mean|, ``widest`` the most that any y_i is from the mean, or any
-    two apart.
-
-    Examples
-    --------
-    >>> weighted_mean_moves(np.array([0.0, 0.01, np.inf]), np.ones(3), np.full(3, 2.0)).round(4)
-    array([0.    , 0.0202, 2.    ])
-    """
-    # e^100 is far beyond any ratio of widest to spread, and float64 goes on
-    factor = np.expm1(np.minimum(2 * moved, 100.0))
-    return np.asarray(np.minimum(factor * spread, widest))
 
 
 def of_straight(x: Array, y: Array, values: Values) -> Residuals:
