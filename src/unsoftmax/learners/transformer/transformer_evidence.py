@@ -197,6 +197,7 @@ def _compared(
     X, y, network = at.X, at.y, learned.network
     exact, bounded = learned.precision == Precision(), np.isfinite(sum(errors.values()))
     moved = score_shift(X, *(min(errors[name], UNBOUNDED) for name in "Ww"))
+    # softmax ignores what all scores share, the query token's
     moved += score_rounding(X - X[:, -1:], at.vectors, KAPPA * UNIT)
     telling = not bounded or exact or np.max(moved, axis=1) <= tuning.most_moved
     deviations = np.linalg.norm(X - at.pooled[:, None], axis=2)
