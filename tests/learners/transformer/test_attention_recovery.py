@@ -96,7 +96,7 @@ def test_the_scale_stays_finite_where_W_is_0():
     assert max(beta, reach) <= tuning.longest * learned.length * tuning.largest_step
 
 
-@pytest.mark.parametrize("bias", [1e-2, 1.0, 1e2])
+@pytest.mark.parametrize("bias", [1e-2, 1.0, 1e2, 1e5])
 def test_the_size_of_a_bias_is_guessed_to_an_order_of_magnitude(bias):
     model = target("random", 5, 9, 2, bias=bias)
     guess, queries = driven(
@@ -104,6 +104,14 @@ def test_the_size_of_a_bias_is_guessed_to_an_order_of_magnitude(bias):
     )
     assert 0.05 <= np.linalg.norm(guess) / np.linalg.norm(model.w) <= 20
     assert queries <= 2 * AttentionScaleTuning().rounds
+
+
+def test_a_bias_that_saturates_every_offset_tried_is_not_guessed():
+    model = target("random", 5, 9, 2, bias=1e12)
+    tuning = AttentionScaleTuning()
+    guess, queries = driven(guess_bias(NetworkReader(known(model.network)), tuning), model)
+    assert queries == 2 * tuning.rounds
+    assert not np.any(guess)
 
 
 def test_where_the_network_is_flat_at_0_nothing_is_asked_of_the_bias():

@@ -8,17 +8,24 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.by_hand import driven
 from tests.networks import network
+from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
 from unsoftmax.learners.transformer.closing_sequences import (
     ClosingSequenceTuning,
     telling_sequences,
 )
+from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut, learned_network
 from unsoftmax.learners.transformer.transformer_evidence import (
     TransformerEvidenceTuning,
+    TransformerParts,
+    conclude_transformer,
     transformer_residuals,
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.probes import Sequences
+from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate.judge import judge
 
 TUNING = TransformerEvidenceTuning()
@@ -91,6 +98,39 @@ def test_no_answers_no_evidence():
     learned = LearnedNetwork(model_of(0).network, 0.0, 0.0, Precision())
     residuals = transformer_residuals(model_of(0), learned, {"W": 0.0, "w": 0.0}, [], TUNING)
     assert not judge(residuals, 0).evidence.passed
+
+
+@pytest.mark.parametrize(
+    ("W_off", "W_error", "refusal", "said"),
+    [
+        (0.0, 1e9, us.NotIdentifiable, "too coarse"),
+        (1.0, 1e-6, us.ModelMismatch, "misses fresh sequences"),
+    ],
+)
+def test_the_end_says_why_it_refuses(W_off, W_error, refusal, said):
+    target = model_of(3)
+    learned = LearnedNetwork(target.network, 1e-12, 1e-12, COARSE)
+    certificate = Certificate({"constant": 1e-12, "slope": 1e-12}, ())
+    network = Found(target.network, certificate, Evidence.of(0, np.zeros(0), np.zeros(0)))
+    model = near(target, W_off, np.random.default_rng(0))
+    attention = RecoveredAttention(model, W_error, 0.0)
+    parts = TransformerParts(attention, learned, network, AssumedAttention(5, None, False))
+    opening = Sequences(np.zeros((0, 3, 5)), phase="opening", purpose="check")
+    held = TransformerHoldOut(opening, np.zeros(0), np.zeros(0), 16, 16)
+    steps = conclude_transformer(parts, held, np.random.default_rng(0), TUNING)
+    with pytest.raises(refusal, match=said):
+        driven(steps, target)
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"), [(2.0, us.NotIdentifiable), (2.0 + 1e-6, us.ModelMismatch)]
+)
+def test_a_constant_network_leaves_W_free_or_is_contradicted(answer, refusal):
+    constant = us.ReluNetwork(np.zeros((3, 0)), [], None, 2.0)
+    nothing = Evidence.of(0, np.zeros(0), np.zeros(0))
+    found = Found(constant, Certificate({"constant": 1e-9, "slope": 0.0}, ()), nothing)
+    with pytest.raises(refusal, match=r"constant|Single tokens"):
+        learned_network(found, Precision(), np.full(4, answer))
 
 
 # -- closing sequences

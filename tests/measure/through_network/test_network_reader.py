@@ -15,7 +15,7 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.through_network.aim import TokenLines
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.measure.through_network.network_reader import NetworkReader
-from unsoftmax.measure.through_network.segment_answers import ThroughNetworkTuning
+from unsoftmax.measure.through_network.segment_answers import PooledTokens, ThroughNetworkTuning
 
 TUNING = ThroughNetworkTuning()
 
@@ -152,3 +152,17 @@ def test_memory_bounds_change_nothing():
     ]
     assert found[0][-1] == found[1][-1]
     assert np.allclose(found[0][1], found[1][1], rtol=1e-12, atol=1e-13)
+
+
+def test_pooled_tokens_are_made_when_they_are_asked_for():
+    model = target("random", 4, 6, 0)
+    aimed = NetworkReader(exact(model.network)).aim(lines(4, 2), None)
+    step = np.linspace(0, 1, 8)
+    pooled = PooledTokens(aimed.x, aimed.offsets, step)
+    assert pooled.shape == (8, 4)
+    index = np.array([5, 2])
+    rows = pooled.pick(index)
+    assert np.array_equal(rows[np.arange(2)], pooled[index])
+    x = aimed.x[aimed.offsets.token[index]] + step[index, None] * aimed.offsets[index]
+    assert np.array_equal(pooled[index], x)
+    assert {"x", "step", "h"} <= set(pooled.design())

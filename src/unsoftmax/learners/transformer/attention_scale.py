@@ -26,7 +26,8 @@ class AttentionScaleTuning:
     tokens: int = 2
     """Query tokens that are asked. One alone may be nearly in W's kernel; more cost queries."""
     rounds: int = 7
-    """Rounds at most: the factors below span 6 decades each, so 7 reach from 1e-18 to 1e18."""
+    """Rounds at most. Each makes saturated logits 64 times as small, or invisible ones a million
+    times as large: seven reach down to 1e-13, and up to the longest tokens."""
     good: tuple[float, float] = (0.1, 1.0)
     """Root mean square of the logits at which the search ends. Wider: other tokens' scales have to
     be changed one by one."""

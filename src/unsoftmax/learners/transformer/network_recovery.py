@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.precision import Precision, PrecisionTuning
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import ReluNetwork, canonical
 from unsoftmax.probes import Array, Round, Sequences
@@ -41,17 +41,16 @@ class TransformerHoldOut:
     left: int
     queries: int
 
-    @property
-    def precision(self) -> Precision:
-        """Precision of the first answers.
+    def precision(self, tuning: PrecisionTuning) -> Precision:
+        """Return the precision of the first answers.
 
         Where g is flat few different answers come; round by chance, they tell no format.
         """
         precision, y = Precision(), self.answers
         if len(np.unique(y)) == len(y) and np.all(y != 0):
-            precision = Precision.of_format([y])
+            precision = Precision.of_format([y], tuning)
         noise = holdout.noise_of(y[: len(self.repeated)], self.repeated)
-        return precision.with_noise(noise, len(self.repeated))
+        return precision.with_noise(noise, len(self.repeated), tuning)
 
 
 def open_hold_out(
@@ -68,8 +67,12 @@ def open_hold_out(
     return TransformerHoldOut(opening, answers, repeated, left, queries)
 
 
-def learned_network(found: Found[ReluNetwork], held: TransformerHoldOut) -> LearnedNetwork:
+def learned_network(
+    found: Found[ReluNetwork], precision: Precision, answers: Array
+) -> LearnedNetwork:
     """Return the network that was found, with bounds on what it and the answers are off by.
+
+    ``answers`` are the hold-out's first, to sequences of several tokens.
 
     Raises
     ------
@@ -82,9 +85,9 @@ def learned_network(found: Found[ReluNetwork], held: TransformerHoldOut) -> Lear
     if not isinstance(network, ReluNetwork):
         raise TypeError(f"network must learn a ReluNetwork; it found {network!r}.")
     constant, slope = (float(errors.get(name, np.inf)) for name in ("constant", "slope"))
-    learned = LearnedNetwork(network, constant, slope, held.precision)
+    learned = LearnedNetwork(network, constant, slope, precision)
     if not canonical(network).A.shape[1]:
-        raise _constant_network(learned, held.answers)
+        raise _constant_network(learned, answers)
     return learned
 
 

@@ -41,6 +41,7 @@ from unsoftmax.learners.transformer.transformer_evidence import (
     TransformerParts,
     conclude_transformer,
 )
+from unsoftmax.measure.precision import PrecisionTuning
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.protocol import Learner, Plan, Steps
 
@@ -55,6 +56,8 @@ class TransformerTuning:
     """How the attention is read through the network."""
     evidence: TransformerEvidenceTuning = field(default=TransformerEvidenceTuning())
     """Which fresh answers are asked at the end, and how far they may be off."""
+    precision: PrecisionTuning = field(default=PrecisionTuning())
+    """How the precision of the answers is recognised."""
     opening_part: int = 4
     """One in so many queries of the hold-out goes to the network's learner, and as many to the
     first sequences, which tell the precision of the answers; half as many repeat these."""
@@ -212,7 +215,7 @@ class TransformerLearner(Configured):
         part = checks // self.tuning.opening_part
         held = yield from open_hold_out(self.dim, checks, part, rng)
         found = yield from self._network.steps(part)
-        learned = learned_network(found, held)
+        learned = learned_network(found, held.precision(self.tuning.precision), held.answers)
         if self.attention == "local":
             attention = yield from recover_attention(
                 learned, self._assumed, bool(self.anchored), rng, self.tuning.local

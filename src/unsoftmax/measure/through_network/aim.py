@@ -35,7 +35,7 @@ class AimTuning:
     """Smallest slope over the mean one at which a segment is taken at once: an answer's error
     counts up to 1/steep times."""
     flat: float = 0.02
-    """The same at which a segment is not used at all: logits would lose two digits."""
+    """The same at which a segment is not used at all: an answer's error would count 50 times."""
     other_lengths: tuple[float, ...] = (4.0, 0.25, 16.0, 64.0, 256.0, 1024.0, 4096.0)
     """Lengths of the tokens that are tried instead, as multiples of β, where ĝ is flat or turns:
     a network that is constant near 0 bends only farther out."""
