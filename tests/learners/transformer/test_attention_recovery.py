@@ -155,3 +155,12 @@ def test_the_plan_follows_the_knobs():
     reading = replace(TUNING.reading, repeats=20)
     assert most_rounds(replace(TUNING, reading=reading)) == 5 * 24
     assert changed(replace(TUNING, reading=reading), TUNING) == {"reading": {"repeats": 20}}
+
+
+def test_knobs_of_a_head_that_does_not_ask_are_refused():
+    head = us.learners.ExactHead(
+        3, tuning=replace(us.learners.ExactHead(3).tuning, again_per_token=9)
+    )
+    with pytest.raises(ValueError, match="tuning"):
+        TransformerLearner(3, head=head)
+    assert TransformerLearner(3, head=head, attention="antisymmetric").settings()["head"]["tuning"]

@@ -148,15 +148,19 @@ class TransformerLearner(Configured):
             raise ValueError('anchored goes with attention="local" alone.')
         elif self._head.biases:
             raise ValueError(
-                'attention="antisymmetric" knows no query biases: −X would have other scores. Use '
-                '"local".'
+                'attention="antisymmetric" does not allow query biases: they change the scores of '
+                '−X. Use "local".'
             )
 
     def _check_local(self) -> None:
         if isinstance(self.head, ExactHead) and self.head.probes != "balanced":
             raise ValueError('attention="local" has probes of its own: leave probes out.')
+        if "tuning" in self._head.settings():
+            raise ValueError(
+                'attention="local" has knobs of its own, tuning.local: leave the head\'s tuning out.'
+            )
         if isinstance(self.head, LowRankHead) and self.head.tolerance is not None:
-            raise ValueError('A tolerance is of no use to attention="local".')
+            raise ValueError('attention="local" takes no tolerance: leave it out.')
         if isinstance(self.head, LowRankHead) and self.head.rank is None:
             raise ValueError(
                 'attention="local" needs the rank: head=LowRankHead(dim, rank) (--rank); for a '
@@ -221,7 +225,7 @@ class TransformerLearner(Configured):
                 learned, self._assumed, bool(self.anchored), rng, self.tuning.local
             )
         else:
-            pairs = held.left // 4
+            pairs = held.left // 4  # half of what is left checks the head, two queries each
             held = replace(held, left=held.left - 2 * pairs)
             head = self._head.steps(pairs)
             attention = yield from recover_antisymmetric(learned, head, self.tuning.cancelled)
