@@ -157,7 +157,7 @@ class TransformerLearner(Configured):
             raise ValueError('attention="local" has probes of its own: leave probes out.')
         if "tuning" in self._head.settings():
             raise ValueError(
-                'attention="local" has knobs of its own, tuning.local: leave the head\'s tuning out.'
+                'attention="local" has knobs of its own, tuning.local: leave the head\'s out.'
             )
         if isinstance(self.head, LowRankHead) and self.head.tolerance is not None:
             raise ValueError('attention="local" takes no tolerance: leave it out.')
