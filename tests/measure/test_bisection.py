@@ -15,7 +15,7 @@ from unsoftmax.measure.bisection import (
     read_labels,
 )
 from unsoftmax.probes import Sequences
-from unsoftmax.theory.label_counts import FIRST_BITS, RESTARTS
+from unsoftmax.theory.label_counts import SCHEDULE
 
 TUNING = BisectionTuning()
 
@@ -94,13 +94,13 @@ def test_what_is_out_of_range_starts_again_at_a_smaller_scale():
     found = unknown.brackets.middle / unknown.scale
     assert np.all(np.abs(found - truth) <= 8 * 2.0**-20 / unknown.scale)
     assert not unknown.lost.any()
-    assert asked == 20 * len(truth) + FIRST_BITS * int(np.sum(unknown.starts - 1))
+    assert asked == 20 * len(truth) + SCHEDULE.first_bits * int(np.sum(unknown.starts - 1))
 
 
 def test_what_is_out_of_every_reach_is_lost():
     unknown, _ = bisected(np.array([1.0, np.inf, -np.inf]), 100)
     assert unknown.lost.tolist() == [False, True, True]
-    assert unknown.starts.tolist() == [1, 1 + RESTARTS, 1 + RESTARTS]
+    assert unknown.starts.tolist() == [1, 1 + SCHEDULE.restarts, 1 + SCHEDULE.restarts]
 
 
 def test_no_more_start_again_than_are_paid_for():
@@ -111,12 +111,12 @@ def test_no_more_start_again_than_are_paid_for():
 
 def test_bits_that_are_asked_again_are_told_from_others():
     unknown = ScaledBrackets.of(2, 1.0, TUNING)
-    for _ in range(FIRST_BITS):
+    for _ in range(SCHEDULE.first_bits):
         assert not unknown.repeating.any()
         unknown.brackets.narrow(np.arange(2), np.array([True, False]) & True)
     assert unknown.start_again(1) == 1
     assert unknown.repeating.tolist() == [True, False]
-    for _ in range(FIRST_BITS):
+    for _ in range(SCHEDULE.first_bits):
         unknown.brackets.narrow(np.array([0]), np.array([False]))
     assert not unknown.repeating.any()
 

@@ -12,7 +12,7 @@ import pytest
 
 from unsoftmax.solve import nuclear_norm
 from unsoftmax.solve.nuclear_norm import NuclearNormTuning, minimise
-from unsoftmax.solve.rank_one import Measurements
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 # CVXPY's stubs leave out most of its atoms
 cp: Any = cvxpy

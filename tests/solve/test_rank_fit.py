@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unsoftmax.solve.rank_fit import RankFitTuning, fit_rank, truncated
-from unsoftmax.solve.rank_one import Measurements
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 TUNING = RankFitTuning()
 

@@ -386,7 +386,7 @@ def test_one_logit_out_of_reach_of_all_scales_is_refused():
     with pytest.raises(us.NotIdentifiable, match="1 of 9 logits") as refused:
         drive()
     assert np.allclose(refused.value.determined["v"], direction(target), atol=1e-14)
-    assert len(scales) == 1 + label_counts.RESTARTS
+    assert len(scales) == 1 + label_counts.SCHEDULE.restarts
 
 
 @pytest.mark.parametrize("name", ["values", "signs", "classes"])
@@ -579,27 +579,39 @@ def test_labels_are_read_as_bits():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("arguments", "error", "name"),
     [
-        ({"dim": 0, "bits": 8}, ValueError),
-        ({"dim": 2.0, "bits": 8}, TypeError),
-        ({"dim": True, "bits": 8}, TypeError),
-        ({"dim": 2, "bits": 3}, ValueError),
-        ({"dim": 2, "bits": 53}, ValueError),
-        ({"dim": 2, "bits": 8.5}, TypeError),
-        ({"dim": 2, "bits": 8, "seed": -1}, ValueError),
-        ({"dim": 2, "bits": 8, "method": "average"}, ValueError),
-        ({"dim": 2, "bits": 8, "margin": 0.9}, ValueError),
-        ({"dim": 2, "bits": 8, "norm_bound": -2.0}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper"}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0, "margin": 0.8}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": "2", "margin": 0.7}, TypeError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": np.inf, "margin": 0.7}, ValueError),
+        ({"dim": 0, "bits": 8}, ValueError, "dim"),
+        ({"dim": 2.0, "bits": 8}, TypeError, "dim"),
+        ({"dim": True, "bits": 8}, TypeError, "dim"),
+        ({"dim": 2, "bits": 3}, ValueError, "bits"),
+        ({"dim": 2, "bits": 53}, ValueError, "bits"),
+        ({"dim": 2, "bits": 8.5}, TypeError, "bits"),
+        ({"dim": 2, "bits": 8, "seed": -1}, ValueError, "seed"),
+        ({"dim": 2, "bits": 8, "method": "average"}, ValueError, "method"),
+        ({"dim": 2, "bits": 8, "margin": 0.9}, ValueError, "margin"),
+        ({"dim": 2, "bits": 8, "norm_bound": -2.0}, ValueError, "norm_bound"),
+        ({"dim": 2, "bits": 1, "method": "paper"}, ValueError, "norm_bound"),
+        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0}, ValueError, "margin"),
+        (
+            {"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0, "margin": 0.8},
+            ValueError,
+            "margin",
+        ),
+        (
+            {"dim": 2, "bits": 1, "method": "paper", "norm_bound": "2", "margin": 0.7},
+            TypeError,
+            "norm_bound",
+        ),
+        (
+            {"dim": 2, "bits": 1, "method": "paper", "norm_bound": np.inf, "margin": 0.7},
+            ValueError,
+            "norm_bound",
+        ),
     ],
 )
-def test_settings_out_of_range(arguments, error):
-    with pytest.raises(error, match=r"dim|bits|seed|method|margin|norm_bound"):
+def test_settings_out_of_range(arguments, error, name):
+    with pytest.raises(error, match=rf"^{name} must be|needs {name}"):
         us.learners.LabelHead(**arguments)
 
 

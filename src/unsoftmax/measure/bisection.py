@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Indices, Probes, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.theory.label_counts import FIRST_BITS, RESTARTS
+from unsoftmax.theory.label_counts import SCHEDULE
 
 Labels: TypeAlias = NDArray[np.bool_]
 
@@ -44,6 +44,10 @@ class BisectionTuning:
     scale unless it is larger than 32 at this one."""
     lost: float = 3.5
     """A logit that ends beyond this after all its restarts is refused."""
+    first_bits: int = SCHEDULE.first_bits
+    """Bits after which a logit is looked at, once, whether it starts again."""
+    restarts: int = SCHEDULE.restarts
+    """How often one logit may start again."""
 
 
 def read_labels(answers: Sequence[Array]) -> list[Labels]:
@@ -121,7 +125,7 @@ class ScaledBrackets:
     @property
     def repeating(self) -> Labels:
         """Which of them ask bits again that were asked at another scale."""
-        return (self.starts > 1) & (self.brackets.bits < FIRST_BITS)
+        return (self.starts > 1) & (self.brackets.bits < self.tuning.first_bits)
 
     @property
     def lost(self) -> Labels:
@@ -135,7 +139,7 @@ class ScaledBrackets:
         """
         found, edge = self.brackets, self.tuning.edge
         beyond = (found.low >= edge) | (found.high <= -edge)
-        looked_at = (found.bits == FIRST_BITS) & (self.starts <= RESTARTS)
+        looked_at = (found.bits == self.tuning.first_bits) & (self.starts <= self.tuning.restarts)
         index = np.flatnonzero(beyond & looked_at)[:spare]
         found.start(index, -self.tuning.range, self.tuning.range)
         self.scale[index] /= self.tuning.smaller

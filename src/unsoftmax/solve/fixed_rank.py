@@ -18,7 +18,7 @@ import numpy as np
 
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array
-from unsoftmax.solve.rank_one import Measurements
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 # Stands for a gain of 0, far below rounding: the bound it gives is as good as none.
 _NO_GAIN = 1e-200

@@ -25,7 +25,7 @@ import numpy as np
 
 from unsoftmax.probes import Array
 from unsoftmax.solve.rank_fit import RankFitTuning, fit_rank, least_squares
-from unsoftmax.solve.rank_one import Measurements
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.probes import Array
-from unsoftmax.solve.rank_one import Measurements
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from unsoftmax.measure.bisection import BisectionTuning, ScaledBrackets, read_la
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Singles, UnitVectors
 from unsoftmax.protocol import Found, Steps
+from unsoftmax.theory.label_counts import SCHEDULE, LabelSchedule, label_head_again
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import judge
 
@@ -57,12 +58,26 @@ class LabelTuning:
     """What fresh sequences are asked."""
     average: SphereTuning = field(default=SphereTuning())
     """The paper's average over the sphere."""
+    group: int = SCHEDULE.group
+    """Entries of v that are compared with each other at once to find the largest. Larger: fewer
+    rounds, but group·(group − 1)/2 labels for every group."""
     tiny: float = 2.0**-60
     """v = 0 and a constant added to the answers show at a token scaled down by this, which
     float32 holds."""
     stand_off: float = 1 / 8
     """End checks ask outside of an interval by this share of it, and twice the rounding. Larger:
     looser certificates; smaller: the label at the end of the bisection's own range is asked."""
+
+    @property
+    def schedule(self) -> LabelSchedule:
+        """What the number of labels depends on."""
+        return LabelSchedule(
+            self.group,
+            self.scale.pilots,
+            3 * self.scale.tried,
+            self.bisection.first_bits,
+            self.bisection.restarts,
+        )
 
 
 def learn_by_bisection(
@@ -73,13 +88,15 @@ def learn_by_bisection(
     opening = sequences.opening(dim, checks // 4, rng)
     singles = Singles(UnitVectors(dim), phase="signs of v", purpose="data")
     opened, positive = read_labels((yield [opening, singles]))
-    ratios = yield from first_ratios(np.where(positive, 1.0, -1.0), opened, tuning.tiny)
+    signs = np.where(positive, 1.0, -1.0)
+    ratios = yield from first_ratios(signs, opened, tuning.tiny, tuning.group)
 
     v = ratios.value()
     pairs = TokenPairs.balanced(v, rng)
     pilots, octave = yield from find_scale(pairs, v, rng, tuning.scale)
     logits = ScaledBrackets.of(len(pairs), 2.0**octave, tuning.bisection)
-    yield from bisect_all(pairs, logits, ratios, bits)
+    spare = label_head_again(dim, tuning.schedule) // tuning.bisection.first_bits
+    yield from bisect_all(pairs, logits, ratios, bits, spare)
 
     found = ProvedHead.of(pairs, logits, ratios, tuning.stand_off)
     if octave < tuning.scale.highest:

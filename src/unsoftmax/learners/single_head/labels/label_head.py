@@ -142,13 +142,14 @@ class LabelHead(Configured):
                 formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
                 f"δ = {average.failure:g}: k = {k:.3g}, steps = {steps}",
             )
-        queries = label_counts.label_head(d, bits)
-        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d)
+        schedule = self.tuning.schedule
+        queries = label_counts.label_head(d, bits, schedule)
+        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d, schedule)
         return Plan(
             queries=queries,
-            at_most=queries + label_counts.label_head_again(d),
+            at_most=queries + label_counts.label_head_again(d, schedule),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits),
+            rounds=label_counts.label_head_rounds(d, bits, schedule),
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
         )
 

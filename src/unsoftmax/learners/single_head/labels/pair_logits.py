@@ -22,11 +22,7 @@ from unsoftmax.measure import offsets, thresholds
 from unsoftmax.measure.bisection import Labels, Question, ScaledBrackets, halve, read_labels
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.probes import Array, Indices, Pairs, Purpose
-from unsoftmax.theory import label_counts
-
-# Scales tried in each of three rounds cut the octaves looked at into one part more.
-_TRIED = label_counts.PROBED_SCALES // 3
-_OCTAVES = (_TRIED + 1) ** 3
+from unsoftmax.theory.label_counts import SCHEDULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,21 @@ class ScaleSearchTuning:
     each other; larger: wrong ones pass."""
     lowest: int = -62
     """log₂ of the smallest scale looked at: tokens scaled down by 2⁻³¹."""
+    pilots: int = SCHEDULE.pilots
+    """Random pairs that are looked at, at most. Fewer: all of them may have small logits, and
+    too large a scale leaves many of the others out of range."""
+    tried: int = SCHEDULE.scales_at_once
+    """Scales tried in each of three rounds, which cut the octaves looked at into one part more."""
+
+    @property
+    def octaves(self) -> int:
+        """How many scales there are, a factor of 2 apart."""
+        return (self.tried + 1) ** 3
 
     @property
     def highest(self) -> int:
         """log₂ of the largest scale looked at."""
-        return self.lowest + _OCTAVES - 1
+        return self.lowest + self.octaves - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +93,12 @@ def find_scale(
     pairs: TokenPairs, v: Array, rng: np.random.Generator, tuning: ScaleSearchTuning
 ) -> Asking[tuple[Indices, int]]:
     """Return pilots, and log₂ of the largest scale at which few of their |t| exceed 1.5."""
-    pilots = np.sort(rng.choice(len(pairs), min(label_counts.PILOTS, len(pairs)), replace=False))
-    width, lowest = _OCTAVES, tuning.lowest
+    count = min(tuning.pilots, len(pairs))
+    pilots = np.sort(rng.choice(len(pairs), count, replace=False))
+    width, lowest = tuning.octaves, tuning.lowest
     while width > 1:
-        width //= _TRIED + 1
-        octaves = lowest + width * np.arange(1, _TRIED + 1)
+        width //= tuning.tried + 1
+        octaves = lowest + width * np.arange(1, tuning.tried + 1)
         outside = yield from _outside(pairs, pilots, octaves, tuning.pilot)
         fits = np.cumprod(outside <= len(pilots) // tuning.outside)
         lowest += width * int(np.sum(fits))
@@ -117,10 +124,9 @@ def _outside(pairs: TokenPairs, k: Indices, octaves: Indices, pilot: float) -> A
 
 
 def bisect_all(
-    pairs: TokenPairs, logits: ScaledBrackets, ratios: ValueRatios, bits: int
+    pairs: TokenPairs, logits: ScaledBrackets, ratios: ValueRatios, bits: int, spare: int
 ) -> Asking[None]:
-    """Halve every interval to the last bit, v's beside W's."""
-    spare = label_counts.label_head_again(len(ratios.signs)) // label_counts.FIRST_BITS
+    """Halve every interval to the last bit, v's beside W's; ``spare`` logits may start again."""
     while questions := [*_questions(pairs, logits, bits), *ratios.questions(bits)]:
         yield from halve(questions)
         spare -= logits.start_again(spare)

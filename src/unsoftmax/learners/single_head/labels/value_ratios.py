@@ -59,14 +59,15 @@ class ValueRatios:
         return self.signs * ratios
 
 
-def first_ratios(signs: Array, opened: Labels, tiny: float) -> Asking[ValueRatios]:
+def first_ratios(signs: Array, opened: Labels, tiny: float, group: int) -> Asking[ValueRatios]:
     """Find the largest entry of v and the first bits of the others' ratios to it.
 
-    ``tiny`` scales a token down to where a constant added to the answers shows, or v = 0.
-    ``opened`` are the labels of longer sequences, which tell the two apart.
+    Entries are compared in groups of ``group``. ``tiny`` scales a token down to where a constant
+    added to the answers shows, or v = 0; ``opened`` are the labels of longer sequences, which tell
+    the two apart.
     """
     d = len(signs)
-    ratios = ValueRatios.of(signs, (yield from _largest(signs)))
+    ratios = ValueRatios.of(signs, (yield from _largest(signs, group)))
     token = signs[ratios.top] * np.eye(1, d, ratios.top)
     both = np.concatenate([token, -token, tiny * token, -tiny * token])
     tests: list[Probes] = [Singles(both, phase="largest entry of v", purpose="data")]
@@ -78,20 +79,20 @@ def first_ratios(signs: Array, opened: Labels, tiny: float) -> Asking[ValueRatio
     return ratios
 
 
-def _largest(signs: Array) -> Asking[int]:
+def _largest(signs: Array, group: int) -> Asking[int]:
     """Compare entries in groups, everyone with everyone; winners go on until one is left."""
     standing = np.arange(len(signs))
-    first, second = np.triu_indices(label_counts.GROUP, 1)
+    first, second = np.triu_indices(group, 1)
     while len(standing) > 1:
-        groups = -(-len(standing) // label_counts.GROUP)
-        start = label_counts.GROUP * np.arange(groups)[:, None]
+        groups = -(-len(standing) // group)
+        start = group * np.arange(groups)[:, None]
         i, j = (start + first).ravel(), (start + second).ravel()
         i, j = i[j < len(standing)], j[j < len(standing)]
         pairs = signs, standing[i], standing[j], np.ones(len(i))
         [larger] = read_labels(
             (yield [Contrasts(*pairs, phase="largest entry of v", purpose="pilot")])
         )
-        wins = np.bincount(np.where(larger, i, j), minlength=label_counts.GROUP * groups)
+        wins = np.bincount(np.where(larger, i, j), minlength=group * groups)
         wins[len(standing) :] = -1
         best = np.argmax(wins.reshape(groups, -1), axis=1)
         standing = standing[start[:, 0] + best]

@@ -28,7 +28,7 @@ from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Pairs, Purpose, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.solve.rank_one import Measurements
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 # Facts of float32, whose numbers have 24 bits: Gaussians are below 8, and on a grid of 2⁻¹⁰
 # a + b is exact with b up to 2¹⁰ times smaller.
