@@ -202,9 +202,9 @@ def test_a_newer_ledger_is_refused(closed, tmp_path):
     ledger = tmp_path / "ledger"
     ledger.write_bytes(closed)
     with closing(sqlite3.connect(ledger)) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
         db.execute("PRAGMA journal_mode = DELETE")
-    refused(ledger, "format 2", "upgrade")
+    refused(ledger, "format 3", "upgrade")
 
 
 def test_a_read_only_ledger_is_refused(closed, tmp_path):

@@ -7,7 +7,6 @@ import logging
 import signal
 import threading
 import time
-import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ import unsoftmax as us
 from tests.campaign.lives import PATIENCE_S, Life, account, one_by_one
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
-from unsoftmax.campaign import asking
 
 DIM = 4
 LEARNER = us.learners.ExactHead(DIM)
@@ -37,7 +35,13 @@ def first_number(X):
 def pauses(monkeypatch):
     """The pauses between tries, which take no time here."""
     taken: list[float] = []
-    monkeypatch.setattr(asking, "time", types.SimpleNamespace(sleep=taken.append))
+    pause = us.Retries.pause
+
+    def noted(self, failed):
+        taken.append(pause(self, failed))
+        return 0.0
+
+    monkeypatch.setattr(us.Retries, "pause", noted)
     return taken
 
 
