@@ -42,7 +42,8 @@ def _told(
     landing: Landing, ledger: Ledger, retries: Retries, batch: int
 ) -> tuple[type[OracleError], str]:
     span, result = landing.call.span, landing.result
-    tries = f"in {landing.call.failed + 1} tries"
+    count = landing.call.failed + 1
+    tries = f"in {count} tries" if count > 1 else "in 1 try"
     if isinstance(result, OracleReply):
         row, number = result.worst
         return OracleError, (

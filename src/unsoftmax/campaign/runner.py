@@ -271,7 +271,7 @@ class Campaign:
 
     def _report(self, landing: Landing) -> None:
         if landing.outcome is CallOutcome.PUT_OFF:
-            self._tell(f"waiting {landing.pause_s:.0f} s: the target asks to")
+            self._tell(f"waiting {landing.pause_s:.3g} s: the target asks to")
         elif landing.rows_kept():
             self._tell(landing.call.span.probes.phase)
 

@@ -19,11 +19,6 @@ class Span:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    @property
-    def tokens(self) -> int:
-        """Tokens in all of its sequences."""
-        return len(self) * self.probes.tokens
-
     def first(self, count: int) -> Span:
         """Return its first probes."""
         return Span(self.part, self.start, self.start + count, self.probes)
