@@ -11,6 +11,7 @@ import numpy as np
 import unsoftmax as us
 from tests.heads import several
 from tests.networks import network, within
+from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.protocol import Learner, Model, Oracle
 
 
@@ -22,6 +23,26 @@ def _within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
     """Hold every parameter against its bound."""
     return all(
         np.linalg.norm(np.subtract(getattr(recovery.model, name), getattr(target, name))) <= bound
+        for name, bound in recovery.certificate.errors.items()
+    )
+
+
+def _equivalent(found: Any, target: Any, accuracy: float) -> bool:
+    """Compare functions, and their canonical forms."""
+    forms = us.canonical(found), us.canonical(target)
+    return all(us.equivalent(*pair, rtol=accuracy) for pair in ((found, target), forms))
+
+
+def _same_arrays(found: Any, target: Any, accuracy: float) -> bool:
+    """Compare parameters that the answers determine: for models of the tests alone."""
+    mine, other = found.arrays(), target.arrays()
+    return all(np.allclose(mine[name], other[name], rtol=0, atol=accuracy) for name in other)
+
+
+def _arrays_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    mine, other = recovery.model.arrays(), target.arrays()
+    return all(
+        np.linalg.norm(mine[name] - other[name]) <= bound
         for name, bound in recovery.certificate.errors.items()
     )
 
@@ -43,6 +64,8 @@ class Case:
     """How close a recovery must come."""
     single: bool = True
     """Whether every probe is a float32 number."""
+    same: Callable[[Any, Any, float], bool] = _equivalent
+    """Whether a recovery is a target, to a relative accuracy."""
 
 
 def _head(dim: int, biases: bool) -> Callable[[int], us.SingleHead]:
@@ -156,6 +179,36 @@ def _every_head_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bo
         np.linalg.norm(getattr(model, name)[g] - getattr(target, name)[h]) <= errors[name]
         for name in "Wvw"
         for h, g in enumerate(nearest)
+    )
+
+
+def _linear(dim: int, width: int) -> Callable[[int], Any]:
+    def make(seed: int) -> Any:
+        rng = np.random.default_rng([dim, width, seed])
+        return LinearModel(c=rng.standard_normal(width), M=rng.standard_normal((width, dim)))
+
+    return make
+
+
+def _vector_head(dim: int, width: int) -> Callable[[int], Any]:
+    def make(seed: int) -> Any:
+        rng = np.random.default_rng([dim, width, seed])
+        W = rng.standard_normal((dim, dim)) / np.sqrt(dim)
+        return VectorHeadModel(
+            c=rng.standard_normal(width), W=W, V=rng.standard_normal((width, dim))
+        )
+
+    return make
+
+
+def _vectors(name: str, learner: Any, target: Any) -> Case:
+    return Case(
+        name,
+        learner,
+        target,
+        _one_by_one,
+        within=_arrays_within_the_bounds,
+        same=_same_arrays,
     )
 
 
@@ -324,4 +377,7 @@ CASES = [
         within=_attention_within,
         single=False,
     ),
+    _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
+    _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),
+    _vectors("VectorHead (tests)", lambda seed: VectorHead(4, seed), _vector_head(4, 4)),
 ]

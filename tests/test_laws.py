@@ -85,8 +85,7 @@ def test_two_targets_that_are_equal_give_models_that_are_equal(case):
     target = case.target(3)
     for seed in (0, 1):
         found = us.learn(case.oracle(target), case.learner(seed)).model
-        assert us.equivalent(found, target, rtol=case.accuracy)
-        assert us.equivalent(us.canonical(found), us.canonical(target), rtol=case.accuracy)
+        assert case.same(found, target, case.accuracy)
 
 
 def test_answers_are_taken_by_value(case):

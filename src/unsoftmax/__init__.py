@@ -8,7 +8,7 @@ True
 """
 
 from unsoftmax import learners, oracles, theory
-from unsoftmax.campaign import Budget, Progress, Recovery, learn
+from unsoftmax.campaign import Budget, Progress, Recovery, Retries, learn
 from unsoftmax.errors import (
     BudgetExceeded,
     DimensionRefused,
@@ -17,6 +17,7 @@ from unsoftmax.errors import (
     ModelMismatch,
     NotIdentifiable,
     OracleError,
+    RetryLater,
     UnsoftmaxError,
 )
 from unsoftmax.models import (
@@ -46,6 +47,8 @@ __all__ = [
     "Progress",
     "Recovery",
     "ReluNetwork",
+    "Retries",
+    "RetryLater",
     "SingleHead",
     "Transformer",
     "UnsoftmaxError",

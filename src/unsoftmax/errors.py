@@ -3,7 +3,8 @@
 ::
 
     UnsoftmaxError
-    ├── OracleError          the target: no answer, or not one number per sequence
+    ├── OracleError          the target: no answer, or not one number (or row) per sequence
+    │   └── RetryLater       raised by an oracle: nothing of this batch was answered, ask later
     ├── LedgerError          the ledger file: unreadable, locked, foreign, newer, disk full
     │   └── LedgerMismatch   a good ledger, but of another target, learner or revision
     ├── BudgetExceeded       the caller's limit: the next query would pass it
@@ -18,6 +19,7 @@ any of these into an exit status.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 
@@ -26,7 +28,42 @@ class UnsoftmaxError(Exception):
 
 
 class OracleError(UnsoftmaxError):
-    """The target did not answer, or its answer is not one finite number per sequence."""
+    """The target did not answer, or its answer is not one finite number (or row) per sequence."""
+
+
+class RetryLater(OracleError):
+    """An oracle raises this to be asked again after some seconds: it did not answer the batch.
+
+    The runner waits that long, while other workers go on, and Ctrl-C ends the wait. The batch is
+    not counted as spent, nor as a failed try; `unsoftmax.Retries` bounds the waiting.
+
+    Parameters
+    ----------
+    seconds : float
+        How long to wait, 0 or more: an endpoint's Retry-After.
+
+    Raises
+    ------
+    ValueError, TypeError
+        ``seconds`` is negative, not finite, or no number.
+
+    Examples
+    --------
+    >>> import unsoftmax as us
+    >>> def limited(X):
+    ...     raise us.RetryLater(30)
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, Real):
+            raise TypeError(f"seconds must be a number; it is {seconds!r}.")
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"seconds must be a finite number, 0 or more; it is {seconds}.")
+        super().__init__(f"The target asks to be asked again in {seconds:g} s.")
+        self.seconds: float = float(seconds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RetryLater, (self.seconds,)
 
 
 class LedgerError(UnsoftmaxError):

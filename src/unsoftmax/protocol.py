@@ -2,20 +2,24 @@
 
 The only two-way edge of the whole program is ``answers = yield round`` in `Learner.steps`.
 A learner is a value: settings in frozen fields, no I/O, no clock, no global randomness. An
-oracle is any callable from (B, N, d) to (B,). Neither knows the other; the runner feeds both.
+oracle is any callable from (B, N, d) to (B,) or (B, m). Neither knows the other; the runner
+feeds both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from unsoftmax.probes import Array, Round
 
 Answers: TypeAlias = list[Array]
+"""The answers of a round: for each part (n,), or (n, m) for a learner of vectors."""
+
+Outputs: TypeAlias = Literal["scalar", "vector"]
 
 
 class Model(Protocol):
@@ -26,7 +30,7 @@ class Model(Protocol):
         """Dimension d of a token."""
 
     def __call__(self, X: Array, /) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
+        """Map sequences (B, N, d) to numbers (B,), or to vectors (B, m)."""
 
     def save(self, path: str) -> None:
         """Write the parameters to a safetensors file."""
@@ -40,10 +44,13 @@ M_co = TypeVar("M_co", bound=Model, covariant=True)
 
 
 class Oracle(Protocol):
-    """Anything that answers: (B, N, d) → B numbers."""
+    """Anything that answers: (B, N, d) → B numbers, or B rows of m numbers, m always the same.
+
+    It may raise `unsoftmax.RetryLater` for a batch that it does not answer now.
+    """
 
     def __call__(self, X: Array, /) -> Any:
-        """Answer a batch of sequences."""
+        """Answer a batch of sequences: (B,) or (B, m)."""
 
 
 class Learner(Protocol[M_co]):
@@ -51,6 +58,12 @@ class Learner(Protocol[M_co]):
 
     revision: ClassVar[int]
     """Raised whenever the same settings would ask other probes than before."""
+
+    outputs: ClassVar[Outputs]
+    """What a sequence is answered with: "scalar", one number, or "vector", a row of m numbers.
+
+    Rounds are answered with arrays (n,) or (n, m). A vector learner takes (B,) as m = 1.
+    """
 
     @property
     def dim(self) -> int:
@@ -140,7 +153,8 @@ class Certificate:
 class Evidence:
     """Fresh answers that the recovered model was not learned from, and how well it predicts them.
 
-    Residuals are relative to the answer's natural size ``max_i‖x_i‖·‖v‖ + |c|``.
+    Residuals are relative to the answer's natural size ``max_i‖x_i‖·‖v‖ + |c|``; those of
+    vectors count number by number.
 
     Attributes
     ----------

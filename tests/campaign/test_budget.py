@@ -11,7 +11,6 @@ import pytest
 import unsoftmax as us
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
-from unsoftmax.campaign import asking
 
 HOLDOUT = 12
 FINGERPRINT = 8
@@ -31,7 +30,7 @@ TOKENS = 5 * 3 + 4 + 4 * 2 + 16 * 2 + 3 * LONGEST
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(asking, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(us.Retries, "pause", lambda self, failed: 0.0)
 
 
 def first_number(X):

@@ -10,6 +10,7 @@ import pytest
 
 import unsoftmax as us
 from tests.campaign.lives import Account, Life, Remote, Served, account, one_by_one
+from tests.vector_learners import VectorHead, VectorHeadModel
 
 FINGERPRINT = 8
 
@@ -19,10 +20,24 @@ def head(dim: int, seed: int = 0) -> us.SingleHead:
     return us.SingleHead(rng.standard_normal((dim, dim)), rng.standard_normal(dim))
 
 
+def vector_head(dim: int, width: int) -> VectorHeadModel:
+    rng = np.random.default_rng([dim, width])
+    W, V = rng.standard_normal((dim, dim)) / dim, rng.standard_normal((width, dim))
+    return VectorHeadModel(c=rng.standard_normal(width), W=W, V=V)
+
+
+NUMBERS_AND_VECTORS = pytest.mark.parametrize(
+    ("target", "learner"),
+    [(head(2), us.learners.ExactHead(2)), (vector_head(2, 3), VectorHead(2))],
+    ids=["numbers", "vectors"],
+)
+
+
 def same_bits(recovery, expected):
+    mine, other = recovery.model.arrays(), expected.model.arrays()
     return (
-        recovery.model.W.tobytes() == expected.model.W.tobytes()
-        and recovery.model.v.tobytes() == expected.model.v.tobytes()
+        mine.keys() == other.keys()
+        and all(mine[name].tobytes() == other[name].tobytes() for name in mine)
         and recovery.certificate == expected.certificate
         and recovery.evidence == expected.evidence
     )
@@ -74,8 +89,14 @@ class Ghosts:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_killed_at_any_moment_nothing_recorded_is_asked_again(workers, tmp_path, trials, evidence):
-    target, learner = head(6), us.learners.ExactHead(6)
+@pytest.mark.parametrize(
+    ("target", "learner"),
+    [(head(6), us.learners.ExactHead(6)), (vector_head(5, 4), VectorHead(5))],
+    ids=["numbers", "vectors"],
+)
+def test_killed_at_any_moment_nothing_recorded_is_asked_again(
+    workers, target, learner, tmp_path, trials, evidence
+):
     settings = {"batch": 2, "workers": workers}
     rng = np.random.default_rng(workers)
     kills = trials(6, 25)
@@ -116,16 +137,17 @@ def test_killed_at_any_moment_nothing_recorded_is_asked_again(workers, tmp_path,
                 break
         assert done == kills
     evidence(
-        f"killed with SIGKILL and resumed, {workers} worker{'s' if workers > 1 else ''}",
+        f"killed with SIGKILL and resumed, {workers} worker{'s' if workers > 1 else ''}"
+        + (", vectors" if learner.outputs == "vector" else ""),
         kills=kills,
         recorded_answers_asked_again=0,
         same_bits_as_uninterrupted="always",
     )
 
 
+@NUMBERS_AND_VECTORS
 @pytest.mark.parametrize("workers", [1, 3])
-def test_killed_at_every_commit_and_every_yield(workers, tmp_path):
-    target, learner = head(2), us.learners.ExactHead(2)
+def test_killed_at_every_commit_and_every_yield(workers, target, learner, tmp_path):
     settings = {"batch": 2, "workers": workers, "holdout": 8}
     with Served(target) as served:
         life = Life(
@@ -149,8 +171,9 @@ def test_killed_at_every_commit_and_every_yield(workers, tmp_path):
             assert same_bits(recovery, expected)
 
 
-def test_killed_again_and_again_in_the_same_place(tmp_path):
-    target, learner, ledger = head(2), us.learners.ExactHead(2), tmp_path / "ledger"
+@NUMBERS_AND_VECTORS
+def test_killed_again_and_again_in_the_same_place(target, learner, tmp_path):
+    ledger = tmp_path / "ledger"
     settings = {"batch": 2, "holdout": 8, "ledger": ledger}
     expected = us.learn(lambda X: one_by_one(target, X), learner, batch=2, holdout=8)
     with Served(target) as served:

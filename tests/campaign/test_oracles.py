@@ -7,7 +7,6 @@ import logging
 import signal
 import threading
 import time
-import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ import unsoftmax as us
 from tests.campaign.lives import PATIENCE_S, Life, account, one_by_one
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
-from unsoftmax.campaign import asking
 
 DIM = 4
 LEARNER = us.learners.ExactHead(DIM)
@@ -37,7 +35,13 @@ def first_number(X):
 def pauses(monkeypatch):
     """The pauses between tries, which take no time here."""
     taken: list[float] = []
-    monkeypatch.setattr(asking, "time", types.SimpleNamespace(sleep=taken.append))
+    pause = us.Retries.pause
+
+    def noted(self, failed):
+        taken.append(pause(self, failed))
+        return 0.0
+
+    monkeypatch.setattr(us.Retries, "pause", noted)
     return taken
 
 
@@ -190,9 +194,6 @@ def test_an_error_says_whether_the_answers_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda y: np.where(y == y[1], np.nan, y), ["nan", "sequence 1"]),
-        (lambda y: np.where(y == y[2], np.inf, y), ["inf", "sequence 2"]),
-        (lambda y: np.where(y == y[0], -np.inf, y), ["-inf", "sequence 0"]),
         (lambda y: y[:-1], ["(2,)", "(3,)"]),
         (lambda y: np.append(y, 0.0), ["(4,)", "(3,)"]),
         (lambda y: y[:0], ["(0,)", "(3,)"]),
@@ -213,7 +214,7 @@ def test_an_error_says_whether_the_answers_are_kept(tmp_path):
     ids=lambda _: "",
 )
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_not_one_finite_number_per_sequence_is_refused(spoil, words, workers, tmp_path):
+def test_what_is_not_one_number_per_sequence_is_refused(spoil, words, workers, tmp_path):
     script, ledger = Script([[sequences(4)], [sequences(3, seed=1)]]), tmp_path / "ledger"
     oracle = Counted(lambda X: spoil(first_number(X)) if len(X) == 3 else first_number(X))
     with pytest.raises(us.OracleError) as caught:

@@ -48,6 +48,20 @@ TARGET = """
     def nan(X):
         return np.full(len(X), np.nan)
 
+    def three(X):
+        return np.stack([head(X), head(-X), X[:, -1, 0]], axis=1)
+
+    def limited(X):
+        import unsoftmax
+        if not os.path.exists("refused.txt"):
+            open("refused.txt", "w").close()
+            raise unsoftmax.RetryLater(0.2)
+        return head(X)
+
+    def later(X):
+        import unsoftmax
+        raise unsoftmax.RetryLater(30)
+
     number = 3
 """
 
@@ -124,6 +138,41 @@ def test_mistakes_are_told_in_a_sentence(folder, words, says):
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert not done.stdout
+
+
+def test_one_coordinate_of_vectors(folder):
+    words = ["learn", "mine:three", "--dim", 6, "--json"]
+    done = run(folder, *words, "--out", "all")
+    assert done.returncode == 5
+    assert "3 numbers per sequence" in json.loads(done.stdout)["message"]
+    assert "--coordinate" in done.stderr
+    for k in (0, -3):
+        assert run(folder, *words, "--out", "one", "--coordinate", k).returncode == 0
+    rng = np.random.default_rng(7)
+    truth = us.SingleHead(rng.standard_normal((6, 6)), rng.standard_normal(6))
+    assert us.equivalent(us.load(folder / "one" / "model.safetensors"), truth)
+    done = run(folder, *words, "--out", "none", "--coordinate", 3)
+    assert done.returncode == 5
+    assert "no coordinate 3. Choose k from -3 to 2" in done.stderr
+
+
+def test_a_target_that_asks_to_wait(folder):
+    done = run(folder, "learn", "mine:limited", "--dim", 6, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "waiting 0.2 s: the target asks to" in done.stderr
+    assert "put off 1 call" in done.stdout
+    words = ["learn", "mine:later", "--dim", 6, "--out", "o"]
+    done = run(folder, *words, "--longest-wait", 20)
+    assert done.returncode == 5
+    assert "asks for 30 s more; the limit is 20 s" in done.stderr
+
+
+def test_retries_are_set(folder):
+    words = ["learn", "mine:broken", "--dim", 6]
+    done = run(folder, *words, "--out", "one", "--retries", 1)
+    assert done.returncode == 5
+    assert "in 1 try (" in done.stderr
+    assert run(folder, *words, "--out", "none", "--retries", 0).returncode == 2
 
 
 def test_learn_and_compare(folder):

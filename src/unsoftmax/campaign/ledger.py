@@ -6,11 +6,16 @@ process killed at any moment leaves a file that says what is paid and known (``a
 what is paid and unknown (an ``asked`` row without an outcome: in doubt).
 
 An answer's identity is its place, (round, part, start), never its content: asking the same
-probe twice on purpose is two rows. Presence is by row, never by truthiness.
+probe twice on purpose is two rows. Presence is by row, never by truthiness. An answer is a row
+of m numbers, m = 1 for an oracle of numbers; the first answer of the file's life fixes m.
+
+What became of the queries of an ``asked`` row: *answered*; *failed* (paid, nothing usable came
+back); *in doubt* (in flight when an earlier process died: paid); *put off* (the target asked to
+wait and says that it answered none: not paid). A call that was answered in part is two rows.
 
 The file belongs to one run: one target (checked by the runner with a fingerprint), one
 learner with its settings and revision, one hold-out. It may not know what the answers mean,
-nor how the file came to be open: that is `opening`.
+nor how the file came to be open: that is `ledger_file`.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +35,9 @@ from numpy.typing import NDArray
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
 
-FORMAT_VERSION = 1
-SCHEMA = """
+FORMAT_VERSION = 2
+SCHEMA = f"""
+PRAGMA user_version = {FORMAT_VERSION};
 CREATE TABLE runs (
     run TEXT NOT NULL, batch INTEGER, environment TEXT NOT NULL
 );
@@ -46,12 +52,36 @@ CREATE TABLE asked (
 );
 CREATE TABLE answers (
     round INTEGER, part INTEGER, start INTEGER, count INTEGER NOT NULL, data BLOB NOT NULL,
-    crc INTEGER NOT NULL,
+    crc INTEGER NOT NULL, width INTEGER NOT NULL DEFAULT 1,
     PRIMARY KEY (round, part, start)
 );
 """
-# Another BLAS may move the last bits of a design; beyond this it is another question.
-_SAME_DESIGN = 1e-9
+# What turns a file of a format into one of the next, when a run goes on with it. Format 1 knew
+# numbers alone: m = 1.
+UPGRADES = {1: "ALTER TABLE answers ADD COLUMN width INTEGER NOT NULL DEFAULT 1"}
+
+Place: TypeAlias = tuple[int, int, int]
+"""Round, part, start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a call costs: ``queries`` sequences of ``tokens`` tokens each."""
+
+    purpose: str
+    queries: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What became of a call, in queries: so many ``answered``, and ``otherwise`` the rest."""
+
+    bill: Bill
+    answered: int
+    otherwise: Literal["failed", "put off"] = "failed"
+    recorded: tuple[tuple[Place, Array], ...] = ()
+    """Rows (n, m) to keep, by place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +94,7 @@ class Spent:
 
 
 class Ledger:
-    """An open ledger, locked for this process; see `opening.open_ledger`."""
+    """An open ledger, locked for this process; see `ledger_file.open_ledger`."""
 
     def __init__(
         self,
@@ -73,57 +103,76 @@ class Ledger:
         environment: Mapping[str, Any],
         *,
         lasting: bool = True,
+        same_design: float = 1e-9,
     ) -> None:
         self._db = connection
         self._name = name
         self.lasting = lasting
         """Whether the answers outlive this process."""
         self._environment = dict(environment)
+        # Largest relative difference by which another BLAS may move a design: its last bits.
+        # Larger would take another question for the same.
+        self._same_design = same_design
         self.resumed = False
         self.moved = 0.0
         """Largest relative difference between a recorded design and today's."""
+        self.width: int | None = None
+        """Numbers per answer, m; None until the first."""
+        [[self.answered]] = self._db.execute("SELECT coalesce(sum(count), 0) FROM answers")
+        """Recorded answers."""
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._spent = self._sum()
 
     # -- the run
 
-    def claim(self, run: Mapping[str, Any], batch: int | None) -> int | None:
-        """Make the file this run's, or check that it already is; return the batch size."""
+    def claim(
+        self, run: Mapping[str, Any], batch: int | None, width: int | None = None
+    ) -> int | None:
+        """Make the file this run's, or check that it already is; return the batch size.
+
+        ``width`` is how many numbers an answer has, where the learner knows it beforehand.
+        The file of another run is left as it is. One of an older format becomes today's.
+        """
         recorded = self._db.execute("SELECT run, batch FROM runs").fetchone()
         text = json.dumps(run, sort_keys=True)
-        with self._commit():
-            self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
-        self._spent = self._sum()
         # a ledger without answers belongs to nobody: only what was paid stays
-        if recorded is None or (recorded[0] != text and not self.answered()):
-            with self._commit():
+        anew = recorded is None or (recorded[0] != text and not self.answered)
+        if not anew and recorded[0] != text:
+            changed = _differences(json.loads(recorded[0]), run)
+            raise LedgerMismatch(
+                f"{self._name} belongs to another run: {changed}. "
+                "Use the same settings to go on with it, or another ledger, which asks all anew."
+            )
+        with self._commit():
+            self._upgrade()
+            self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
+            if anew:
                 for table in ("runs", "parts", "designs"):
                     self._db.execute(f"DELETE FROM {table}")
                 self._db.execute(
                     "INSERT INTO runs VALUES (?, ?, ?)",
                     (text, batch, json.dumps(self._environment)),
                 )
-            return batch
-        if recorded[0] != text:
-            changed = _differences(json.loads(recorded[0]), run)
-            raise LedgerMismatch(
-                f"{self._name} belongs to another run: {changed}. "
-                "Use the same settings to go on with it, or another ledger, which asks all anew."
-            )
-        self.resumed = True
-        return batch or recorded[1]
+        self._spent = self._sum()
+        known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
+        self.width = width if known is None else known[0]
+        self.resumed = not anew
+        return batch if anew else batch or recorded[1]
 
-    def begin(self, index: int, parts: Round) -> list[list[tuple[int, Array]]]:
-        """Record a round, or check that the recorded one asks the same.
+    def _upgrade(self) -> None:
+        [[version]] = self._db.execute("PRAGMA user_version").fetchall()
+        for older in range(version, FORMAT_VERSION):
+            self._db.execute(UPGRADES[older])
+        self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
-        Returns the recorded answers of every part: (start, answers) in order.
-        """
+    def begin(self, index: int, parts: Round) -> None:
+        """Record a round, or check that the recorded one asks the same."""
         recorded = self._db.execute(
             "SELECT part, head, arrays FROM parts WHERE round = ? ORDER BY part", (index,)
         ).fetchall()
         if not recorded:
             self._record(index, parts)
-            return [[] for _ in parts]
+            return
         same = len(recorded) == len(parts)
         for (_, head, arrays), probes in zip(recorded, parts, strict=False):
             same = same and head == _head(probes) and self._same(json.loads(arrays), probes)
@@ -134,27 +183,30 @@ class Ledger:
                 f"It was written with {was}; this is {json.dumps(self._environment)}. Go on in "
                 "that environment, or start another ledger."
             )
-        return [self._recorded(index, part) for part in range(len(parts))]
+
+    def known(self, index: int, part: int) -> Iterator[tuple[int, Array]]:
+        """Yield the recorded answers of a part in order: (start, rows)."""
+        for start, data in self._db.execute(
+            "SELECT start, data FROM answers WHERE round = ? AND part = ? ORDER BY start",
+            (index, part),
+        ):
+            yield start, self._rows(data)
 
     def first_answers(self, count: int) -> list[tuple[int, int, Array]]:
-        """Return the first recorded answers of round 0, ``count`` at most: (part, start, y)."""
+        """Return the first recorded answers of round 0, ``count`` at most: (part, start, rows)."""
         pieces = []
         for part, start, data in self._db.execute(
             "SELECT part, start, data FROM answers WHERE round = 0 ORDER BY part, start LIMIT ?",
             (count,),
         ):
-            y = np.frombuffer(data, dtype="<f8")[:count]
-            count -= len(y)
-            if len(y):
-                pieces.append((part, start, y))
+            rows = self._rows(data)[:count]
+            count -= len(rows)
+            if len(rows):
+                pieces.append((part, start, rows))
         return pieces
 
-    def _recorded(self, index: int, part: int) -> list[tuple[int, Array]]:
-        rows = self._db.execute(
-            "SELECT start, data FROM answers WHERE round = ? AND part = ? ORDER BY start",
-            (index, part),
-        )
-        return [(start, np.frombuffer(data, dtype="<f8")) for start, data in rows]
+    def _rows(self, data: bytes) -> Array:
+        return np.frombuffer(data, dtype="<f8").reshape(-1, self.width or 1)
 
     def _record(self, index: int, parts: Round) -> None:
         """Write a round; it is committed with the first intent to ask for any of it."""
@@ -197,53 +249,66 @@ class Ledger:
             if data.ndim > 1:
                 size = np.linalg.norm(before, axis=-1, keepdims=True)
             moved = np.abs(before - data)
-            if not np.all(moved <= _SAME_DESIGN * size):
+            if not np.all(moved <= self._same_design * size):
                 return False
             self.moved = max(self.moved, float(np.max(moved / np.where(size > 0, size, 1))))
         return True
 
     # -- asking
 
-    def intend(self, purpose: str, queries: int, tokens: int) -> int:
+    def intend(self, bill: Bill) -> int:
         """Commit the intent to ask; return its number."""
         with self._commit():
-            return self._intend(purpose, queries, tokens)
+            return self._intend(bill)
 
-    def settle(
-        self,
-        intent: int,
-        outcome: str,
-        place: tuple[int, int, int] | None = None,
-        answers: Array | None = None,
-        following: tuple[str, int, int] | None = None,
-    ) -> int | None:
+    def settle(self, intent: int, settled: Settlement, following: Bill | None = None) -> int | None:
         """Commit what became of an intent and, with it, the next intent if there is one.
 
-        One commit per batch: the answers of this one and the intent of the following one.
+        One commit per call: the answers of this one and the intent of the following one.
         """
         with self._commit():
-            self._db.execute("UPDATE asked SET outcome = ? WHERE id = ?", (outcome, intent))
-            if place is not None and answers is not None:
-                data = np.ascontiguousarray(answers, dtype="<f8").tobytes()
+            self._close(intent, settled)
+            for place, rows in settled.recorded:
+                data = np.ascontiguousarray(rows, dtype="<f8").tobytes()
                 self._db.execute(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)",
-                    (*place, len(answers), data, zlib.crc32(data)),
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*place, len(rows), data, zlib.crc32(data), rows.shape[1]),
                 )
-            return None if following is None else self._intend(*following)
+                self.width = rows.shape[1]
+                self.answered += len(rows)
+            return None if following is None else self._intend(following)
 
-    def _intend(self, purpose: str, queries: int, tokens: int) -> int:
+    def _close(self, intent: int, settled: Settlement) -> None:
+        """Give an intent its outcome, and a second row where it has two."""
+        bill, missing = settled.bill, settled.bill.queries - settled.answered
+        ends = ((settled.answered, "answered"), (missing, settled.otherwise))
+        (count, outcome), *second = [end for end in ends if end[0]]
+        self._db.execute(
+            "UPDATE asked SET queries = ?, tokens = ?, outcome = ? WHERE id = ?",
+            (count, count * bill.tokens, outcome, intent),
+        )
+        self._db.executemany(
+            "INSERT INTO asked (purpose, queries, tokens, outcome) VALUES (?, ?, ?, ?)",
+            [(bill.purpose, count, count * bill.tokens, outcome) for count, outcome in second],
+        )
+        if settled.otherwise == "put off":
+            self._pay(-missing, -missing * bill.tokens)
+
+    def _intend(self, bill: Bill) -> int:
         for statement, values in self._pending:
             self._db.execute(statement, values)
         self._pending = []
         row = self._db.execute(
             "INSERT INTO asked (purpose, queries, tokens) VALUES (?, ?, ?)",
-            (purpose, queries, tokens),
+            (bill.purpose, bill.queries, bill.queries * bill.tokens),
         )
-        self._spent = Spent(
-            self._spent.queries + queries, self._spent.tokens + tokens, self._spent.in_doubt
-        )
+        self._pay(bill.queries, bill.queries * bill.tokens)
         assert row.lastrowid is not None
         return row.lastrowid
+
+    def _pay(self, queries: int, tokens: int) -> None:
+        was = self._spent
+        self._spent = Spent(was.queries + queries, was.tokens + tokens, was.in_doubt)
 
     # -- counting
 
@@ -256,18 +321,22 @@ class Ledger:
         """Count the queries by purpose; failed ones and ones in doubt apart."""
         rows = self._db.execute(
             "SELECT CASE outcome WHEN 'answered' THEN purpose ELSE coalesce(outcome, 'in doubt') "
-            "END AS what, sum(queries) FROM asked GROUP BY what ORDER BY what"
+            "END AS what, sum(queries) FROM asked WHERE outcome IS NOT 'put off' "
+            "GROUP BY what ORDER BY what"
         )
         return {what: int(total) for what, total in rows}
 
-    def answered(self) -> int:
-        """Count the recorded answers."""
-        return int(self._db.execute("SELECT coalesce(sum(count), 0) FROM answers").fetchone()[0])
+    def put_off(self) -> int:
+        """Count the calls that the target put off; they are not paid."""
+        return int(
+            self._db.execute("SELECT count(*) FROM asked WHERE outcome = 'put off'").fetchone()[0]
+        )
 
     def _sum(self) -> Spent:
         queries, tokens, doubt = self._db.execute(
             "SELECT coalesce(sum(queries), 0), coalesce(sum(tokens), 0), "
-            "coalesce(sum(queries) FILTER (WHERE outcome = 'in doubt'), 0) FROM asked"
+            "coalesce(sum(queries) FILTER (WHERE outcome = 'in doubt'), 0) FROM asked "
+            "WHERE outcome IS NOT 'put off'"
         ).fetchone()
         return Spent(queries, tokens, doubt)
 

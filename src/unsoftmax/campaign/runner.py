@@ -1,46 +1,38 @@
-"""Feed any learner from any oracle: the only loop in which answers are bought.
+"""Feed any learner from any oracle: the loop that drives a learner's generator.
 
-It knows nothing about attention. Per round: what the ledger holds is taken from it; the rest
-is cut into batches; each batch is intended (committed), asked, and recorded (committed)
-before the learner sees it. Threads call the oracle, this thread alone writes the ledger.
+It knows nothing about attention. Per round: what the ledger holds is taken from it, the rest is
+asked for by the scheduler; each call is intended (committed), made, and recorded (committed)
+before the learner sees its answers. Threads call the oracle, this thread alone writes the ledger.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections import deque
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from unsoftmax.campaign.asking import (
-    TRIES,
-    Budget,
-    Inline,
-    Span,
-    Threads,
-    ask,
-    batch_of,
-    batches,
-    unknown_spans,
-    whole,
-)
+from unsoftmax.campaign.answers import OracleReply, RoundAnswers, ask
+from unsoftmax.campaign.budget import Budget, whole
+from unsoftmax.campaign.failures import failure
+from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
 from unsoftmax.campaign.ledger import Ledger
-from unsoftmax.campaign.opening import open_ledger
+from unsoftmax.campaign.ledger_file import open_ledger
+from unsoftmax.campaign.outcomes import CallOutcome, Landing
 from unsoftmax.campaign.recovery import Recovery
+from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.scheduler import Scheduler
+from unsoftmax.campaign.spans import BatchSizes, Span, gaps
+from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
-from unsoftmax.errors import BudgetExceeded, DimensionRefused, LedgerMismatch, OracleError
-from unsoftmax.measure.precision import KAPPA, Precision
+from unsoftmax.campaign.workers import executor
+from unsoftmax.errors import DimensionRefused
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Found, Learner, M, Oracle
-
-FINGERPRINT = 8
-# A deterministic target may still answer a bit differently in another batch.
-_FINGERPRINT_UNITS = 64.0
+from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs
 
 
 def learn(
@@ -52,14 +44,16 @@ def learn(
     batch: int | None = None,
     workers: int = 1,
     progress: Watcher | None = None,
+    retries: int | Retries = 3,
 ) -> Recovery[M]:
     """Recover a model by asking an oracle.
 
     Parameters
     ----------
     oracle : callable
-        Maps sequences (B, N, d), float64, to B real numbers. When it has an attribute
-        ``dim`` it must be the learner's.
+        Maps sequences (B, N, d), float64, to B real numbers, or to B rows of m for a learner
+        of vectors; m is fixed by the first answer. When it has an attribute ``dim`` it must be
+        the learner's. It may raise `RetryLater` to be asked again after some seconds.
     learner : Learner
         What to learn, from `unsoftmax.learners`.
     budget : int or Budget, optional
@@ -75,7 +69,11 @@ def learn(
     workers : int
         Calls at the same time, from threads; the result does not depend on their order.
     progress : callable, optional
-        Takes a `Progress` after every batch.
+        Takes a `Progress` after every batch, and when the target asks to wait.
+    retries : int or Retries
+        Tries for every sequence, the first included, or a `Retries` that also says how long to
+        wait. A batch that is answered in part is kept in part: only what is missing (a row that
+        is not finite) is asked again.
 
     Returns
     -------
@@ -91,7 +89,8 @@ def learn(
     ModelMismatch
         The target is not of the learner's class.
     OracleError
-        An answer was missing after 3 tries, or not finite, or not one number per sequence.
+        An answer was missing or not finite in all tries, or is not one number (or row) per
+        sequence, or the target put it off for longer than is allowed.
     LedgerError, LedgerMismatch
         The file cannot be used, or belongs to another target, learner or revision.
     ValueError, TypeError
@@ -99,10 +98,52 @@ def learn(
     KeyboardInterrupt
         After what was in flight is recorded.
     """
-    if budget is not None and not isinstance(budget, Budget):
-        budget = Budget(queries=budget)
+    budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
     holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1)
     batch = None if batch is None else whole("batch", batch, 1)
+    retries = Retries.of(retries)
+    outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
+    run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
+    with (
+        open_ledger(ledger, environment()) as book,
+        interrupts() as held,
+        executor(workers) as pool,
+    ):
+        batch = book.claim(run, batch, width=1 if outputs == "scalar" else None)
+        plan = learner.plan()
+        spending = Spending(
+            ledger=book,
+            budget=budget,
+            expected=None if plan.queries is None else plan.queries + holdout,
+            at_most=plan.at_most + holdout,
+            fingerprint=fingerprint.questions,
+        )
+        campaign = Campaign(
+            ask=lambda span: ask(oracle, span, outputs),
+            outputs=outputs,
+            ledger=book,
+            spending=spending,
+            sizes=BatchSizes(batch),
+            retries=retries,
+            workers=workers,
+            pool=pool,
+            interrupts=held,
+            progress=progress,
+            fingerprint=fingerprint,
+        )
+        found = campaign.run(learner, holdout)
+        return Recovery(
+            model=found.model,
+            certificate=found.certificate,
+            evidence=found.evidence,
+            counts=book.counts(),
+            notes=(*found.notes, *campaign.notes()),
+            learner=learner.settings(),
+        )
+
+
+def _checked(oracle: Oracle, learner: Learner[M]) -> Outputs:
+    """Refuse what is no learner or no oracle; return what answers the learner takes."""
     if isinstance(learner, type) or not hasattr(learner, "steps"):
         raise TypeError(
             "learner must be a learner with its settings, such as "
@@ -118,36 +159,11 @@ def learn(
             f"The target takes tokens of dimension {dim}, the learner asks {learner.dim}: use "
             f"dim={dim}."
         )
-    run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
-    with open_ledger(ledger, environment()) as book, interrupts() as held:
-        batch = book.claim(run, batch)
-        plan = learner.plan()
-        expected = None if plan.queries is None else plan.queries + holdout
-        with _executor(workers) as pool:
-            campaign = _Campaign(
-                oracle=oracle,
-                ledger=book,
-                budget=budget or Budget(),
-                batch=batch,
-                workers=workers,
-                progress=progress,
-                expected=expected,
-                at_most=plan.at_most + holdout,
-                pool=pool,
-                interrupts=held,
-            )
-            if progress is not None and campaign.answered:
-                spent = book.spent.queries
-                progress(Progress("going on", campaign.answered, expected, spent))
-            found = campaign.run(learner, holdout)
-        return Recovery(
-            model=found.model,
-            certificate=found.certificate,
-            evidence=found.evidence,
-            counts=book.counts(),
-            notes=(*found.notes, *campaign.notes()),
-            learner=learner.settings(),
-        )
+    # a learner written before there were vectors does not say
+    outputs: Outputs = getattr(learner, "outputs", "scalar")
+    if outputs not in get_args(Outputs):
+        raise TypeError(f'A learner\'s outputs are "scalar" or "vector"; they are {outputs!r}.')
+    return outputs
 
 
 def environment() -> dict[str, Any]:
@@ -162,39 +178,43 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _executor(workers: int) -> Executor:
-    return Inline() if workers == 1 else Threads(workers)
+@dataclass(slots=True, kw_only=True)
+class Campaign:
+    """One run of `learn`: a learner's rounds, answered from the ledger and from the oracle."""
 
-
-@dataclass(slots=True)
-class _Flight:
-    """A batch that was sent: which, under which intent, and for the how manieth time."""
-
-    span: Span
-    intent: int
-    attempt: int
-
-
-@dataclass(slots=True)
-class _Campaign:
-    oracle: Oracle
+    ask: Callable[[Span], OracleReply]
+    outputs: Outputs
     ledger: Ledger
-    budget: Budget
-    batch: int | None
+    spending: Spending
+    sizes: BatchSizes
+    retries: Retries
     workers: int
-    progress: Watcher | None
-    expected: int | None
-    at_most: int
     pool: Executor
     interrupts: Interrupts
+    progress: Watcher | None
+    fingerprint: FingerprintTuning
     noise: float = 0.0
-    answered: int = field(init=False)
+    """Deviation of the fingerprint's answers, where a resumed run's change from call to call."""
+    scheduler: Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.answered = self.ledger.answered()
+        self.scheduler = Scheduler(
+            ask=self.ask,
+            pool=self.pool,
+            workers=self.workers,
+            sizes=self.sizes,
+            retries=self.retries,
+            ledger=self.ledger,
+            spending=self.spending,
+            interrupts=self.interrupts,
+            report=self._report,
+            explain=self._explain,
+        )
 
     def run(self, learner: Learner[M], holdout: int) -> Found[M]:
         """Drive the learner's generator to its end."""
+        if self.ledger.answered:
+            self._tell("going on")
         steps = learner.steps(holdout)
         try:
             index, parts = 0, next(steps)
@@ -209,222 +229,75 @@ class _Campaign:
 
     def answer(self, index: int, parts: Round) -> Answers:
         """Answer a round from the ledger as far as it goes, and from the oracle beyond."""
-        known = self.ledger.begin(index, parts)
-        answers = [np.empty(len(probes)) for probes in parts]
-        waiting: deque[Span] = deque()
-        for part, (probes, pieces) in enumerate(zip(parts, known, strict=True)):
-            for start, y in pieces:
-                answers[part][start : start + len(y)] = y
-            waiting.extend(unknown_spans(part, probes, pieces, self.batch))
+        self.ledger.begin(index, parts)
+        answers = RoundAnswers(parts, self.outputs)
+        waiting: list[Span] = []
+        for part, probes in enumerate(parts):
+            known = []
+            for start, rows in self.ledger.known(index, part):
+                answers.put(part, start, rows)
+                known.append((start, start + len(rows)))
+            waiting += gaps(part, probes, known)
         with self.interrupts.held():
             if index == 0 and self.ledger.resumed:
-                self._identify(parts, waiting)
-            self._buy(index, waiting, answers)
-        return answers
+                self._recognise(parts, waiting)
+            if pending := self.scheduler.run(waiting, answers.put, index):
+                raise self.spending.exceeded(pending)
+        return answers.for_learner(self.ledger.width)
 
-    def _buy(self, index: int, waiting: deque[Span], answers: Answers) -> None:
-        """Keep ``workers`` batches in flight until nothing waits; then say what went wrong."""
-        flying: dict[Future[Array], _Flight] = {}
-        trouble: BaseException | None = None
-
-        def launch(flight: _Flight) -> None:
-            flying[self.pool.submit(ask, self.oracle, flight.span, flight.attempt)] = flight
-
-        while waiting or flying:
-            if trouble is None and self.interrupts.pressed:
-                trouble = KeyboardInterrupt()
-            while trouble is None and len(flying) < self.workers:
-                span = self._affordable(waiting)
-                if span is None:
-                    break
-                launch(_Flight(span, self.ledger.intend(*_bill(span)), 0))
-            if not flying:
-                break
-            for future in wait(flying, return_when=FIRST_COMPLETED).done:
-                flight = flying.pop(future)
-                error = future.exception()
-                again = error is not None and flight.attempt + 1 < TRIES and _curable(error)
-                if again:
-                    waiting.appendleft(flight.span)
-                if trouble is None and self.interrupts.pressed:
-                    trouble = KeyboardInterrupt()
-                if trouble is None and error is not None and not again:
-                    trouble = self._failure(flight, error)
-                following = self._affordable(waiting) if trouble is None else None
-                bill = None if following is None else _bill(following)
-                if error is None:
-                    y = future.result()
-                    span = flight.span
-                    answers[span.part][span.start : span.stop] = y
-                    place = (index, span.part, span.start)
-                    intent = self.ledger.settle(flight.intent, "answered", place, y, bill)
-                    self.answered += len(span)
-                    try:
-                        self._report(span)
-                    except Exception as failure:  # the caller's own; what flies is paid for
-                        trouble = failure if trouble is None else trouble
-                else:
-                    intent = self.ledger.settle(flight.intent, "failed", following=bill)
-                if following is not None and intent is not None:
-                    launch(_Flight(following, intent, flight.attempt + 1 if again else 0))
-        if trouble is not None:
-            raise trouble
-        if waiting:
-            raise self._exceeded(waiting)
-
-    def _affordable(self, waiting: deque[Span]) -> Span | None:
-        """Take the next batch, cut to what the budget still allows; None if that is nothing."""
-        if not waiting or not (count := self._allowed(waiting[0])):
-            return None
-        span = waiting.popleft()
-        if count < len(span):
-            waiting.appendleft(span.rest(count))
-        return span.first(count)
-
-    def _allowed(self, span: Span) -> int:
-        spent = self.ledger.spent
-        limits = [len(span)]
-        if self.budget.queries is not None:
-            limits.append(self.budget.queries - spent.queries)
-        if self.budget.tokens is not None:
-            limits.append((self.budget.tokens - spent.tokens) // span.probes.tokens)
-        return max(0, int(min(limits)))
-
-    def _exceeded(self, waiting: Iterable[Span]) -> BudgetExceeded:
-        counts = self.ledger.counts()
-        done = sum(counts.get(purpose, 0) for purpose in ("data", "pilot", "check"))
-        now = sum(map(len, waiting))
-        # what is asked again comes on top of the plan
-        again = sum(len(span) for span in waiting if span.probes.purpose == "again")
-        needed = max(now, (self.expected or 0) - done + again)
-        # a resumed run asks its first questions again, to recognise the target: twice if it wavers
-        first = sum(len(y) for _, _, y in self.ledger.first_answers(FINGERPRINT))
-        needed += 2 * first if self.noise else first
-        spent = self.ledger.spent
-        limits = [
-            f"{limit:,} {name}"
-            for name, limit in (("queries", self.budget.queries), ("tokens", self.budget.tokens))
-            if limit is not None
-        ]
-        doubt = f", {spent.in_doubt:,} of them in doubt" if spent.in_doubt else ""
-        more = " and more tokens" if self.budget.tokens is not None else ""
-        allowed = f"With a budget of {spent.queries + needed:,} queries{more}"
-        if self.expected is None:
-            wanted = f"{needed:,} more queries are needed for the next step"
-            enough = f"{allowed} that can be asked; how many follow the target decides, " + (
-                f"the plan allows {self.at_most:,} in all."
-            )
-        else:
-            wanted = f"about {needed:,} more queries are needed"
-            enough = f"{allowed} it can be finished."
-        return BudgetExceeded(
-            f"The budget of {' and '.join(limits)} is spent: {spent.queries:,} queries and "
-            f"{spent.tokens:,} tokens were paid{doubt}, {wanted}. {self._kept()} {enough}",
-            spent=spent.queries,
-            needed=needed,
-            in_doubt=spent.in_doubt,
-        )
-
-    def _failure(self, flight: _Flight, error: BaseException) -> BaseException:
-        if isinstance(error, OracleError):
-            kind = DimensionRefused if isinstance(error, DimensionRefused) else OracleError
-            failure = kind(f"{error} {self._kept()}").with_traceback(error.__traceback__)
-            failure.__cause__ = error.__cause__
-            return failure
-        if not isinstance(error, Exception):
-            return error
-        said = f"{type(error).__name__}: {str(error).strip()}"
-        if isinstance(error, MemoryError):
-            failure = OracleError(
-                f"The target ran out of memory at {flight.span}: use a smaller batch "
-                f"(now {batch_of(flight.span.probes, self.batch)}). {self._kept()}"
-            )
-        elif not self.answered and isinstance(error, (ValueError, IndexError, AssertionError)):
-            failure = DimensionRefused(
-                f"The target refused its first batch, {flight.span} ({said}). It must take "
-                f"batches (B, N, d); if its tokens have another dimension than "
-                f"{flight.span.probes.dim}, use that as dim."
-            )
-        else:
-            failure = OracleError(
-                f"The target did not answer {flight.span} in {flight.attempt + 1} tries "
-                f"({said}). {self._kept()}"
-            )
-        failure.__cause__ = error
-        return failure
-
-    def _kept(self) -> str:
-        """Say what is safe."""
-        if not self.answered:
-            return "Nothing was answered yet."
-        if self.ledger.lasting:
-            return "Every answer so far is in the ledger: run the same again to go on."
-        return "The answers are lost with this process: give a ledger to keep them."
-
-    def _report(self, span: Span) -> None:
-        if self.progress is not None:
-            # what is asked again comes on top of the plan
-            expected = None if self.expected is None else max(self.expected, self.answered)
-            spent = self.ledger.spent.queries
-            self.progress(Progress(span.probes.phase, self.answered, expected, spent))
-
-    # -- is this still the same target?
-
-    def _identify(self, parts: Round, waiting: Iterable[Span]) -> None:
+    def _recognise(self, parts: Round, waiting: list[Span]) -> None:
         """Ask the first questions again and compare, before anything new is paid."""
-        pieces = self.ledger.first_answers(FINGERPRINT)
-        if not pieces:
+        known = Fingerprint.of(self.ledger, parts, self.fingerprint)
+        if known is None:
             return
-        spans = [Span(part, start, start + len(y), parts[part]) for part, start, y in pieces]
-        before = np.concatenate([y for _, _, y in pieces])
-        size = np.concatenate([_sizes(span) for span in spans])
-        now = self._ask_apart(spans, waiting)
-        bound = _same_answer(before, size, self.ledger.moved)
-        excess = np.abs(now - before) / np.maximum(bound, 1e-300)
-        if np.all(excess <= 1):
-            return
-        # Known to differ: until a third answer says otherwise it is noise, for `_exceeded`.
-        moved = self.noise = _rms(now - before)
-        wavers = _rms(self._ask_apart(spans, waiting) - now)
-        if wavers < moved / 10:
-            worst = int(np.argmax(excess))
-            raise LedgerMismatch(
-                "The ledger was written for another target, or the target has changed: the answer "
-                f"to its question {worst} was {before[worst]} and is {now[worst]}. Start another "
-                "ledger to learn the target as it is now."
-            )
-        self.noise = wavers / np.sqrt(2)
+        now = self._ask_apart(known, waiting)
+        if known.differs(now):
+            # until a third answer says otherwise it is noise
+            self.spending.noisy = True
+            self.noise = known.noise(now, self._ask_apart(known, waiting))
 
-    def _ask_apart(self, spans: Iterable[Span], waiting: Iterable[Span]) -> Array:
-        """Ask outside any round: counted, not recorded."""
-        cut = [batch for span in spans for batch in batches(span, self.batch)]
-        return np.concatenate([self._ask_one(span, waiting) for span in cut])
+    def _ask_apart(self, known: Fingerprint, waiting: list[Span]) -> Array:
+        """Ask a fingerprint outside any round: paid, not recorded."""
+        answers: dict[tuple[int, int], Array] = {}
 
-    def _ask_one(self, span: Span, waiting: Iterable[Span]) -> Array:
-        attempt = 0
-        while True:
-            if self.interrupts.pressed:
-                raise KeyboardInterrupt
-            if self._allowed(span) < len(span):
-                raise self._exceeded(waiting)
-            intent = self.ledger.intend("fingerprint", len(span), span.tokens)
-            future = self.pool.submit(ask, self.oracle, span, attempt)
-            error = future.exception()
-            self.ledger.settle(intent, "answered" if error is None else "failed")
-            if error is None:
-                return future.result()
-            if attempt + 1 == TRIES or not _curable(error):
-                raise self._failure(_Flight(span, intent, attempt), error)
-            attempt += 1
+        def put(part: int, start: int, rows: Array) -> None:
+            answers[part, start] = rows
+
+        if self.scheduler.run(known.spans, put, None):
+            raise self.spending.exceeded(waiting)
+        return known.in_order(answers)
+
+    # -- what is said
+
+    def _report(self, landing: Landing) -> None:
+        if landing.outcome is CallOutcome.PUT_OFF:
+            self._tell(f"waiting {landing.pause_s:.3g} s: the target asks to")
+        elif landing.rows_kept():
+            self._tell(landing.call.span.probes.phase)
+
+    def _tell(self, phase: str) -> None:
+        if self.progress is not None:
+            answered, expected = self.ledger.answered, self.spending.expected
+            # what is asked again comes on top of the plan
+            most = None if expected is None else max(expected, answered)
+            self.progress(Progress(phase, answered, most, self.ledger.spent.queries))
+
+    def _explain(self, landing: Landing) -> BaseException:
+        batch = self.sizes.of(landing.call.span.probes, self.ledger.width)
+        return failure(landing, self.ledger, self.retries, batch)
 
     def notes(self) -> list[str]:
         """Say what happened on the way."""
         notes = []
-        counts = self.ledger.counts()
-        if doubt := counts.get("in doubt"):
+        if doubt := self.ledger.counts().get("in doubt"):
             notes.append(
                 f"{doubt:,} queries were in flight when an earlier process died: paid, never "
                 "recorded, asked again."
+            )
+        if times := self.ledger.put_off():
+            notes.append(
+                f"The target put off {times:,} call{'s' if times > 1 else ''} (RetryLater), which "
+                "do not count as paid."
             )
         if self.noise:
             notes.append(
@@ -437,37 +310,3 @@ class _Campaign:
                 f"{self.ledger.moved:.1e} relative, as with another BLAS."
             )
         return notes
-
-
-def _bill(span: Span) -> tuple[str, int, int]:
-    return span.probes.purpose, len(span), span.tokens
-
-
-def _curable(error: BaseException) -> bool:
-    """Whether asking again may help: not when memory ran out or the answer itself is wrong."""
-    return isinstance(error, Exception) and not isinstance(error, (MemoryError, OracleError))
-
-
-def _sizes(span: Span) -> Array:
-    """Measure the largest token of every sequence."""
-    size: Array = np.linalg.norm(span.probes[span.start : span.stop], axis=2).max(axis=1)
-    return size
-
-
-def _same_answer(before: Array, size: Array, moved: float) -> Array:
-    """Bound how far a second answer of one target may be from the first.
-
-    Questions that moved by a few bits move their answers as coarser arithmetic would.
-    """
-    precision = Precision.of_format([before])
-    scale = np.max(np.abs(before) / np.maximum(size, 1e-300))
-    arithmetic = _FINGERPRINT_UNITS * KAPPA * max(precision.unit, moved) * scale * size
-    # Two numbers that are nearly the same are rounded to neighbours at most. A few answers may
-    # be short numbers by chance: no format is taken to be coarser than bfloat16.
-    step = 2 * (min(precision.relative, 2.0**-8) * np.abs(before) + precision.absolute)
-    bound: Array = arithmetic + step
-    return bound
-
-
-def _rms(x: Array) -> float:
-    return float(np.sqrt(np.mean(x**2))) if len(x) else 0.0

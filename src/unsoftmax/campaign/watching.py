@@ -16,7 +16,7 @@ _log = logging.getLogger("unsoftmax")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report, given after every batch.
+    """One report, given after every batch, and when the target asks to wait.
 
     Attributes
     ----------
@@ -60,6 +60,17 @@ class Interrupts:
             self._held = False
         if self.pressed:
             raise KeyboardInterrupt
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Hold nothing back during a block of `held` in which nothing is in flight."""
+        self._held = False
+        try:
+            if self.pressed:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._held = True
 
     def press(self, number: int, frame: FrameType | None) -> None:
         """Take a SIGINT."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -34,9 +35,15 @@ F = TypeVar("F", bound=Callable[..., None])
 stdout = Console()
 stderr = Console(stderr=True)
 
-_PLAIN_EVERY_S = 5.0
-# Before this a rate says nothing.
-_STEADY_S = 1.0
+
+@dataclass(frozen=True, slots=True)
+class LineTiming:
+    """When a line of progress is due where there is no terminal."""
+
+    # Between two lines of one phase: a log of a run of hours stays readable.
+    every_s: float = 5.0
+    # Before this the rate of queries says nothing.
+    steady_s: float = 1.0
 
 
 class Refusal(Exception):
@@ -174,7 +181,7 @@ def _bar() -> Iterator[Watcher]:
         yield report
 
 
-def _lines() -> Watcher:
+def _lines(timing: LineTiming = LineTiming()) -> Watcher:
     began = said = time.monotonic()
     first: int | None = None
     phase = ""
@@ -183,13 +190,13 @@ def _lines() -> Watcher:
         nonlocal said, first, phase
         now = time.monotonic()
         first = event.answered if first is None else first
-        if event.phase == phase and now - said < _PLAIN_EVERY_S:
+        if event.phase == phase and now - said < timing.every_s:
             return
         said, phase = now, event.phase
         line = f"{event.phase}: {event.answered:,}"
         if event.expected is not None:
             line += f" of {event.expected:,} queries"
-            if now - began > _STEADY_S:
+            if now - began > timing.steady_s:
                 rate = (event.answered - first) / (now - began)
                 left = max(0, event.expected - event.answered) / max(rate, 1e-9)
                 line += f", {rate:,.0f}/s, {left:,.0f} s left"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unsoftmax.campaign import Budget, Recovery
+from unsoftmax.campaign import Budget, Recovery, Retries
 from unsoftmax.campaign import learn as run
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
@@ -50,6 +50,17 @@ def learn(
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences per call.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Calls at the same time.")] = 1,
+    coordinate: Annotated[
+        int | None,
+        typer.Option(help="Learn from one coordinate of a target that answers with vectors."),
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=1, help="Tries for a sequence that is not answered.")
+    ] = Retries().tries,
+    longest_wait: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds for which a target may put off a call (RetryLater)."),
+    ] = Retries().longest_wait_s,
     as_json: AsJson = False,
     settings: Settings,
 ) -> None:
@@ -59,7 +70,7 @@ def learn(
     """
     # a target may know its dimension; where it need not, nothing of it runs before the check
     learner = build(model, settings) if "dim" in settings else None
-    oracle = targets.resolve(target)
+    oracle = targets.resolve(target, coordinate)
     if learner is None:
         dim = getattr(oracle, "dim", None)
         learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
@@ -88,6 +99,7 @@ def learn(
                 batch=batch,
                 workers=workers,
                 progress=watcher,
+                retries=Retries(tries=retries, longest_wait_s=longest_wait),
             )
     except ValueError as error:  # the learner cannot be run with these settings
         raise Refusal(str(error)) from error

@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from unsoftmax import oracles
 from unsoftmax.cli.console import Refusal, stderr
 from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
@@ -18,8 +19,13 @@ HELP = (
 )
 
 
-def resolve(target: str) -> Oracle:
-    """Return the oracle that TARGET names."""
+def resolve(target: str, coordinate: int | None = None) -> Oracle:
+    """Return the oracle that TARGET names, or one coordinate of it."""
+    oracle = _named(target)
+    return oracle if coordinate is None else oracles.coordinate(oracle, coordinate)
+
+
+def _named(target: str) -> Oracle:
     if target.endswith(".safetensors"):
         try:
             model: Oracle = load(target)
@@ -34,7 +40,7 @@ def resolve(target: str) -> Oracle:
     if not colon or "/" in target or not name or not module:
         raise Refusal(
             f"{target!r} is no target: give a .safetensors model, or module:function for a "
-            "function that maps sequences (B, N, d) to B numbers."
+            "function that maps sequences (B, N, d) to B numbers, or to B rows of numbers."
         )
     stderr.print(f"Importing {module} and calling {name}.", markup=False, highlight=False)
     sys.path.insert(0, os.getcwd())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
+
+from unsoftmax.protocol import Outputs
 
 # Squares of sums of numbers below this, or above its inverse, leave float64.
 _SMALLEST = 1e-60
@@ -58,6 +60,8 @@ class Configured:
     """
 
     __slots__ = ()
+
+    outputs: ClassVar[Outputs] = "scalar"
 
     def settings(self) -> dict[str, Any]:
         """Return everything that determines the probes, as nested JSON; arrays by their hash."""

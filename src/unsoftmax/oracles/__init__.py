@@ -1,5 +1,6 @@
-"""Where answers come from, and defences that stand between a target and its caller."""
+"""Where answers come from, and what may stand between a target and its caller."""
 
+from unsoftmax.oracles.coordinates import coordinate
 from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, rounded
 
-__all__ = ["clipped", "labels", "noisy", "norm_capped", "rounded"]
+__all__ = ["clipped", "coordinate", "labels", "noisy", "norm_capped", "rounded"]

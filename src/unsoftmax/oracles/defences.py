@@ -1,44 +1,23 @@
 """Defences: from oracle to oracle, each a few lines that coarsen answers or refuse questions.
 
-A defended oracle is a callable like any other. It knows the attribute ``dim`` when the oracle
-it wraps does, it can be pickled when that can, and it may be wrapped again.
+They take oracles of numbers and of vectors alike; see `wrapped` for what they have in common.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from unsoftmax.errors import OracleError
+from unsoftmax.oracles.wrapped import WrappedOracle
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle
 
 
-@dataclass(frozen=True, eq=False)
-class Defended(ABC):
-    """An oracle behind a defence."""
-
-    oracle: Oracle
-
-    def __post_init__(self) -> None:
-        if not callable(self.oracle):
-            raise TypeError(f"An oracle must be callable; it is {type(self.oracle).__name__}.")
-
-    @property
-    def dim(self) -> int:
-        """Dimension of a token, where the wrapped oracle knows it (AttributeError otherwise)."""
-        return int(self.oracle.dim)  # type: ignore[attr-defined]
-
-    @abstractmethod
-    def __call__(self, X: Array, /) -> Any:
-        """Answer a batch of sequences."""
-
-
-def rounded(oracle: Oracle, decimals: int) -> Defended:
+def rounded(oracle: Oracle, decimals: int) -> WrappedOracle:
     """Round every answer to so many decimals.
 
     Parameters
@@ -65,7 +44,7 @@ def rounded(oracle: Oracle, decimals: int) -> Defended:
     return _Rounded(oracle, int(decimals))
 
 
-def noisy(oracle: Oracle, scale: float, seed: int) -> Defended:
+def noisy(oracle: Oracle, scale: float, seed: int) -> WrappedOracle:
     """Add Gaussian noise, drawn afresh for every answer.
 
     The k-th call gets the noise that ``seed`` and k decide: the same calls in the same order
@@ -101,7 +80,7 @@ def noisy(oracle: Oracle, scale: float, seed: int) -> Defended:
     return _Noisy(oracle, float(scale), int(seed))
 
 
-def clipped(oracle: Oracle, low: float, high: float) -> Defended:
+def clipped(oracle: Oracle, low: float, high: float) -> WrappedOracle:
     """Move answers below ``low`` or above ``high`` to the nearer of the two.
 
     Raises
@@ -121,7 +100,7 @@ def clipped(oracle: Oracle, low: float, high: float) -> Defended:
     return _Clipped(oracle, float(low), float(high))
 
 
-def norm_capped(oracle: Oracle, radius: float) -> Defended:
+def norm_capped(oracle: Oracle, radius: float) -> WrappedOracle:
     """Refuse sequences with a token longer than ``radius`` (2-norm).
 
     The refusal is an `OracleError`: asking the same again cannot help, so it is not retried
@@ -155,7 +134,7 @@ norm 5. Ask shorter ones: give the learner the target's radius, if it takes one.
     return _NormCapped(oracle, float(radius))
 
 
-def labels(oracle: Oracle) -> Defended:
+def labels(oracle: Oracle) -> WrappedOracle:
     """Answer only whether the value is positive: 1.0 if it is, else 0.0.
 
     Examples
@@ -168,7 +147,7 @@ def labels(oracle: Oracle) -> Defended:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rounded(Defended):
+class _Rounded(WrappedOracle):
     decimals: int
 
     def __call__(self, X: Array, /) -> Any:
@@ -176,7 +155,7 @@ class _Rounded(Defended):
 
 
 @dataclass(frozen=True, eq=False)
-class _Clipped(Defended):
+class _Clipped(WrappedOracle):
     low: float
     high: float
 
@@ -185,13 +164,13 @@ class _Clipped(Defended):
 
 
 @dataclass(frozen=True, eq=False)
-class _Labels(Defended):
+class _Labels(WrappedOracle):
     def __call__(self, X: Array, /) -> Any:
         return np.where(np.asarray(self.oracle(X)) > 0, 1.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
-class _NormCapped(Defended):
+class _NormCapped(WrappedOracle):
     radius: float
 
     def __call__(self, X: Array, /) -> Any:
@@ -222,7 +201,7 @@ class _Calls:
 
 
 @dataclass(frozen=True, eq=False)
-class _Noisy(Defended):
+class _Noisy(WrappedOracle):
     scale: float
     seed: int
     calls: _Calls = field(default_factory=_Calls)

@@ -85,7 +85,6 @@ def _create(file: Path) -> None:
     try:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
             db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
             db.executescript(SCHEMA)
         os.link(temporary, file)
     except FileExistsError:
@@ -161,9 +160,15 @@ def _soundness(db: sqlite3.Connection) -> str:
     [[structure]] = db.execute("PRAGMA quick_check(1)").fetchall()
     if structure != "ok":
         return str(structure)
-    for data, crc in db.execute("SELECT data, crc FROM answers"):
+    [[version]] = db.execute("PRAGMA user_version").fetchall()
+    column = "width" if version > 1 else "1"  # format 1 knew numbers alone
+    widths = set()
+    for count, width, data, crc in db.execute(f"SELECT count, {column}, data, crc FROM answers"):
+        widths.add(width)
         if zlib.crc32(data) != crc:
             return "answers do not match their checksum"
+        if len(data) != 8 * count * width or len(widths) > 1:
+            return "answers do not have their recorded size"
     return "ok"
 
 

@@ -1,0 +1,154 @@
+"""Answers: checked as they arrive, and laid out as the learner reads them.
+
+Inside the runner every answer is a row: n sequences are answered by an array (n, m), m = 1 for
+an oracle of numbers. Rows are stored by the place of their question. Nothing is ever reshaped:
+an array of the right size and another shape is refused, never rearranged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsoftmax.campaign.spans import Span
+from unsoftmax.errors import OracleError
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers, Oracle, Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class OracleReply:
+    """What an oracle answered to a span.
+
+    Attributes
+    ----------
+    rows : array (n, m)
+        A row per sequence, float64. Rows that are ``missing`` hold NaN or inf somewhere.
+    answered, missing : tuple of (start, stop)
+        Which rows are finite and which are not, counted from the span's first.
+    """
+
+    rows: Array
+    answered: tuple[tuple[int, int], ...]
+    missing: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Numbers per sequence, m."""
+        return int(self.rows.shape[1])
+
+    @property
+    def worst(self) -> tuple[int, float]:
+        """The first row that is missing, and the number in it that is not finite."""
+        row = self.missing[0][0]
+        return row, float(next(y for y in self.rows[row] if not np.isfinite(y)))
+
+
+def ask(oracle: Oracle, span: Span, outputs: Outputs) -> OracleReply:
+    """Make the probes of a span and call the oracle once.
+
+    Raises
+    ------
+    OracleError
+        What it returned is not one number per sequence (one row, for a learner of vectors).
+    Exception
+        Whatever the oracle raises.
+    """
+    try:
+        raw = oracle(span.probes[span.start : span.stop])
+    except SystemExit as error:
+        raise RuntimeError(f"the target called sys.exit({error.code!r})") from error
+    return checked(raw, span, outputs)
+
+
+def checked(raw: Any, span: Span, outputs: Outputs) -> OracleReply:
+    """Turn what an oracle returned into rows (n, m) of float64, and find those not finite.
+
+    Raises
+    ------
+    OracleError
+        Not n real numbers, or (for a learner of vectors) not n rows of at least one.
+    """
+    try:
+        y = np.asarray(raw)
+    except Exception as error:
+        raise OracleError(f"The target's answer to {span} is no array: {error}.") from error
+    if y.dtype.kind not in "fiub":
+        raise OracleError(f"The target answered {span} with {y.dtype} instead of real numbers.")
+    if y.shape == (len(span),):
+        y = y[:, None]
+    if y.ndim != 2 or len(y) != len(span) or not _fits(y.shape[1], outputs):
+        raise _wrong_shape(np.shape(raw), span, outputs)
+    rows = y.astype(np.float64)
+    finite = np.isfinite(rows)
+    if finite.all():
+        return OracleReply(rows, answered=((0, len(rows)),))
+    whole = np.asarray(finite.all(axis=1))
+    return OracleReply(rows, answered=_runs(whole), missing=_runs(~whole))
+
+
+def _fits(width: int, outputs: Outputs) -> bool:
+    return width == 1 if outputs == "scalar" else width >= 1
+
+
+def _wrong_shape(shape: tuple[int, ...], span: Span, outputs: Outputs) -> OracleError:
+    n = len(span)
+    if outputs == "vector":
+        return OracleError(
+            f"The target answered {span} with shape {shape} instead of ({n}, m): it must give one "
+            "row of m numbers per sequence, or one number."
+        )
+    if len(shape) == 2 and shape[0] == n and shape[1] > 1:
+        return OracleError(
+            f"The target answered {span} with shape {shape} instead of ({n},): {shape[1]} numbers "
+            "per sequence, where this learner takes one. Choose it with "
+            "us.oracles.coordinate(oracle, k), on the command line with --coordinate k."
+        )
+    return OracleError(
+        f"The target answered {span} with shape {shape} instead of ({n},): it must give one number "
+        "per sequence."
+    )
+
+
+def as_wide_as(reply: OracleReply, width: int | None, span: Span) -> OracleReply | OracleError:
+    """Return a reply, or what is wrong where earlier answers had another number of numbers."""
+    if width in (None, reply.width):
+        return reply
+    return OracleError(
+        f"The target answered {span} with {reply.width} numbers per sequence; its first answers in "
+        f"this run had {width}. All answers must have the same."
+    )
+
+
+def _runs(mask: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+    """Return the stretches in which ``mask`` is true: (start, stop) each."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return tuple((int(start), int(stop)) for start, stop in edges.reshape(-1, 2))
+
+
+@dataclass(slots=True)
+class RoundAnswers:
+    """The answers of a round: one array per part, made when m is known."""
+
+    parts: Round
+    outputs: Outputs
+    _arrays: list[Array] = field(default_factory=list)
+
+    def put(self, part: int, start: int, rows: Array) -> None:
+        """Store the answers to the probes of a part from ``start`` on."""
+        self._make(rows.shape[1])
+        self._arrays[part][start : start + len(rows)] = rows
+
+    def for_learner(self, width: int | None) -> Answers:
+        """Return (n,) per part, (n, m) for a learner of vectors; ``width``: m, if known."""
+        self._make(width or 0)  # a round without probes may come before any answer
+        if self.outputs == "vector":
+            return self._arrays
+        return [rows[:, 0] for rows in self._arrays]
+
+    def _make(self, width: int) -> None:
+        if not self._arrays:
+            self._arrays = [np.empty((len(probes), width)) for probes in self.parts]

@@ -1,0 +1,70 @@
+"""What is said when a call is lost: whose fault, what to do, and what is kept."""
+
+from __future__ import annotations
+
+from unsoftmax.campaign.answers import OracleReply
+from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.outcomes import CallOutcome, Landing
+from unsoftmax.campaign.retries import Retries
+from unsoftmax.errors import DimensionRefused, OracleError, RetryLater
+
+
+def kept(ledger: Ledger) -> str:
+    """Say what becomes of the answers so far."""
+    if not ledger.answered:
+        return "Nothing was answered yet."
+    if ledger.lasting:
+        return "Every answer so far is in the ledger: run the same again to go on."
+    return "The answers are lost with this process: give a ledger to keep them."
+
+
+def failure(landing: Landing, ledger: Ledger, retries: Retries, batch: int) -> BaseException:
+    """Return the error that ends a run whose call was lost or interrupted.
+
+    ``batch`` is how many sequences a call carries.
+    """
+    result = landing.result
+    if landing.outcome is CallOutcome.INTERRUPTED:
+        assert isinstance(result, BaseException)
+        return result
+    if isinstance(result, OracleError) and not isinstance(result, RetryLater):
+        kind = DimensionRefused if isinstance(result, DimensionRefused) else OracleError
+        error = kind(f"{result} {kept(ledger)}").with_traceback(result.__traceback__)
+        error.__cause__ = result.__cause__
+        return error
+    kind, sentence = _told(landing, ledger, retries, batch)
+    error = kind(f"{sentence} {kept(ledger)}")
+    error.__cause__ = result if isinstance(result, BaseException) else None
+    return error
+
+
+def _told(
+    landing: Landing, ledger: Ledger, retries: Retries, batch: int
+) -> tuple[type[OracleError], str]:
+    span, result = landing.call.span, landing.result
+    count = landing.call.failed + 1
+    tries = f"in {count} tries" if count > 1 else "in 1 try"
+    if isinstance(result, OracleReply):
+        row, number = result.worst
+        return OracleError, (
+            f"The target answered {span} with {number} (sequence {span.start + row}) {tries}: "
+            "answers must be finite."
+        )
+    if isinstance(result, RetryLater):
+        return OracleError, (
+            f"The target has put off {span} for {landing.put_off_s:.0f} s and asks for "
+            f"{result.seconds:g} s more; the limit is {retries.longest_wait_s:g} s. Allow more "
+            "with retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
+        )
+    if isinstance(result, MemoryError):
+        return OracleError, (
+            f"The target ran out of memory at {span}: use a smaller batch (now {batch})."
+        )
+    said = f"{type(result).__name__}: {str(result).strip()}"
+    if not ledger.answered and isinstance(result, (ValueError, IndexError, AssertionError)):
+        return DimensionRefused, (
+            f"The target refused its first batch, {span} ({said}). It must take batches "
+            f"(B, N, d); if its tokens have another dimension than {span.probes.dim}, use that as "
+            "dim."
+        )
+    return OracleError, f"The target did not answer {span} {tries} ({said})."

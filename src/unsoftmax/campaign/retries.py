@@ -1,0 +1,71 @@
+"""How patient a run is with a target that fails or asks it to wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.campaign.budget import whole
+
+# The longest that one sleep of the operating system is trusted with: 11 days.
+_MOST_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a sequence is asked, and how long the runner waits between the tries.
+
+    Every try counts in the budget. A batch that the target refuses with `unsoftmax.RetryLater`
+    counts neither as a try nor in the budget: it is bounded by ``longest_wait_s`` alone.
+
+    Parameters
+    ----------
+    tries : int
+        Calls in which a sequence may fail before the run ends with an `OracleError`; 1 asks
+        once. A failure is an exception (MemoryError and `OracleError` end the run at once) or
+        an answer that is not finite.
+    pause_s : float
+        Pause before the second try, in seconds; it doubles from try to try, up to
+        ``longest_wait_s``. Also the shortest wait after a `unsoftmax.RetryLater`, so that
+        a target that says 0 again and again is not asked in a busy loop.
+    longest_wait_s : float
+        Longest time, in seconds, for which the target may put off a batch with
+        `unsoftmax.RetryLater`, from its first refusal on; then the run ends with an
+        `OracleError`. 0 waits for nothing. 10 minutes outlast a limit by the minute, and
+        report an endpoint that is down within the hour.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range, or not of its type.
+
+    Examples
+    --------
+    >>> patient = Retries(tries=5, longest_wait_s=3600.0)
+    >>> [patient.pause(failed) for failed in (1, 2, 3)]
+    [0.1, 0.2, 0.4]
+    """
+
+    tries: int = 3
+    pause_s: float = 0.1
+    longest_wait_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        whole("retries counts all tries and", self.tries, 1)
+        for name in ("pause_s", "longest_wait_s"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float, np.number)):
+                raise TypeError(f"{name} must be a number of seconds; it is {seconds!r}.")
+            if not 0 <= seconds <= _MOST_S:
+                raise ValueError(f"{name} must be 0 s to {_MOST_S:,.0f} s; it is {seconds}.")
+
+    @classmethod
+    def of(cls, retries: int | Retries) -> Retries:
+        """Take a number of tries for a `Retries` with that many."""
+        return retries if isinstance(retries, Retries) else cls(tries=retries)
+
+    def pause(self, failed: int) -> float:
+        """Return the pause in seconds after so many failed tries."""
+        # beyond 2⁶⁰ every pause is the longest
+        return min(self.pause_s * 2.0 ** min(failed - 1, 60), self.longest_wait_s)

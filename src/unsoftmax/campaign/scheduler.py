@@ -1,0 +1,198 @@
+"""The scheduler: which call is made next, and when.
+
+There are as many slots as workers. A slot has one call in flight, or rests, or is free. A call
+that must be made again stays in its slot: the slot rests for the pause and then makes it, while
+the other slots go on. So a target that asks to wait gets less to do, not the same from another
+worker, and a budget that ends meanwhile counts what rests as still needed.
+
+What becomes of a call is the business of `outcomes`; this module knows no answer and no error.
+It runs in one thread, which alone writes the ledger; the calls may be in others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field, replace
+
+from unsoftmax.campaign.answers import OracleReply, as_wide_as
+from unsoftmax.campaign.ledger import Bill, Ledger, Settlement
+from unsoftmax.campaign.outcomes import Landing, PlannedCall, Result, landed
+from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.spans import BatchSizes, Span
+from unsoftmax.campaign.spending import Spending
+from unsoftmax.campaign.watching import Interrupts
+from unsoftmax.probes import Array
+
+
+@dataclass(slots=True)
+class WorkerSlot:
+    """One of the calls that may be made at the same time."""
+
+    own: deque[PlannedCall] = field(default_factory=deque)
+    """What it asks before it takes from the common queue: what failed here."""
+    due: float = 0.0
+    """It rests until this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A call that was made: in which slot, under which intent."""
+
+    slot: WorkerSlot
+    call: PlannedCall
+    intent: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Errand:
+    """What is asked for, where the answers go, and how far it has come."""
+
+    waiting: deque[PlannedCall]
+    """What no slot has taken yet."""
+    put: Callable[[int, int, Array], None]
+    """Takes rows by part and start."""
+    index: int | None
+    """The round that the ledger records them in; None: the fingerprint, paid and not recorded."""
+    slots: list[WorkerSlot]
+    flying: dict[Future[OracleReply], Flight] = field(default_factory=dict)
+    trouble: BaseException | None = None
+    """What ends it: nothing new is asked, and what flies is waited for."""
+
+    def pending(self) -> list[Span]:
+        """Return what is not answered and not in flight."""
+        own = [call for slot in self.slots for call in slot.own]
+        return [call.span for call in (*own, *self.waiting)]
+
+    def idle(self) -> list[WorkerSlot]:
+        """Return the slots that have nothing in flight."""
+        busy = {id(flight.slot) for flight in self.flying.values()}
+        return [slot for slot in self.slots if id(slot) not in busy]
+
+    def rest_s(self, now: float) -> float | None:
+        """Return in how many seconds the next resting slot is due; None where none rests."""
+        if self.trouble is not None:
+            return None
+        dues = [slot.due for slot in self.idle() if slot.own and slot.due > now]
+        return min(dues) - now if dues else None
+
+    def bill(self, span: Span) -> Bill:
+        """Say what a call costs."""
+        purpose = "fingerprint" if self.index is None else span.probes.purpose
+        return Bill(purpose, len(span), span.probes.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """Makes the calls of an errand."""
+
+    ask: Callable[[Span], OracleReply]
+    pool: Executor
+    workers: int
+    sizes: BatchSizes
+    retries: Retries
+    ledger: Ledger
+    spending: Spending
+    interrupts: Interrupts
+    report: Callable[[Landing], None]
+    """Tells the caller's watcher."""
+    explain: Callable[[Landing], BaseException]
+    """Makes the error of a call that was lost or interrupted."""
+
+    def run(
+        self, waiting: Iterable[Span], put: Callable[[int, int, Array], None], index: int | None
+    ) -> list[Span]:
+        """Ask for spans of the round ``index``; return what the budget does not allow.
+
+        Raises
+        ------
+        BaseException
+            What ended it early, after everything in flight is recorded.
+        """
+        slots = [WorkerSlot() for _ in range(self.workers)]
+        calls = deque(PlannedCall(span) for span in waiting)
+        errand = Errand(waiting=calls, put=put, index=index, slots=slots)
+        while True:
+            now = time.monotonic()
+            self._notice_interrupts(errand)
+            self._launch_all(errand, now)
+            rest_s = errand.rest_s(now)
+            if errand.flying:
+                for future in wait(errand.flying, rest_s, FIRST_COMPLETED).done:
+                    self._land(errand, errand.flying.pop(future), future)
+            elif rest_s is not None:
+                with self.interrupts.released():
+                    time.sleep(rest_s)
+            else:
+                break
+        if errand.trouble is not None:
+            raise errand.trouble
+        return errand.pending()
+
+    def _notice_interrupts(self, errand: Errand) -> None:
+        if errand.trouble is None and self.interrupts.pressed:
+            errand.trouble = KeyboardInterrupt()
+
+    def _launch_all(self, errand: Errand, now: float) -> None:
+        """Make a call in every free slot that has one which the budget allows."""
+        for slot in errand.idle():
+            if slot.due <= now and (call := self._next(errand, slot)) is not None:
+                self._launch(errand, slot, call, self.ledger.intend(errand.bill(call.span)))
+
+    def _launch(self, errand: Errand, slot: WorkerSlot, call: PlannedCall, intent: int) -> None:
+        errand.flying[self.pool.submit(self.ask, call.span)] = Flight(slot, call, intent)
+
+    def _next(self, errand: Errand, slot: WorkerSlot) -> PlannedCall | None:
+        """Take the next call of a slot, cut to what the budget allows; None if that is nothing."""
+        source = slot.own or errand.waiting
+        if errand.trouble is not None or not source:
+            return None
+        call = source.popleft()
+        size = min(len(call.span), self.sizes.of(call.span.probes, self.ledger.width))
+        count = min(size, self.spending.allowed(call.span))
+        # half a fingerprint recognises nobody
+        if not count or (errand.index is None and count < size):
+            source.appendleft(call)
+            return None
+        if count < len(call.span):
+            source.appendleft(replace(call, span=call.span.rest(count)))
+        return replace(call, span=call.span.first(count))
+
+    def _land(self, errand: Errand, flight: Flight, future: Future[OracleReply]) -> None:
+        """Record what became of a call, and make the next one of its slot."""
+        now, slot, span = time.monotonic(), flight.slot, flight.call.span
+        result: Result | None = future.exception()
+        if result is None:
+            result = as_wide_as(future.result(), self.ledger.width, span)
+        landing = landed(flight.call, result, self.retries, now)
+        slot.own.extendleft(reversed(landing.again))
+        slot.due = now + landing.pause_s
+        self._notice_interrupts(errand)
+        goes_on = not landing.again and not landing.consequence.ends
+        following = self._next(errand, slot) if goes_on else None
+        bill = None if following is None else errand.bill(following.span)
+        intent = self.ledger.settle(flight.intent, self._settlement(errand, landing), bill)
+        if landing.consequence.ends and errand.trouble is None:
+            errand.trouble = self.explain(landing)
+        try:
+            self.report(landing)
+        except Exception as failure:  # the caller's own; what flies is paid for
+            errand.trouble = errand.trouble or failure
+        if following is not None and intent is not None:
+            self._launch(errand, slot, following, intent)
+
+    def _settlement(self, errand: Errand, landing: Landing) -> Settlement:
+        """Hand over the rows that came, and say what the ledger books."""
+        span, rows_kept = landing.call.span, landing.rows_kept()
+        for start, rows in rows_kept:
+            errand.put(span.part, start, rows)
+        index = errand.index
+        places = [] if index is None else [((index, span.part, s), rows) for s, rows in rows_kept]
+        return Settlement(
+            bill=errand.bill(span),
+            answered=sum(len(rows) for _, rows in rows_kept),
+            otherwise=landing.consequence.books,
+            recorded=tuple(places),
+        )
