@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unsoftmax as us
+from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
     KAPPA,
     UNIT,
     Precision,
     PrecisionTuning,
-    significant_bits,
 )
 from unsoftmax.measure.precision import why as why_of
 
