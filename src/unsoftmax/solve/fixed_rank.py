@@ -20,9 +20,6 @@ from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array
 from unsoftmax.solve.rank_one_measurements import Measurements
 
-# Stands for a gain of 0, far below rounding: the bound it gives is as good as none.
-_NO_GAIN = 1e-200
-
 
 def rank_error(measured: float, smallest: float, largest: float, value: float) -> float:
     """Bound ‖Ŵ − W‖_F for two matrices of one rank, near each other.
@@ -107,7 +104,8 @@ class _Neighbourhood:
             smallest = float(np.linalg.svd(tangent, compute_uv=False)[-1])
         norms = np.linalg.norm(measured.b, axis=1).max()
         largest = float(norms * np.linalg.norm(measured.a * weights, 2))
-        return cls(measured, left, values, right, max(smallest, _NO_GAIN), largest)
+        # a gain of 0 is taken for one far below rounding: the bound it gives is as good as none
+        return cls(measured, left, values, right, max(smallest, 1e-200), largest)
 
     def missed(self, W: Array) -> float:
         """Return the norm of t − 𝒜(W) in units of the readings' bounds."""

@@ -15,19 +15,18 @@ is off by about u·‖a+b‖ and by its rounding, so ‖b‖ ≤ ‖a‖ and a l
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.scales import Exponents
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Indices, Pairs, Purpose, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Indices, Pairs, Purpose
 from unsoftmax.solve.rank_one_measurements import Measurements
 
 # Facts of float32, whose numbers have 24 bits: Gaussians are below 8, and on a grid of 2⁻¹⁰
@@ -112,7 +111,7 @@ class GaussianReadings:
 
     # -- asking
 
-    def ask(self) -> Generator[Round, Answers, None]:
+    def ask(self) -> Asking[None]:
         """Ask every pair once, and some again at another scale."""
         spare = self.tuning.spare_of(len(self.a))
         pilots = np.arange(min(self.tuning.pilots, len(self.a)))
@@ -130,7 +129,7 @@ class GaussianReadings:
             spare -= len(which)
         self._refuse_unreadable()
 
-    def _piloted(self, pilots: Indices) -> Generator[Round, Answers, tuple[int, int]]:
+    def _piloted(self, pilots: Indices) -> Asking[tuple[int, int]]:
         """Find the scale with the pilots; return it with how many queries were asked again."""
         # a guess at ‖W‖_F = √d, as for trained heads
         k, again = int(np.round(np.log2(self.tuning.wanted / np.sqrt(self.a.shape[1])))), 0
@@ -159,9 +158,7 @@ class GaussianReadings:
         step = octaves if np.all(usable) else min(octaves, -tuning.lowered)
         return int(np.clip(k + step, -tuning.farthest, tuning.farthest))
 
-    def _put(
-        self, which: Indices, k: Exponents, purpose: Purpose
-    ) -> Generator[Round, Answers, None]:
+    def _put(self, which: Indices, k: Exponents, purpose: Purpose) -> Asking[None]:
         """Ask some pairs at scale 2^k."""
         alpha, beta = _split(k)
         self.alpha[which], self.beta[which] = alpha, beta
