@@ -26,15 +26,17 @@ every fourth search among 512 kinks; TOUCHING asks as close as tells the lines f
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Intervals
+from unsoftmax.arrangement.breakpoints import Intervals, Measure, ask_where
 from unsoftmax.arrangement.pieces import Pieces
-from unsoftmax.probes import Array, Flags, Indices
+from unsoftmax.probes import Array, Flags, Indices, Round
+from unsoftmax.protocol import Answers
 
 
 class KinkState(IntEnum):
@@ -119,55 +121,62 @@ class KinkIntervals(Intervals):
         n = len(low)
         return cls(pieces, low, high, left, right, np.zeros(n, dtype=bool), np.full(n, np.nan))
 
-    def on_left(self, t: Array) -> Array:
-        """Evaluate the lines on the left, an angle for each interval."""
-        return self.pieces.at(self.left, t)
 
-    def on_right(self, t: Array) -> Array:
-        """Evaluate the lines on the right."""
-        return self.pieces.at(self.right, t)
+@dataclass(frozen=True, slots=True)
+class EndLines:
+    """The lines at one end of all intervals, and what a value may miss them by; (n,) each."""
+
+    t: Array
+    y: Array
+    k: Array
+    baseline: Array
+    own: Array
+    """Standard deviation of a value on each line: the angle is rounded, too."""
+    noise: float
+    tuning: KinkTuning
+
+    @classmethod
+    def of(cls, now: KinkIntervals, rows: Indices, noise: float, tuning: KinkTuning) -> Self:
+        """Take lines from the table of pieces; ``noise`` is the deviation of a value."""
+        t, y, k, baseline = now.pieces.table[:, rows]
+        return cls(t, y, k, baseline, noise + np.spacing(now.high) * np.abs(k), noise, tuning)
+
+    def at(self, t: Array) -> Array:
+        """Evaluate the lines, at an angle each."""
+        turn = t - self.t
+        return np.asarray(self.y * np.cos(turn) + self.k * np.sin(turn))
+
+    def slope_at(self, t: Array) -> Array:
+        """Return their slopes, at an angle each."""
+        turn = t - self.t
+        return np.asarray(-self.y * np.sin(turn) + self.k * np.cos(turn))
+
+    def deviation(self, t: Array) -> Array:
+        """Return one deviation of a value at t from its line."""
+        away = np.abs(t - self.t) / self.baseline
+        return np.asarray(self.own * (self.tuning.own_error + self.tuning.slope_error * away))
+
+    def matches(self, t: Array, y: Array) -> Flags:
+        """Tell which values are on the lines; NaN is on none."""
+        allowed = self.tuning.deviations * self.deviation(t)
+        return np.asarray(np.abs(y - self.at(t)) < allowed)
+
+    def meets(self, t: Array, y: Array) -> Flags:
+        """Tell which lines go through a point that has an error, too."""
+        allowed = self.tuning.deviations * (self.deviation(t) + self.noise)
+        return np.asarray(np.abs(y - self.at(t)) < allowed)
 
 
 @dataclass(frozen=True, slots=True)
-class LineErrors:
-    """What a value may miss a line by."""
+class KinkAnswers:
+    """What intervals were answered in a round; NaN where nothing was asked, (n,) each."""
 
-    noise: float
-    """Standard deviation of a value's error."""
-    tuning: KinkTuning
-
-    def deviation(self, now: KinkIntervals, rows: Indices, t: Array) -> Array:
-        """Return one deviation of a value at t from its line; the angle is rounded, too."""
-        pieces, tuning = now.pieces, self.tuning
-        own = self.noise + np.spacing(now.high) * np.abs(pieces.k[rows])
-        away = np.abs(t - pieces.t[rows]) / pieces.baseline[rows]
-        return np.asarray(own * (tuning.own_error + tuning.slope_error * away))
-
-    def matches(self, now: KinkIntervals, rows: Indices, t: Array, y: Array) -> Flags:
-        """Tell which values are on the lines; NaN is on none."""
-        allowed = self.tuning.deviations * self.deviation(now, rows, t)
-        return np.asarray(np.abs(y - now.pieces.at(rows, t)) < allowed)
-
-    def one_line(self, now: KinkIntervals) -> Flags:
-        """Tell where both lines are one: each goes through the other's base point."""
-        one = np.ones(len(now), dtype=bool)
-        for rows, other in ((now.right, now.left), (now.left, now.right)):
-            t, y = now.pieces.t[other], now.pieces.y[other]
-            allowed = self.tuning.deviations * (self.deviation(now, rows, t) + self.noise)
-            one &= np.abs(now.pieces.at(rows, t) - y) < allowed
-        return one
-
-    def apart(self, now: KinkIntervals, crossing: Array, angle: Array) -> Array:
-        """Return how far from their crossing two lines are told from each other.
-
-        ``angle`` is the difference of their slopes there.
-        """
-        error = np.maximum(
-            self.deviation(now, now.left, crossing), self.deviation(now, now.right, crossing)
-        )
-        with np.errstate(over="ignore", invalid="ignore"):
-            apart = self.tuning.apart * self.tuning.deviations * error
-            return np.asarray(apart / np.maximum(angle, np.finfo(float).tiny))
+    near_left: Array
+    near_right: Array
+    inside: Array
+    at: Array
+    before: Array
+    after: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +184,18 @@ class KinkQuestions:
     """The states of intervals, and where each is asked; (n,) each."""
 
     state: Indices
+    low: Array
+    high: Array
     stale_left: Flags
     stale_right: Flags
     cut: Array
     """Where the lines cross, or a place inside."""
     step: Array
     """How far beside the cut is asked."""
+    left: EndLines
+    right: EndLines
+    pair: Array
+    """How far from an end a stale line is read anew."""
 
     def are(self, *states: KinkState) -> Flags:
         """Tell which intervals are in one of the states."""
@@ -189,37 +204,58 @@ class KinkQuestions:
         return np.asarray(flags[self.state])
 
     @classmethod
-    def of(cls, now: KinkIntervals, lines: LineErrors, share: Array) -> Self:
+    def of(cls, now: KinkIntervals, left: EndLines, right: EndLines, share: Array) -> Self:
         """Tell each interval's state, and where it is asked.
 
         ``share`` of its width is where an interval is asked whose lines do not say where.
         """
-        tuning, pieces, w = lines.tuning, now.pieces, now.width
-        dy = pieces.at(now.right, now.low) - pieces.y[now.left]
-        dk = pieces.slope_at(now.right, now.low) - pieces.k[now.left]
+        tuning, w = left.tuning, now.width
+        dy, dk = right.at(now.low) - left.y, right.slope_at(now.low) - left.k
         crossing = now.low + np.mod(np.arctan2(-dy, dk), np.pi)
         margin = tuning.margin * w
         inside = (crossing > now.low + margin) & (crossing < now.high - margin)
         narrow = w < tuning.narrowest
-        stale_left = (pieces.baseline[now.left] > tuning.renewed * w) & ~narrow
-        stale_right = (pieces.baseline[now.right] > tuning.renewed * w) & ~narrow
+        stale_left = (left.baseline > tuning.renewed * w) & ~narrow
+        stale_right = (right.baseline > tuning.renewed * w) & ~narrow
+        one = right.meets(left.t, left.y) & left.meets(right.t, right.y)
         state = np.select(
             [
                 narrow,
                 stale_left | stale_right,
-                lines.one_line(now) & ~now.doubted,
+                one & ~now.doubted,
                 now.doubted | ~inside,
                 np.isnan(now.value),
-                lines.matches(now, now.left, crossing, now.value),
+                left.matches(crossing, now.value),
             ],
             list(KinkState)[:-1],
             KinkState.MISSED,
         )
         cut = np.where(state >= KinkState.CROSSING, crossing, now.low + share * w)
         cut = np.where(narrow, np.where(inside, crossing, (now.low + now.high) / 2), cut)
-        apart = lines.apart(now, crossing, np.hypot(dy, dk))
+        # how far from the crossing the lines are told from each other
+        error = np.maximum(left.deviation(crossing), right.deviation(crossing))
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = tuning.apart * tuning.deviations * error
+            apart /= np.maximum(np.hypot(dy, dk), np.finfo(float).tiny)
         step = _steps(now, state, crossing, apart, tuning)
-        return cls(state, stale_left, stale_right, cut, step)
+        pair = tuning.pair * w
+        return cls(state, now.low, now.high, stale_left, stale_right, cut, step, left, right, pair)
+
+    def asked(self, measure: Measure) -> Generator[Round, Answers, KinkAnswers]:
+        """Ask what the states say, all in one round."""
+        beside = self.are(*BESIDE_THE_CUT)
+        answers = yield from ask_where(
+            measure,
+            [
+                (self.stale_left, self.low + self.pair),
+                (self.stale_right, self.high - self.pair),
+                (self.are(*INSIDE), self.cut),
+                (self.are(*AT_THE_CUT), self.cut),
+                (beside, self.cut - self.step),
+                (beside, self.cut + self.step),
+            ],
+        )
+        return KinkAnswers(*answers)
 
 
 def _steps(
