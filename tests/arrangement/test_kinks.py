@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from tests.arrangement.circles import add, angles, bending, counted, driven, noisy
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.kink_states import (
-    EndLines,
-    KinkIntervals,
-    KinkQuestions,
-    KinkState,
-    KinkTuning,
-)
+from unsoftmax.arrangement.kink_lines import EndLines, KinkIntervals, KinkTuning
+from unsoftmax.arrangement.kink_states import KinkQuestions, KinkState
 from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
 from unsoftmax.arrangement.pieces import Pieces
 

@@ -19,15 +19,13 @@ from unsoftmax.arrangement.breakpoints import (
     TooManyBreakpoints,
     refine,
 )
+from unsoftmax.arrangement.kink_lines import EndLines, KinkIntervals, KinkTuning
 from unsoftmax.arrangement.kink_states import (
     AT_THE_CUT,
     SPLIT,
-    EndLines,
     KinkAnswers,
-    KinkIntervals,
     KinkQuestions,
     KinkState,
-    KinkTuning,
 )
 from unsoftmax.arrangement.pieces import Pieces, slope
 from unsoftmax.probes import Array, Flags, Round
