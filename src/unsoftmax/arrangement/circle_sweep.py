@@ -20,7 +20,7 @@ import numpy as np
 from unsoftmax.arrangement.cells import CellGradients, CellLines
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.kink_states import KinkTuning
+from unsoftmax.arrangement.kink_lines import KinkTuning
 from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
 from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
 from unsoftmax.arrangement.noise_level import NoiseLevel
