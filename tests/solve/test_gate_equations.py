@@ -73,14 +73,13 @@ def test_exchanged_close_heads_are_seen_through():
     equations, u, _ = drawn(2, 4, apart=1e-3)
     mirrored = u + np.array([[0.9], [-0.9]]) * (u[1] - u[0])
     found = solve_gates(equations, mirrored, TUNING)
-    assert found is None or np.all(
-        np.linalg.norm(found[0] - u, axis=1) < 20 * found[1] + 1e-6
-    )
+    assert found is None or np.all(np.linalg.norm(found[0] - u, axis=1) < 20 * found[1] + 1e-6)
 
 
 def test_singular_equations_give_nothing():
     equations, u, _ = drawn(2, 3)
-    same = GateEquations(equations.v, np.repeat(equations.a[:1], 10, 0), equations.y, equations.noise)
+    a = np.repeat(equations.a[:1], 10, axis=0)
+    same = GateEquations(equations.v, a, equations.y, equations.noise)
     assert newton(same, u, TUNING) is None
     assert solve_gates(same, u, TUNING) is None
     equal, u, _ = drawn(2, 3, apart=1e-13)

@@ -52,7 +52,7 @@ def test_few_digits_take_few_steps():
 def test_rows_that_do_not_determine_the_values_are_refused():
     A, gates, v, _ = drawn(3, 4, 11)
     system = RowProducts(A, gates)
-    with pytest.raises(np.linalg.LinAlgError, match="11 rows of rank 1. do not determine 12"):
+    with pytest.raises(np.linalg.LinAlgError, match=r"11 rows of rank 1. do not determine 12"):
         system.solved(system.of(v))
     # two heads that switch together: only the sum of their values shows
     A, gates, v, _ = drawn(2, 4, 30)

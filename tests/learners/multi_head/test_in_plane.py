@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
-from unsoftmax.learners.multi_head.crossing_states import Bracketed, Estimated, Measured, ReadOnce
+from unsoftmax.learners.multi_head.crossing_states import (
+    Bracketed,
+    Estimated,
+    GateReading,
+    Measured,
+    ReadOnce,
+)
 from unsoftmax.learners.multi_head.crossings import Crossings
 from unsoftmax.learners.multi_head.in_plane import InPlaneTuning, measure_in_plane
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
@@ -171,13 +179,16 @@ def test_brackets_stay_within_narrower_intervals():
     crossings = Crossings.unread(jumps, 1.0)
     low, high = jumps.low[0], jumps.high[0]
     third = (high - low) / 3
-    crossings.states[0] = Bracketed(low + third, high, 1.0)
+    wide = Bracketed(low + third, high, 1.0)
+    crossings.states[0] = wide
     narrower = jumps.changed(high=jumps.high - third)
-    state = crossings.moved(narrower).states[0]
-    assert (state.low, state.high) == (low + third, high - third)
+    inside = Bracketed(low + third, high - third, 1.0)
+    assert crossings.moved(narrower).states[0] == inside
+    once = ReadOnce(wide, 2.0, GateReading(low + third, 0.5))
+    crossings.states[0] = once
+    assert crossings.moved(narrower).states[0] == replace(once, bracket=inside)
     crossings.states[0] = Bracketed(high - third / 2, high, 1.0)
-    state = crossings.moved(narrower).states[0]
-    assert (state.low, state.high) == (low, high - third)
+    assert crossings.moved(narrower).states[0] == Bracketed(low, high - third, 1.0)
 
 
 def test_known_heads_say_how_far_out_they_are_saturated():
