@@ -10,6 +10,8 @@ import doctest
 import graphlib
 import importlib
 import inspect
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -77,6 +79,8 @@ PURE = {
     "unsoftmax",
 }
 DOES_IO = ("unsoftmax.models.files",)
+# Imports its own modules when they are first named.
+LAZY = ("unsoftmax.learners",)
 WORLDLY = {"open", "print", "input", "exec", "eval", "compile", "breakpoint", "__import__"}
 
 
@@ -119,6 +123,8 @@ def worldly(module, source):
     tree = ast.parse(source)
     for name in imports(module, tree):
         if name in ("os", "os.PathLike") and room_of(module) == "models":
+            continue
+        if module in LAZY and name == "importlib.import_module":
             continue
         if name.split(".")[0] not in PURE:
             yield f"{module} imports {name}"
@@ -165,6 +171,21 @@ def module_level(module, source):
     # a function's body runs later
     body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     return set(imports(module, ast.Module(body=body, type_ignores=[])))
+
+
+@pytest.mark.parametrize(
+    "words", [["-c", "import unsoftmax"], ["-m", "unsoftmax", "--help"]], ids=["import", "help"]
+)
+def test_nothing_is_imported_that_nobody_needs_yet(words):
+    """What makes a start slow: SciPy's parts, matplotlib, the learners, the commands."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "unsoftmax.campaign.runner" in loaded
+    late = ("unsoftmax.learners.", "unsoftmax.cli.", "scipy.special", "scipy.linalg", "matplotlib")
+    assert [name for name in loaded if name.startswith(late)] == []
 
 
 def test_no_module_waits_for_itself():
@@ -240,12 +261,30 @@ FACTS = {
     "learners.settings._SMALLEST": "where squares leave float64",
     "learners.single_head.sensing.gaussian_readings._GRID": "grid of Gaussians, for float32",
     "learners.single_head.sensing.gaussian_readings._APART": "how far apart float32 adds on it",
-    "theory.tolerances._CONSTANT": "the 80 of Theorem 6.1",
+    "measure.intervals.SLACK": "covers float64's rounding in bounds that are otherwise exact",
+    "measure.thresholds._PROBES": "roundings of a probe's own tokens: product and sum",
+    "arrangement.noise_level.MEDIAN": "50 % quantile of |normal|, of a sum of three answers",
+    "arrangement.noise_level.NINETY": "90 % quantile of the same",
+    "validate.judge.TINY": "keeps 0/0 out of a maximum",
+    "validate.head_comparison.UNBOUNDED": "stands for an infinite bound: 0 times it is 0",
+    "learners.multi_head.orientation.COPIES": "copies of a token: the fewest that shift a logit",
+    "learners.single_head.approximate.coordinate_probes._QUERY_SCALE": "Theorem 6.1's a_s",
+    "learners.single_head.approximate.coordinate_probes._ZERO_QUERY_SCALE": "1/(2√2), for float32",
+    "learners.single_head.labels.label_head._FEWEST": "range of a setting: bits",
+    "learners.single_head.labels.label_head._MOST": "beyond, an interval has no middle in float64",
+    "learners.single_head.labels.label_head._MOST_PAPER": "where the theorem's sizes overflow",
+    "learners.single_head.labels.label_head._FARTHEST": "where the theorem's sizes overflow",
+    "learners.single_head.labels.label_probes._BLOCK": "part of what sample n of seed s means",
+    "theory.tolerances._W_CONSTANT": "the 80 of Theorem 6.1",
     "models.files.FORMAT_VERSION": "version of the format of a model's file",
     "campaign.ledger.FORMAT_VERSION": "version of the ledger's format",
     "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
-    "campaign.opening._APPLICATION_ID": "marks an SQLite file as a ledger",
+    "campaign.ledger.UPGRADES": "what turns a ledger of an older format into this one's",
+    "campaign.ledger_file._APPLICATION_ID": "marks an SQLite file as a ledger",
+    "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
+    "cli.minilm._HEADS": "heads of all-MiniLM-L6-v2",
+    "cli.plan._HOLDOUT": "the default of `learn`, which a plan adds",
 }
 
 

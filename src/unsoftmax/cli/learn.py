@@ -23,8 +23,8 @@ from unsoftmax.cli.console import (
     told,
     watching,
 )
-from unsoftmax.cli.plan import Model
 from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.plan import Model
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.

@@ -13,9 +13,7 @@ from unsoftmax.learners import MODELS
 
 _HOLDOUT = 32
 
-Model = Annotated[
-    str, typer.Option(help=f"What to learn: {', '.join(MODELS)}.", show_default=True)
-]
+Model = Annotated[str, typer.Option(help=f"What to learn: {', '.join(MODELS)}.", show_default=True)]
 
 
 @with_settings

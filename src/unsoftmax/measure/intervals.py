@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.reading import Reading
@@ -120,7 +120,7 @@ def _gate_bounds(answers: TwoTokenAnswers, most: Array | float) -> tuple[Array, 
         fixed = (answers.answer_error + beta * b.value_error) / abs(signal)
         share = alpha * a.value_error / np.abs(signal)
         largest = np.where(share < 1, (p + fixed) / (1 - share), 1.0)
-        delta = fixed + np.clip(largest, 0.0, expit(most)) * share
+        delta = fixed + np.clip(largest, 0.0, scipy.special.expit(most)) * share
     return p, q, np.where(signal != 0, delta, np.inf)
 
 

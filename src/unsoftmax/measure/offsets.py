@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.fft
+import scipy
 
 from unsoftmax.probes import Array, Design, Indices, LazyRows, Rows
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import numpy as np
-from scipy.special import gammaincinv
+import scipy
 
 from unsoftmax.measure.number_format import (
     decimals_of,
@@ -210,7 +210,7 @@ class Precision:
         if not deviation:
             return self
         # χ² of the estimate: it may be too small by chance, the less so the more repeats
-        chance = 2 * gammaincinv(repeats / 2, tuning.noise_underestimated)
+        chance = 2 * scipy.special.gammaincinv(repeats / 2, tuning.noise_underestimated)
         bound = tuning.noise_deviations * float(np.sqrt(repeats / chance)) * deviation
         sentence = (
             f"The same question got different answers: noise of standard deviation about "

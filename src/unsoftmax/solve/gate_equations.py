@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+import scipy
 
 from unsoftmax.probes import Array
 
@@ -50,7 +50,9 @@ class GateEquations:
 
     def of(self, u: Array) -> Array:
         """Return the left sides at u (H, d), in units of noise."""
-        return np.asarray(np.sum((self.a @ self.v.T) * expit(self.a @ u.T), axis=1) / self.noise)
+        return np.asarray(
+            np.sum((self.a @ self.v.T) * scipy.special.expit(self.a @ u.T), axis=1) / self.noise
+        )
 
     def missed(self, u: Array) -> Array:
         """Return how far the equations are off, in units of noise."""

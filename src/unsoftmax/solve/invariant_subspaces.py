@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.special import gammaincinv
+import scipy
 
 from unsoftmax.probes import Array
 
@@ -101,7 +101,7 @@ def _deviation(left: float, equations: int, noise: float, underestimated: float)
     """Bound the deviation whose squares add up to ``left`` over so many spare equations."""
     if not equations:
         return noise
-    chance = 2 * gammaincinv(equations / 2, underestimated)
+    chance = 2 * scipy.special.gammaincinv(equations / 2, underestimated)
     # the residual is a lower bound, whatever noise was thought to be
     return float(max(min(noise, np.sqrt(left / chance)), np.sqrt(left / equations)))
 

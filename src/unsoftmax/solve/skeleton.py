@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import qr
+import scipy
 
 from unsoftmax.probes import Array, Indices
 
@@ -77,7 +77,7 @@ def pivots(columns: Array, count: int) -> Indices:
 
     They are the first pivots of its QR decomposition. For rows pass the transpose.
     """
-    _, order = qr(columns, mode="r", pivoting=True)
+    _, order = scipy.linalg.qr(columns, mode="r", pivoting=True)
     return np.sort(order[:count]).astype(np.intp)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import qr
+import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
@@ -160,7 +160,7 @@ class _Correction:
         noise = self.reduced.precision.error(size)
         noise = noise + self.v_error * np.linalg.norm(a, axis=1)
         rows = GateEquations(v, a, noise, noise).jacobian(u)
-        _, pivots = qr(rows.T, mode="r", pivoting=True)
+        _, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
         chosen = pivots[: H * d + tuning.checks]
         return a[chosen], noise[chosen]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import qr
+import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.in_plane import InPlane
@@ -216,5 +216,5 @@ class _Directions:
         """Pick as many rows as unknowns, of a well conditioned system."""
         signs = np.sign(candidates @ self.u.T)
         rows = (signs[:, :, None] * candidates[:, None, :]).reshape(len(candidates), -1)
-        _, pivots = qr(rows.T, mode="r", pivoting=True)
+        _, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
         return np.asarray(candidates[pivots[: self.u.size]])

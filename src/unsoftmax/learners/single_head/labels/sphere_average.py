@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, logit
+import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
@@ -177,7 +177,9 @@ def _scores(v: Array, margin: float, norm_bound: float, steps: int) -> Asking[Ar
         above = label != (v[j] > 0)  # beyond the flip f has the sign of v_j
         low, high = np.where(above, a, low), np.where(above, high, a)
     p = 2 * norm_bound * np.abs(alpha) * ((low + high) / 2) ** 2
-    entries = logit(np.clip(p, expit(-0.5), expit(0.5))) / s
+    entries = (
+        scipy.special.logit(np.clip(p, scipy.special.expit(-0.5), scipy.special.expit(0.5))) / s
+    )
     W = np.empty((d, d))
     W[i, j] = entries
     return W
