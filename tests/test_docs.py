@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -95,6 +96,35 @@ def test_links_lead_to_files_that_exist():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES):
         for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_the_architecture_names_modules_and_tests_that_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.count("|") == 5][2:]
+    assert len(rows) >= 10
+    for row in rows:
+        *_, modules, tests, _ = row.split("|")
+        for module in re.findall(r"`([^`]+)`", modules):
+            assert (ROOT / "src" / "unsoftmax" / module).exists(), module
+        for test in re.findall(r"`([^`]+)`", tests):
+            assert (ROOT / test).is_file(), test
+    assert {path.name for path in (ROOT / "tests" / "theorems").glob("test_*.py")} == {
+        Path(name).name for name in re.findall(r"`(tests/theorems/[^`]+)`", page)
+    }
+
+
+def test_the_glossary_names_what_exists():
+    page = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
+    rooms = {path.stem for path in (ROOT / "src" / "unsoftmax").iterdir()}
+    for name in re.findall(r"`(\w+(?:\.\w+)+)`", page.replace("us.", "unsoftmax.")):
+        first, *rest = name.removeprefix("unsoftmax.").split(".")
+        if first not in rooms:
+            continue
+        found = importlib.import_module(f"unsoftmax.{first}")
+        for part in rest:
+            if not hasattr(found, part):
+                importlib.import_module(f"{found.__name__}.{part}")
+            found = getattr(found, part)
 
 
 def test_the_readme_stays_short():
