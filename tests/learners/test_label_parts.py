@@ -123,7 +123,7 @@ def test_the_first_ratios(d):
     target = head(d)
     target = us.SingleHead(target.W, np.where(np.arange(d) == d - 1, 0.0 if d > 1 else 1, target.v))
     signs = np.where(target.v > 0, 1.0, -1.0)
-    ratios, rounds = driven(first_ratios(signs, np.zeros(4, dtype=bool), 2.0**-60), target)
+    ratios, rounds = driven(first_ratios(signs, np.zeros(4, dtype=bool), 2.0**-60, 8), target)
     bits = label_counts.rough_bits(d)
     found, truth = ratios.value(), target.v / np.abs(target.v).max()
     assert np.all(np.abs(found - truth) <= 2.0**-bits)

@@ -30,8 +30,8 @@ Labels: TypeAlias = NDArray[np.bool_]
 class BisectionTuning:
     """Knobs of bisecting logits.
 
-    Thresholds are set through a v that is known to 1 %, so that σ(3.5) is still told from 1 and
-    σ(4) is not.
+    Thresholds are placed through a v that is known to 1 %. That still separates σ(3.5) from 1,
+    and not σ(4).
     """
 
     range: float = 4.0

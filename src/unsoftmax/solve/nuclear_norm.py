@@ -9,10 +9,10 @@ Theorem 5.1 hands its measurements to a convex programme; this solves it, with N
 1. Douglas–Rachford: thresholding singular values in turn with the step onto the measurements,
    which is one product with (G + diag(μ)/γ)⁻¹, G_kl = (a_k·a_l)(b_k·b_l): m×m, nothing of d²×m.
    Each step onto the measurements leaves a dual point; it stops by the gap between the two.
-2. Thresholding shows the minimiser's rank; Gauss–Newton among the matrices of that rank then
-   gives it to rounding. What it gives is taken only if it fits the measurements and its
-   objective is within the gap too: where the minimiser is not the W that was measured, this
-   returns the minimiser all the same.
+2. Thresholding shows the minimiser's rank; Gauss–Newton among the matrices of that rank
+   (`rank_fit`) then gives it to rounding. Its result is accepted only if it fits the measurements
+   and its objective is within the gap: where the minimiser is not the W that was measured, the
+   minimiser is returned, not W.
 
 Measured (one core): d = 32, rank 3, 549 measurements: 80 steps, 0.1 s, error 3e-15.
 """
@@ -36,7 +36,7 @@ class NuclearNormTuning:
     """Gap relative to the objective at which it stops: half of float64's digits are left to the
     Gauss–Newton steps, and the slowest problems (as many measurements as d²) still end."""
     steps: int = 6000
-    """Steps at most."""
+    """Steps at most; typical problems take 80. The largest gap left is reported."""
     gamma: float = 0.1
     """Step γ in units of ‖W‖_F; with ``relaxed`` the fewest steps of those tried (0.05 … 1.6
     and 1 … 1.9) over 108 problems of d = 4 … 24, half of which do not recover W."""
@@ -98,8 +98,8 @@ def minimise(measured: Measurements, tuning: NuclearNormTuning = _DEFAULT) -> Mi
     Parameters
     ----------
     measured : Measurements
-        At least one. With noise the fit is penalised: what the noise alone could have
-        measured is taken for nothing.
+        At least one. With noise the fit is penalised, so that measurements which noise alone
+        explains give W = 0.
     tuning : NuclearNormTuning
         Knobs.
 

@@ -64,7 +64,7 @@ class Declared:
     @property
     def precision(self) -> Precision:
         """±tolerance, and float64 inside."""
-        sentence = f"Answers are taken to be within ±{self.tolerance:g} of the head's, as told."
+        sentence = f"Answers are taken to be within ±{self.tolerance:g} of the head's, as declared."
         return Precision(absolute=self.tolerance, why=(sentence,))
 
     @property

@@ -1,15 +1,16 @@
 """The hold-out of label learners: fresh sequences as close to a flip as the certificate allows.
 
-A label is one bit, and far from f = 0 every model of about the right sign predicts it. So the
-recovered head is asked where its own answer is next to nothing:
+A label is one bit, and far from f = 0 even a wrong model predicts it. So the target is asked
+where the recovered head's own answer is close to 0:
 
 - *opening*, a quarter of the checks, asked first: three tokens at sizes 4⁻⁴ … 4³, labelled as
   they come. They tell this target from another when a run is resumed.
-- *closing*, the rest, last: two sequences of 2 to 7 tokens with labels 1 and 0, and on the
-  line between them the two points on either side of f̂ = 0 where the label is just certain.
+- *closing*, the rest, last: on the line between two sequences of 2 to 7 tokens with labels 1
+  and 0, the two points on either side of f̂ = 0 that are nearest to it among those where the
+  certificate leaves no doubt about the sign.
 
-What is not this head has its flip elsewhere on that line, so one of the two labels is wrong,
-however small the difference, as long as it is larger than the certificate's.
+A target other than this head flips elsewhere on that line. If its flip is further away than the
+certificate allows, one of the two labels is wrong, however small the difference.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def at_flips(
     rng: np.random.Generator,
     tuning: FlipTuning,
 ) -> list[Sequences]:
-    """Make ``count`` sequences next to the recovered head's flips, one family per length."""
+    """Draw ``count`` sequences next to the recovered head's flips, one family per length."""
     lengths = tuning.lengths
     asked = np.bincount(np.arange(count) % len(lengths), minlength=len(lengths))
     families = []

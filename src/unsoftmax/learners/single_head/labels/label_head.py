@@ -3,7 +3,7 @@
 Recovers W, and v up to its norm, of f(X) = Σ_i α_i x_i·v, α = softmax_i(x_i·W x_N), from an
 oracle that answers 1 where f(X) > 0 and 0 elsewhere. "bisect": about one query per bit of a
 parameter, bits·(d² + d) and a few hundred more, in about bits + 28 rounds. "paper": k + d²·steps,
-with the k of the theorem, which is out of anybody's reach but for the smallest cases.
+with the k of the theorem, affordable for d ≤ 2 only.
 
     [g_i e_i − ρ g_p e_p]        label 1 ⇔ ρ < |v_i|/|v_p|, g the signs of v    v/‖v‖
     [αa − βb; −βb], αβ = s       label 1 ⇔ α² > s(b·v/a·v)(1 + e^{s a·(W b)})   a·(W b), so W
@@ -31,9 +31,11 @@ from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory import label_counts
 
-# 4 bits tell whether an entry is in range; beyond 52 a halved interval has no middle in float64.
+# Limits of the settings. Four bits tell whether a logit is in range; beyond 52 a halved interval
+# has no middle in float64.
 _FEWEST, _MOST = 4, 52
-# The theorem's sample sizes are computed in float64.
+# The theorem's sample sizes must not overflow float64: bits, and how small margin or 1/norm_bound
+# may be.
 _MOST_PAPER, _FARTHEST = 200, 1e-12
 
 
@@ -127,7 +129,7 @@ class LabelHead(Configured):
             )
 
     def plan(self) -> Plan:
-        """Say beforehand what learning costs; with "paper" also where nobody could pay it."""
+        """Say beforehand what learning costs; with "paper" also where k is astronomic."""
         d, bits = int(self.dim), int(self.bits)
         if self.method == "paper":
             promise, average = self._promise(), self.tuning.average

@@ -1,8 +1,9 @@
 """What labels prove: the head inside the intervals that bisection found, and its certificate.
 
-Just outside of every interval, by more than rounding can move a flip, the label is asked once
-more. Labels 1 below and 0 above prove that the flip is between them, whatever the bisection was
-told: they carry the certificate, and anything else is a contradiction.
+Bisection trusts every label. So the labels just outside of every interval, by more than rounding
+can move a flip, are asked at the end: 1 below and 0 above prove that the flip is between them,
+even if a label before was wrong. The certificate rests on these end checks alone; other labels
+are a contradiction, and refused.
 """
 
 from __future__ import annotations
