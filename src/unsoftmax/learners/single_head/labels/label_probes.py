@@ -1,17 +1,19 @@
-"""What label learners ask beside two tokens, and how they read a label."""
+"""What label learners ask beside two tokens: single tokens made on demand.
+
+`Contrasts` weigh two entries of v against each other; a `Sphere` holds samples of Theorem B.1's
+average, of which there may be 10²⁸: none but the slice asked for is ever in memory.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Design, Indices, Probes
 
-# The runner's slices end at multiples of this (its batches are 2,048 at most): few blocks are
-# made twice.
+# Samples made by one generator: part of what "sample n of seed s" means, so it never changes. The
+# runner's slices end at multiples of it (its batches are 2,048 at most): few blocks are made twice.
 _BLOCK = 2048
 
 
@@ -92,21 +94,3 @@ class Sphere(Probes):
         high, low = divmod(self.first, 2**31)
         numbers = [self.size, self.seed, high, low, self.count]
         return {"sphere": np.array(numbers, dtype=np.float64)}
-
-
-def read(answers: list[Array]) -> list[NDArray[np.bool_]]:
-    """Read labels: 1 where f(X) > 0, else 0.
-
-    Raises
-    ------
-    ModelMismatch
-        Anything but zeros and ones.
-    """
-    for y in answers:
-        if other := np.unique(y[(y != 0) & (y != 1)])[:3].tolist():
-            raise ModelMismatch(
-                "A label is 1 (or True) where f(X) > 0 and 0 elsewhere; the target answered "
-                f"{', '.join(f'{value:g}' for value in other)}. If it answers values, or −1 and "
-                "1, wrap it: us.oracles.labels(oracle)."
-            )
-    return [y == 1 for y in answers]
