@@ -22,7 +22,7 @@ from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.probes import Array
 
 # Roundings of a probe's own tokens: once as products α·a, once as a sum.
-_PROBES = 2.0
+_PROBE_ROUNDINGS = 2.0
 
 
 def scales(t: Array, scale: Array, ratio: Array) -> tuple[Array, Array]:
@@ -41,7 +41,7 @@ def threshold(alpha: Array, beta: Array, ratio: Array) -> Array:
 
 def ratio_rounding(ratio: Array, norm: float) -> Array:
     """Bound how far rounding moves the flip of a ratio; ``norm`` is ‖v‖/|v_p|."""
-    bound: Array = (KAPPA + _PROBES) * UNIT * np.sqrt(1 + ratio**2) * norm
+    bound: Array = (KAPPA + _PROBE_ROUNDINGS) * UNIT * np.sqrt(1 + ratio**2) * norm
     return bound
 
 
@@ -60,8 +60,8 @@ def logit_rounding(t: Array, a_value: Array, b_score: Array, size: Array) -> Arr
         ‖αa + βb‖/α at most: ‖a‖ + (β/α)‖b‖.
     """
     p = 1 / (1 + np.exp(-np.abs(t)))
-    values = (KAPPA + _PROBES) * UNIT * size / (a_value * p * (1 - p))
-    scores = (KAPPA + _PROBES) * UNIT * 2 * size * b_score
+    values = (KAPPA + _PROBE_ROUNDINGS) * UNIT * size / (a_value * p * (1 - p))
+    scores = (KAPPA + _PROBE_ROUNDINGS) * UNIT * 2 * size * b_score
     bound: Array = values + scores
     return bound
 

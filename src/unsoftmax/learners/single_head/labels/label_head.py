@@ -31,12 +31,11 @@ from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory import label_counts
 
-# Limits of the settings. Four bits tell whether a logit is in range; beyond 52 a halved interval
-# has no middle in float64.
-_FEWEST, _MOST = 4, 52
-# The theorem's sample sizes must not overflow float64: bits, and how small margin or 1/norm_bound
-# may be.
-_MOST_PAPER, _FARTHEST = 200, 1e-12
+# Beyond so many bits a halved interval has no middle in float64.
+_MOST_BITS = 52
+# Theorem B.1's sample sizes are computed in float64: bits at most, and margin or 1/norm_bound at
+# least.
+_MOST_PAPER_BITS, _LEAST_MARGIN = 200, 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +106,23 @@ class LabelHead(Configured):
         for name, least in (("dim", 1), ("bits", 1), ("seed", 0)):
             whole(name, getattr(self, name), least)
         one_of("method", self.method, ("bisect", "paper"))
-        if self.method == "bisect" and not _FEWEST <= self.bits <= _MOST:
-            raise ValueError(f"bits must be {_FEWEST} to {_MOST} for bisection; it is {self.bits}.")
+        # the first bits tell whether a logit is in range
+        fewest = self.tuning.bisection.first_bits
+        if self.method == "bisect" and not fewest <= self.bits <= _MOST_BITS:
+            raise ValueError(
+                f"bits must be {fewest} to {_MOST_BITS} for bisection; it is {self.bits}."
+            )
         for name in ("norm_bound", "margin"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
             elif self.method == "paper":
                 raise ValueError(f'method="paper" needs {name}.')
-        if self.method == "paper" and self.bits > _MOST_PAPER:
-            raise ValueError(f"bits must be at most {_MOST_PAPER}; it is {self.bits}.")
-        if min(float(self.margin or 1), 1 / float(self.norm_bound or 1)) < _FARTHEST:
+        if self.method == "paper" and self.bits > _MOST_PAPER_BITS:
+            raise ValueError(f"bits must be at most {_MOST_PAPER_BITS}; it is {self.bits}.")
+        if min(float(self.margin or 1), 1 / float(self.norm_bound or 1)) < _LEAST_MARGIN:
             raise ValueError(
-                f"margin must be at least {_FARTHEST:.0e} and norm_bound at most "
-                f"{1 / _FARTHEST:.0e}; they are {self.margin} and {self.norm_bound}."
+                f"margin must be at least {_LEAST_MARGIN:.0e} and norm_bound at most "
+                f"{1 / _LEAST_MARGIN:.0e}; they are {self.margin} and {self.norm_bound}."
             )
         largest = 1 / math.sqrt(self.dim)
         if float(self.margin or 0) > largest:

@@ -14,7 +14,7 @@ from unsoftmax.probes import Array, Design, Indices, Probes
 
 # Samples made by one generator: part of what "sample n of seed s" means, so it never changes. The
 # runner's slices end at multiples of it (its batches are 2,048 at most): few blocks are made twice.
-_BLOCK = 2048
+_SAMPLES_PER_SEED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class Sphere(Probes):
         X = np.empty((max(0, stop - start), 1, self.size))
         done = start
         while done < stop:
-            block, skip = divmod(self.first + done, _BLOCK)
-            take = min(_BLOCK - skip, stop - done)
+            block, skip = divmod(self.first + done, _SAMPLES_PER_SEED)
+            take = min(_SAMPLES_PER_SEED - skip, stop - done)
             rng = np.random.default_rng([self.seed, block])
-            rows = rng.standard_normal((_BLOCK, self.size))[skip : skip + take]
+            rows = rng.standard_normal((_SAMPLES_PER_SEED, self.size))[skip : skip + take]
             rows /= np.linalg.norm(rows, axis=1, keepdims=True)
             X[done - start : done - start + take, 0] = rows
             done += take
