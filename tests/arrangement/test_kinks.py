@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from tests.arrangement.circles import add, angles, bending, counted, driven, noisy
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.kink_states import (
-    KinkIntervals,
-    KinkQuestions,
-    KinkState,
-    KinkTuning,
-    LineErrors,
-)
+from unsoftmax.arrangement.kink_lines import EndLines, KinkIntervals, KinkTuning
+from unsoftmax.arrangement.kink_states import KinkQuestions, KinkState
 from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
 from unsoftmax.arrangement.pieces import Pieces
 
@@ -222,10 +217,15 @@ STATES = {
 }
 
 
+def questions(now, noise=1e-15):
+    left, right = (EndLines.of(now, rows, noise, KinkTuning()) for rows in (now.left, now.right))
+    return KinkQuestions.of(now, left, right, np.array([0.4]))
+
+
 @pytest.mark.parametrize("state", KinkState)
 def test_each_state_of_an_interval(state):
     now = STATES[state]
-    seen = KinkQuestions.of(now, LineErrors(1e-15, KinkTuning()), np.array([0.4]))
+    seen = questions(now)
     assert seen.are(state)
     assert seen.are(*KinkState)
     if state >= KinkState.CROSSING:
@@ -236,21 +236,17 @@ def test_each_state_of_an_interval(state):
 
 
 def test_lines_that_cross_outside_and_intervals_with_a_value_off_them_are_doubted():
-    errors = LineErrors(1e-15, KinkTuning())
     outside = interval(LINE, crossing(at=1.2))
-    assert KinkQuestions.of(outside, errors, np.array([0.4])).are(KinkState.DOUBTED)
+    assert questions(outside).are(KinkState.DOUBTED)
     doubted = interval(LINE, along(LINE, 1.1), doubted=True)
-    assert KinkQuestions.of(doubted, errors, np.array([0.4])).are(KinkState.DOUBTED)
+    assert questions(doubted).are(KinkState.DOUBTED)
 
 
 def test_a_touching_crossing_is_asked_as_close_as_tells_the_lines_apart():
-    errors, steps = LineErrors(1e-15, KinkTuning()), []
+    steps = []
     for bend in (1.0, 1e-3, 1e-6):
         now = interval(LINE, crossing(bend=bend), value=ON)
-        steps.append(KinkQuestions.of(now, errors, np.array([0.4])).step[0])
+        steps.append(questions(now).step[0])
     assert steps[0] < steps[1] < steps[2] <= 0.3 * 0.05
     difference = steps[0] * 1.0  # of the two lines there
-    assert (
-        difference
-        > 5 * errors.deviation(STATES[KinkState.TOUCHING], np.array([0]), np.array([1.05]))[0]
-    )
+    assert difference > 5 * questions(now).left.deviation(np.array([1.05]))[0]

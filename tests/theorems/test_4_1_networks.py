@@ -10,8 +10,9 @@ import pytest
 import unsoftmax as us
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
+from unsoftmax.arrangement.homogeneous import Lift
+from unsoftmax.arrangement.homogeneous import PiecewiseLinear as Form
 from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
-from unsoftmax.arrangement.lift import Form, Lift
 from unsoftmax.learners.relu_network.merge import merged
 from unsoftmax.theory import counts
 

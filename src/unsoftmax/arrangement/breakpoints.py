@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.arrangement.pieces import Pieces
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-Flags = NDArray[np.bool_]
 Measure = Callable[[Array], Generator[Round, Answers, Array]]
 """Asks the function at angles (n,), one round: values (n,), NaN where it is on no piece."""
 
@@ -73,7 +72,7 @@ class Intervals:
 
     def take(self, chosen: Flags | Indices) -> Self:
         """Return some of the intervals; the table of pieces stays one."""
-        return self.changed(**{name: getattr(self, name)[chosen] for name in self._columns()})
+        return type(self)(self.pieces, *(getattr(self, name)[chosen] for name in self._columns()))
 
     def changed(self, **columns: Any) -> Self:
         """Return the intervals with other columns."""
@@ -86,14 +85,15 @@ class Intervals:
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Put intervals of one table of pieces together."""
-        columns = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()
-        }
-        return parts[0].changed(**columns)
+        columns = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()
+        )
+        return cls(parts[0].pieces, *columns)
 
     @classmethod
-    def _columns(cls) -> list[str]:
-        return [field.name for field in fields(cls) if field.name != "pieces"]
+    @cache
+    def _columns(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls) if field.name != "pieces")
 
 
 I = TypeVar("I", bound=Intervals)  # noqa: E741

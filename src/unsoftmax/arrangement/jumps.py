@@ -27,7 +27,6 @@ from typing import Self
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import (
-    Flags,
     Intervals,
     Measure,
     TooManyBreakpoints,
@@ -35,7 +34,7 @@ from unsoftmax.arrangement.breakpoints import (
     refine,
 )
 from unsoftmax.arrangement.pieces import Pieces, slope
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
 

@@ -26,15 +26,17 @@ every fourth search among 512 kinks; TOUCHING asks as close as tells the lines f
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Flags, Intervals
-from unsoftmax.arrangement.pieces import Pieces
-from unsoftmax.probes import Array, Indices
+from unsoftmax.arrangement.breakpoints import Measure, ask_where
+from unsoftmax.arrangement.kink_lines import EndLines, KinkIntervals, KinkTuning
+from unsoftmax.probes import Array, Flags, Indices, Round
+from unsoftmax.protocol import Answers
 
 
 class KinkState(IntEnum):
@@ -56,118 +58,15 @@ SPLIT = (KinkState.DOUBTED, KinkState.MISSED)
 
 
 @dataclass(frozen=True, slots=True)
-class KinkTuning:
-    """How kinks are searched for. Lengths are in widths of an interval unless said otherwise."""
+class KinkAnswers:
+    """What intervals were answered in a round; NaN where nothing was asked, (n,) each."""
 
-    start: int = 32
-    """Intervals at first. Two kinks that cancel, in one interval, may be missed."""
-    shifted: float = 0.31
-    """How far the first ends are moved: in one dimension kinks at 0 lie half-way, and no interval
-    may end there."""
-    pair: float = 0.02
-    """Distance of the two values that give a line. Less: a larger error of the line; more: a kink
-    between them."""
-    renewed: float = 0.1
-    """A line from values farther apart than this is STALE: it is too coarse, or has a kink within.
-    Without it wrong lines split intervals to depth 30."""
-    deviations: float = 10.0
-    """A value is on a line if it misses it by less than so many deviations. Less: kinks made of
-    noise; more: missed kinks."""
-    own_error: float = 1.5
-    slope_error: float = 2.0
-    """A value misses its line by own_error + slope_error·distance/baseline times the deviation of a
-    value: its own error and that of the line's two values."""
-    margin: float = 1e-4
-    """Crossings closer to an end than this are not believed."""
-    beside: float = 1e-3
-    """Distance of the two values beside a MISSED crossing, at least."""
-    room: float = 0.3
-    """That distance at most, of the distance to the nearer end."""
-    apart: float = 5.0
-    """Lines that differ by so many times what a value may miss them by are told from each other."""
-    inside: tuple[float, float] = (0.35, 0.65)
-    """Where values inside an interval are asked, at random: a fixed place could meet the kinks of a
-    regular target again and again."""
-    narrowest: float = 1e-9
-    """Radians: float64 does not separate kinks closer than this."""
-    crowd: int = 64
-    crowded: float = 0.01
-    """So many intervals more than kinks found, in so small a share of the circle, are noise that is
-    larger there than was thought."""
-    louder: float = 2.0
-    """Then so many times the noise is assumed."""
-    everywhere: float = 0.5
-    """Too many intervals that cover this share of the circle, with half as many kinks found, are no
-    kinks: the function is smooth, or noise."""
-    rounds: int = 120
-    """Rounds at most: 30 halvings to the narrowest, with lines renewed and crossings seen twice.
-    What is left then is taken as a kink each."""
-
-
-@dataclass(frozen=True, slots=True)
-class KinkIntervals(Intervals):
-    """Intervals that may hold kinks."""
-
-    doubted: Flags
-    """A value inside was not on the lines, wherever they cross."""
-    value: Array
-    """The value at the crossing; NaN before it is asked."""
-
-    @classmethod
-    def fresh(cls, pieces: Pieces, low: Array, high: Array, left: Indices, right: Indices) -> Self:
-        """Make intervals inside which nothing was asked."""
-        n = len(low)
-        return cls(pieces, low, high, left, right, np.zeros(n, dtype=bool), np.full(n, np.nan))
-
-    def on_left(self, t: Array) -> Array:
-        """Evaluate the lines on the left, an angle for each interval."""
-        return self.pieces.at(self.left, t)
-
-    def on_right(self, t: Array) -> Array:
-        """Evaluate the lines on the right."""
-        return self.pieces.at(self.right, t)
-
-
-@dataclass(frozen=True, slots=True)
-class LineErrors:
-    """What a value may miss a line by."""
-
-    noise: float
-    """Standard deviation of a value's error."""
-    tuning: KinkTuning
-
-    def deviation(self, now: KinkIntervals, rows: Indices, t: Array) -> Array:
-        """Return one deviation of a value at t from its line; the angle is rounded, too."""
-        pieces, tuning = now.pieces, self.tuning
-        own = self.noise + np.spacing(now.high) * np.abs(pieces.k[rows])
-        away = np.abs(t - pieces.t[rows]) / pieces.baseline[rows]
-        return np.asarray(own * (tuning.own_error + tuning.slope_error * away))
-
-    def matches(self, now: KinkIntervals, rows: Indices, t: Array, y: Array) -> Flags:
-        """Tell which values are on the lines; NaN is on none."""
-        allowed = self.tuning.deviations * self.deviation(now, rows, t)
-        return np.asarray(np.abs(y - now.pieces.at(rows, t)) < allowed)
-
-    def one_line(self, now: KinkIntervals) -> Flags:
-        """Tell where both lines are one: each goes through the other's base point."""
-        one = np.ones(len(now), dtype=bool)
-        for rows, other in ((now.right, now.left), (now.left, now.right)):
-            t, y = now.pieces.t[other], now.pieces.y[other]
-            allowed = self.tuning.deviations * (self.deviation(now, rows, t) + self.noise)
-            one &= np.abs(now.pieces.at(rows, t) - y) < allowed
-        return one
-
-    def apart(self, now: KinkIntervals, crossing: Array, angle: Array) -> Array:
-        """Return how far from their crossing two lines are told from each other.
-
-        ``angle`` is the difference of their slopes there.
-        """
-        error = np.maximum(
-            self.deviation(now, now.left, crossing), self.deviation(now, now.right, crossing)
-        )
-        with np.errstate(over="ignore", invalid="ignore"):
-            apart = self.tuning.apart * self.tuning.deviations * error
-            return np.asarray(apart / np.maximum(angle, np.finfo(float).tiny))
+    near_left: Array
+    near_right: Array
+    inside: Array
+    at: Array
+    before: Array
+    after: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,49 +74,78 @@ class KinkQuestions:
     """The states of intervals, and where each is asked; (n,) each."""
 
     state: Indices
+    low: Array
+    high: Array
     stale_left: Flags
     stale_right: Flags
     cut: Array
     """Where the lines cross, or a place inside."""
     step: Array
     """How far beside the cut is asked."""
+    left: EndLines
+    right: EndLines
+    pair: Array
+    """How far from an end a stale line is read anew."""
 
     def are(self, *states: KinkState) -> Flags:
         """Tell which intervals are in one of the states."""
-        return np.isin(self.state, states)
+        flags = np.zeros(len(KinkState), dtype=bool)
+        flags[list(states)] = True
+        return np.asarray(flags[self.state])
 
     @classmethod
-    def of(cls, now: KinkIntervals, lines: LineErrors, share: Array) -> Self:
+    def of(cls, now: KinkIntervals, left: EndLines, right: EndLines, share: Array) -> Self:
         """Tell each interval's state, and where it is asked.
 
         ``share`` of its width is where an interval is asked whose lines do not say where.
         """
-        tuning, pieces, w = lines.tuning, now.pieces, now.width
-        dy = pieces.at(now.right, now.low) - pieces.y[now.left]
-        dk = pieces.slope_at(now.right, now.low) - pieces.k[now.left]
+        tuning, w = left.tuning, now.width
+        dy, dk = right.at(now.low) - left.y, right.slope_at(now.low) - left.k
         crossing = now.low + np.mod(np.arctan2(-dy, dk), np.pi)
         margin = tuning.margin * w
         inside = (crossing > now.low + margin) & (crossing < now.high - margin)
         narrow = w < tuning.narrowest
-        stale_left = (pieces.baseline[now.left] > tuning.renewed * w) & ~narrow
-        stale_right = (pieces.baseline[now.right] > tuning.renewed * w) & ~narrow
+        stale_left = (left.baseline > tuning.renewed * w) & ~narrow
+        stale_right = (right.baseline > tuning.renewed * w) & ~narrow
+        one = right.meets(left.t, left.y) & left.meets(right.t, right.y)
         state = np.select(
             [
                 narrow,
                 stale_left | stale_right,
-                lines.one_line(now) & ~now.doubted,
+                one & ~now.doubted,
                 now.doubted | ~inside,
                 np.isnan(now.value),
-                lines.matches(now, now.left, crossing, now.value),
+                left.matches(crossing, now.value),
             ],
             list(KinkState)[:-1],
             KinkState.MISSED,
         )
         cut = np.where(state >= KinkState.CROSSING, crossing, now.low + share * w)
         cut = np.where(narrow, np.where(inside, crossing, (now.low + now.high) / 2), cut)
-        apart = lines.apart(now, crossing, np.hypot(dy, dk))
+        # how far from the crossing the lines are told from each other
+        error = np.maximum(left.deviation(crossing), right.deviation(crossing))
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = tuning.apart * tuning.deviations * error
+            apart /= np.maximum(np.hypot(dy, dk), np.finfo(float).tiny)
         step = _steps(now, state, crossing, apart, tuning)
-        return cls(state, stale_left, stale_right, cut, step)
+        pair = tuning.pair * w
+        return cls(state, now.low, now.high, stale_left, stale_right, cut, step, left, right, pair)
+
+    def asked(self, measure: Measure) -> Generator[Round, Answers, KinkAnswers]:
+        """Ask what the states say, all in one round."""
+        beside = self.are(*BESIDE_THE_CUT)
+        answers = yield from ask_where(
+            measure,
+            [
+                (self.stale_left, self.low + self.pair),
+                (self.stale_right, self.high - self.pair),
+                (self.are(*INSIDE), self.cut),
+                (self.are(*AT_THE_CUT), self.cut),
+                (beside, self.cut - self.step),
+                (beside, self.cut + self.step),
+            ],
+        )
+        return KinkAnswers(*answers)
 
 
 def _steps(

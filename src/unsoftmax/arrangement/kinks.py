@@ -15,25 +15,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import (
-    Flags,
     Measure,
     TooManyBreakpoints,
-    ask_where,
     refine,
 )
+from unsoftmax.arrangement.kink_lines import EndLines, KinkIntervals, KinkTuning
 from unsoftmax.arrangement.kink_states import (
     AT_THE_CUT,
-    BESIDE_THE_CUT,
-    INSIDE,
     SPLIT,
-    KinkIntervals,
+    KinkAnswers,
     KinkQuestions,
     KinkState,
-    KinkTuning,
-    LineErrors,
 )
 from unsoftmax.arrangement.pieces import Pieces, slope
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
 
 
@@ -74,11 +69,6 @@ class KinkSearch:
     span: float = field(default=np.pi, init=False)
     """Length of the arc that is searched."""
 
-    @property
-    def lines(self) -> LineErrors:
-        """Return what values may miss lines by."""
-        return LineErrors(self.noise, self.tuning)
-
     def unfinished(self, now: KinkIntervals) -> Flags:
         """Tell which intervals are asked: all that are left."""
         return np.ones(len(now), dtype=bool)
@@ -87,27 +77,19 @@ class KinkSearch:
         """Ask inside all intervals, keep the kinks that are found, return what is left."""
         self._weigh(now)
         share = self.rng.uniform(*self.tuning.inside, len(now))
-        seen = KinkQuestions.of(now, self.lines, share)
-        pair = self.tuning.pair * now.width
-        near_left, near_right, inside, at, before, after = yield from ask_where(
-            self.measure,
-            [
-                (seen.stale_left, now.low + pair),
-                (seen.stale_right, now.high - pair),
-                (seen.are(*INSIDE), seen.cut),
-                (seen.are(*AT_THE_CUT), seen.cut),
-                (seen.are(*BESIDE_THE_CUT), seen.cut - seen.step),
-                (seen.are(*BESIDE_THE_CUT), seen.cut + seen.step),
-            ],
+        left, right = (
+            EndLines.of(now, rows, self.noise, self.tuning) for rows in (now.left, now.right)
         )
+        seen = KinkQuestions.of(now, left, right, share)
+        answers = yield from seen.asked(self.measure)
         for stale, rows, near, turn in (
-            (seen.stale_left, now.left, near_left, pair),
-            (seen.stale_right, now.right, near_right, -pair),
+            (seen.stale_left, now.left, answers.near_left, seen.pair),
+            (seen.stale_right, now.right, answers.near_right, -seen.pair),
         ):
             now.pieces.reread(rows[stale], near[stale], turn[stale])
-        now = now.changed(value=np.where(seen.are(*AT_THE_CUT), at, now.value))
-        kept = self._judged(now, seen, inside, before, after)
-        return KinkIntervals.joined([kept, *self._split(now, seen, before, after)])
+        now = now.changed(value=np.where(seen.are(*AT_THE_CUT), answers.at, now.value))
+        kept = self._judged(now, seen, answers)
+        return KinkIntervals.joined([kept, *self._split(now, seen, answers)])
 
     def _weigh(self, now: KinkIntervals) -> None:
         """Refuse too many intervals; assume more noise where they crowd."""
@@ -121,15 +103,12 @@ class KinkSearch:
             self.noise *= tuning.louder
 
     def _judged(
-        self, now: KinkIntervals, seen: KinkQuestions, inside: Array, before: Array, after: Array
+        self, now: KinkIntervals, seen: KinkQuestions, answers: KinkAnswers
     ) -> KinkIntervals:
         """Keep the kinks that the values confirm; return the intervals that stay as they are."""
-        lines = self.lines
-        off = np.abs(inside - now.on_left(seen.cut)) > self.tuning.deviations * (
-            lines.deviation(now, now.left, seen.cut) + self.noise
-        )
-        both = lines.matches(now, now.left, seen.cut - seen.step, before)
-        both &= lines.matches(now, now.right, seen.cut + seen.step, after)
+        off = ~seen.left.meets(seen.cut, answers.inside)
+        both = seen.left.matches(seen.cut - seen.step, answers.before)
+        both &= seen.right.matches(seen.cut + seen.step, answers.after)
         touching = seen.are(KinkState.TOUCHING)
         self.found.append(seen.cut[seen.are(KinkState.NARROW) | (touching & both)])
         doubted = (touching & ~both) | (seen.are(KinkState.EMPTY) & off)
@@ -137,12 +116,14 @@ class KinkSearch:
         return now.take(seen.are(KinkState.STALE, KinkState.CROSSING) | doubted)
 
     def _split(
-        self, now: KinkIntervals, seen: KinkQuestions, before: Array, after: Array
+        self, now: KinkIntervals, seen: KinkQuestions, answers: KinkAnswers
     ) -> list[KinkIntervals]:
         """Split intervals in two at the cut, or in three where the values there are on no line."""
         split = seen.are(*SPLIT)
+        if not np.any(split):
+            return []
         part, c, step = now.take(split), seen.cut[split], seen.step[split]
-        at, before, after = part.value, before[split], after[split]
+        at, before, after = part.value, answers.before[split], answers.after[split]
         falling, rising = slope(at, before, -step), slope(at, after, step)
         own = self.noise + np.spacing(c) * np.maximum(np.abs(falling), np.abs(rising))
         # √6 deviations of a value are one of this difference
@@ -156,6 +137,8 @@ class KinkSearch:
             add(c[two], at[two], falling[two], step[two]),
             add(c[two], at[two], rising[two], step[two]),
         )
+        if not np.any(bent):
+            return [*halves]
         # lines from values with a kink between them are asked anew
         old = np.full(int(np.sum(bent)), np.inf)
         first, last = (c - step)[bent], (c + step)[bent]

@@ -26,28 +26,42 @@ class Pieces:
     Rows may be shared by intervals: what one learns of a piece the others know too.
     """
 
-    t: Array
-    """Base points."""
-    y: Array
-    """Values there."""
-    k: Array
-    """Slopes there."""
-    baseline: Array
-    """Distances that the slopes were read from; infinite where a slope means nothing yet."""
+    table: Array
+    """Base points t, values y and slopes k there, and baselines: (4, n). A baseline is infinite
+    where a slope means nothing yet."""
 
     @classmethod
     def none(cls) -> Pieces:
         """Begin a table."""
-        return cls(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0))
+        return cls(np.zeros((4, 0)))
 
     def __len__(self) -> int:
-        return len(self.t)
+        return int(self.table.shape[1])
+
+    @property
+    def t(self) -> Array:
+        """Base points."""
+        return np.asarray(self.table[0])
+
+    @property
+    def y(self) -> Array:
+        """Values there."""
+        return np.asarray(self.table[1])
+
+    @property
+    def k(self) -> Array:
+        """Slopes there."""
+        return np.asarray(self.table[2])
+
+    @property
+    def baseline(self) -> Array:
+        """Distances that the slopes were read from."""
+        return np.asarray(self.table[3])
 
     def add(self, t: Array, y: Array, k: Array, baseline: Array) -> Indices:
         """Add pieces; return their rows."""
         first = len(self)
-        self.t, self.y = np.append(self.t, t), np.append(self.y, y)
-        self.k, self.baseline = np.append(self.k, k), np.append(self.baseline, baseline)
+        self.table = np.concatenate([self.table, np.array([t, y, k, baseline])], axis=1)
         return np.arange(first, len(self))
 
     def at(self, which: Indices, t: Array) -> Array:

@@ -1,4 +1,4 @@
-"""From a form to a network, and from two forms to one.
+"""From two forms to one, and from a form to a network.
 
 Parallel neurons are one, s·relu(z) = s·z + s·relu(−z) flips one. What is left of the affine
 part after flips takes two neurons, relu(w·x) − relu(−w·x); where the neurons' weights are
@@ -7,40 +7,48 @@ linearly independent it can only be a sum of flips (Milli et al. 2019), and is f
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unsoftmax.arrangement.lift import Form, Lift
+from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import Array
-
-Flags = NDArray[np.bool_]
-
-_PARALLEL = 1e-9  # 1 − |cos|: hyperplanes of what is left over that are those known already
-_FLIPPED = 1e-6  # how close to 0 or 1 the share of a flip must be
-# What is left of a neuron that another sweep takes away; a true one that small shows in the next.
-_GONE, _GONE_ERRORS = 1e-5, 30.0
-# A neuron counts if it is 10 deviations large, or one deviation and no 10⁻⁷ of the others.
-_LEAST_JUMP, _LEAST_SHARE = 10.0, 1e-7
+from unsoftmax.probes import Array, Flags, Indices
 
 
-def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
+@dataclass(frozen=True, slots=True)
+class NeuronMergeTuning:
+    """When neurons are the same, and when they are none."""
+
+    parallel: float = 1e-9
+    """1 − |cos| below which a hyperplane of what is left over is one that is known already. Less:
+    a neuron twice; more: two neurons that are close become one."""
+    gone: float = 1e-5
+    gone_errors: float = 30.0
+    """A neuron is taken away whole if what is left of it is no more than this share of it, or than
+    so many deviations: a true one that is so small shows in the next sweep."""
+    least_jump: float = 10.0
+    least_share: float = 1e-7
+    """A neuron counts if it is larger than ``least_jump`` deviations, or than one deviation and
+    than ``least_share`` of the median neuron."""
+    flipped: float = 1e-6
+    """How close to 0 or 1 the share of a flip must be, and how much of the linear part may be left
+    over by flips."""
+
+
+def merged(
+    form: PiecewiseLinear, rest: PiecewiseLinear, tuning: NeuronMergeTuning = NeuronMergeTuning()
+) -> tuple[PiecewiseLinear, Flags]:
     """Add two forms; say which of the sum's neurons ``rest`` touched."""
+    g0 = form.g0 + rest.g0
     # what is left of the affine part also makes up for the errors of neurons that were active there
     g_error = float(np.hypot(rest.g_error, np.linalg.norm(form.error)))
-    if not len(rest.a):
-        whole = replace(form, g0=form.g0 + rest.g0, g_error=g_error)
-        return whole, np.zeros(len(form.a), dtype=bool)
-    unit = form.a / np.linalg.norm(form.a, axis=1, keepdims=True)
-    other = rest.a / np.linalg.norm(rest.a, axis=1, keepdims=True)
-    cosine = other @ unit.T if len(unit) else np.zeros((len(other), 1))
-    nearest = np.argmax(np.abs(cosine), axis=1)
-    along = cosine[np.arange(len(other)), nearest]
-    same = 1 - np.abs(along) < _PARALLEL
-    g0, a, eps, error = form.g0 + rest.g0, form.a.copy(), form.eps.copy(), form.error.copy()
-    touched = np.zeros(len(a), dtype=bool)
+    touched = np.zeros(len(form), dtype=bool)
+    if not len(rest):
+        return replace(form, g0=g0, g_error=g_error), touched
+    nearest, along = _nearest(form, rest)
+    same = 1 - np.abs(along) < tuning.parallel
+    a, eps, error = form.a.copy(), form.eps.copy(), form.error.copy()
     for k in np.flatnonzero(same):
         j = nearest[k]
         if along[k] < 0:
@@ -49,39 +57,51 @@ def merged(form: Form, rest: Form) -> tuple[Form, Flags]:
         jump = eps[j] * a[j] + rest.eps[k] * np.sign(along[k]) * rest.a[k]
         error[j] = np.hypot(error[j], rest.error[k])
         # a wrong neuron is taken away whole, not left as what the errors leave of it
-        gone = max(_GONE * np.linalg.norm(a[j]), _GONE_ERRORS * error[j])
+        gone = max(tuning.gone * np.linalg.norm(a[j]), tuning.gone_errors * error[j])
         eps[j] = 1.0 if jump @ a[j] >= 0 else -1.0
         a[j] = eps[j] * jump * (np.linalg.norm(jump) > gone)
         touched[j] = True
     new = ~same
-    whole = Form(
+    whole = PiecewiseLinear(
         g0,
         np.vstack([a, rest.a[new]]),
         np.concatenate([eps, rest.eps[new]]),
         np.concatenate([error, rest.error[new]]),
         g_error,
     )
-    return pruned(whole, np.concatenate([touched, np.full(np.sum(new), True)]))
+    return pruned(whole, np.concatenate([touched, np.ones(int(np.sum(new)), dtype=bool)]), tuning)
 
 
-def pruned(form: Form, touched: Flags) -> tuple[Form, Flags]:
+def _nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Array]:
+    """Return for each neuron of ``rest`` the most parallel one of ``form``, and their cosine."""
+    unit = form.a / np.linalg.norm(form.a, axis=1, keepdims=True)
+    other = rest.a / np.linalg.norm(rest.a, axis=1, keepdims=True)
+    cosine = other @ unit.T if len(unit) else np.zeros((len(other), 1))
+    nearest = np.argmax(np.abs(cosine), axis=1)
+    return nearest, cosine[np.arange(len(other)), nearest]
+
+
+def pruned(
+    form: PiecewiseLinear, touched: Flags, tuning: NeuronMergeTuning
+) -> tuple[PiecewiseLinear, Flags]:
     """Leave out neurons that are nothing but error."""
-    if not len(form.a):
+    if not len(form):
         return form, touched
-    size = np.linalg.norm(form.a, axis=1)
-    keep = (size > _LEAST_SHARE * np.median(size)) | (size > _LEAST_JUMP * form.error)
+    size = form.sizes
+    keep = size > tuning.least_share * np.median(size)
+    keep |= size > tuning.least_jump * form.error
     keep &= size > form.error
     return replace(form, a=form.a[keep], eps=form.eps[keep], error=form.error[keep]), touched[keep]
 
 
-def network_of(form: Form, lift: Lift) -> ReluNetwork:
+def network_of(form: PiecewiseLinear, lift: Lift, tuning: NeuronMergeTuning) -> ReluNetwork:
     """Write a form as a network with at most two neurons more."""
     d = lift.dim
     U, w = form.a[:, :d] / lift.length, form.g0[:d] / lift.length
     b = form.a[:, d] if lift.biases else np.zeros(len(U))
     c = float(form.g0[d]) if lift.biases else 0.0
     eps = form.eps
-    flips = _flips(eps[:, None] * U, w)
+    flips = _flips(eps[:, None] * U, w, tuning.flipped)
     linear = w
     if flips is not None:
         c += float(np.sum((eps * b)[flips]))
@@ -95,7 +115,7 @@ def network_of(form: Form, lift: Lift) -> ReluNetwork:
     return ReluNetwork(U.T, eps, b, c)
 
 
-def _flips(jumps: Array, w: Array) -> Flags | None:
+def _flips(jumps: Array, w: Array, close: float) -> Flags | None:
     """Find the neurons whose flips make up the linear part, if there are some that do."""
     if not len(jumps) or len(jumps) > jumps.shape[1] or not np.any(w):
         return None
@@ -107,6 +127,6 @@ def _flips(jumps: Array, w: Array) -> Flags | None:
     share = share / size
     whole = np.round(share)
     left = np.linalg.norm(w + whole @ jumps)
-    if np.any(np.abs(share - whole) > _FLIPPED) or np.any((whole != 0) & (whole != 1)):
+    if np.any(np.abs(share - whole) > close) or np.any((whole != 0) & (whole != 1)):
         return None
-    return None if left > _FLIPPED * np.linalg.norm(w) else whole == 1
+    return None if left > close * np.linalg.norm(w) else whole == 1

@@ -1,0 +1,212 @@
+"""All jumps of the gradient of F from one circle: a query per cell and direction.
+
+The kinks cut the circle into cells 0 … K. In cell i two answers give the line, so F and its
+slope at the midpoint m_i; along directions E_l orthogonal to the circle's plane
+
+    G_il = (F(X(m_i) + δE_l) − F(X(m_i)))/δ,    J_k = ∇F(cell k+1) − ∇F(cell k),
+
+(K + 1)(D − 2) queries in one round. Whether such a probe left its cell is seen without a
+query: with α_k the jump of the slope at θ_k, J_k·X(m_i) = α_k sin(m_i − θ_k), and
+J_k·E_l = G_(k+1)l − G_kl; those that did are asked again nearer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.arrangement.cells import CellGradients, CellLines
+from unsoftmax.arrangement.circle import Circle
+from unsoftmax.arrangement.homogeneous import PiecewiseLinear
+from unsoftmax.arrangement.kink_lines import KinkTuning
+from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
+from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
+from unsoftmax.arrangement.noise_level import NoiseLevel
+from unsoftmax.probes import Array, Flags, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class CellTuning:
+    """How cells are measured."""
+
+    kinks: KinkTuning = field(default=KinkTuning())
+    edge: float = 1e-10
+    """How far before θ = 0 and π, where tokens are infinite, a circle ends: 10¹⁰ length scales
+    away. At 1e-8 one in 100 neurons that are dead up to 10⁵ length scales was not crossed."""
+    ends: float = 0.07
+    """Where a cell's two answers lie, of its width: away from the errors of the kinks."""
+    step: float = 0.03
+    """Steps off the circle, of the cell's width: 0.3 % of the probes leave their cell; at 0.1, 6 %,
+    and some of them unseen."""
+    nearer: float = 8.0
+    """A probe that left its cell is asked again so many times nearer …"""
+    retries: int = 8
+    """… and so often at most."""
+    crossed: float = 0.93
+    """So much of the way to a hyperplane counts as crossed: G has errors."""
+    significant: float = 30.0
+    """A kink is left out if its jump of the slope is less than so many deviations: less, and cells
+    that are one are measured as two thin ones; more, and small neurons wait for another sweep."""
+    least_jump: float = 10.0
+    least_share: float = 1e-7
+    """A jump of the gradient is left out if it is smaller than ``least_jump`` deviations and than
+    ``least_share`` of the median jump."""
+    far: float = 1e-3
+    """A neuron is far out if sin(θ)·√d of its kink is less than this: it wakes up beyond 10³ length
+    scales, where fresh points see it in few of them."""
+    least_slope: float = 3.0
+    """Far out, a neuron's weights without its bias must be so many deviations: of the dead neurons
+    of trained networks, true slopes had 3.9 and more, those that turned it where fresh points lie
+    2.3 and less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one circle says: F̂, its neurons ordered along the circle, and the cells."""
+
+    circle: Circle
+    form: PiecewiseLinear
+    rising: Array
+    """±1: whether a neuron becomes active or inactive, (K,)."""
+    middle: Array
+    """Midpoints of the cells, (K + 1,)."""
+    error: Array
+    """Standard deviation of each entry of a cell's gradient, (K + 1,)."""
+
+    @property
+    def spread(self) -> float:
+        """How far F̂ may be off at points of norm 1, typically."""
+        squares = self.error[:-1] ** 2 + self.error[1:] ** 2
+        return float(np.sqrt(np.sum(squares) / 2)) if len(squares) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CircleSweep:
+    """What is asked of one circle: F, or F − F̂ where F̂ is ``known``."""
+
+    circle: Circle
+    known: PiecewiseLinear | None
+    noise: NoiseLevel
+    tuning: CellTuning
+
+    def run(self, most: int, rng: np.random.Generator) -> Generator[Round, Answers, Swept]:
+        """Find the neurons of F, or of F − F̂, from the circle; refuse more than ``most``."""
+        circle = self.circle
+        line = circle.measure(self.known, "kinks" if self.known is None else "kinks left over")
+        search = KinkSearch(line, self.noise.search, most, rng, tuning=self.tuning.kinks)
+        theta, deviation = yield from find_kinks(search, circle.low, circle.high)
+        lines = yield from self._lines(theta, deviation)
+        G, step = yield from self._across(lines)
+        cells = self._cells(lines, G, step)
+        gone = self._insignificant(lines.theta, cells)
+        if np.any(gone):
+            cells = cells.without(gone)
+        return _written(circle, cells)
+
+    def _lines(self, theta: Array, deviation: float) -> Generator[Round, Answers, CellLines]:
+        """Ask each cell's line; leave out kinks that are not significant, the least one first."""
+        circle, share = self.circle, self.tuning.ends
+        ends = np.concatenate([[circle.low], theta, [circle.high]])
+        width = np.diff(ends)
+        at = np.stack([ends[:-1] + share * width, ends[1:] - share * width])
+        F = yield from circle.measure(self.known, "cells")(at.ravel())
+        F = F.reshape(2, -1)
+        lines = CellLines.of(circle, theta, at, F)
+        while len(lines.theta):
+            sure = lines.significance(deviation) / self.tuning.significant
+            k = int(np.argmin(sure))
+            if sure[k] >= 1:
+                break
+            # the two cells are one, from the first answer of one to the second of the other
+            at, F = (
+                np.stack([np.delete(part[0], k + 1), np.delete(part[1], k)]) for part in (at, F)
+            )
+            lines = CellLines.of(circle, np.delete(lines.theta, k), at, F)
+        return lines
+
+    def _across(self, lines: CellLines) -> Generator[Round, Answers, tuple[Array, Array]]:
+        """Ask the gradients' parts G orthogonal to the circle, (K + 1, D − 2); with the steps."""
+        circle, tuning = self.circle, self.tuning
+        cells, others = len(lines.middle), len(circle.E)
+        centres = circle.at(lines.middle)
+        G = np.zeros((cells, others))
+        step = np.repeat(tuning.step * lines.width[:, None], others, axis=1)
+        bad = np.full(G.shape, True)
+        for _ in range(1 + tuning.retries):
+            i, j = np.nonzero(bad)
+            probes = PointsAround(circle.lift, centres, circle.E, i, j, step[i, j])
+            phase = "gradients" if bad.all() else "gradients, nearer"
+            F = yield from ask_points(probes, phase, self.known)
+            G[i, j] = (F - lines.value[i]) / step[i, j]
+            bad = self._crossed(lines, G, step)
+            if not bad.any():
+                break
+            step = np.where(bad, step / tuning.nearer, step)
+        return G, step
+
+    def _crossed(self, lines: CellLines, G: Array, step: Array) -> Flags:
+        """Tell which probes left their cell: (K + 1, D − 2)."""
+        beta, alpha = np.diff(G, axis=0), lines.bends
+        bad = np.zeros(G.shape, dtype=bool)
+        for i, m in enumerate(lines.middle):
+            z = alpha * np.sin(m - lines.theta)
+            towards = -np.sign(z)[:, None] * beta * step[i]
+            bad[i] = np.any(self.tuning.crossed * np.abs(z)[:, None] < towards, axis=0)
+        return bad
+
+    def _cells(self, lines: CellLines, G: Array, step: Array) -> CellGradients:
+        """Put the gradients together, along and across the circle."""
+        circle, value, tangent = self.circle, lines.value[:, None], lines.tangent[:, None]
+        cos, sin = np.cos(lines.middle)[:, None], np.sin(lines.middle)[:, None]
+        along = (value * cos - tangent * sin) * circle.P
+        along += (value * sin + tangent * cos) * circle.Q
+        # the line is read over .86 of the cell's width
+        squares = np.sum(step**-2.0, axis=1) + ((1 - 2 * self.tuning.ends) * lines.width) ** -2.0
+        deviation = np.hypot(self.noise.deviation, np.spacing(lines.middle) * np.abs(lines.tangent))
+        if self.known is not None:
+            deviation = np.hypot(deviation, _unevenness(circle, self.known, lines))
+        error = deviation * np.sqrt(2 * (squares / (step.shape[1] + 1)))
+        return CellGradients(
+            lines.middle, along + G @ circle.E, error, np.where(lines.bends < 0, -1.0, 1.0)
+        )
+
+    def _insignificant(self, theta: Array, cells: CellGradients) -> Flags:
+        """Tell which jumps of the gradient are nothing but error."""
+        tuning, lift, J, own = self.tuning, self.circle.lift, cells.jumps, cells.jump_error
+        if not len(J):
+            return np.zeros(0, dtype=bool)
+        size = np.linalg.norm(J, axis=1)
+        least = tuning.least_share * np.median(size)
+        keep = (size > least) | (size > tuning.least_jump * own)
+        if lift.biases:
+            # a neuron that wakes up far out is large by its bias, but shows its slope alone
+            slope = np.linalg.norm(J[:, :-1], axis=1)
+            far = np.sin(theta) * np.sqrt(lift.dim) < tuning.far
+            keep &= ~far | (slope > least) | (slope > tuning.least_slope * own)
+        return np.asarray(~keep)
+
+
+def _written(circle: Circle, cells: CellGradients) -> Swept:
+    """Write the cells as one form.
+
+    Its neurons are inactive in the cell that tells the affine part, the most accurate one: those
+    far out, with biases 10⁵ times as large as others, then count for nothing where they are dead.
+    """
+    eps, J = cells.rising, cells.jumps
+    widest = int(np.argmin(cells.error))
+    rising = np.where(np.arange(len(J)) < widest, -1.0, 1.0)
+    g_error = float(np.sqrt(circle.lift.D) * cells.error[widest])
+    a = (rising * eps)[:, None] * J
+    form = PiecewiseLinear(cells.gradient[widest], a, eps, cells.jump_error, g_error)
+    return Swept(circle, form, rising, cells.middle, cells.error)
+
+
+def _unevenness(circle: Circle, known: PiecewiseLinear, lines: CellLines) -> Array:
+    """Return how far F − F̂ is from a line in each cell: known neurons there have errors."""
+    theta = circle.crossings(known.a)
+    inside = np.abs(theta - lines.middle[:, None]) < lines.width[:, None] / 2
+    errors = np.sqrt(inside @ known.error**2)
+    return np.asarray(errors * lines.width / np.sqrt(circle.lift.D))

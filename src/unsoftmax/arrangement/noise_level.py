@@ -1,0 +1,85 @@
+"""How noisy answers are, from second differences along a circle: 48 queries.
+
+Where F is a sinusoid, F(θ−h) + F(θ+h) − 2cos(h)F(θ) is 0 but for the errors of three answers. Few
+of these places have a kink between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.arrangement.circle import Circle
+from unsoftmax.arrangement.lifted_points import WrittenPoints
+from unsoftmax.probes import Round, Singles
+from unsoftmax.protocol import Answers
+
+# The deviation of F(θ−h) + F(θ+h) − 2cos(h)F(θ) is √6 that of an answer; the 50 % and 90 %
+# quantiles of |normal| are .6745 and 1.645.
+MEDIAN, NINETY = 0.6745 * np.sqrt(6), 1.645 * np.sqrt(6)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLevelTuning:
+    """How the noise is estimated."""
+
+    places: int = 16
+    """Places on the circle, three answers each."""
+    apart: float = 1e-5
+    """Angle between them: short enough to have a kink between in one of a thousand places."""
+    double: float = 2e-16
+    """Errors of answers relative to the largest, at least: the last place of float64 …"""
+    single: float = 1.2e-7
+    """… or of float32, where all answers are float32 numbers."""
+    larger: float = 1.5
+    """The deviation is taken so many times as large as the median says: 16 places may be lucky."""
+    most: float = 6.0
+    """The search takes the 90 % quantile, which noise of unequal size raises, but no more than so
+    many times the median: without this cap one place with a kink in it makes the search merge
+    neurons."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLevel:
+    """Standard deviation of an answer's error, on the unit sphere of the lift."""
+
+    deviation: float
+    """For the errors of what is computed from answers."""
+    search: float
+    """For the search of kinks. Too low: false kinks; too high: missed kinks."""
+    size: float
+    """Largest |F| seen."""
+
+    def at_least(self, size: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+        """Allow for the rounding of answers as large as ``size``, elsewhere than on the circle."""
+        return NoiseLevel(
+            max(self.deviation, tuning.double * size),
+            max(self.search, 2 * tuning.double * size),
+            max(self.size, size),
+        )
+
+    @classmethod
+    def of_rounding(cls, size: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+        """Take answers as large as ``size`` to be rounded, and no more."""
+        return cls(tuning.double * size, 2 * tuning.double * size, size)
+
+
+def estimate_noise(
+    circle: Circle, rng: np.random.Generator, tuning: NoiseLevelTuning
+) -> Generator[Round, Answers, NoiseLevel]:
+    """Estimate the answers' errors along a circle."""
+    h = tuning.apart
+    theta = rng.uniform(circle.low + 2 * h, circle.high - 2 * h, tuning.places)
+    Y = circle.at(np.concatenate([theta, theta - h, theta + h]))
+    [y] = yield [Singles(WrittenPoints(circle.lift, Y), phase="noise", purpose="data")]
+    F = circle.lift.answers(Y, y)
+    unit = tuning.single if np.array_equal(y, y.astype(np.float32)) else tuning.double
+    at, before, after = np.split(F, 3)
+    r = np.abs(before + after - 2 * np.cos(h) * at)
+    median, ninety = float(np.median(r)) / MEDIAN, float(np.quantile(r, 0.9)) / NINETY
+    size = float(np.abs(F).max())
+    deviation = max(tuning.larger * median, unit * size, float(np.finfo(float).tiny))
+    search = max(deviation, min(ninety, tuning.most * median), 2 * unit * size)
+    return NoiseLevel(float(deviation), float(search), size)

@@ -1,0 +1,101 @@
+"""Fresh points: whether a form predicts answers that it was not made from."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
+from unsoftmax.arrangement.lifted_points import WrittenPoints, ask_points
+from unsoftmax.arrangement.noise_level import NoiseLevel
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class FreshPointTuning:
+    """Where fresh points are, and how they are judged."""
+
+    near: tuple[float, ...] = (0.3, 1.0, 3.0)
+    """Lengths of half of all fresh tokens, in length scales."""
+    middle: tuple[float, float] = (0.5, 3.0)
+    outer: tuple[float, float] = (3.0, 8.0)
+    """Decades of length scales, at random, of a quarter each: neurons that are dead near 0 show
+    only far out."""
+    sizes: tuple[float, float] = (-1.0, 2.0)
+    """Decades of the lengths of fresh tokens without biases, where no length is special."""
+    first: int = 16
+    """Points after the first sweep; a missing neuron shows in most of them."""
+    count: int = 32
+    per_dim: int = 4
+    """Points later: so many, and one for so many dimensions at least."""
+    accepted: float = 4e-10
+    """Largest error, over the root mean square of the answers, of a network that is found. The
+    claim, 3e-9 at 2,000 points, leaves room for their largest error."""
+    coarse: float = 200.0
+    """Times the answers' error where that is larger: measured were 10 to 80."""
+    coarsest: float = 1e-3
+    """Beyond this error a prediction supports nothing."""
+    far: float = 1e3
+    """Beyond so many length scales …"""
+    far_share: float = 1 / 250
+    """… a miss counts only so much. Weight decay leaves neurons with slopes of 1e-8 of the others'
+    and hyperplanes 10⁶ length scales away: they are not told from the others' errors, and do not
+    matter. A neuron that does is a thousand times as large."""
+
+    def limit(self, noise: NoiseLevel, size: float) -> float:
+        """Return the largest relative error of a network that is accepted."""
+        if not size:
+            return self.accepted
+        return max(self.accepted, min(self.coarse * noise.deviation / size, self.coarsest))
+
+    def tokens(self, lift: Lift, count: int, rng: np.random.Generator) -> Array:
+        """Return tokens of many lengths, (count, d)."""
+        x = rng.standard_normal((count, lift.dim)) / np.sqrt(lift.dim)
+        n = np.arange(count)
+        if not lift.biases:
+            return np.asarray(lift.token_scale * 10.0 ** rng.uniform(*self.sizes, (count, 1)) * x)
+        near = np.array(self.near)[n % len(self.near)]
+        middle, outer = (np.array(decades)[:, None] for decades in (self.middle, self.outer))
+        far = 10.0 ** rng.uniform(*np.where(n % 4 == 1, middle, outer))
+        return np.asarray(lift.length * np.where(n % 2, far, near)[:, None] * x)
+
+    def weights(self, lift: Lift, x: Array, neurons: int) -> Array:
+        """Return how much misses at tokens count: far out a share, if there are neurons."""
+        if not lift.biases or not neurons:
+            return np.ones(len(x))
+        return np.where(np.linalg.norm(x, axis=1) > self.far * lift.length, self.far_share, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FreshLook:
+    """How fresh points are predicted."""
+
+    largest: float
+    rms: float
+    size: float
+    """Root mean square of F there."""
+
+    @property
+    def share(self) -> float:
+        """Largest error relative to the answers."""
+        return self.largest / self.size if self.size else self.largest
+
+    @classmethod
+    def none(cls) -> FreshLook:
+        """Return what any look is better than."""
+        return cls(np.inf, np.inf, 1.0)
+
+
+def look(
+    lift: Lift, form: PiecewiseLinear, x: Array, tuning: FreshPointTuning
+) -> Generator[Round, Answers, FreshLook]:
+    """Compare a form with F at points of norm 1 where tokens x point to."""
+    Y = lift.points(x)
+    F = yield from ask_points(WrittenPoints(lift, Y), "fresh points")
+    miss = (F - form(Y)) * tuning.weights(lift, x, len(form))
+    return FreshLook(
+        float(np.abs(miss).max()), float(np.sqrt(np.mean(miss**2))), float(np.sqrt(np.mean(F**2)))
+    )

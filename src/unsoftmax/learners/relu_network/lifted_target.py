@@ -1,0 +1,191 @@
+"""Before the search: a typical length, whether answers change at all, and how precise they are.
+
+The length scale takes 68 queries, with biases only; a constant is told from 6 answers, confirmed
+by 32; the noise takes 48, and without biases 48 more where it is more than rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.circle import Circle
+from unsoftmax.arrangement.homogeneous import Lift
+from unsoftmax.arrangement.noise_level import NoiseLevel, NoiseLevelTuning, estimate_noise
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.probes import Array, Round, Singles
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class LiftTuning:
+    """How a target is looked at before the search."""
+
+    noise: NoiseLevelTuning = field(default=NoiseLevelTuning())
+    decades: tuple[float, float] = (-3.0, 5.0)
+    per_decade: int = 2
+    """Lengths at which the slope is read: biases 10⁵ times as large as weights are still seen."""
+    apart: float = 1e-3
+    """Distance of the two answers of a slope, of the length at which it is read."""
+    constant: float = 1e-14
+    """Answers that spread by no more, of their size, are rounding of a constant."""
+    confirmed: int = 32
+    """Fresh tokens that confirm a constant: a network may be dead nearly everywhere."""
+    longer: float = 100.0
+    """Without biases, tokens so many times as long are answered so many times as large …"""
+    homogeneous: float = 1e-4
+    """… but for this share; else the target has biases."""
+    rounding: float = 1e-14
+    """Noise above this share of the answers is more than the rounding of float64."""
+    loud: float = 1e12
+    """Then tokens without biases are so many times as long: noise of a fixed size vanishes."""
+    helps: float = 0.1
+    """If that leaves less than this share of the relative noise."""
+    coarsest: float = 1e-4
+    """Noise above this share of the answers shows no kinks: the target is refused."""
+    bent: float = 4.0
+    """Slopes differ if they do by more than so many times what the rounding of answers explains."""
+    far_scales: tuple[float, ...] = (1e2, 1e3, 1e4)
+    near_scales: tuple[float, ...] = (-1.0, -3.0, -30.0)
+    """How far from 0, in length scales, a constant is told along three directions and backwards."""
+
+    @property
+    def lengths(self) -> Array:
+        """Lengths at which the slope is read."""
+        first, last = self.decades
+        count = round((last - first) * self.per_decade) + 1
+        return np.asarray(10.0 ** (first + np.arange(count) / self.per_decade))
+
+
+@dataclass(frozen=True, slots=True)
+class LiftedTarget:
+    """What is known of a target before the search."""
+
+    lift: Lift
+    circle: Circle
+    """The first circle to be swept, on which the noise was estimated."""
+    noise: NoiseLevel
+    constant: float | None = None
+    """The only answer there is, if there is only one."""
+
+    @property
+    def coarseness(self) -> float:
+        """Deviation of an answer relative to the largest; 0 where all answers are."""
+        return self.noise.deviation / self.noise.size if self.noise.size else 0.0
+
+    def coarser_than(self, share: float) -> bool:
+        """Tell whether answers are off by more than this share of the largest."""
+        return self.noise.deviation > share * self.noise.size > 0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLift:
+    """How a target is lifted."""
+
+    dim: int
+    biases: bool
+    edge: float
+    """Where circles end; see `CellTuning`."""
+    tuning: LiftTuning
+    fresh: FreshPointTuning
+
+    def run(self, rng: np.random.Generator) -> Generator[Round, Answers, LiftedTarget]:
+        """Ask for the length scale, for what is constant, and for the noise."""
+        length = 1.0
+        if self.biases:
+            length = yield from self._length(rng)
+        lift = Lift(self.dim, self.biases, length)
+        constant, size = yield from self._constant(lift, rng)
+        if lift.D == 1 or constant is not None:
+            noise = NoiseLevel.of_rounding(size, self.tuning.noise)
+            return LiftedTarget(lift, Circle.none(lift), noise, constant)
+        circle = Circle.random(lift, rng, self.edge)
+        target = yield from self._with_noise(circle, rng)
+        # a circle may have little to say: answers elsewhere are larger, and so are their errors
+        target = replace(target, noise=target.noise.at_least(size, self.tuning.noise))
+        if target.noise.deviation > self.tuning.coarsest * target.noise.size:
+            raise NotIdentifiable(
+                f"Answers to tokens close together differ by {target.coarseness:.0e} of their "
+                "size: that is noise, or the target jumps (labels), and no kinks are told from it.",
+                determined={},
+            )
+        return target
+
+    def _with_noise(
+        self, circle: Circle, rng: np.random.Generator
+    ) -> Generator[Round, Answers, LiftedTarget]:
+        """Estimate the noise; choose longer tokens where they have less of it."""
+        tuning = self.tuning
+        noise = yield from estimate_noise(circle, rng, tuning.noise)
+        target = LiftedTarget(circle.lift, circle, noise)
+        if self.biases or noise.deviation <= tuning.rounding * noise.size:
+            return target
+        lift = replace(circle.lift, token_scale=tuning.loud)
+        again = replace(circle, lift=lift)
+        quiet = yield from estimate_noise(again, rng, tuning.noise)
+        if quiet.deviation * noise.size < tuning.helps * noise.deviation * quiet.size:
+            return LiftedTarget(lift, again, quiet)
+        return target
+
+    def _length(self, rng: np.random.Generator) -> Generator[Round, Answers, float]:
+        """Return the distance from 0 at which the slope varies, in the geometric mean."""
+        v = rng.standard_normal(self.dim)
+        v /= np.linalg.norm(v)
+        lengths = self.tuning.lengths
+        t = np.concatenate([lengths, lengths * (1 + self.tuning.apart)])
+        tokens = np.outer(np.concatenate([t, -t]), v)
+        [y] = yield [Singles(tokens, phase="length", purpose="data")]
+        near, far, near_back, far_back = np.split(y, 4)
+        h = lengths * self.tuning.apart
+        slopes = np.array([(far - near) / h, (near_back - far_back) / h])
+        rounding = 16 * UNIT * np.maximum(np.abs(near), np.abs(near_back)) / h
+        varied = np.abs(np.diff(slopes, axis=1)).sum(axis=0)
+        varied = np.where(varied > self.tuning.bent * (rounding[1:] + rounding[:-1]), varied, 0.0)
+        # of the slope's jumps large ones tend to be near: their root does not hide the far ones
+        weight = np.sqrt(varied)
+        if not np.any(weight):  # straight, or bent at 0, which is no length
+            return 1.0
+        return float(np.exp(np.sum(weight * np.log(lengths[1:])) / np.sum(weight)))
+
+    def _constant(
+        self, lift: Lift, rng: np.random.Generator
+    ) -> Generator[Round, Answers, tuple[float | None, float]]:
+        """Tell a constant from 6 points; without biases it is 0, and answers grow with the token.
+
+        Returns the constant, if there is one, and the largest |F| at points of norm 1.
+        """
+        tokens = self._six(lift, rng)
+        [y] = yield [Singles(tokens, phase="constant?", purpose="data")]
+        if self._one_answer(y) and (lift.biases or not np.any(y)):
+            x = self.fresh.tokens(lift, self.tuning.confirmed, rng)
+            [more] = yield [Singles(x, phase="constant?", purpose="data")]
+            if self._one_answer(y, more):
+                return float(np.median(y)), float(np.abs(y).max())
+            return None, float(np.max(np.abs(more)))
+        longer, odd = self.tuning.longer, self.tuning.homogeneous
+        if not lift.biases and np.any(np.abs(y[:3] - longer * y[3:]) > odd * np.abs(y[:3]).max()):
+            raise ModelMismatch(
+                f"A token {longer:g} times as long is not answered {longer:g} times as large: the "
+                "target is no ReLU network without biases; learn it with biases=True."
+            )
+        return None, float(np.max(np.abs(y) / lift.heights(tokens)))
+
+    def _six(self, lift: Lift, rng: np.random.Generator) -> Array:
+        """Return six tokens: three directions, far away and nearer."""
+        x = rng.standard_normal((3, lift.dim)) / np.sqrt(lift.dim)
+        x[1] = -x[0]  # where neurons are much alike, half of all tokens make none active
+        longer = self.tuning.longer
+        if lift.biases:
+            scales = lift.length * np.array([self.tuning.far_scales, self.tuning.near_scales])
+        else:
+            scales = longer * np.array([[longer] * 3, [1.0] * 3])
+        return np.asarray((scales[:, :, None] * x).reshape(6, lift.dim))
+
+    def _one_answer(self, y: Array, more: Array | None = None) -> bool:
+        """Tell whether all answers are one but for its rounding."""
+        every = y if more is None else np.append(y, more)
+        return bool(np.ptp(every) <= self.tuning.constant * np.abs(y).max())

@@ -1,0 +1,274 @@
+"""Circles until fresh points are predicted: sweep, look, measure again, sweep what is left.
+
+After a sweep fresh points tell two failures apart. *Structure*: a neuron is missing, or two
+passed for one; then what is left, F − F̂, is swept along another circle, for measuring a wrong
+structure again makes it worse. *Precision*: thin cells gave coarse jumps; then these are measured
+anew where cells are wide, at last all of them.
+
+    fresh points miss by              next
+    the limit or less                 found
+    what the neurons' errors explain  measure coarse neurons anew, more and more of them; all; look
+    more                              sweep what is left, merge, look
+    three times more than before      undo that, and sweep what is left again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.circle import Circle
+from unsoftmax.arrangement.circle_sweep import CellTuning, CircleSweep
+from unsoftmax.arrangement.homogeneous import PiecewiseLinear
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.relu_network.fresh_points import FreshLook, FreshPointTuning, look
+from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
+from unsoftmax.learners.relu_network.merge import NeuronMergeTuning, merged, pruned
+from unsoftmax.learners.relu_network.wide_cells import WalkedForm, WideCellTuning
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSearchTuning:
+    """When neurons are measured anew, when what is left is swept, and when a target is refused."""
+
+    cells: CellTuning = field(default=CellTuning())
+    polish: WideCellTuning = field(default=WideCellTuning())
+    merge: NeuronMergeTuning = field(default=NeuronMergeTuning())
+    fresh: FreshPointTuning = field(default=FreshPointTuning())
+    structure: float = 30.0
+    structure_noise: float = 100.0
+    """Beyond so many deviations of the form, and of an answer, a neuron is missing: a missing one
+    is seen 10⁴ times as large, coarse cells up to 10 times."""
+    precise: float = 4e-9
+    """How precise every neuron must be, relative to itself, or to the median neuron if it is
+    larger: far out, a large bias makes its neuron no larger."""
+    small: float = 0.1
+    """But neurons smaller than this share of the median one count as large as that."""
+    below: float = 0.9
+    """Cells are measured anew, the thinnest first, as many as should bring their error below the
+    limit by this much: the largest error at fresh points varies by 30 %."""
+    levels: int = 8
+    """So often at most, until fresh points are predicted."""
+    sweeps: int = 8
+    """Sweeps of what is left over before the target is refused …"""
+    circles: int = 5
+    """… each along so many circles at most until one shows kinks: a neuron hidden behind another
+    on one circle is not on five."""
+    left_times: int = 4
+    left_more: int = 64
+    """More kinks of what is left over, per neuron and beyond, are another target's: a wrong neuron
+    leaves its own kink and the true one's."""
+    worse: float = 3.0
+    """So many times as large an error undoes a step: chance alone makes it twice as large."""
+    rounding: float = 1e-14
+    """Where answers are coarser than this, a refusal names them as the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSearch:
+    """The search for the form of a lifted target."""
+
+    target: LiftedTarget
+    most: int
+    """More neurons are refused."""
+    everything: bool
+    """Whether all neurons are measured anew, not the coarse ones alone."""
+    rng: np.random.Generator
+    tuning: NetworkSearchTuning = field(default=NetworkSearchTuning(), kw_only=True)
+
+    def run(self) -> Generator[Round, Answers, PiecewiseLinear]:
+        """Find the form of F.
+
+        Raises
+        ------
+        NotIdentifiable, ModelMismatch
+            No form predicts fresh points, with answers that are coarse or precise.
+        """
+        first = self._sweep(self.target.circle, None)
+        swept = yield from first.run(self.most, self.rng)
+        state = WalkedForm.swept(swept)
+        seen = yield from self._look(state, self.tuning.fresh.first)
+        sound = self._sound(seen, swept.spread)
+        best, best_seen = state, seen
+        for _ in range(self.tuning.sweeps):
+            if sound:
+                state, seen, passed = yield from self._measured_anew(state)
+                if passed:
+                    return state.form
+                if seen.rms < best_seen.rms or not best_seen.size:
+                    best, best_seen = state, seen
+            state = yield from self._swept_again(best)
+            seen = yield from self._look(state)
+            sound = self._sound(seen, state.form.spread)
+            if seen.rms > self.tuning.worse * best_seen.rms:
+                state, sound = best, False
+            else:
+                best, best_seen = state, seen
+        raise self._refusal(best_seen, len(best.form))
+
+    # -- looking
+
+    def _look(
+        self, state: WalkedForm, count: int | None = None
+    ) -> Generator[Round, Answers, FreshLook]:
+        """Compare a form with F at fresh points."""
+        lift, fresh = self.target.lift, self.tuning.fresh
+        if count is None:
+            count = max(fresh.count, lift.D // fresh.per_dim)
+        x = fresh.tokens(lift, count, self.rng)
+        return (yield from look(lift, state.form, x, fresh))
+
+    def _limit(self, seen: FreshLook) -> float:
+        return self.tuning.fresh.limit(self.target.noise, seen.size)
+
+    def _sound(self, seen: FreshLook, spread: float) -> bool:
+        """Tell whether errors are what a form with all its neurons leaves."""
+        tuning = self.tuning
+        expected = tuning.structure * spread
+        expected += tuning.structure_noise * self.target.noise.deviation
+        return seen.largest <= expected or seen.share <= self._limit(seen)
+
+    # -- precision
+
+    def _measured_anew(
+        self, state: WalkedForm
+    ) -> Generator[Round, Answers, tuple[WalkedForm, FreshLook, bool]]:
+        """Measure coarse neurons anew, at last all; return whether fresh points are predicted."""
+        seen, passed = FreshLook.none(), None
+        if self.everything:
+            state = yield from self._coarse(state, self._tolerated(state.form), first=True)
+        else:
+            state, seen, passed = yield from self._more_and_more(state)
+        if passed is not None:
+            return state, seen, passed
+        whole = yield from self._all_cells(state)
+        last = yield from self._look(whole)
+        if last.rms > self.tuning.worse * seen.rms:
+            return state, seen, False
+        return whole, last, last.share <= self._limit(last)
+
+    def _more_and_more(
+        self, state: WalkedForm
+    ) -> Generator[Round, Answers, tuple[WalkedForm, FreshLook, bool | None]]:
+        """Measure coarse neurons anew, more of them each time, until fresh points are predicted.
+
+        Returns True if they are, False if a neuron is missing, None if precision is.
+        """
+        seen, tolerated = FreshLook.none(), self._tolerated(state.form)
+        for level in range(self.tuning.levels):
+            before, old = state, seen
+            state = yield from self._coarse(state, tolerated, first=level == 0)
+            seen = yield from self._look(state)
+            if seen.rms > self.tuning.worse * old.rms:
+                state, seen = before, old
+            limit, needed = self._limit(seen), self._tolerated(state.form)
+            # two neurons that nearly cancel do so at fresh points too: coarse ones are measured
+            # once more
+            again = level == 0 and np.any(state.form.error > needed)
+            if not again and seen.share <= limit:
+                return state, seen, True
+            if not self._sound(seen, state.form.spread):
+                return state, seen, False
+            if state is before:
+                break
+            if seen.share > limit:
+                share = self.tuning.below * min(1.0, limit / seen.share)
+                tolerated = np.minimum(needed, _summing_to(state.form.error, share))
+        return state, seen, None
+
+    def _coarse(
+        self, state: WalkedForm, tolerated: Array, first: bool
+    ) -> Generator[Round, Answers, WalkedForm]:
+        """Measure the cells of coarse neurons anew, here, and if need be along another circle."""
+        state = yield from self._coarse_cells(state, tolerated, first)
+        if np.any(state.form.error > tolerated):
+            state = WalkedForm.along(state.form, self._circle())
+            state = yield from self._coarse_cells(state, tolerated, first)
+        return state
+
+    def _coarse_cells(
+        self, state: WalkedForm, tolerated: Array, first: bool
+    ) -> Generator[Round, Answers, WalkedForm]:
+        """Measure cells beside coarse neurons that are not as precise as these should be."""
+        form, polish = state.form, self.tuning.polish
+        needed = np.where(form.error > tolerated, tolerated / np.sqrt(2 * len(form.g0)), np.inf)
+        needed = needed[state.walk.order]
+        limits = np.minimum(np.append(needed, np.inf), np.insert(needed, 0, np.inf))
+        cells = np.flatnonzero(state.left.error > limits)
+        clear = polish.clear if first else polish.less_clear
+        deviation = self.target.noise.deviation
+        return (yield from state.measured(cells, deviation, clear, polish)).corrected()
+
+    def _all_cells(self, state: WalkedForm) -> Generator[Round, Answers, WalkedForm]:
+        """Measure every cell of a fresh circle."""
+        polish, deviation = self.tuning.polish, self.target.noise.deviation
+        fresh = WalkedForm.along(state.form, self._circle())
+        cells = np.arange(len(fresh.walk.middle))
+        return (yield from fresh.measured(cells, deviation, polish.clear, polish)).corrected()
+
+    def _tolerated(self, form: PiecewiseLinear) -> Array:
+        """Return the error that every neuron may have."""
+        size = form.sizes
+        typical = float(np.median(size)) if len(size) else 0.0
+        return np.asarray(self.tuning.precise * np.clip(size, self.tuning.small * typical, typical))
+
+    # -- structure
+
+    def _swept_again(self, state: WalkedForm) -> Generator[Round, Answers, WalkedForm]:
+        """Sweep what is left along fresh circles until one shows kinks; measure what it touched."""
+        form, tuning = state.form, self.tuning
+        allowed = min(self.most, tuning.left_times * len(form) + tuning.left_more)
+        for _ in range(tuning.circles):
+            circle = self._circle()
+            rest = yield from self._sweep(circle, form).run(allowed, self.rng)
+            form, touched = merged(form, rest.form, tuning.merge)
+            if len(rest.form):
+                break
+        state = WalkedForm.along(form, circle)
+        near = touched[state.walk.order]
+        cells = np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
+        deviation, polish = self.target.noise.deviation, tuning.polish
+        state = yield from state.measured(cells, deviation, polish.clear, polish)
+        state = state.corrected(touched)
+        form, _ = pruned(state.form, touched, tuning.merge)
+        if len(form) == len(state.walk.order):
+            return replace(state, form=form)
+        return WalkedForm.along(form, circle)
+
+    def _circle(self) -> Circle:
+        return Circle.random(self.target.lift, self.rng, self.tuning.cells.edge)
+
+    def _sweep(self, circle: Circle, known: PiecewiseLinear | None) -> CircleSweep:
+        noise = self.target.noise
+        if known is not None:
+            # the known neurons' own errors are no structure
+            noise = replace(noise, search=max(noise.search, known.spread))
+        return CircleSweep(circle, known, noise, self.tuning.cells)
+
+    def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
+        target = self.target
+        if target.noise.deviation > self.tuning.rounding * target.noise.size:
+            return NotIdentifiable(
+                f"Answers are only precise to {target.coarseness:.0e} of their size; that does "
+                f"not separate the {neurons} neurons found: fresh answers are missed by "
+                f"{seen.share:.0e}. Answers in float64 would do.",
+                determined={},
+            )
+        return ModelMismatch(
+            f"After {self.tuning.sweeps} sweeps a network of {neurons} neurons misses fresh "
+            f"answers by {seen.share:.1e} of their size. The target is no ReLU network of one "
+            "hidden layer, or has neurons so close to each other that float64 answers do not "
+            "separate them."
+        )
+
+
+def _summing_to(errors: Array, share: float) -> float:
+    """Return the largest error of those that are kept where their sum is to fall to a share."""
+    ascending = np.sort(errors)
+    total = np.sqrt(np.cumsum(ascending**2))
+    kept = int(np.searchsorted(total, share * total[-1], side="right"))
+    return float(ascending[kept - 1]) if kept else 0.0

@@ -1,0 +1,203 @@
+"""Measure the gradient of what is left, F − F̂, where cells are wide.
+
+A cell that is thin on the circle, where F̂ came from, is usually wide elsewhere: at its analytic
+centre (`unsoftmax.arrangement.centres`) answers tell ∇(F − F̂) with steps of order 1: D queries per
+cell, for the centre itself and D − 1 directions beside it. With R_i the gradient left over in
+cell i, the jumps between cells i and i + 1 gain R_(i+1) − R_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.centres import CellShapes, CentreTuning
+from unsoftmax.arrangement.circle import Circle
+from unsoftmax.arrangement.circle_sweep import Swept
+from unsoftmax.arrangement.homogeneous import PiecewiseLinear
+from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
+from unsoftmax.measure.reflections import mirrors
+from unsoftmax.probes import Array, Flags, Indices, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class WideCellTuning:
+    """How wide cells are measured."""
+
+    centres: CentreTuning = field(default=CentreTuning())
+    inside: float = 1e-13
+    """Points closer to a hyperplane than this are on neither side of it: their cell is left out."""
+    clear: float = 10.0
+    """A centre must be so many deviations of each neuron away from its hyperplane …"""
+    less_clear: float = 1.0
+    """… or so many, once cells were measured before: error bars of what was left over are wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellWalk:
+    """A form's neurons in the order in which a circle crosses their hyperplanes."""
+
+    circle: Circle
+    order: Indices
+    """Neuron crossed k-th."""
+    rising: Array
+    """±1: whether that neuron becomes active or inactive, (K,), in crossing order."""
+    middle: Array
+    """Midpoints of the cells, (K + 1,)."""
+
+    @classmethod
+    def of(cls, form: PiecewiseLinear, circle: Circle) -> CellWalk:
+        """Follow a circle through the form's cells."""
+        p, q = form.a @ circle.P, form.a @ circle.Q
+        theta = circle.crossings(form.a)
+        order = np.argsort(theta, kind="stable")
+        theta, p, q = theta[order], p[order], q[order]
+        rising = np.where(q * np.cos(theta) - p * np.sin(theta) >= 0, 1.0, -1.0)
+        ends = np.concatenate([[circle.low], theta, [circle.high]])
+        return cls(circle, order, rising, (ends[:-1] + ends[1:]) / 2)
+
+    @classmethod
+    def swept(cls, swept: Swept) -> CellWalk:
+        """Keep the order of a sweep."""
+        return cls(swept.circle, np.arange(len(swept.rising)), swept.rising, swept.middle)
+
+    def sides(self, cells: Indices) -> Array:
+        """Return ±1 for active and inactive neurons of some cells, (cells, K)."""
+        k = np.arange(len(self.order))
+        passed = np.where(k < cells[:, None], self.rising, -self.rising)
+        sides = np.empty_like(passed)
+        sides[:, self.order] = passed
+        return sides
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What is left of the gradient in each cell of a walk."""
+
+    R: Array
+    """(K + 1, D); 0 where nothing is known."""
+    error: Array
+    """Standard deviation of each entry, (K + 1,); infinite where nothing is known."""
+
+    @classmethod
+    def unknown(cls, walk: CellWalk) -> LeftOver:
+        """Know nothing."""
+        cells, D = len(walk.middle), len(walk.circle.P)
+        return cls(np.zeros((cells, D)), np.full(cells, np.inf))
+
+    def improved(self, cells: Indices, R: Array, error: Array) -> LeftOver:
+        """Take over what is known better of some cells."""
+        better = error < self.error[cells]
+        all_R, all_errors = self.R.copy(), self.error.copy()
+        all_R[cells[better]], all_errors[cells[better]] = R[better], error[better]
+        return LeftOver(all_R, all_errors)
+
+
+@dataclass(frozen=True, slots=True)
+class WalkedForm:
+    """A form, a circle, and what is left in each cell there."""
+
+    form: PiecewiseLinear
+    walk: CellWalk
+    left: LeftOver
+
+    @classmethod
+    def along(cls, form: PiecewiseLinear, circle: Circle) -> WalkedForm:
+        """Follow a circle on which nothing was asked."""
+        walk = CellWalk.of(form, circle)
+        return cls(form, walk, LeftOver.unknown(walk))
+
+    @classmethod
+    def swept(cls, swept: Swept) -> WalkedForm:
+        """Take a form and its own circle: nothing is left there but errors."""
+        walk = CellWalk.swept(swept)
+        return cls(swept.form, walk, replace(LeftOver.unknown(walk), error=swept.error))
+
+    def measured(
+        self, cells: Indices, deviation: float, clear: float, tuning: WideCellTuning
+    ) -> Generator[Round, Answers, WalkedForm]:
+        """Ask ∇(F − F̂) in some cells, and keep what is known better.
+
+        Cells are left out whose centre is not ``clear`` deviations on its side of every hyperplane.
+        ``deviation`` is that of an answer.
+        """
+        if not len(cells):
+            return self
+        cells, sides, y, shapes = self._centres(cells, clear, tuning)
+        if not len(cells):
+            return self
+        D, step = len(self.form.g0), shapes.steps(sides, y)
+        i, j = (part.ravel() for part in np.indices(step.shape))
+        own, none = np.arange(len(y)), np.zeros(len(y), dtype=np.intp)
+        # the centres themselves first, as steps of 0
+        points = PointsAround(
+            self.walk.circle.lift,
+            y,
+            None,
+            np.concatenate([own, i]),
+            np.concatenate([none, j]),
+            np.concatenate([np.zeros(len(y)), step.ravel()]),
+        )
+        F = yield from ask_points(points, "polish", self.form)
+        radial, aside = F[: len(y)], F[len(y) :].reshape(step.shape)
+        # I − u uᵀ maps e_0 to ∓y and e_(l+1) to the directions beside it
+        beside = (aside - radial[:, None]) / step
+        u = mirrors(y)
+        lead = np.where(y[:, 0] >= 0, -radial, radial)
+        coefficients = np.column_stack([lead, beside])
+        R = coefficients - u * np.sum(u * coefficients, axis=1, keepdims=True)
+        error = deviation * np.sqrt((1 + 2 * np.sum(step**-2.0, axis=1)) / D)
+        return replace(self, left=self.left.improved(cells, R, error))
+
+    def _centres(
+        self, cells: Indices, clear: float, tuning: WideCellTuning
+    ) -> tuple[Indices, Array, Array, CellShapes]:
+        """Return the cells that have a centre, their sides, the centres, and the hyperplanes."""
+        form, walk, upright = self.form, self.walk, self.walk.circle.lift.biases
+        sides = walk.sides(cells)
+        start = walk.circle.at(walk.middle[cells])
+        norms = form.sizes
+        n = form.a / norms[:, None]
+        shapes = CellShapes(n, upright, tuning.centres)
+        inside = np.all(sides * (start @ n.T) > tuning.inside, axis=1)
+        cells, sides, start = cells[inside], sides[inside], start[inside]
+        y = shapes.centres(start)
+        sure = np.all(sides * (y @ n.T) > clear * form.error / norms, axis=1)
+        if upright:
+            sure &= y[:, -1] > 0
+        return cells[sure], sides[sure], y[sure], shapes
+
+    def corrected(self, touched: Flags | None = None) -> WalkedForm:
+        """Add what is left to the jumps whose both sides are known, and to the affine part.
+
+        What is left then is less, too: a jump that is corrected later needs the cell as it is.
+        ``touched`` are the only neurons to be corrected.
+        """
+        form, walk, left, D = self.form, self.walk, self.left, len(self.form.g0)
+        both = np.isfinite(left.error[:-1]) & np.isfinite(left.error[1:])
+        if touched is not None:
+            both &= touched[walk.order]
+        k = walk.order[both]
+        # a jump counts in the direction of growing activity
+        gain = np.zeros_like(form.a)
+        gain[k] = walk.rising[both, None] * np.diff(left.R, axis=0)[both]
+        error = form.error.copy()
+        error[k] = np.sqrt(D * (left.error[:-1] ** 2 + left.error[1:] ** 2))[both]
+        # a cell shows g0 but for the errors of its active neurons
+        known = np.flatnonzero(np.isfinite(left.error))
+        g0, g_error, R = form.g0, form.g_error, left.R.copy()
+        if len(known):
+            active = walk.sides(known) > 0
+            R[known] -= active @ gain
+            variance = D * left.error[known] ** 2 + active @ error**2
+            best = int(np.argmin(variance))
+            if variance[best] < g_error**2:
+                more = R[known[best]]
+                g0, g_error = g0 + more, float(np.sqrt(variance[best]))
+                R[known] -= more
+        a = form.a + form.eps[:, None] * gain
+        form = replace(form, g0=g0, a=a, error=error, g_error=g_error)
+        return replace(self, form=form, left=replace(left, R=R))

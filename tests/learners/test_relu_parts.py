@@ -1,0 +1,241 @@
+"""The steps of the learner of ReLU networks, each by hand on a function that is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.arrangement.test_cells import EDGE, answered, random_form
+from tests.networks import network
+from unsoftmax.arrangement.circle import Circle
+from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
+from unsoftmax.arrangement.noise_level import NoiseLevel
+from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning, look
+from unsoftmax.learners.relu_network.lifted_target import LiftTuning, TargetLift
+from unsoftmax.learners.relu_network.merge import NeuronMergeTuning, network_of, pruned
+from unsoftmax.learners.relu_network.network_search import NetworkSearch, NetworkSearchTuning
+from unsoftmax.learners.relu_network.relu_learner import ReluNetworkTuning
+from unsoftmax.learners.relu_network.wide_cells import CellWalk, WalkedForm, WideCellTuning
+
+TUNING = WideCellTuning()
+
+
+def lifted(form, d, biases, seed=0, **lifting):
+    """Look at the network that a form is, at length scale 1."""
+    steps = TargetLift(d, biases, EDGE, LiftTuning(**lifting), FreshPointTuning())
+    return answered(steps.run(np.random.default_rng(seed)), Lift(d, biases), form)
+
+
+# -- before the search
+
+
+def test_slopes_are_read_from_a_thousandth_to_a_hundred_thousand():
+    assert np.array_equal(LiftTuning().lengths, 10.0 ** np.arange(-3, 5.5, 0.5))
+
+
+@pytest.mark.parametrize("length", [1e-2, 1.0, 1e3])
+def test_the_length_scale_is_where_the_slope_changes(length):
+    rng = np.random.default_rng(0)
+    form = random_form(rng, 7, 40)
+    form.a[:, -1] *= length
+    target, queries = lifted(form, 6, True)
+    assert length / 10 < target.lift.length < 10 * length
+    assert target.constant is None
+    assert queries == 68 + 6 + 48
+
+
+def test_one_answer_is_a_constant_and_confirmed():
+    constant = replace(PiecewiseLinear.zero(4), g0=np.array([0.0, 0.0, 0.0, 2.5]))
+    target, queries = lifted(constant, 3, True)
+    assert target.constant == 2.5
+    assert queries == 68 + 6 + 32
+
+
+def test_an_affine_part_betrays_a_target_learned_as_if_it_had_no_biases():
+    form = random_form(np.random.default_rng(0), 4, 5)
+
+    class Shifted:
+        def __call__(self, x):
+            return form(x) + 1.0
+
+    with pytest.raises(us.ModelMismatch, match="biases=True"):
+        lifted(Shifted(), 4, False)
+
+
+def test_noise_asks_for_longer_tokens_where_it_is_of_a_fixed_size():
+    form = random_form(np.random.default_rng(0), 5, 9)
+    steps = TargetLift(5, False, EDGE, LiftTuning(), FreshPointTuning())
+    target, _ = answered(steps.run(np.random.default_rng(0)), Lift(5, False), form, 1e-6)
+    assert target.lift.token_scale == LiftTuning().loud
+    assert target.coarseness < 1e-14
+    exact, _ = lifted(form, 5, False)
+    assert exact.lift.token_scale == 1
+
+
+def test_noise_that_hides_all_kinks_is_refused():
+    form = random_form(np.random.default_rng(0), 6, 9)
+    steps = TargetLift(5, True, EDGE, LiftTuning(), FreshPointTuning())
+    with pytest.raises(us.NotIdentifiable, match="noise"):
+        answered(steps.run(np.random.default_rng(0)), Lift(5, True), form, 1.0)
+
+
+# -- fresh points
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_fresh_points_see_a_missing_neuron_and_nothing_else(biases):
+    rng, lift, tuning = np.random.default_rng(0), Lift(6, biases), FreshPointTuning()
+    form = random_form(rng, lift.D, 10)
+    without = replace(form, a=form.a[1:], eps=form.eps[1:], error=form.error[1:])
+    x = tuning.tokens(lift, 40, rng)
+    right, _ = answered(look(lift, form, x, tuning), lift, form)
+    wrong, _ = answered(look(lift, without, x, tuning), lift, form)
+    assert right.share < 1e-14
+    assert wrong.share > 1e-2
+
+
+def test_misses_far_out_count_little_if_there_are_neurons():
+    lift, tuning = Lift(2, True, length=2.0), FreshPointTuning()
+    x = np.array([[1.0, 1.0], [1e4, 0.0]])
+    assert np.array_equal(tuning.weights(lift, x, 3), [1.0, tuning.far_share])
+    assert np.array_equal(tuning.weights(lift, x, 0), [1.0, 1.0])
+    assert np.array_equal(tuning.weights(Lift(2, False), x, 3), [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("deviation", "size", "limit"),
+    [(0.0, 1.0, 4e-10), (1e-8, 1.0, 2e-6), (1.0, 1.0, 1e-3), (1.0, 0.0, 4e-10)],
+)
+def test_what_is_accepted_grows_with_the_noise_up_to_a_thousandth(deviation, size, limit):
+    noise = NoiseLevel(deviation, deviation, size)
+    assert FreshPointTuning().limit(noise, size) == pytest.approx(limit)
+
+
+# -- wide cells
+
+
+def walked(rng, D=6, K=9, biases=True):
+    lift = Lift(D - biases, biases)
+    form = random_form(rng, D, K)
+    return lift, form, WalkedForm.along(form, Circle.random(lift, rng, EDGE))
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_a_walk_knows_who_is_active_in_each_cell(biases):
+    _, form, state = walked(np.random.default_rng(0), biases=biases)
+    walk: CellWalk = state.walk
+    cells = np.arange(len(walk.middle))
+    active = walk.circle.at(walk.middle) @ form.a.T > 0
+    assert np.array_equal(walk.sides(cells) > 0, active)
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_neurons_that_are_off_are_corrected_where_cells_are_wide(biases, trials):
+    for seed in range(trials(5, 50)):
+        rng = np.random.default_rng(seed)
+        lift, form, _ = walked(rng, biases=biases)
+        wrong = replace(
+            form,
+            g0=form.g0 + 1e-6 * rng.standard_normal(6),
+            a=form.a + 1e-6 * rng.standard_normal(form.a.shape),
+            error=np.full(9, 3e-6),
+            g_error=3e-6,
+        )
+        state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
+        every = np.arange(10)
+        steps = state.measured(every, 1e-15, TUNING.clear, TUNING)
+        state, queries = answered(steps, lift, form)
+        assert queries % 6 == 0
+        better = state.corrected().form
+        known = better.error < 1e-6
+        # cells that are thin everywhere are left out
+        assert np.mean(known) > 0.5
+        off = np.linalg.norm(better.a - form.a, axis=1)
+        assert np.all(off[known] <= 10 * better.error[known] + 1e-13)
+        assert better.g_error < 1e-10
+
+
+def test_only_touched_neurons_are_corrected():
+    rng = np.random.default_rng(0)
+    lift, form, _ = walked(rng)
+    wrong = replace(form, a=form.a + 1e-6, error=np.full(9, 3e-6))
+    state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
+    state, _ = answered(state.measured(np.arange(10), 1e-15, 10.0, TUNING), lift, form)
+    touched = np.arange(9) == 4
+    after = state.corrected(touched).form
+    assert np.array_equal(after.a[~touched], wrong.a[~touched])
+
+
+def test_nothing_is_asked_of_no_cells():
+    lift, form, state = walked(np.random.default_rng(0))
+    same, queries = answered(state.measured(np.zeros(0, dtype=int), 1e-15, 10, TUNING), lift, form)
+    assert same is state
+    assert queries == 0
+
+
+# -- networks
+
+
+def test_neurons_that_are_nothing_but_error_are_pruned():
+    form = PiecewiseLinear(
+        np.zeros(2),
+        np.diag([1.0, 1.0, 1e-9, 1e-9])[:, :2] + np.array([[0, 0], [0, 0], [1e-9, 0], [1e-3, 0]]),
+        np.ones(4),
+        np.array([1e-12, 1e-12, 1e-9, 1e-12]),
+    )
+    kept, touched = pruned(form, np.array([False, True, True, False]), NeuronMergeTuning())
+    assert len(kept) == 3
+    assert np.array_equal(touched, [False, True, False])
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_a_form_as_a_network_is_the_same_function(biases):
+    rng, lift = np.random.default_rng(0), Lift(4, biases, length=2.0 if biases else 1.0)
+    form = random_form(rng, lift.D, 7)
+    model, x = network_of(form, lift, NeuronMergeTuning()), rng.standard_normal((20, 4))
+    assert model.A.shape == (4, 9)  # the linear part takes two
+    Y = np.column_stack([x / 2.0, np.ones(20)]) if biases else x
+    assert np.allclose(model(x), form(Y), rtol=0, atol=1e-13)
+
+
+def test_the_search_finds_a_form_that_fresh_points_confirm():
+    rng, lift = np.random.default_rng(0), Lift(8, True)
+    form = random_form(rng, 9, 12)
+    target, _ = lifted(form, 8, True)
+    search = NetworkSearch(target, 100, False, np.random.default_rng(1))
+    found, _ = answered(search.run(), lift, form)
+    assert len(found) == 12
+
+
+def test_where_every_error_is_refused_the_search_ends_after_its_sweeps():
+    rng, lift = np.random.default_rng(0), Lift(4, True)
+    form = random_form(rng, 5, 6)
+    target, _ = lifted(form, 4, True)
+    strict = FreshPointTuning(accepted=0.0, coarse=0.0)
+    tuning = NetworkSearchTuning(fresh=strict, sweeps=2)
+    search = NetworkSearch(target, 100, False, np.random.default_rng(1), tuning=tuning)
+    with pytest.raises(us.ModelMismatch, match="After 2 sweeps a network of 6 neurons"):
+        answered(search.run(), lift, form)
+
+
+# -- knobs
+
+
+def test_a_changed_knob_is_named_in_the_settings_and_nothing_else():
+    sweeps = NetworkSearchTuning(sweeps=3, fresh=FreshPointTuning(first=20))
+    learner = us.learners.ReluNetworkLearner(5, tuning=ReluNetworkTuning(sweeps=sweeps))
+    assert learner.settings()["tuning"] == {"sweeps": {"sweeps": 3, "fresh": {"first": 20}}}
+    assert "tuning" not in us.learners.ReluNetworkLearner(5).settings()
+    target = network("random", 5, 6, 0)
+    recovery = us.learn(lambda X: target(X), learner)
+    assert us.equivalent(recovery.model, target, rtol=3e-9)
+
+
+def test_bounds_on_the_cost_are_knobs_too():
+    few = replace(ReluNetworkTuning(), neurons_per_dim=1, neurons=3)
+    learner = us.learners.ReluNetworkLearner(5, tuning=few)
+    with pytest.raises(us.ModelMismatch, match="max_neurons"):
+        us.learn(network("random", 5, 40, 0), learner)
