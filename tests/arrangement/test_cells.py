@@ -249,3 +249,64 @@ def test_too_many_neurons_are_refused():
     sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
     with pytest.raises(TooManyBreakpoints):
         answered(sweep.run(10, rng), lift, form)
+
+
+# -- what is left out
+
+
+def test_kinks_that_are_none_are_left_out_by_their_lines():
+    rng, lift = np.random.default_rng(0), Lift(4, False)
+    form, circle = random_form(rng, 4, 5), Circle.random(lift, rng, EDGE)
+    true = np.sort(circle.crossings(form.a))
+    false = np.array([0.1, 1.2345, 3.0])
+    sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
+    steps = sweep.lines(np.sort(np.append(true, false)), sweep.noise.search)
+    lines, queries = answered(steps, lift, form)
+    assert np.array_equal(lines.theta, true)
+    assert queries == 2 * (5 + 3 + 1)
+    assert np.all(lines.width > 0)
+
+
+def gradients(sizes, error, D=3):
+    """Cells whose gradients jump by so much along the first axis."""
+    gradient = np.zeros((len(sizes) + 1, D))
+    gradient[1:, 0] = np.cumsum(sizes)
+    n = len(gradient)
+    return CellGradients(np.arange(n) / n, gradient, np.full(n, error), np.ones(n - 1))
+
+
+def test_jumps_smaller_than_their_errors_and_than_others_are_left_out():
+    rng = np.random.default_rng(0)
+    circle, noise = Circle.random(Lift(3, False), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
+    sweep = CircleSweep(circle, None, noise, CellTuning())
+    cells = gradients([1.0, 1e-9, 2.0], 1e-9)
+    assert np.array_equal(sweep.insignificant(np.ones(3), cells), [False, True, False])
+    # small, and well measured
+    cells = gradients([1.0, 1e-9, 2.0], 1e-12)
+    assert not np.any(sweep.insignificant(np.ones(3), cells))
+
+
+def test_far_out_a_neuron_must_show_its_weights():
+    rng = np.random.default_rng(0)
+    circle, noise = Circle.random(Lift(2, True), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
+    sweep = CircleSweep(circle, None, noise, CellTuning())
+    cells = gradients([1.0, 1.0], 1e-9)
+    flat = CellGradients(cells.middle, cells.gradient[:, ::-1], cells.error, cells.rising)
+    far, near = np.array([1e-5, 1e-6]), np.array([1.0, 2.0])
+    assert not np.any(sweep.insignificant(far, cells))
+    assert not np.any(sweep.insignificant(near, flat))
+    assert np.all(sweep.insignificant(far, flat))
+
+
+def test_errors_of_what_is_known_count_where_its_hyperplanes_cross():
+    rng, lift = np.random.default_rng(0), Lift(5, False)
+    form = random_form(rng, 5, 6)
+    errors = []
+    for error in (0.0, 1e-3):
+        known = PiecewiseLinear(form.g0, form.a, form.eps, np.full(6, error))
+        circle = Circle.random(lift, np.random.default_rng(1), EDGE)
+        sweep = CircleSweep(circle, known, exact_noise(form), CellTuning())
+        swept, _ = answered(sweep.run(100, np.random.default_rng(2)), lift, form)
+        assert len(swept.form) == 0
+        errors.append(swept.error[0])
+    assert errors[1] > 1e6 * errors[0]

@@ -78,6 +78,10 @@ def test_steps_stay_in_the_cell_and_go_half_the_way(upright):
             walls = np.all(sides * (at @ n.T) > 0, axis=1) & (not upright or at[:, -1] > 0)
             free = np.abs(steps[:, j]) == shapes.tuning.longest
             assert np.all((walls == inside) | (free & (not inside)))
+        # backwards it is no farther
+        at = y - (2.0 + 1e-6) * steps[:, j, None] * E
+        walls = np.all(sides * (at @ n.T) > 0, axis=1) & (not upright or at[:, -1] > 0)
+        assert np.all(~walls | (np.abs(steps[:, j]) == shapes.tuning.longest))
 
 
 def test_memory_does_not_decide_the_centres():

@@ -103,6 +103,13 @@ def test_close_pairs_pass_for_one_until_they_are_looked_at(apart):
     assert len(asked) <= 40 + 8 * np.log2(1 / apart)
 
 
+@pytest.mark.parametrize("at", [0.2, 2.9])
+def test_every_value_on_a_piece_makes_it_more_precise(at):
+    """The first piece is that at 0 and, turned, that at π: it is met on either side."""
+    jumps, _ = found(jumping(at, 1.0, np.array([0.5])))
+    assert jumps.pieces.baseline[0] == pytest.approx(1.0)  # at π/2
+
+
 def test_a_pair_that_cancels_is_seen_where_an_interval_ends_between():
     theta = np.array([1.0, 1.2])
     function = jumping(theta, [1.0, -np.cos(0.2)], [0.0, np.sin(0.2)])  # the same outside

@@ -131,20 +131,23 @@ def test_noise_makes_no_kinks_and_hides_none(deviation, trials):
         assert_all(kinks, theta, 2000 * deviation)
 
 
-def test_noise_that_is_larger_somewhere_is_noticed():
-    """Noise 10⁵ times as large as told, in a hundredth of the circle."""
-    theta = np.array([0.7, 1.5, 2.2])
-    function, rng = bending(theta, [1.0, -0.5, 0.8]), np.random.default_rng(0)
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_that_is_larger_somewhere_is_noticed_where_intervals_crowd(seed):
+    """A hundred times as large as told, in a share of 0.2 % of the circle."""
+    theta, end = np.array([0.7, 1.5, 2.2]), 10.31 * np.pi / 32  # of one of the first intervals
+    function, rng = bending(theta, [1.0, -0.5, 0.8]), np.random.default_rng(seed)
 
     def louder(t):
-        there = (t > 2.8) & (t < 2.81)
-        return function(t) + np.where(there, 1e-7, 1e-13) * rng.standard_normal(len(t))
+        there = np.abs(t - end) < 0.0025
+        return function(t) + np.where(there, 1e-11, 1e-13) * rng.standard_normal(len(t))
 
     kinks, noise, _ = found(louder, noise=1e-13, most=1000)
-    assert np.all(np.min(np.abs(kinks[:, None] - theta), axis=0) <= 1e-9)
-    made_up = kinks[np.min(np.abs(kinks[:, None] - theta), axis=1) > 1e-9]
-    assert np.all(np.abs(made_up - 2.805) < 0.1)
-    assert noise > 1e-13 or len(made_up) < KinkTuning().crowd
+    assert noise > 1e-12
+    distance = np.abs(kinks[:, None] - theta)
+    assert np.all(np.min(distance, axis=0) <= 1e-9)
+    # what was made of noise before is left to others, who see that its slope hardly jumps
+    assert np.all(np.abs(kinks[np.min(distance, axis=1) > 1e-9] - end) < 0.003)
+    assert refused(louder, noise=1e-13, most=1000, crowd=10**9)
 
 
 # -- refused

@@ -13,8 +13,9 @@ from tests.networks import network
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.arrangement.noise_level import NoiseLevel
+from unsoftmax.learners.relu_network.claims import NetworkClaim, NetworkClaimTuning
 from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning, look
-from unsoftmax.learners.relu_network.lifted_target import LiftTuning, TargetLift
+from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, LiftTuning, TargetLift
 from unsoftmax.learners.relu_network.merge import NeuronMergeTuning, network_of, pruned
 from unsoftmax.learners.relu_network.network_search import NetworkSearch, NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkTuning
@@ -158,6 +159,19 @@ def test_neurons_that_are_off_are_corrected_where_cells_are_wide(biases, trials)
         assert better.g_error < 1e-10
 
 
+def test_what_was_corrected_is_not_corrected_again():
+    rng = np.random.default_rng(0)
+    lift, form, _ = walked(rng, biases=False)
+    wrong = replace(form, a=form.a + 1e-6, error=np.full(9, 3e-6), g_error=1e-5)
+    state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
+    state, _ = answered(state.measured(np.arange(10), 1e-15, 10.0, TUNING), lift, form)
+    once = state.corrected()
+    twice = once.corrected()
+    assert np.max(np.abs(once.form.a - wrong.a)) > 1e-7
+    assert np.allclose(twice.form.a, once.form.a, rtol=0, atol=1e-12)
+    assert np.allclose(twice.form.g0, once.form.g0, rtol=0, atol=1e-12)
+
+
 def test_only_touched_neurons_are_corrected():
     rng = np.random.default_rng(0)
     lift, form, _ = walked(rng)
@@ -219,6 +233,77 @@ def test_where_every_error_is_refused_the_search_ends_after_its_sweeps():
     search = NetworkSearch(target, 100, False, np.random.default_rng(1), tuning=tuning)
     with pytest.raises(us.ModelMismatch, match="After 2 sweeps a network of 6 neurons"):
         answered(search.run(), lift, form)
+
+
+def test_errors_of_what_is_known_are_no_structure():
+    rng, lift = np.random.default_rng(0), Lift(8, True)
+    form = random_form(rng, 9, 12, error=1e-6)
+    target, _ = lifted(form, 8, True)
+    search = NetworkSearch(target, 100, False, rng)
+    circle = Circle.random(lift, rng, EDGE)
+    assert search.sweep(circle, form).noise.search == form.spread > target.noise.search
+    assert search.sweep(circle, None).noise.search == target.noise.search
+
+
+# -- claims
+
+
+def claimed(off, checks=32, error=1e-13, noise=1e-15):
+    """Claim a form, and answer the hold-out by ``off`` times what is claimed away from it."""
+    rng, lift = np.random.default_rng(0), Lift(5, True)
+    form = random_form(rng, 6, 8, error=error)
+    target = LiftedTarget(lift, Circle.none(lift), NoiseLevel(noise, noise, 1.0))
+    claim = NetworkClaim.of(target, form, NetworkSearchTuning(), NetworkClaimTuning())
+    size = float(np.linalg.norm(form.g0) + form.sizes.sum())
+    away = off * (claim.bound + float(claim.precision.error(np.array(size), np.zeros(1))[0]))
+
+    class Away:
+        def __call__(self, Y):
+            return form(Y) + away * np.linalg.norm(Y, axis=1)
+
+    found, queries = answered(claim.tested(checks, rng), lift, Away())
+    assert queries == checks
+    return claim, found
+
+
+def test_a_network_that_is_as_precise_as_claimed_passes():
+    claim, found = claimed(0.9)
+    assert found.evidence.passed
+    assert found.certificate.errors["constant"] == claim.bound
+    assert found.evidence.max_residual > 0
+
+
+def test_a_network_missed_by_little_more_is_claimed_less_precisely():
+    claim, found = claimed(1.5)
+    assert found.evidence.passed
+    assert found.certificate.errors["constant"] == pytest.approx(3.0 * claim.bound, rel=1e-2)
+    assert any("times as much is assumed" in sentence for sentence in found.certificate.assumes)
+
+
+def test_a_network_missed_beyond_what_is_accepted_is_refused():
+    with pytest.raises(us.ModelMismatch, match="misses fresh answers"):
+        claimed(1e7)
+    # whatever its certificate allows
+    with pytest.raises(us.ModelMismatch, match="misses fresh answers"):
+        claimed(0.9, error=1e-5)
+
+
+def test_without_a_hold_out_a_claim_is_no_evidence():
+    claim, found = claimed(1e7, checks=0)
+    assert not found.evidence.passed
+    assert found.certificate.errors["constant"] == claim.bound
+    assert "Nothing was checked." in found.certificate.assumes
+
+
+def test_labels_that_are_all_one_are_no_network():
+    rng, lift = np.random.default_rng(0), Lift(5, True)
+    target = LiftedTarget(lift, Circle.none(lift), NoiseLevel(1e-15, 1e-15, 1.0))
+    form = random_form(rng, 6, 8)
+    claim = NetworkClaim.of(target, form, NetworkSearchTuning(), NetworkClaimTuning())
+    steps = claim.tested(16, rng)
+    [part] = next(steps)
+    with pytest.raises(us.ModelMismatch, match="labels"):
+        steps.send([np.ones(len(part))])
 
 
 # -- knobs

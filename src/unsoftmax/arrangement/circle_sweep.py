@@ -98,15 +98,15 @@ class CircleSweep:
         line = circle.measure(self.known, "kinks" if self.known is None else "kinks left over")
         search = KinkSearch(line, self.noise.search, most, rng, tuning=self.tuning.kinks)
         theta, deviation = yield from find_kinks(search, circle.low, circle.high)
-        lines = yield from self._lines(theta, deviation)
+        lines = yield from self.lines(theta, deviation)
         G, step = yield from self._across(lines)
         cells = self._cells(lines, G, step)
-        gone = self._insignificant(lines.theta, cells)
+        gone = self.insignificant(lines.theta, cells)
         if np.any(gone):
             cells = cells.without(gone)
         return _written(circle, cells)
 
-    def _lines(self, theta: Array, deviation: float) -> Generator[Round, Answers, CellLines]:
+    def lines(self, theta: Array, deviation: float) -> Generator[Round, Answers, CellLines]:
         """Ask each cell's line; leave out kinks that are not significant, the least one first."""
         circle, share = self.circle, self.tuning.ends
         ends = np.concatenate([[circle.low], theta, [circle.high]])
@@ -173,7 +173,7 @@ class CircleSweep:
             lines.middle, along + G @ circle.E, error, np.where(lines.bends < 0, -1.0, 1.0)
         )
 
-    def _insignificant(self, theta: Array, cells: CellGradients) -> Flags:
+    def insignificant(self, theta: Array, cells: CellGradients) -> Flags:
         """Tell which jumps of the gradient are nothing but error."""
         tuning, lift, J, own = self.tuning, self.circle.lift, cells.jumps, cells.jump_error
         if not len(J):

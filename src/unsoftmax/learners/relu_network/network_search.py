@@ -88,7 +88,7 @@ class NetworkSearch:
         NotIdentifiable, ModelMismatch
             No form predicts fresh points, with answers that are coarse or precise.
         """
-        first = self._sweep(self.target.circle, None)
+        first = self.sweep(self.target.circle, None)
         swept = yield from first.run(self.most, self.rng)
         state = WalkedForm.swept(swept)
         seen = yield from self._look(state, self.tuning.fresh.first)
@@ -224,7 +224,7 @@ class NetworkSearch:
         allowed = min(self.most, tuning.left_times * len(form) + tuning.left_more)
         for _ in range(tuning.circles):
             circle = self._circle()
-            rest = yield from self._sweep(circle, form).run(allowed, self.rng)
+            rest = yield from self.sweep(circle, form).run(allowed, self.rng)
             form, touched = merged(form, rest.form, tuning.merge)
             if len(rest.form):
                 break
@@ -242,7 +242,8 @@ class NetworkSearch:
     def _circle(self) -> Circle:
         return Circle.random(self.target.lift, self.rng, self.tuning.cells.edge)
 
-    def _sweep(self, circle: Circle, known: PiecewiseLinear | None) -> CircleSweep:
+    def sweep(self, circle: Circle, known: PiecewiseLinear | None) -> CircleSweep:
+        """Return the sweep of a circle for F, or for what is left beside what is known."""
         noise = self.target.noise
         if known is not None:
             # the known neurons' own errors are no structure
