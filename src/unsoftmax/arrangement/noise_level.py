@@ -26,19 +26,18 @@ class NoiseLevelTuning:
     """How the noise is estimated."""
 
     places: int = 16
-    """Places on the circle, three answers each."""
+    """Number of places on the circle, three values each. Fewer: the estimate may be too low."""
     apart: float = 1e-5
-    """Angle between them: short enough to have a kink between in one of a thousand places."""
+    """Angle between the three values. Larger: kinks fall between them."""
     double: float = 2e-16
-    """Errors of answers relative to the largest, at least: the last place of float64 …"""
+    """Smallest relative error of float64 answers, that of their last place."""
     single: float = 1.2e-7
-    """… or of float32, where all answers are float32 numbers."""
+    """The same if all answers are float32 numbers."""
     larger: float = 1.5
-    """The deviation is taken so many times as large as the median says: 16 places may be lucky."""
+    """Factor on the deviation that the median of 16 places gives: it may be too low by chance."""
     most: float = 6.0
-    """The search takes the 90 % quantile, which noise of unequal size raises, but no more than so
-    many times the median: without this cap one place with a kink in it makes the search merge
-    neurons."""
+    """The search uses the 90 % quantile, because noise may vary along the circle, but at most this
+    many times the median: otherwise a single place with a kink makes the search merge neurons."""
 
 
 @dataclass(frozen=True, slots=True)
