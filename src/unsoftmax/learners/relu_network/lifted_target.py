@@ -172,8 +172,8 @@ class TargetLift:
             np.abs(y[:3] - stretched * y[3:]) > odd * np.abs(y[:3]).max()
         ):
             raise ModelMismatch(
-                f"A token {stretched:g} times as long is not answered {stretched:g} times as large: "
-                "the target is no ReLU network without biases; learn it with biases=True."
+                f"A token {stretched:g} times as long is not answered {stretched:g} times as "
+                "large: the target is no ReLU network without biases; learn it with biases=True."
             )
         return None, float(np.max(np.abs(y) / lift.heights(tokens)))
 
