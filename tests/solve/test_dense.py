@@ -11,10 +11,11 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
+from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
 from unsoftmax.probes import Array, Grid
-from unsoftmax.solve.dense import solve_error
+from unsoftmax.solve.dense import solve, solve_error
 
 SIGNS = ("worst", "plus", "minus", "random")
 
@@ -193,3 +194,55 @@ def test_no_error_and_no_bound():
     assert solve_error(0.0, 1.0, 1.0, 0.0) == 0.0
     assert solve_error(float("inf"), 1.0, 1.0, 1.0) == float("inf")
     assert solve_error(1e-3, 0.5, 1.0, 0.0) == pytest.approx(2e-3)
+
+
+# -- from readings to matrices
+
+
+@pytest.mark.parametrize("signs", SIGNS)
+@pytest.mark.parametrize("condition", [1.0, 1e2, 1e5])
+@pytest.mark.parametrize("eta", [1e-10, 1e-7, 1e-4])
+def test_a_matrix_solved_from_readings_is_within_its_error(eta, condition, signs, trials):
+    """Answers off by all that they may be, offsets of any condition: Ŵ is within its bound."""
+    for seed in range(trials(5, 100)):
+        d = 6
+        block = Block(seed, d, eta, Precision(unit=0.0, absolute=eta))
+        U, V = (np.linalg.qr(block.rng.standard_normal((d, d)))[0] for _ in "UV")
+        block.Z, block.B = U * np.geomspace(1.0, 1 / condition, d) @ V, np.eye(d)
+        block.measured = block.W.T @ block.Z.T
+        block.alpha, block.beta = np.ones((2, d, d))
+        block.look()
+        y = block.answers(signs)
+        lengths = np.linalg.norm(block.W, axis=0)[:, None]
+        read = block.answered(y).reading(lengths, 1.0)
+        found = solve(Offsets(block.Z, 1 / condition, 1.0), read.value)
+        bound = found.error(read.total)
+        assert np.isfinite(bound) == np.all(block.read(y).margin > 0)
+        if read.bounded:
+            assert np.all(np.abs(read.value - block.measured) <= read.error)
+            assert np.linalg.norm(found.matrix - block.W) <= bound
+
+
+def test_the_shift_of_a_bias_is_taken_off_and_its_error_counts_for_every_token():
+    block = Block(2, 5, 0.0, Precision(absolute=1e-10))
+    y, _ = block.truth()
+    answered, lengths = block.answered(y), np.ones((6, 1))
+    shift = 1e-3 * block.rng.standard_normal(5)
+    plain, moved = (answered.reading(lengths, 1.0, s) for s in (0.0, shift))
+    np.testing.assert_allclose(plain.value - moved.value, shift / block.beta, rtol=1e-6)
+    assert moved.total == plain.total
+    unsure = answered.reading(lengths, 1.0, shift, 1e-3)
+    repeated = np.sqrt(np.sum(block.beta[:, 0] ** -2.0))
+    assert unsure.total - plain.total == pytest.approx(1e-3 * repeated)
+    np.testing.assert_allclose(unsure.error - plain.error, 1e-3 / block.beta, rtol=1e-5)
+
+
+def test_one_unbounded_reading_leaves_the_others_their_bounds():
+    block = Block(0, 3, 0.0, Precision(absolute=1e-6))
+    y, _ = block.truth()
+    y[1, 2] = np.nan
+    read = block.answered(y).reading(np.ones((4, 1)), 1.0)
+    assert read.total == np.inf
+    assert not read.bounded
+    assert np.isinf(read.error[1, 2])
+    assert np.count_nonzero(np.isfinite(read.error)) == 11

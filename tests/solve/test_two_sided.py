@@ -63,12 +63,12 @@ def test_the_bound_is_reached():
 
 def test_passes_average_errors_that_differ():
     rng = np.random.default_rng(3)
-    off = {1: [], 16: []}
+    off: dict[int, list[float]] = {1: [], 16: []}
     for passes, errors in off.items():
         for _ in range(20):
             asked, W = system(5, passes, 1.0, rng), rng.standard_normal((5, 5))
             wrong = [M + 1e-3 * rng.standard_normal((5, 5)) for M in readings(asked, W)]
-            errors.append(np.linalg.norm(asked.solve(wrong) - W))
+            errors.append(float(np.linalg.norm(asked.solve(wrong) - W)))
     assert 3 < np.mean(off[1]) / np.mean(off[16]) < 5
 
 

@@ -110,8 +110,8 @@ def test_what_is_not_telling_neither_convicts_nor_acquits():
 
 
 def test_nothing_asked_is_no_evidence_and_no_refusal():
-    for empty in ([], Residuals.of(np.zeros(0))):
-        judgement = judge(empty, 0)
+    nothing = Residuals.of(np.zeros(0))
+    for judgement in (judge([], 0), judge(nothing, 0), judge([nothing, nothing], 0)):
         assert judgement.blunt
         assert not judgement.evidence.passed
         assert not judgement.refuses

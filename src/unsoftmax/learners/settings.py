@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-# Squares of numbers beyond leave float64.
+# Squares of sums of numbers below this, or above its inverse, leave float64.
 _SMALLEST = 1e-60
 
 
@@ -36,7 +36,7 @@ def positive(name: str, value: Any) -> None:
     """Refuse what is no finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number; it is {value!r}.")
-    if not _SMALLEST <= value <= 1 / _SMALLEST:
+    if not _SMALLEST <= float(value) <= 1 / _SMALLEST:
         raise ValueError(
             f"{name} must be a number above 0, from {_SMALLEST:.0e} to {1 / _SMALLEST:.0e}; it is "
             f"{value}."

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.measure.precision import KAPPA
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array, Grid, Round
 from unsoftmax.protocol import Answers
 
@@ -43,6 +42,8 @@ class HessianTuning:
     """Offsets z of the pilot. One alone may be nearly orthogonal to v_h or u_h."""
     linear: float = 0.1
     """Answers count as linear in the scale where the next scale changes their slope by less."""
+    least_change: float = 1e-6
+    """A change of slope below this is rounding: the logit is taken to be what makes this."""
     logit: float = 0.004
     """Logits along a random direction. Orders beyond the Hessian are then 1e-11 of A, 1e-7 where
     z meets a head that is much larger, and below rounding once they are predicted."""
@@ -125,8 +126,9 @@ def scale_of(excess: Array, values: Values, tuning: HessianTuning) -> HessianSca
     tanh(t/2)·2/t = 1 − t²/12 + …
     """
     d, octaves = len(values.v), tuning.octaves
+    share = values.precision.share_of(values.norm)
     alpha, beta = np.exp2(np.maximum(octaves, 0)), np.exp2(np.minimum(octaves, 0))
-    error = relative_error(values) * values.norm * (1 + beta / alpha)
+    error = share * values.norm * (1 + beta / alpha)
     visible = np.linalg.norm(excess, axis=1) > tuning.visible * error
     if not visible.any():
         return None
@@ -135,14 +137,13 @@ def scale_of(excess: Array, values: Values, tuning: HessianTuning) -> HessianSca
         change = np.linalg.norm(np.diff(slope, axis=0), axis=1)
         change /= np.linalg.norm(slope[:-1], axis=1)
     k = _last_linear(visible, change, tuning.linear)
-    logit = np.sqrt(12 * np.clip(change[k], 1e-6, 1.0))
-    unit = relative_error(values)
-    wanted = max(tuning.logit, (30 * unit) ** 0.2 / tuning.larger_head)
+    logit = np.sqrt(12 * np.clip(change[k], tuning.least_change, 1.0))
+    wanted = max(tuning.logit, (30 * share) ** 0.2 / tuning.larger_head)
     # z·v_h is about ‖v‖/√d along a random z, and less where heads of large logits weigh little
     weighed = 4 * float(np.sqrt(np.mean(excess[k + 1] ** 2))) / logit
     quiet = max(1.0, values.norm / np.sqrt(d) / max(weighed, 1e-300))
     octave = float(np.log2(np.exp2(octaves[k + 1]) * wanted / logit))
-    return HessianScale.at(octave, float(unit / wanted * quiet), tuning)
+    return HessianScale.at(octave, float(share / wanted * quiet), tuning)
 
 
 def _last_linear(visible: NDArray[np.bool_], change: Array, linear: float) -> int:
@@ -157,20 +158,14 @@ def _last_linear(visible: NDArray[np.bool_], change: Array, linear: float) -> in
 def saturated_unseen(values: Values, tuning: HessianTuning) -> bool:
     """Return whether even saturated logits may not show: they move an answer by z·v/2."""
     largest = 1 / (2 * np.sqrt(len(values.v)))
-    return bool(relative_error(values) * tuning.visible > tuning.lucky * largest)
+    return bool(values.precision.share_of(values.norm) * tuning.visible > tuning.lucky * largest)
 
 
 def unseen_scores(values: Values, tuning: HessianTuning) -> float:
     """Bound ‖W‖_F of heads that show no logit at the largest scale: z·v·t/4 is invisible there."""
     d = len(values.v)
-    logit = 4 * tuning.visible * relative_error(values) * np.sqrt(d)
+    logit = 4 * tuning.visible * values.precision.share_of(values.norm) * np.sqrt(d)
     return float(d * logit * np.exp2(-tuning.octaves[-1]))
-
-
-def relative_error(values: Values) -> float:
-    """Return what answers are off by, relative to a token's norm times ‖v‖."""
-    precision = values.precision
-    return KAPPA * precision.unit + precision.relative + precision.absolute / values.norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from scipy.special import expit
 
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.reading import Reading
-from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 from unsoftmax.probes import Array
 
 # Covers float64's rounding of norms, sums and logits in bounds that are otherwise exact: far above

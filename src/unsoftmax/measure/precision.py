@@ -24,6 +24,13 @@ from decimal import Decimal
 import numpy as np
 from scipy.special import gammaincinv
 
+from unsoftmax.measure.number_format import (
+    decimals_of,
+    digits_of,
+    shortest,
+    shortest_float32,
+    significant_bits,
+)
 from unsoftmax.models.arrays import UNIT as UNIT
 from unsoftmax.probes import Array, Indices
 
@@ -111,15 +118,17 @@ class Precision:
             if bits != _FLOAT32_BITS:
                 return found
         single = bits == _FLOAT32_BITS
-        shortest = [Decimal(text) for text in _shortest(y, tuning, single=single)]
-        digits = np.array([len(number.normalize().as_tuple().digits) for number in shortest])
+        numbers = (
+            shortest_float32(y) if single else shortest(y, tuning.compared_digits, tuning.zeros)
+        )
+        digits = digits_of(numbers)
         if digits.max() >= (tuning.generic_digits_float32 if single else tuning.generic_digits):
             return found
-        decimals = -np.array([int(n.normalize().as_tuple().exponent) for n in shortest])
+        decimals = decimals_of(numbers)
         # a whole unit of the last place: answers may be cut off as well as rounded; and the
         # unit may be a multiple of it, as with quantised answers
         unit = Decimal(10) ** -int(decimals.max())
-        step = math.gcd(*(int(number / unit) for number in shortest)) * unit
+        step = math.gcd(*(int(number / unit) for number in numbers)) * unit
         return found._with_steps(
             (digits, 10.0 ** (1 - int(digits.max())), "significant digits"),
             (decimals, float(step), "decimals"),
@@ -247,34 +256,6 @@ class Precision:
     def share_of(self, size: float) -> float:
         """Return η as a share of an answer that is as large as its terms, ``size``."""
         return KAPPA * self.unit + self.relative + self.absolute / size
-
-
-def significant_bits(y: Array) -> int:
-    """Count the significant bits that every number of ``y`` fits into (0 for none).
-
-    Examples
-    --------
-    >>> significant_bits(np.array([0.5, 3.0, 10.0])), significant_bits(np.array([0.1]))
-    (3, 52)
-    """
-    y = y[y != 0]
-    if not len(y):
-        return 0
-    mantissa, _ = np.frexp(y)
-    whole = np.abs(mantissa * 2.0**53).astype(np.int64)
-    lowest = whole & -whole
-    return 53 - int(np.log2(lowest.min()))
-
-
-def _shortest(y: Array, tuning: PrecisionTuning, *, single: bool) -> list[str]:
-    """Write every number with the fewest digits that mean it, last bits aside."""
-    if single:
-        return [str(number) for number in y.astype(np.float32)]
-    nearly = [f"{number:.{tuning.compared_digits}g}" for number in y.tolist()]
-    digits = max(len(Decimal(text).normalize().as_tuple().digits) for text in nearly)
-    if digits <= tuning.compared_digits - tuning.zeros:
-        return nearly
-    return [repr(number) for number in y.tolist()]
 
 
 def why(precision: Precision) -> str:

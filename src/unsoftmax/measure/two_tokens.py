@@ -24,13 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from unsoftmax.measure.offsets import chunks
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values as Values
 from unsoftmax.probes import Array, LazyRows, Rows, UnitVectors
-
-# Lazy rows are read 2 MiB at a time: memory, not arithmetic.
-_LAZY_NUMBERS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,7 @@ class Vectors:
         if isinstance(rows, UnitVectors):
             return cls(values.v, values.v_error, np.ones(rows.dim))
         if isinstance(rows, LazyRows):
-            count, dim = rows.shape
-            step = max(1, _LAZY_NUMBERS // dim)
-            parts = [np.arange(i, min(i + step, count)) for i in range(0, count, step)]
-            seen = [cls.of(rows[part], values) for part in parts]
+            seen = [cls.of(rows[part], values) for part in chunks(rows)]
             return cls(
                 np.concatenate([x.value for x in seen]),
                 np.concatenate([x.value_error for x in seen]),

@@ -91,7 +91,9 @@ def aligned(
     entry_error = tuning.deviations * _deviation(left, equations, noise, tuning.underestimated)
     turned, _ = np.linalg.qr(E + E @ turn)
     turned *= np.sign(np.sum(turned * E, axis=0))
-    errors = np.minimum(entry_error * (gain + gain.T), 1.0)
+    gain, errors = gain + gain.T, np.ones_like(gain)
+    np.multiply(entry_error, gain, where=np.isfinite(gain), out=errors)
+    errors = np.minimum(errors, 1.0)
     return AlignedSubspaces(np.split(turned, ends[1:-1], axis=1), errors, float(entry_error))
 
 

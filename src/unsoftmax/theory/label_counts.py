@@ -17,13 +17,19 @@ class LabelSchedule:
     """Pairs of tokens, at most, that find the scale of W. Fewer: their entries of W may all be
     far below the others, and the scale is wrong for those."""
     probed_scales: int = 12
-    """Scales tried for each pair, a third of them in each of 3 rounds: 4 cut the rest of 125 octaves
-    into fifths, down to one octave. Another number n needs (n/3 + 1)³ octaves."""
+    """Scales tried for each pair, a third of them in each of 3 rounds: 4 cut the rest of 125
+    octaves into fifths, down to one octave. Another number n needs (n/3 + 1)³ octaves."""
     first_bits: int = 4
     """Bits after which an entry is tested for being out of range, and starts again at a smaller
     scale. More: a wrong scale wastes more labels; fewer: rounding may look out of range."""
     restarts: int = 3
-    """How often one entry may start again."""
+    """How often one entry may start again. More: entries of W as much as 8 times larger each time
+    are still found, at up to four labels each."""
+
+    @property
+    def scales_at_once(self) -> int:
+        """Scales tried in one of the three rounds."""
+        return self.probed_scales // 3
 
 
 SCHEDULE = LabelSchedule()

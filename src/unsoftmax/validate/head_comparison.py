@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.measure.precision import KAPPA
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.attention import (
     largest_mean_shift,

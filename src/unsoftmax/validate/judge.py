@@ -28,11 +28,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Answers, Evidence
-
-# Smaller than any tolerance that float64 answers can have: only keeps 0/0 out of a maximum.
-TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ confirmed of it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import KAPPA, Precision, why
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.models.attention import (
     largest_mean_shift,
@@ -28,8 +28,8 @@ from unsoftmax.models.attention import (
     score_rounding,
     score_shift,
 )
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Certificate, Evidence
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Certificate, Evidence
 from unsoftmax.validate.head_comparison import UNBOUNDED
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.sequences import by_length
@@ -127,19 +127,15 @@ def certificate_of(
 
 
 def judged(
-    found: BoundedHeads,
-    opened: FirstRound,
-    checks: int,
-    rng: np.random.Generator,
-    tuning: ClosingTuning,
-) -> Generator[Round, Answers, Evidence]:
+    found: BoundedHeads, opened: FirstRound, rng: np.random.Generator, tuning: ClosingTuning
+) -> Asking[Evidence]:
     """Ask the closing hold-out and return how the model stands, or refuse it."""
     precision = opened.values.precision
     drawn = _drawn(found, opened.closing, rng, tuning)
     families = by_length((X for X, _ in drawn), "hold-out, closing")
-    answered = yield from fresh_answers(families, [(opened.probes.X, opened.answers)])
+    answered = yield from fresh_answers(families, [opened.answered])
     compared = [found.compared(X, y, precision, tuning) for X, y in answered]
-    judgement = judge([residuals for residuals, _ in compared], checks)
+    judgement = judge([residuals for residuals, _ in compared], opened.checks)
     told: dict[int, bool] = {}
     for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
         aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]

@@ -18,29 +18,32 @@ they are one head, as Proposition 7.1 says.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.compose import named, restricted, together
+from unsoftmax.learners.compose import Asking, named, restricted, together
 from unsoftmax.learners.orthogonal_heads.closing_heads import (
     BoundedHeads,
     ClosingTuning,
     certificate_of,
     judged,
 )
+from unsoftmax.learners.orthogonal_heads.given_subspaces import (
+    GivenSubspacesTuning,
+    heads_in,
+    in_all_dimensions,
+    refuse_oblique,
+)
 from unsoftmax.learners.orthogonal_heads.restricted_head import (
     Complement,
-    HeadSubspace,
     RestrictedHeadTuning,
     SubspaceHead,
 )
 from unsoftmax.learners.orthogonal_heads.subspace_search import (
-    FoundSubspaces,
     SubspaceSearch,
     SubspaceTuning,
 )
@@ -48,23 +51,21 @@ from unsoftmax.learners.settings import Configured, as_json, one_of, whole
 from unsoftmax.learners.single_head.first_round import (
     FirstRound,
     FirstRoundSettings,
+    FirstRoundTuning,
     ask_first_round,
 )
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Embedded, Round, Sequences
-from unsoftmax.protocol import Answers, Found, Plan, Steps
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Found, Plan, Steps
 
 
 @dataclass(frozen=True, slots=True)
 class OrthogonalTuning:
     """Knobs of `OrthogonalHeads`."""
 
-    orthonormal: float = 1e-12
-    """Given columns count as orthonormal up to this: more would be lost of W's last digits."""
-    silent: float = 3.0
-    """A head whose values are below this many times their error in a given subspace is refused:
-    its W is not determined."""
+    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
+    given: GivenSubspacesTuning = field(default=GivenSubspacesTuning())
     search: SubspaceTuning = field(default=SubspaceTuning())
     head: RestrictedHeadTuning = field(default=RestrictedHeadTuning())
     closing: ClosingTuning = field(default=ClosingTuning())
@@ -139,7 +140,7 @@ class OrthogonalHeads(Configured):
         if self.subspaces is not None and not bases:
             raise ValueError("subspaces is empty: leave it out to find them.")
         if bases:
-            _refuse_oblique(bases, self.tuning.orthonormal)
+            refuse_oblique(bases, self.tuning.given)
 
     def _bases(self) -> list[Array]:
         given = () if self.subspaces is None else self.subspaces
@@ -160,23 +161,26 @@ class OrthogonalHeads(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
         sizes = [E.shape[1] for E in self._bases()]
+        search, head = self.tuning.search, self.tuning.head
+        # the first round, what it asks again, and the closing of the hold-out
+        rounds = 3 + head.rounds
         if sizes:
             queries = sum(k + k * k for k in sizes)
             return Plan(
                 queries=queries,
-                at_most=queries + self.tuning.head.again_per_token * sum(sizes),
+                at_most=queries + head.again_per_token * sum(sizes),
                 tokens=2 * queries - sum(sizes),
-                rounds=12,
+                rounds=rounds,
                 formula="Σ(d_h + d_h²)",
             )
-        d, search = int(self.dim), self.tuning.search
+        d = int(self.dim)
         # H ≤ d heads with d query tokens at most
-        at_most = d + search.most_queries(d) + (1 + self.tuning.head.again_per_token) * d * d
+        at_most = d + search.most_queries(d) + (1 + head.again_per_token) * d * d
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=2 * at_most - d,
-            rounds=16 + search.most_rounds(d, self.tokens == "all"),
+            rounds=rounds + head.rounds_of_complement + search.most_rounds(d, self.tokens == "all"),
             formula=f"d + {search.hessian.pilot_queries} + d(d+1) per query token + Σ d_h²",
         )
 
@@ -185,9 +189,13 @@ class OrthogonalHeads(Configured):
         rng = np.random.default_rng(self.seed)
         parts = self._bases()
         if parts:
-            opened, found = yield from self._given(parts, checks, rng)
+            basis = np.hstack(parts)
+            first_round = self._first_round(basis.shape[1], checks, rng)
+            opened = yield from restricted(first_round, basis)
+            opened = in_all_dimensions(opened, basis)
+            found = heads_in(parts, opened.values, self.tuning.given)
         else:
-            opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
+            opened = yield from self._first_round(self.dim, checks, rng)
             search = SubspaceSearch(self.tokens == "all", rng, self.tuning.search)
             found = yield from search.find(opened.values)
         heads = yield from together(
@@ -201,29 +209,13 @@ class OrthogonalHeads(Configured):
         if hidden := found.complement.hidden:
             further.append(f"Heads with ‖v_h‖ below {hidden:.0e} would not be seen.")
         certificate = certificate_of(bounded, opened.values, checks, tuple(further))
-        evidence = yield from judged(bounded, opened, checks, rng, self.tuning.closing)
+        evidence = yield from judged(bounded, opened, rng, self.tuning.closing)
         notes = *opened.values.precision.why, *found.notes
         return Found(bounded.model, certificate, evidence, notes)
 
-    def _given(
-        self, parts: list[Array], checks: int, rng: np.random.Generator
-    ) -> Generator[Round, Answers, tuple[FirstRound, FoundSubspaces]]:
-        """Learn Σ v_h within the given subspaces, of which every v_h is a part."""
-        basis = np.hstack(parts)
-        opening = ask_first_round(basis.shape[1], checks, rng, FirstRoundSettings())
-        opened = yield from restricted(opening, basis)
-        total, skewness = opened.values, _skewness(parts)
-        ends = np.cumsum([E.shape[1] for E in parts])[:-1]
-        split = zip(*(np.split(x, ends) for x in (total.v, total.v_error)), strict=True)
-        own = [replace(total, v=v, v_error=error) for v, error in split]
-        places = [
-            HeadSubspace.among(E, one, total, skewness * total.norm, skewness)
-            for E, one in zip(parts, own, strict=True)
-        ]
-        _refuse_silent(places, total, self.tuning.silent)
-        nothing = Complement(np.zeros((self.dim, 0)), np.zeros(0), False)
-        written = _written(Embedded.of(opened.probes, basis))
-        return replace(opened, probes=written), FoundSubspaces(places, nothing, ())
+    def _first_round(self, dim: int, checks: int, rng: np.random.Generator) -> Asking[FirstRound]:
+        """Learn Σ v_h in ``dim`` dimensions, and how precise answers are."""
+        return ask_first_round(dim, checks, rng, FirstRoundSettings(tuning=self.tuning.first_round))
 
 
 def _bounded(heads: list[SubspaceHead], complement: Complement, total: Values) -> BoundedHeads:
@@ -240,41 +232,3 @@ def _bounded(heads: list[SubspaceHead], complement: Complement, total: Values) -
         np.array([head.W_error(largest) for head in heads]),
         np.array([max(head.v_error, complement.hidden) for head in heads]),
     )
-
-
-def _refuse_silent(places: list[HeadSubspace], total: Values, silent: float) -> None:
-    """Refuse subspaces in which single tokens show no value: the head there weighs nothing."""
-    for h, place in enumerate(places, 1):
-        if place.values.norm <= silent * (np.linalg.norm(place.values.v_error) + place.leak):
-            raise NotIdentifiable(
-                f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
-                "query can determine it. Leave that subspace out.",
-                determined={"v": total.v},
-            )
-
-
-def _skewness(parts: list[Array]) -> float:
-    """Return how far the columns of all bases are from orthonormal."""
-    E = np.hstack(parts)
-    return float(np.linalg.norm(E.T @ E - np.eye(E.shape[1]), 2))
-
-
-def _refuse_oblique(parts: list[Array], orthonormal: float) -> None:
-    """Refuse columns that are not orthonormal, within a subspace or between two."""
-    if not np.isfinite(np.hstack(parts)).all():
-        raise ValueError("subspaces must be finite.")
-    for h, E in enumerate(parts, 1):
-        if _skewness([E]) > orthonormal:
-            raise ValueError(
-                f"The columns of subspace {h} are not orthonormal: take Q of np.linalg.qr(E)."
-            )
-    if (skewness := _skewness(parts)) > orthonormal:
-        raise ValueError(
-            f"The subspaces are not orthogonal to each other: inner products are up to "
-            f"{skewness:.1e}. Heads in any position are MultiHeadLearner's."
-        )
-
-
-def _written(probes: Embedded) -> Sequences:
-    """Write out probes that the hold-out compares with predictions."""
-    return Sequences(probes[:], phase=probes.phase, purpose=probes.purpose)

@@ -11,20 +11,19 @@ less where the other's logits, small by ‖K‖ twice, are known to be.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.learners.compose import restricted
+from unsoftmax.learners.compose import Asking, restricted
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure
+from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.scales import free
-from unsoftmax.measure.two_tokens import Values
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.probes import Array
 from unsoftmax.solve.dense import solution_error
 
 
@@ -42,6 +41,17 @@ class RestrictedHeadTuning:
     errors of the answers."""
     beyond_first_order: float = 1.5
     """Factor of the first-order bound that covers higher orders, for leaks below that share."""
+    grid: LogitGridTuning = field(default=LogitGridTuning())
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the grid in the subspace."""
+        return self.grid.rounds
+
+    @property
+    def rounds_of_complement(self) -> int:
+        """Rounds with query tokens of the complement: one, and again what is out of range."""
+        return 2 + self.again_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +148,7 @@ class HeadSubspace:
 
     def learn(
         self, complement: Complement, rng: np.random.Generator, tuning: RestrictedHeadTuning
-    ) -> Generator[Round, Answers, SubspaceHead]:
+    ) -> Asking[SubspaceHead]:
         """Learn W_h by Theorem 4.1: offsets in the subspace, query tokens in the complement too."""
         Z = offsets.balanced(self.values.v, rng)
         B = np.hstack([self.basis, complement.basis])
@@ -162,19 +172,23 @@ class HeadSubspace:
 
     def _ask(
         self, Z: Offsets, complement: Complement, tuning: RestrictedHeadTuning
-    ) -> Generator[Round, Answers, list[LogitGrid]]:
+    ) -> Asking[list[LogitGrid]]:
         """Ask, in coordinates of subspace and complement, with query tokens of either."""
         own, k, beyond = self.values, len(self.values.v), len(complement.v)
         v_error = np.append(own.v_error, np.full(beyond, np.max(own.v_error)))
         values = replace(own, v=np.append(own.v, complement.v), v_error=v_error)
         rows, tokens = np.hstack([Z.made(), np.zeros((k, beyond))]), np.eye(k + beyond)
         spare = tuning.again_per_token * k
-        inside = yield from measure(LogitGrid(rows, tokens[:k], values, free, "W"), spare)
+
+        def grid(tokens: Array) -> LogitGrid:
+            return LogitGrid(rows, tokens, values, free, "W", tuning=tuning.grid)
+
+        inside = yield from measure(grid(tokens[:k]), spare)
         if not beyond:
             return [inside]
         # at the scale of the others: W b is 0 more often than not, and no scale would show it
         octave = int(np.median(np.log2(inside.scale)))
-        outside = LogitGrid(rows, tokens[k:], values, free, "W")
+        outside = grid(tokens[k:])
         yield from _ask_at(outside, octave, spare * beyond, tuning)
         return [inside, outside]
 
@@ -229,13 +243,13 @@ class _Measured:
 
 def _ask_at(
     block: LogitGrid, octave: int, spare: int, tuning: RestrictedHeadTuning
-) -> Generator[Round, Answers, None]:
+) -> Asking[None]:
     """Ask for a whole block at one scale, and again what is out of range there."""
     scales = np.full(block.shape[0], octave)
     yield from block.ask(slice(None), slice(None), scales)
     for _ in range(tuning.again_per_token):
         gates = block.gates()
-        saturated = ~np.any(gates.margin > 3 * gates.p_error, axis=1)
+        saturated = ~np.any(gates.margin > tuning.grid.trusted * gates.p_error, axis=1)
         j, i = np.nonzero(np.broadcast_to(saturated[:, None], block.shape))
         if not len(j):
             break

@@ -6,8 +6,8 @@ simultaneous block diagonalisation of a few A(b) (`solve.commutant`):
 1. A scale at which logits are small but visible, along one query token; a smaller one where
    logits along others turn out to be larger (`measure.hessians`).
 2. A(b), one query token after the other, until their common blocks stay the same.
-3. With the heads nearly known, further orders of tanh are subtracted, the subspaces aligned
-   (`solve.invariant_subspaces`) and the two lines of heads of rank one joined (`rank_one`).
+3. With the heads nearly known, the same again without the further orders of tanh
+   (`subspace_refinement`).
 4. Heads that are too small to be seen beside others are looked for in the complement of those.
 
 Queries: 34 for a scale, and d(d + 1) for each of about max d_h + 2 query tokens; once more in the
@@ -17,19 +17,18 @@ time until the blocks no longer change, unless e_1 … e_d are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.compose import restricted
-from unsoftmax.learners.orthogonal_heads.rank_one import (
-    RankOneTuning,
-    joined_lines,
-    without_small,
-)
+from unsoftmax.learners.compose import Asking, restricted
 from unsoftmax.learners.orthogonal_heads.restricted_head import Complement, HeadSubspace
+from unsoftmax.learners.orthogonal_heads.subspace_refinement import (
+    RefinementTuning,
+    SeenHessians,
+    refined,
+)
 from unsoftmax.measure.hessians import (
     Excess,
     HessianScale,
@@ -41,11 +40,9 @@ from unsoftmax.measure.hessians import (
     unseen_scores,
 )
 from unsoftmax.measure.precision import why
-from unsoftmax.measure.two_tokens import Values
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers
-from unsoftmax.solve.commutant import CommonBlocks, Commutant, common_blocks
-from unsoftmax.solve.invariant_subspaces import AlignedSubspaces, AlignmentTuning, aligned
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.probes import Array
+from unsoftmax.solve.commutant import CommonBlocks, Commutant
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,6 @@ class SubspaceTuning:
     unchanged: int = 3
     """The common blocks must stay the same for so many query tokens. Each costs d(d + 1) queries;
     with fewer, blocks that one more token would join or tell apart are taken for final."""
-    draws: int = 32
-    """Random elements of the commutant, of which the one with the widest gaps is taken."""
     bent: float = 1e-3
     """Further orders above this share of A, or above what counts as 0, and the scale is lowered."""
     most_bent: float = 0.03
@@ -70,17 +65,14 @@ class SubspaceTuning:
     most_limit: float = 0.2
     """A relative singular value above this must not count as 0: nothing is left between noise
     and what counts, and the answers are refused as too coarse."""
-    clear_of_noise: float = 1e3
-    """Once further orders are subtracted, singular values above this many times the noise count,
-    where that is lower than half way (in logarithms) between noise and 1."""
-    noise_margin: float = 3.0
-    """The deviation of an entry of A is at most this many times what the answers' error makes."""
-    straightened: int = 3
-    """Times that further orders are subtracted and subspaces aligned in turn. Each time leaves
-    1e-2 of the further orders or less."""
+    stands_out: float = 3.0
+    """What is left of Σ v_h outside of all subspaces is a head where it exceeds so many times
+    the error of Σ v_h and ``leak_margin`` times the leaks together. Smaller: errors pass for
+    heads; larger: small heads are hidden, as the certificate then says."""
+    leak_margin: float = 2.0
+    """The same for what may have leaked from the heads that were found."""
     hessian: HessianTuning = field(default=HessianTuning())
-    rank_one: RankOneTuning = field(default=RankOneTuning())
-    alignment: AlignmentTuning = field(default=AlignmentTuning())
+    refinement: RefinementTuning = field(default=RefinementTuning())
 
     def most_queries(self, dim: int) -> int:
         """Bound the queries of a whole search."""
@@ -106,14 +98,6 @@ class FoundSubspaces:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What some query tokens showed."""
-
-    excess: Excess
-    commutant: Commutant
-
-
-@dataclass(frozen=True, slots=True)
 class SubspaceSearch:
     """Find the subspaces of heads, given Σ v_h.
 
@@ -131,9 +115,7 @@ class SubspaceSearch:
     rng: np.random.Generator
     tuning: SubspaceTuning = field(default=SubspaceTuning())
 
-    def find(
-        self, values: Values, level: int = 1, leak: float = 0.0
-    ) -> Generator[Round, Answers, FoundSubspaces]:
+    def find(self, values: Values, level: int = 1, leak: float = 0.0) -> Asking[FoundSubspaces]:
         """Find subspaces, and smaller heads in their complement.
 
         ``values`` is Σ v_h; ``leak`` what tokens may meet of heads that were found before, on
@@ -142,7 +124,8 @@ class SubspaceSearch:
         seen = yield from self._look(values)
         if seen is None:
             return self._without_scores(values)
-        found, blocks = self._resolved(seen, values)
+        tuning = self.tuning
+        found, blocks = refined(seen, values, self.rng, tuning.refinement)
         *bases, outside = found.bases
         parts = [E.T @ values.v for E in found.bases]
         leaks = leak + found.errors @ [np.linalg.norm(part) for part in parts]
@@ -154,11 +137,12 @@ class SubspaceSearch:
 
         places = [place(h) for h in range(len(bases))]
         note = _counted(bases, len(seen.excess.excess), blocks)
-        hidden = float(2 * leaks[-1] + 3 * np.linalg.norm(values.v_error))
+        unknown = tuning.stands_out * np.linalg.norm(values.v_error)
+        hidden = float(tuning.leak_margin * leaks[-1] + unknown)
         if np.linalg.norm(parts[-1]) <= hidden:
             complement = Complement(outside, parts[-1], False, float(tilts[-1]), hidden=hidden)
             return FoundSubspaces(places, complement, (note,))
-        if level == self.tuning.levels:
+        if level == tuning.levels:
             raise ModelMismatch(
                 f"After {level} times that heads were found, weaker ones are left: the target is "
                 "not a sum of heads in mutually orthogonal subspaces, or they are too different."
@@ -185,7 +169,7 @@ class SubspaceSearch:
         complement = Complement(np.eye(len(values.v)), values.v, True, W_error=W_error)
         return FoundSubspaces([], complement, (note,))
 
-    def _look(self, values: Values) -> Generator[Round, Answers, _Seen | None]:
+    def _look(self, values: Values) -> Asking[SeenHessians | None]:
         """Ask for A(b) until nothing changes; None where there are no logits."""
         d, tuning = len(values.v), self.tuning
         tokens = np.eye(d) if self.every else np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
@@ -216,7 +200,7 @@ class SubspaceSearch:
 
     def _look_at(
         self, scale: HessianScale, values: Values, tokens: Array, most: float
-    ) -> Generator[Round, Answers, tuple[_Seen | None, float]]:
+    ) -> Asking[tuple[SeenHessians | None, float]]:
         """Ask at one scale; None where further orders, returned too, exceed ``most``."""
         d, tuning = len(values.v), self.tuning
         step = d if self.every else 1
@@ -229,42 +213,8 @@ class SubspaceSearch:
             excess.append(asked.excess)
             commutant.add(asked.hessians(), remainder)
             if commutant.settled(tuning.unchanged) or start + step >= d:
-                return _Seen(Excess(scale, np.concatenate(excess)), commutant), remainder
+                return SeenHessians(Excess(scale, np.concatenate(excess)), commutant), remainder
         return None, remainder
-
-    def _resolved(self, seen: _Seen, values: Values) -> tuple[AlignedSubspaces, CommonBlocks]:
-        """Return the subspaces, by how much they lean to each other, and the common blocks.
-
-        With the heads nearly known, what finite differences leave of their further orders is
-        known: blocks are looked for once more with a lower limit each time.
-        """
-        scale, A = seen.excess.scale, np.array(seen.commutant.seen)
-        blocks, limit = seen.commutant.blocks(), seen.commutant.limit
-        bases = self._split(blocks, A, limit)
-        for limit in (scale.limit, min(scale.limit, self.tuning.clear_of_noise * scale.noise)):
-            _, A = self._straightened(bases, A, seen.excess, values)
-            blocks = common_blocks(A, limit)
-            bases = self._split(blocks, A, limit)
-        bases = without_small(bases, A, scale.limit)
-        found, _ = self._straightened(bases, A, seen.excess, values)
-        return found, blocks
-
-    def _split(self, blocks: CommonBlocks, A: Array, limit: float) -> list[Array]:
-        """Return the subspaces of heads: common blocks, the two lines of rank one joined."""
-        bases = blocks.subspaces(self.rng, self.tuning.draws)
-        return joined_lines(bases, A, limit, self.tuning.rank_one)
-
-    def _straightened(
-        self, bases: list[Array], A: Array, excess: Excess, values: Values
-    ) -> tuple[AlignedSubspaces, Array]:
-        """Subtract the heads' further orders and align the subspaces, in turn."""
-        tuning = self.tuning
-        for _ in range(tuning.straightened):
-            A = excess.without_orders_of(np.array([E @ (E.T @ values.v) for E in bases]), A)
-            noise = tuning.noise_margin * excess.scale.noise * float(np.max(np.abs(A)))
-            found = aligned([*bases, _complement(bases)], A, noise, tuning.alignment)
-            bases = found.bases[:-1]
-        return found, A
 
 
 def _counted(bases: list[Array], tokens: int, blocks: CommonBlocks) -> str:
@@ -275,9 +225,3 @@ def _counted(bases: list[Array], tokens: int, blocks: CommonBlocks) -> str:
         f"of what commutes are up to {blocks.zero:.1e}, of what does not from "
         f"{blocks.smallest:.1e}."
     )
-
-
-def _complement(bases: list[Array]) -> Array:
-    """Return an orthonormal basis of what is in no subspace."""
-    E = np.hstack(bases)
-    return np.asarray(np.linalg.qr(E, mode="complete")[0][:, E.shape[1] :])

@@ -14,18 +14,15 @@ most. Source: beyond Theorem 5.1.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure.logit_grid import LogitGrid
-from unsoftmax.measure.logit_scales import LogitGridTuning
-from unsoftmax.measure.offsets import Offsets
-from unsoftmax.measure.scales import Split, at_query_scale, even
-from unsoftmax.measure.single_tokens import Values
-from unsoftmax.probes import Array, Indices, Round, Rows, pick
-from unsoftmax.protocol import Answers
+from unsoftmax.measure.scales import at_query_scale, even
+from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.skeleton import pivots, rank_by_gap
 
 
@@ -53,39 +50,6 @@ class ColumnTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankProbes:
-    """What a head of low rank is asked with."""
-
-    values: Values
-    """v̂ and ĉ."""
-    Z: Offsets
-    """All d offsets, balanced on v̂."""
-    T: Offsets
-    """d orthonormal query tokens."""
-    split: Split
-    """How scales are divided between offset and query token where there is no bias."""
-    biases: bool
-    """Whether there may be a w."""
-    grid_tuning: LogitGridTuning = field(default=LogitGridTuning())
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return len(self.values.v)
-
-    def tokens(self, index: Indices) -> Rows:
-        """Return some query tokens."""
-        return pick(self.T.rows, index)
-
-    def grid(
-        self, offsets: Rows, queries: Rows, split: Split, phase: str, shift: Array | None = None
-    ) -> LogitGrid:
-        """Return a grid in which nothing is asked yet."""
-        tuning = self.grid_tuning
-        return LogitGrid(offsets, queries, self.values, split, phase, shift, tuning=tuning)
-
-
-@dataclass(frozen=True, slots=True)
 class SpanningColumns:
     """The columns of W at some tokens, all read."""
 
@@ -102,7 +66,7 @@ class SpanningColumns:
 
 def find_columns(
     probes: LowRankProbes, rank: int | None, tuning: ColumnTuning
-) -> Generator[Round, Answers, SpanningColumns]:
+) -> Asking[SpanningColumns]:
     """Ask for the columns of W at r of T's rows; r ≥ 1 is found where ``rank`` is None."""
     grid, beta, seen = yield from _first_token(probes, tuning)
     if rank is None:
@@ -137,7 +101,7 @@ def growths(dim: int) -> int:
 
 def _first_token(
     probes: LowRankProbes, tuning: ColumnTuning
-) -> Generator[Round, Answers, tuple[LogitGrid, float, int]]:
+) -> Asking[tuple[LogitGrid, float, int]]:
     """Ask for one token until its scale is known; with biases that settles β for all."""
     one, beta = np.arange(1), 0.0
     split = even if probes.biases else probes.split
@@ -161,7 +125,7 @@ def _first_token(
 
 def _grown(
     probes: LowRankProbes, grid: LogitGrid, seen: int, tuning: ColumnTuning
-) -> Generator[Round, Answers, tuple[LogitGrid, int, tuple[Indices, float, tuple[str, ...]]]]:
+) -> Asking[tuple[LogitGrid, int, tuple[Indices, float, tuple[str, ...]]]]:
     """Ask for more and more tokens until some depend on the others, or all are asked."""
     count = 0
     while True:
@@ -179,7 +143,7 @@ def _led(
     block: tuple[int, int],
     seen: int,
     tuning: ColumnTuning,
-) -> Generator[Round, Answers, LogitGrid]:
+) -> Asking[LogitGrid]:
     """Ask until the leading block of (tokens, offsets) is known; ``seen`` offsets are."""
     count, width = block
     known = grid.shape[0]
@@ -201,9 +165,7 @@ def _led(
     return grid
 
 
-def _one_more(
-    probes: LowRankProbes, grid: LogitGrid, width: int
-) -> Generator[Round, Answers, LogitGrid]:
+def _one_more(probes: LowRankProbes, grid: LogitGrid, width: int) -> Asking[LogitGrid]:
     """Ask one more token: this is paid as asking again."""
     new = grid.shape[0]
     grid = grid.widened(probes.tokens(np.arange(new + 1)))

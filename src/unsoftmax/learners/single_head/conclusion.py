@@ -8,19 +8,18 @@ head. *Queries*: what the first round left of the hold-out. How answers are comp
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, Precision, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Round
-from unsoftmax.protocol import Answers, Certificate, Evidence, Found
+from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
 from unsoftmax.validate.judge import Answered, Judgement, fresh_answers, judge
@@ -77,7 +76,7 @@ def conclude(
     rng: np.random.Generator,
     otherwise: str,
     tuning: ConclusionTuning,
-) -> Generator[Round, Answers, Found[SingleHead]]:
+) -> Asking[Found[SingleHead]]:
     """Ask the closing hold-out and return what was found, or refuse it.
 
     Parameters

@@ -17,12 +17,12 @@ matter, unless ``probes`` asks for the paper's; (2) logits are scaled into range
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, flag, one_of, whole
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.first_round import (
@@ -38,8 +38,8 @@ from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Round, UnitVectors
-from unsoftmax.protocol import Answers, Plan, Steps
+from unsoftmax.probes import UnitVectors
+from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
 
@@ -145,7 +145,7 @@ class ExactHead(Configured):
             return offsets.gaussian(self.dim, rng)
         return offsets.balanced(values.v, rng)
 
-    def _read(self, values: Values, Z: Offsets) -> Generator[Round, Answers, ExactReading]:
+    def _read(self, values: Values, Z: Offsets) -> Asking[ExactReading]:
         """Read Z w, then Z W, and solve for both."""
         rows, grid_tuning = Z.made(), self.tuning.grid
         spare = self.tuning.again_per_token * (self.dim + self.biases)

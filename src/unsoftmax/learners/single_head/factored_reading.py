@@ -21,10 +21,6 @@ from unsoftmax.probes import Array
 from unsoftmax.solve.dense import DenseSolution
 from unsoftmax.solve.skeleton import Skeleton, dependence
 
-# The row space found may tilt against the true one: through it the query tokens may see half as
-# much as they seem to, and its factor counts twice. `FactoredReading.bounds` says so.
-_HALF = 2.0
-
 
 @dataclass(frozen=True, slots=True)
 class ZeroReading:
@@ -95,8 +91,9 @@ class FactoredReading:
         if self.refined is None:
             W_error = tilt * E * spread + rows.right + beyond + rounding
         else:
+            # the true row space may tilt against the one found: its factor counts twice
             along = self._refined_error(self.refined, w_error)
-            W_error = along + _HALF * rows.right + beyond + rounding
+            W_error = along + 2 * rows.right + beyond + rounding
         errors = {
             "W": float(W_error),
             "v": float(np.linalg.norm(values.v_error)),
@@ -145,13 +142,16 @@ class FactoredReading:
         return float(DenseSolution(self.C.offsets, K).error(read.total) / narrow)
 
     def _spread(self) -> float:
-        """Bound ‖K‖₂ in W = C K, twice what the row space found gives."""
+        """Bound ‖K‖₂ in W = C K: twice what the row space found gives.
+
+        Through the true one the query tokens are assumed to see half as much, or more.
+        """
         right, tokens = self.right.matrix, self.right.offsets.rows[self.columns.tokens]
         if self.columns.beta:  # columns of [W w/β] at (x, 1)
             w: Array = self.skeleton.basis.T @ self.model.w / self.columns.beta
             right = np.column_stack([right, w])
             tokens = np.column_stack([tokens, np.ones(len(tokens))])
-        return _HALF * dependence(right, tokens)
+        return 2 * dependence(right, tokens)
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""

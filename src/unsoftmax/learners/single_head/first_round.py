@@ -11,24 +11,23 @@ answers is refused here, and v = 0, which leaves W free.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
     KAPPA,
     UNIT,
     Precision,
     PrecisionTuning,
-    significant_bits,
     why,
 )
 from unsoftmax.measure.single_tokens import SingleTokens, Values
-from unsoftmax.probes import Array, Round, Sequences
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Sequences
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import of_straight
 from unsoftmax.validate.judge import Answered
@@ -104,7 +103,7 @@ class FirstRound:
 
 def ask_first_round(
     dim: int, checks: int, rng: np.random.Generator, given: FirstRoundSettings
-) -> Generator[Round, Answers, FirstRound]:
+) -> Asking[FirstRound]:
     """Learn v (and c) and the precision of the answers; refuse what is no head, and v = 0.
 
     Parameters

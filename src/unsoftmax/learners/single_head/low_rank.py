@@ -24,16 +24,15 @@ offsets: no d × d array.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, flag, positive, whole
 from unsoftmax.learners.single_head.column_space import (
     ColumnTuning,
-    LowRankProbes,
     find_columns,
     growths,
 )
@@ -45,6 +44,7 @@ from unsoftmax.learners.single_head.first_round import (
     ask_first_round,
     or_biased,
 )
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.learners.single_head.row_space import RowTuning, read_rows, refine
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_scales import LogitGridTuning
@@ -53,8 +53,7 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.scales import amplified, even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Round
-from unsoftmax.protocol import Answers, Plan, Steps
+from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
 
 
@@ -183,7 +182,7 @@ class LowRankHead(Configured):
 
     def _read(
         self, values: Values, rng: np.random.Generator
-    ) -> Generator[Round, Answers, FactoredReading | ZeroReading]:
+    ) -> Asking[FactoredReading | ZeroReading]:
         """Read columns, then rows, and join them."""
         tuning, noisy = self.tuning, self.tolerance is not None
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)

@@ -12,21 +12,21 @@ and every a_k·v ≥ ‖v‖, whether v lies in W's range or not.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.single_head.column_space import LowRankProbes, SpanningColumns
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.column_space import SpanningColumns
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure
 from unsoftmax.measure.logit_scales import scale_for
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.scales import beside_bias, even, offset_only
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.solve.skeleton import Skeleton
 
@@ -52,7 +52,7 @@ def read_rows(
     columns: SpanningColumns,
     rng: np.random.Generator,
     tuning: RowTuning,
-) -> Generator[Round, Answers, FactoredReading]:
+) -> Asking[FactoredReading]:
     """Ask for the rows A W and join them with the columns."""
     values, dim, rank = probes.values, probes.dim, len(columns.tokens)
     spare = 2 * (rank + 1) - columns.grid.again
@@ -86,9 +86,7 @@ def read_rows(
     )
 
 
-def _ask_rows(
-    rows: LogitGrid, k: int, spare: int, tuning: RowTuning
-) -> Generator[Round, Answers, None]:
+def _ask_rows(rows: LogitGrid, k: int, spare: int, tuning: RowTuning) -> Asking[None]:
     """Ask all offsets with all tokens; 2^k is the scale that the columns suggest."""
     count, rank = rows.shape
     scales = rows.common_scale(k)
@@ -111,9 +109,7 @@ def _offsets_in(Q: Array, v: Array, rng: np.random.Generator, tuning: RowTuning)
     return np.asarray(np.round(rows / DENSE_GRID) * DENSE_GRID)
 
 
-def refine(
-    probes: LowRankProbes, found: FactoredReading
-) -> Generator[Round, Answers, FactoredReading]:
+def refine(probes: LowRankProbes, found: FactoredReading) -> Asking[FactoredReading]:
     """Read W once more on the row space V found: Ŵ = (W Pᵀ)(V Pᵀ)⁻¹V, P being V rounded."""
     model, values, right = found.model, found.values, found.right.matrix
     V = np.linalg.qr(right.T)[0].T

@@ -24,7 +24,9 @@ class Equivalence:
     verdict : {"equal", "different", "undecided"}
         "undecided": the parameters differ by more than the tolerance, yet no sequence was
         found on which float64 tells the functions apart; or heads of one model are within
-        the tolerance of each other, and only if they count as one are the models equal.
+        the tolerance of each other, and only if they count as one are the models equal; or
+        several heads are compared with a Transformer whose network is affine within the
+        tolerance.
     witness : ndarray, shape (N, d), or None
         A sequence on which the two functions differ; only with "different", and None even
         then when the two do not take the same sequences.

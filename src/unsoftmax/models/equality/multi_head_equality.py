@@ -50,8 +50,8 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
     """The search ends at a sequence that differs by this many times the rounding: larger ones
     show no more."""
     most_moved: float = 0.1
-    """Rounding is bounded to first order in how far it moves scores; a sequence whose scores it
-    may move further says nothing."""
+    """A sequence whose scores rounding may move further says nothing; 0.3 at most, where the
+    bound on what they move the answer ends."""
     witnesses: WitnessTuning = field(default=WitnessTuning())
 
     def canonical(self, model: MultiHead) -> MultiHead:
@@ -95,6 +95,7 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
         """Bound the rounding of answers: of values, and of scores, which move the weights."""
         norms = np.linalg.norm(X, axis=2)
         longest = norms.max(axis=1)
+        # sums of d, N and H terms err by as many roundoffs of their size; 8 times that is ample
         sums = 8 * (model.dim + X.shape[1] + model.H + 8) * UNIT
         heads = np.array([norm_of(v) for v in model.v])
         noise: Array = sums * (longest * heads.sum() + abs(model.c))
@@ -106,6 +107,7 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
                 product = product * [norm_of(x) for x in array]
         vectors = np.outer(norms[:, -1], product) + [norm_of(w) for w in model.w]
         moved = sums * longest[:, None] * vectors
+        # scores that move by m move a mean by (e^{2m} − 1)·spread at most, below 3m for m ≤ 0.3
         from_scores = np.where(moved < self.most_moved, 3 * moved * spread, np.inf)
         return np.asarray(noise + np.sum(from_scores, axis=1))
 

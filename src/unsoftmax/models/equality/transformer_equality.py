@@ -16,6 +16,7 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
+from unsoftmax.models.equality.multi_head_equality import canonical_heads
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality, sum_of_sizes
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
 from unsoftmax.models.model import FrozenModel
@@ -24,6 +25,10 @@ from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
 from unsoftmax.probes import Array
+
+
+class SingleTokensOnly(Transformer):
+    """A Transformer with W = 0 that answers single tokens, and only these, as several heads do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +61,33 @@ class TransformerEquality(ModelEquality[Transformer]):
         """Return a head as a Transformer; of several heads what they answer to single tokens.
 
         A Transformer that is no head has a network that is not affine, so single tokens tell it
-        from any number of heads.
+        from several heads.
         """
+        if isinstance(model, Transformer):
+            return model
         if isinstance(model, MultiHead):
-            W = np.zeros((model.dim, model.dim))
-            model = SingleHead(W, model.v.sum(axis=0), None, model.c)
+            model = canonical_heads(model)
+            if model.H > 1:
+                network = _linear_network(model.v.sum(axis=0), model.c)
+                return SingleTokensOnly(np.zeros((model.dim, model.dim)), network)
+            W, v, w = (x.sum(axis=0) for x in (model.W, model.v, model.w))  # of one head or none
+            model = SingleHead(W, v, w, model.c)
         if isinstance(model, SingleHead):
-            network = ReluNetwork(np.column_stack([model.v, -model.v]), [1.0, -1.0], None, model.c)
-            return Transformer(model.W, network, model.w)
-        return model if isinstance(model, Transformer) else None
+            return Transformer(model.W, _linear_network(model.v, model.c), model.w)
+        return None
 
     def compare(self, a: Transformer, b: Transformer, tolerance: Tolerance) -> Equivalence:
         """Compare the networks, then [W w] as one block."""
         networks = self.networks.compare(a.network, b.network, tolerance)
+        single_tokens = isinstance(a, SingleTokensOnly) or isinstance(b, SingleTokensOnly)
         a, b = self.canonical(a), self.canonical(b)
         mine, other = (np.column_stack([model.W, model.w]) for model in (a, b))
         within, gap = tolerance.compare(mine, other)
         gap = max(gap, networks.gap)
-        if within and networks:
+        if within and networks and not single_tokens:
             return Equivalence("equal", None, gap, networks.by)
         witness = networks.witness
-        if witness is None:
+        if witness is None and not single_tokens:
             witness = witness_of(a, b, self._sequences(a, b), self._rounding)
         return Equivalence.unequal(witness, gap)
 
@@ -95,3 +106,8 @@ class TransformerEquality(ModelEquality[Transformer]):
         steep = float(np.abs(network.w_o) @ np.linalg.norm(network.A, axis=0))
         size = sum_of_sizes(network, np.abs(X).max(axis=1)) + longest * steep * (1 + scores)
         return np.asarray(self.roundoffs * UNIT * model.dim * size)
+
+
+def _linear_network(v: Array, c: float) -> ReluNetwork:
+    """Return x·v + c as a network."""
+    return ReluNetwork(np.column_stack([v, -v]), [1.0, -1.0], None, c)

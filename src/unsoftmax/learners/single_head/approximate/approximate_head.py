@@ -38,7 +38,7 @@ from unsoftmax.learners.single_head.approximate.bounded_head import (
 )
 from unsoftmax.learners.single_head.approximate.coordinate_probes import learn_by_coordinates
 from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
-from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
+from unsoftmax.learners.single_head.first_round import ask_first_round
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
@@ -151,9 +151,9 @@ class ApproximateHead(Configured):
             learned = learn_by_coordinates(d, declared, repeats, checks, rng, tuning=tuning)
             return (yield from learned)
         scales = TokenScales(self.radius, tuning.scales)
-        given = FirstRoundSettings(False, declared.precision, scales.single, declared.longest)
-        opened = yield from ask_first_round(self.dim, checks, rng, given)
-        values = yield from averaged_values(opened.values, scales, repeats, rng)
+        given = declared.first_round(scales.single, tuning)
+        first = yield from ask_first_round(d, checks, rng, given)
+        values = yield from averaged_values(first.values, scales, repeats, rng)
         passes = yield from passes_over_W(
             values, scales, self.norm_bound, repeats, rng, reading=tuning.reading
         )
@@ -161,5 +161,5 @@ class ApproximateHead(Configured):
             values = with_format(values, passes[0], repeats, tuning.witnesses)
         found = estimate(passes, values, declared, tuning)
         refuse_unbounded(found, declared, tuning)
-        fit = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
-        return (yield from conclude_bounded(fit, opened, checks, rng, declared, tuning=tuning))
+        head = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
+        return (yield from conclude_bounded(head, first, rng, declared, tuning))

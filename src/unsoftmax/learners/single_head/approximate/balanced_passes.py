@@ -18,7 +18,8 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
 from unsoftmax.measure.intervals import IntervalTuning, Pass, read_intervals
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
-from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 from unsoftmax.probes import Array, Grid, Pairs, Probes, Purpose, Singles
 
 

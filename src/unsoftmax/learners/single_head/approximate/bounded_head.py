@@ -15,11 +15,15 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.single_head.approximate.token_scales import TokenScaleTuning
 from unsoftmax.learners.single_head.conclusion import certificate_of
-from unsoftmax.learners.single_head.first_round import FirstRound
+from unsoftmax.learners.single_head.first_round import (
+    FirstRound,
+    FirstRoundSettings,
+    FirstRoundTuning,
+)
 from unsoftmax.measure.intervals import SLACK, IntervalTuning, LogitIntervals, Pass, saturated
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.reading import Reading
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Found, Steps
@@ -34,6 +38,8 @@ from unsoftmax.validate.sequences import HoldoutTuning
 class ApproximateTuning:
     """Knobs of learning from answers within ±τ."""
 
+    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
+    """How v is read, and what is refused at once."""
     scales: TokenScaleTuning = field(default=TokenScaleTuning())
     """How long tokens are, and how pilots find their scale."""
     reading: IntervalTuning = field(default=IntervalTuning())
@@ -58,13 +64,17 @@ class Declared:
     @property
     def precision(self) -> Precision:
         """±tolerance, and float64 inside."""
-        sentence = f"Answers are taken to be within ±{self.tolerance:g} of the head's, as told."
+        sentence = f"Answers are taken to be within ±{self.tolerance:g} of the head's, as declared."
         return Precision(absolute=self.tolerance, why=(sentence,))
 
     @property
     def longest(self) -> float:
         """Norm of the longest token that may be asked."""
         return np.inf if self.radius is None else self.radius
+
+    def first_round(self, scale: float, tuning: ApproximateTuning) -> FirstRoundSettings:
+        """Read v from single tokens of norm ``scale``."""
+        return FirstRoundSettings(False, self.precision, scale, self.longest, tuning.first_round)
 
     @property
     def assumes(self) -> tuple[str, ...]:
@@ -169,12 +179,10 @@ class BoundedHead:
 
 
 def conclude_bounded(
-    fit: BoundedHead,
-    opened: FirstRound,
-    checks: int,
+    head: BoundedHead,
+    first: FirstRound,
     rng: np.random.Generator,
     declared: Declared,
-    *,
     tuning: ApproximateTuning,
 ) -> Steps[SingleHead]:
     """Ask the closing hold-out; return what was found, or refuse it.
@@ -182,16 +190,15 @@ def conclude_bounded(
     Offsets are stretched and query tokens shrunk as far as the radius allows, which leaves all
     logits as they are and makes the answers large beside ±τ.
     """
-    model, certificate = fit.model, certificate_of(fit, checks)
+    model, certificate = head.model, certificate_of(head, first.checks)
 
     def compare(X: Array, y: Array) -> Residuals:
-        return for_any_error(HeadAt.of(model, X), y, fit.values, certificate.errors["W"])
+        return for_any_error(HeadAt.of(model, X), y, head.values, certificate.errors["W"])
 
     closing = sequences.closing(
-        model, certificate, opened.closing, rng, declared.longest, tuning=tuning.holdout
+        model, certificate, first.closing, rng, declared.longest, tuning=tuning.holdout
     )
-    earlier = [(opened.probes.X, opened.answers)]
-    judgement = yield from hold_out(closing, compare, checks, earlier)
+    judgement = yield from hold_out(closing, compare, first.checks, [first.answered])
     evidence = judgement.evidence
     if judgement.refuses:
         raise ModelMismatch(
@@ -200,4 +207,4 @@ def conclude_bounded(
             f"attention head over {model.dim} dimensions, or it has biases, or the tolerance "
             "is too small."
         )
-    return Found(model, certificate, evidence, fit.notes())
+    return Found(model, certificate, evidence, head.notes())

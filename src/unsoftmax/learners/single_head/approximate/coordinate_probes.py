@@ -26,9 +26,9 @@ from unsoftmax.learners.single_head.approximate.bounded_head import (
     estimate,
     refuse_unbounded,
 )
-from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
+from unsoftmax.learners.single_head.first_round import ask_first_round
 from unsoftmax.measure.intervals import Pass
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Grid, Probes, Singles, UnitVectors
 from unsoftmax.protocol import Steps
@@ -48,10 +48,8 @@ def learn_by_coordinates(
     tuning: ApproximateTuning,
 ) -> Steps[SingleHead]:
     """Ask what Theorem 6.1 asks, ``repeats`` times, and return what was found."""
-    precision, radius = declared.precision, declared.longest
-    given = FirstRoundSettings(False, precision, 1.0, radius)
-    opened = yield from ask_first_round(dim, checks, rng, given)
-    values = opened.values
+    first = yield from ask_first_round(dim, checks, rng, declared.first_round(1.0, tuning))
+    values = first.values
     if repeats > 1:
         singles = Singles(UnitVectors(dim), phase="v", purpose="data")
         further = yield [singles] * (repeats - 1)
@@ -72,8 +70,8 @@ def learn_by_coordinates(
     # the theorem's own bound takes each of these steps at its worst: it is never the smallest
     found = replace(found, W_error=min(found.W_error, float(np.linalg.norm(entrywise))))
     refuse_unbounded(found, declared, tuning)
-    fit = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
-    return (yield from conclude_bounded(fit, opened, checks, rng, declared, tuning=tuning))
+    head = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
+    return (yield from conclude_bounded(head, first, rng, declared, tuning))
 
 
 def _asked(

@@ -1,18 +1,20 @@
-"""What label learners ask beside two tokens, and how they read a label."""
+"""What label learners ask beside two tokens: single tokens made on demand.
+
+`Contrasts` weigh two entries of v against each other; a `Sphere` holds samples of Theorem B.1's
+average, of which there may be 10²⁸: none but the slice asked for is ever in memory.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Design, Indices, Probes
 
-# The runner's slices end at multiples of this (its batches are 2,048 at most): few blocks are
-# made twice.
-_BLOCK = 2048
+# Samples made by one generator: part of what "sample n of seed s" means, so it never changes. The
+# runner's slices end at multiples of it (its batches are 2,048 at most): few blocks are made twice.
+_SAMPLES_PER_SEED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,10 @@ class Sphere(Probes):
         X = np.empty((max(0, stop - start), 1, self.size))
         done = start
         while done < stop:
-            block, skip = divmod(self.first + done, _BLOCK)
-            take = min(_BLOCK - skip, stop - done)
+            block, skip = divmod(self.first + done, _SAMPLES_PER_SEED)
+            take = min(_SAMPLES_PER_SEED - skip, stop - done)
             rng = np.random.default_rng([self.seed, block])
-            rows = rng.standard_normal((_BLOCK, self.size))[skip : skip + take]
+            rows = rng.standard_normal((_SAMPLES_PER_SEED, self.size))[skip : skip + take]
             rows /= np.linalg.norm(rows, axis=1, keepdims=True)
             X[done - start : done - start + take, 0] = rows
             done += take
@@ -92,21 +94,3 @@ class Sphere(Probes):
         high, low = divmod(self.first, 2**31)
         numbers = [self.size, self.seed, high, low, self.count]
         return {"sphere": np.array(numbers, dtype=np.float64)}
-
-
-def read(answers: list[Array]) -> list[NDArray[np.bool_]]:
-    """Read labels: 1 where f(X) > 0, else 0.
-
-    Raises
-    ------
-    ModelMismatch
-        Anything but zeros and ones.
-    """
-    for y in answers:
-        if other := np.unique(y[(y != 0) & (y != 1)])[:3].tolist():
-            raise ModelMismatch(
-                "A label is 1 (or True) where f(X) > 0 and 0 elsewhere; the target answered "
-                f"{', '.join(f'{value:g}' for value in other)}. If it answers values, or −1 and "
-                "1, wrap it: us.oracles.labels(oracle)."
-            )
-    return [y == 1 for y in answers]

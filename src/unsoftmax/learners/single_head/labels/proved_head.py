@@ -1,8 +1,9 @@
-"""What labels prove: the head inside the intervals that bisection found, and how far off it is.
+"""What labels prove: the head inside the intervals that bisection found, and its certificate.
 
-Just outside of every interval, by more than rounding can move a flip, the label is asked once
-more. Labels 1 below and 0 above prove that the flip is between them, whatever the bisection was
-told: they carry the certificate, and anything else is a contradiction.
+Bisection trusts every label. So the labels just outside of every interval, by more than rounding
+can move a flip, are asked at the end: 1 below and 0 above prove that the flip is between them,
+even if a label before was wrong. The certificate rests on these end checks alone; other labels
+are a contradiction, and refused.
 """
 
 from __future__ import annotations
@@ -10,24 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.single_head.labels.unknowns import Entries, Ratios
+from unsoftmax.learners.single_head.labels.pair_logits import ScaleSearchTuning, TokenPairs
+from unsoftmax.learners.single_head.labels.value_ratios import ValueRatios
 from unsoftmax.measure import thresholds
+from unsoftmax.measure.bisection import Labels, ScaledBrackets
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Certificate
 from unsoftmax.solve.dense import solution_error
 
-# End checks stand off by twice the rounding (that of the flip, and that of the check) and by
-# this share of the last interval.
-_STAND_OFF = 1 / 8
-
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndChecks:
     """Where the end checks of some unknowns ask, and what they prove."""
 
     low: Array
@@ -36,91 +34,94 @@ class Ends:
     """Bound on the distance of the flip from the estimate."""
 
     @classmethod
-    def of(cls, low: Array, high: Array, found: Array, rounding: Array) -> Ends:
-        """Stand off from the intervals by more than ``rounding`` moves a flip."""
-        aside = 2 * rounding + _STAND_OFF * (high - low)
+    def of(
+        cls, low: Array, high: Array, found: Array, rounding: Array, stand_off: float
+    ) -> EndChecks:
+        """Stand off from the intervals by more than ``rounding`` moves a flip.
+
+        Twice the rounding, that of the flip and that of the check, and a share of the interval.
+        """
+        aside = 2 * rounding + stand_off * (high - low)
         error = np.maximum(high - found, found - low) + aside + rounding
         return cls(low - aside, high + aside, error)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ProvedHead:
     """The recovered head and the intervals that end checks must prove."""
 
     model: SingleHead
-    entries: Entries
-    ratios: Ratios
+    pairs: TokenPairs
+    ratios: ValueRatios
+    scale: Array
+    """s of every pair."""
     v: Array
     """v̂ with v̂_p = ±1."""
     ratio: Array
-    """(b·v̂)/(a·v̂) of every entry."""
+    """(b·v̂)/(a·v̂) of every pair."""
     logits: Array
-    """t̂ of every entry."""
-    W_ends: Ends
-    v_ends: Ends
+    """t̂ of every pair."""
+    W_ends: EndChecks
+    v_ends: EndChecks
 
     @classmethod
-    def of(cls, entries: Entries, ratios: Ratios) -> Fit:
+    def of(
+        cls, pairs: TokenPairs, logits: ScaledBrackets, ratios: ValueRatios, stand_off: float
+    ) -> ProvedHead:
         """Read the intervals through the final v̂."""
-        v = ratios.value()
-        norm = float(np.linalg.norm(v))
-        d, scale, found = len(v), entries.scale, entries.brackets
-        a, b = entries.a_rows @ v / norm, entries.b_rows @ v / norm
+        v, scale, found = ratios.value(), logits.scale, logits.brackets
+        norm, d = float(np.linalg.norm(v)), len(v)
+        a, b = pairs.a_rows @ v / norm, pairs.b_rows @ v / norm
         ratio = np.divide.outer(b, a).ravel()
         every = np.arange(d * d)
         low, high = (
-            thresholds.threshold(*entries.scales(every, end, scale), ratio)
+            thresholds.threshold(*pairs.scales(every, end, scale), ratio)
             for end in (found.low, found.high)
         )
-        logits = (low + high) / 2
-        W = entries.b.solve(entries.a.solve((-logits / scale).reshape(d, d))).T
+        t = (low + high) / 2
+        W = pairs.b.solve(pairs.a.solve((-t / scale).reshape(d, d))).T
 
-        score = np.linalg.norm(W @ entries.b_rows.T, axis=0)
-        a_norm, b_norm = (np.linalg.norm(z, axis=1) for z in (entries.a_rows, entries.b_rows))
         farthest = np.maximum(np.abs(low), np.abs(high)) + (high - low)
-        reach = np.tile(a_norm, d) + np.repeat(b_norm, d) / ratio
-        rounding = thresholds.logit_rounding(
-            farthest, np.tile(a, d), scale * np.repeat(score, d), reach
-        )
+        rounding = _logit_rounding(pairs, W, farthest, scale, (a, ratio))
         r, r_found = ratios.brackets, np.abs(v[ratios.others])
+        r_rounding = thresholds.ratio_rounding(r.high, norm)
         return cls(
             model=SingleHead(W, v / norm),
-            entries=entries,
+            pairs=pairs,
             ratios=ratios,
+            scale=scale,
             v=v,
             ratio=ratio,
-            logits=logits,
-            W_ends=Ends.of(low, high, logits, rounding),
-            v_ends=Ends.of(r.low, r.high, r_found, thresholds.ratio_rounding(r.high, norm)),
+            logits=t,
+            W_ends=EndChecks.of(low, high, t, rounding, stand_off),
+            v_ends=EndChecks.of(r.low, r.high, r_found, r_rounding, stand_off),
         )
 
-    def ends(self) -> Round:
+    def end_checks(self) -> Round:
         """Ask just outside of every interval: in turn below, where labels are 1, and above."""
         every, parts = np.arange(len(self.ratio)), []
         for t in (self.W_ends.low, self.W_ends.high):
-            alpha, beta = thresholds.scales(t, self.entries.scale, self.ratio)
-            parts.append(self.entries.ask(every, alpha, beta, "end checks", "data"))
+            scales = thresholds.scales(t, self.scale, self.ratio)
+            parts.append(self.pairs.probes(every, scales, "end checks", "data"))
         if not len(self.ratios.others):
             return [*parts]
         of_v = [
-            self.ratios.ask(rho, "data", "end checks")
+            self.ratios.probes(rho, "data", "end checks")
             for rho in (self.v_ends.low, self.v_ends.high)
         ]
         return [*parts, *of_v]
 
     def certificate(self, checks: int) -> Certificate:
         """Bound the errors of W and v by what the end checks prove."""
-        entries, W, v = self.entries, self.model.W, self.model.v
-        shape = W.shape
-        scale = entries.scale.reshape(shape)
+        pairs, W, v = self.pairs, self.model.W, self.model.v
         v_error = thresholds.direction_error(self.v, self.v_ends.error)
-        through = thresholds.ThroughValues.of(v, v_error, entries.a_rows, entries.b_rows)
-        measured = float(np.linalg.norm(self.W_ends.error / entries.scale))
+        through = thresholds.ThroughValues.of(v, v_error, pairs.a_rows, pairs.b_rows)
+        measured = float(np.linalg.norm(self.W_ends.error / self.scale))
         # the largest logits that the end checks allow
-        measured += through.error((self.logits + self.W_ends.error).reshape(shape), scale)
-        W_error = solution_error(
-            entries.b, solution_error(entries.a, measured, W @ entries.b_rows.T), W
-        )
+        largest = (self.logits + self.W_ends.error).reshape(W.shape)
+        measured += through.error(largest, self.scale.reshape(W.shape))
+        inner = solution_error(pairs.a, measured, W @ pairs.b_rows.T)
+        W_error = solution_error(pairs.b, inner, W)
         assumes = [
             "The target is the sign of a single head without biases: what the hold-out tests, it "
             "cannot prove.",
@@ -140,7 +141,19 @@ class Fit:
         return tuple(notes)
 
 
-def refuse_contradictions(probes: Round, labels: list[NDArray[np.bool_]]) -> None:
+def _logit_rounding(
+    pairs: TokenPairs, W: Array, farthest: Array, scale: Array, seen: tuple[Array, Array]
+) -> Array:
+    """Bound how far rounding moves flips up to ``farthest``; ``seen`` is a·v̂ and the ratio."""
+    a, ratio = seen
+    d = len(a)
+    score = np.linalg.norm(W @ pairs.b_rows.T, axis=0)
+    a_norm, b_norm = (np.linalg.norm(rows, axis=1) for rows in (pairs.a_rows, pairs.b_rows))
+    reach = np.tile(a_norm, d) + np.repeat(b_norm, d) / ratio
+    return thresholds.logit_rounding(farthest, np.tile(a, d), scale * np.repeat(score, d), reach)
+
+
+def refuse_contradictions(probes: Round, labels: list[Labels]) -> None:
     """Refuse labels of the end checks that say that a flip is outside of its interval."""
     wrong = asked = 0
     for n, label in enumerate(labels):
@@ -157,16 +170,17 @@ def refuse_contradictions(probes: Round, labels: list[NDArray[np.bool_]]) -> Non
 
 
 def refuse_scale(
-    fit: Fit, pilots: Indices, scale: float, limits: tuple[float, float], most: int
+    found: ProvedHead, pilots: Indices, scale: float, tuning: ScaleSearchTuning
 ) -> None:
     """Refuse a scale s that the pilots' labels chose and their logits, as found, would not.
 
-    At most ``most`` of them may be above the upper limit at s, and more than that must be
-    above the lower one at 2s.
+    The scale was chosen so that at most one in ``outside`` pilots is above ``pilot`` at s, and
+    more at 2s; ``pilot_error`` is what their thresholds may be off by.
     """
-    logits = np.abs(fit.logits[pilots] * scale / fit.entries.scale[pilots])
-    too_large = np.count_nonzero(logits > limits[1]) > most
-    too_small = np.count_nonzero(2 * logits > limits[0]) <= most
+    most = len(pilots) // tuning.outside
+    logits = np.abs(found.logits[pilots] * scale / found.scale[pilots])
+    too_large = np.count_nonzero(logits > tuning.pilot + tuning.pilot_error) > most
+    too_small = np.count_nonzero(2 * logits > tuning.pilot - tuning.pilot_error) <= most
     if too_large or too_small:
         raise ModelMismatch(
             "The labels contradict each other: those that chose the size of the tokens say that "
