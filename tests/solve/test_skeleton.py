@@ -47,7 +47,11 @@ def rounding(skeleton, scene):
     """What float64 adds to the bound, generously: the solve's condition times the sizes."""
     size = np.linalg.norm(scene.W) + np.linalg.norm(scene.rows) + np.linalg.norm(scene.columns)
     C = np.linalg.svd(scene.columns, compute_uv=False)
-    condition = (C[0] / C[-1] if len(C) else 1.0) * skeleton.tilt * (1 + skeleton.gain)
+    condition = (
+        (C[0] / C[-1] if len(C) else 1.0)
+        * skeleton.amplification().tilt
+        * (1 + skeleton.amplification().gain)
+    )
     return 1e-14 * condition * (1 + size) * (1 + dependence(scene.right, scene.X))
 
 
@@ -67,11 +71,12 @@ def test_full_rank_and_rank_zero():
     scene = Scene(0, (5, 5))
     skeleton, W = scene.solved()
     np.testing.assert_allclose(W, scene.W, rtol=0, atol=1e-12)
-    assert skeleton.tilt == pytest.approx(1.0)  # Π = I: nothing is projected away
+    assert skeleton.amplification().tilt == pytest.approx(1.0)  # Π = I: nothing is projected away
     nothing = Skeleton(span(np.zeros((5, 0))), np.zeros((0, 5)))
     assert nothing.core.shape == (0, 0)
     np.testing.assert_array_equal(nothing.solve(np.zeros((0, 5))), np.zeros((5, 5)))
-    assert nothing.tilt == nothing.gain == nothing.error(1.0, 1.0, 1.0) == 0.0
+    assert nothing.amplification() == (0.0, 0.0)
+    assert nothing.amplification().error(1.0, 1.0, 1.0) == 0.0
 
 
 def test_one_vector_is_solved_as_a_matrix_is():
@@ -154,8 +159,8 @@ def test_rows_chosen_by_pivots_condition_the_core():
     candidates[:3] = candidates[0] + 1e-9 * scene.rng.standard_normal((3, 12))
     basis = span(scene.C)
     chosen = pivots((candidates @ basis).T, 3)
-    assert Skeleton(basis, candidates[chosen]).gain < 10
-    assert Skeleton(basis, candidates[:3]).gain > 1e6
+    assert Skeleton(basis, candidates[chosen]).amplification().gain < 10
+    assert Skeleton(basis, candidates[:3]).amplification().gain > 1e6
 
 
 # -- errors
@@ -180,7 +185,9 @@ def test_errors_are_within_their_bound_and_exactly_what_the_formula_says(
     slack = rounding(skeleton, scene)
     np.testing.assert_allclose(W - scene.W, said, rtol=0, atol=slack)
     of_columns = np.linalg.norm(scene.E)
-    bound = skeleton.error(of_columns, dependence(scene.right, scene.X), np.linalg.norm(scene.F))
+    bound = skeleton.amplification().error(
+        of_columns, dependence(scene.right, scene.X), np.linalg.norm(scene.F)
+    )
     assert np.linalg.norm(W - scene.W) <= bound * (1 + 1e-9) + slack
 
 
@@ -192,7 +199,7 @@ def test_the_bound_is_reached():
         u, _, _ = np.linalg.svd(skeleton.core)
         rows = scene.A @ scene.W + 1e-6 * np.outer(u[:, -1], np.eye(6)[0])
         off = np.linalg.norm(skeleton.solve(rows) - scene.W)
-        assert off == pytest.approx(skeleton.error(0.0, 1.0, 1e-6), rel=1e-6)
+        assert off == pytest.approx(skeleton.amplification().error(0.0, 1.0, 1e-6), rel=1e-6)
 
 
 @pytest.mark.parametrize("given", [1, 2])
@@ -212,14 +219,17 @@ def test_a_rank_too_high_is_harmless_but_for_noise_that_is_taken_for_a_direction
     A = scene.rng.standard_normal((5, 8))
     skeleton = Skeleton(span(columns, 5), A)
     off = np.linalg.norm(skeleton.solve(A @ scene.W) - scene.W)
-    assert off <= skeleton.error(1e-9, dependence(scene.right, X[:3]) + 10, 0.0) + 1e-12
+    assert (
+        off
+        <= skeleton.amplification().error(1e-9, dependence(scene.right, X[:3]) + 10, 0.0) + 1e-12
+    )
 
 
 def test_rows_that_do_not_see_the_span_have_no_bound():
     basis = np.eye(4)[:, :2]
     blind = Skeleton(basis, np.eye(4)[2:])
-    assert blind.gain == blind.tilt == float("inf")
-    assert blind.error(1e-9, 1.0, 1e-9) == float("inf")
+    assert blind.amplification() == (np.inf, np.inf)
+    assert blind.amplification().error(1e-9, 1.0, 1e-9) == np.inf
     with pytest.raises(np.linalg.LinAlgError):
         blind.solve(np.zeros((2, 3)))
 

@@ -18,6 +18,7 @@ Source: the skeleton (CUR) decomposition; beyond Theorem 5.1, which needs O(rd) 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import qr
@@ -98,6 +99,30 @@ def dependence(row_space: Array, tokens: Array) -> float:
     return _inverse(float(singular[-1])) if len(singular) else 0.0
 
 
+class Amplification(NamedTuple):
+    """How much errors grow in a skeleton solve; infinite where the core is singular."""
+
+    tilt: float
+    """‖Π‖₂ = ‖I − Π‖₂, 1 or more (0 at rank 0): for errors of columns."""
+    gain: float
+    """‖(A Q)⁻¹‖₂: for errors of rows."""
+
+    def error(self, columns: float, dependence: float, rows: float) -> float:
+        """Bound ‖Ŵ − W‖_F in exact arithmetic.
+
+        Parameters
+        ----------
+        columns : float
+            ‖E‖_F, the error of the columns that the basis came from.
+        dependence : float
+            ‖K‖₂ in W = C K; see `dependence`.
+        rows : float
+            ‖F‖_F, the error of A W.
+        """
+        from_columns = self.tilt * columns * dependence if columns else 0.0
+        return from_columns + (self.gain * rows if rows else 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Skeleton:
     """A span, and the rows by which vectors of that span are told apart.
@@ -150,36 +175,14 @@ class Skeleton:
         """Return K (r, …) with C K = Q k for the r columns C (d, r) that the basis came from."""
         return np.asarray(np.linalg.solve(self.basis.T @ columns, coordinates))
 
-    @property
-    def gain(self) -> float:
-        """‖(A Q)⁻¹‖₂: how much errors of rows grow; infinity where the core is singular."""
-        singular = np.linalg.svd(self.core, compute_uv=False)
-        return _inverse(float(singular[-1])) if len(singular) else 0.0
-
-    @property
-    def tilt(self) -> float:
-        """‖Π‖₂ = ‖I − Π‖₂, 1 or more (0 at rank 0): how much errors of columns grow."""
+    def amplification(self) -> Amplification:
+        """Return how much errors grow."""
         if not self.basis.shape[1]:
-            return 0.0
-        try:
-            return float(np.linalg.norm(self.coordinates(self.rows), 2))
-        except np.linalg.LinAlgError:
-            return float("inf")
-
-    def error(self, columns: float, dependence: float, rows: float) -> float:
-        """Bound ‖Ŵ − W‖_F in exact arithmetic.
-
-        Parameters
-        ----------
-        columns : float
-            ‖E‖_F, the error of the columns that the basis came from.
-        dependence : float
-            ‖K‖₂ in W = C K; see `dependence`.
-        rows : float
-            ‖F‖_F, the error of A W.
-        """
-        from_columns = self.tilt * columns * dependence if columns else 0.0
-        return from_columns + (self.gain * rows if rows else 0.0)
+            return Amplification(0.0, 0.0)
+        gain = _inverse(float(np.linalg.svd(self.core, compute_uv=False)[-1]))
+        if np.isinf(gain):
+            return Amplification(gain, gain)
+        return Amplification(float(np.linalg.norm(self.coordinates(self.rows), 2)), gain)
 
 
 def _inverse(value: float) -> float:

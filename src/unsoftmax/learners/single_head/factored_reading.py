@@ -19,7 +19,7 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.solve.dense import DenseSolution
-from unsoftmax.solve.skeleton import Skeleton, dependence
+from unsoftmax.solve.skeleton import Amplification, Skeleton, dependence
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,15 @@ class FactoredReading:
     def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """Bound the errors of W, v, w and c."""
         values, columns, skeleton = self.values, self.columns, self.skeleton
-        tilt, spread = skeleton.tilt, self._spread()
-        E = self._column_error()
-        rows = self._row_errors(tilt * E)
+        grows, spread, E = skeleton.amplification(), self._spread(), self._column_error()
+        from_columns, rows = grows.error(E, spread, 0.0), self._row_errors(grows, E)
         # at (x, 1) a query token is longer than x, which is a unit vector
         longest = np.sqrt(1 + len(skeleton.rows)) if columns.beta else 1.0
-        beyond = columns.left_out * tilt * (1 + longest * spread)
-        w_error = (tilt * E * spread + beyond) * columns.beta + skeleton.gain * rows.shift
-        rounding = 8 * UNIT * tilt * float(np.linalg.norm(self.right.matrix))
+        beyond = columns.left_out * grows.tilt * (1 + longest * spread)
+        w_error = (from_columns + beyond) * columns.beta + grows.gain * rows.shift
+        rounding = 8 * UNIT * grows.tilt * float(np.linalg.norm(self.right.matrix))
         if self.refined is None:
-            W_error = tilt * E * spread + rows.right + beyond + rounding
+            W_error = from_columns + rows.right + beyond + rounding
         else:
             # the true row space may tilt against the one found: its factor counts twice
             along = self._refined_error(self.refined, w_error)
@@ -117,11 +116,8 @@ class FactoredReading:
         read = self.columns.grid.reading(self.values, lengths, np.zeros(1), stretch)
         return self.C.error(read.total)
 
-    def _row_errors(self, from_columns: float) -> RowErrors:
-        """Bound the row factor's error.
-
-        Where a token's column is known its rows are A Ĉ, so that E passes on, ``from_columns``.
-        """
+    def _row_errors(self, grows: Amplification, E: float) -> RowErrors:
+        """Bound the row factor's error; where a token's column is known its rows are A Ĉ."""
         values, w, skeleton = self.values, self.model.w, self.skeleton
         stretch = float(np.linalg.norm(skeleton.rows, 2))
         F = shift = 0.0
@@ -131,7 +127,7 @@ class FactoredReading:
         if self.rows is not None:
             lengths = np.linalg.norm(skeleton.coordinates(self.rows.measured().T), axis=0)
             F += self.rows.reading(values, lengths, w, stretch, shift).total
-        return RowErrors(shift, self.right.error(skeleton.gain * F + from_columns))
+        return RowErrors(shift, self.right.error(grows.error(E, 1.0, F)))
 
     def _refined_error(self, grid: LogitGrid, w_error: float) -> float:
         """Bound the error of W on the row space found, whose tokens were rounded."""
