@@ -58,7 +58,7 @@ def test_others_are_saturated_and_the_head_is_open(heads, dim, trials):
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 2), (2, 8), (6, 8), (8, 32)])
 def test_rows_are_well_conditioned(heads, dim):
-    """A logit error passes on to W_h q by cond(A)/‖A‖: rows as long as T, but for the one along n."""
+    """A logit error passes on to W_h q by cond(A)/‖A‖: all rows but one along n are T long."""
     u, v, rng = drawn(heads, dim)
     for window in chosen(u, v, rng).windows:
         longest = np.linalg.norm(window.a, axis=1).max()

@@ -253,8 +253,8 @@ def test_a_quiet_head_is_found(power, trials):
         recovery, _ = recovered(target, seed)
         assert recovery.model.H == 4
         assert within_the_certificate(recovery, target)
-        loud = errors(recovery.model, target)["v"]
-        assert loud <= 1e-11 * 10.0**-power
+        apart = errors(recovery.model, target)["v"]
+        assert apart <= 1e-11 * 10.0**-power
 
 
 def test_no_head_is_lost_that_the_certificate_does_not_mention(trials):

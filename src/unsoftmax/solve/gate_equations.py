@@ -21,11 +21,11 @@ class NewtonTuning:
     """When Newton's steps end, and when another solution is looked for."""
 
     steps: int = 40
-    """Newton's steps; six are usual, more where heads are close."""
+    """Newton's steps at most: they converge quadratically, but linearly where heads are close."""
     settled: float = 1e-14
-    """They end when they are rounding, relative to u …"""
+    """They end when they are rounding, relative to u."""
     floor: float = 1e-9
-    """… or no longer shrink below this."""
+    """Below this size, relative to u, they end as well once they no longer shrink."""
     singular: float = 1e9
     """Systems of a larger condition number correct nothing."""
     powers: int = 8

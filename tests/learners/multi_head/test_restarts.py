@@ -95,11 +95,13 @@ def test_four_failures_exhaust(outcome):
     assert restarts.after(outcome, False).state is SearchState.EXHAUSTED
 
 
-@pytest.mark.parametrize(("outcome", "searches"), [("OPEN_START", 100), ("UNSATURATED", 34)])
+@pytest.mark.parametrize(
+    ("outcome", "searches"), [(Outcome.OPEN_START, 100), (Outcome.UNSATURATED, 34)]
+)
 def test_bad_luck_exhausts(outcome, searches):
     restarts, n = Restarts(), 0
     while restarts.state is SearchState.SEARCHING:
-        restarts, n = restarts.after(Outcome[outcome], True), n + 1
+        restarts, n = restarts.after(outcome, True), n + 1
     assert restarts.state is SearchState.EXHAUSTED
     assert n == searches
     assert restarts.precise is Precise.COARSER

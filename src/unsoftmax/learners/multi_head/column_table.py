@@ -31,24 +31,29 @@ class ColumnTableTuning:
 
     sweep: SweepTuning = field(default=SweepTuning())
     closer: float = 5.0
-    """Where a logit is too large to be read, query tokens stay closer to b, by this factor …"""
+    """Where a logit is too large to be read, the query token is asked again so many times closer to
+    b. A larger factor loses more digits of W b at once, a smaller one takes more rounds."""
     closer_times: int = 6
-    """… so often: 5⁶ times closer no digits are left."""
+    """Times that this is done: a logit that is still too large then is read wrongly."""
     tried: int = 8
-    """Ranks are tried one by one up to here …"""
+    """Ranks up to this one are tried one by one, each in a round of its own."""
     steps: int = 8
-    """… then in steps of this part of the columns known, up to half of d: each is a round."""
+    """Larger ranks are tried in steps of the columns known over this, up to half of d: fewer
+    rounds, and at most an eighth more queries."""
     predicted: float = 1e-6
     """A column is predicted by those before if what is left of a row is this small, relative to
-    the row; singular values smaller by this are not counted to a column space …"""
+    the column's rows; singular values below this share of the largest do not count to a column
+    space. Larger: small singular values of W are lost; smaller: noise counts as rank."""
     loosely: float = 1e-3
-    """… or this small, while the other heads' columns are not known; and noise excuses no more."""
+    """The same while the other heads' columns are not known, which move saturated gates a little;
+    and the most that noise may excuse."""
     noises: float = 30.0
-    """… or so many times its noise."""
+    """Rows that are left may be so many times their noise instead."""
     seen: int = 64
-    """Answers are disturbed at random until so many errors of a head's entries were seen …"""
+    """Answers are disturbed at random until so many errors of a head's entries were seen: the
+    largest of few would be too small by chance."""
     disturbed: int = 2
-    """… and at least so often: the largest is taken as the error of W_h."""
+    """Times that they are disturbed at least; the largest change is taken as the error of W_h."""
 
 
 @dataclass(frozen=True, slots=True)

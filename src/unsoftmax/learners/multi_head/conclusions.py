@@ -30,11 +30,13 @@ class HeadsConclusionTuning:
     """Estimated errors are a standard deviation, roughly: in 2,000 targets the error was at most
     5.2 times that. Twice as much and more is promised."""
     pilots: int = 96
-    """Sequences that a bound on the function is taken from …"""
+    """Sequences from which a bound on the function is taken: more than the hold-out, so that its
+    largest residual is seldom new."""
     further: float = 60.0
-    """… which is so many times the most that they are missed by."""
+    """The bound is so many times the largest residual of these."""
     farthest: float = 1e-3
-    """What is missed by more, in shares of the answers, is no attention."""
+    """A largest residual above this share of the answers is refused: such a target is no
+    attention."""
 
 
 def concluded(
@@ -97,13 +99,13 @@ def predicting(
         )
     model = canonical(found.model)
     size = max(float(np.linalg.norm(model.v)), reduced.scale) / np.sqrt(model.dim)
-    notes = (
-        "Not the target's own heads: some of those are too close to be told apart, or have values "
-        f"too small to be seen, or it has others. These {model.H} predict its answers.",
-    )
     errors = {"constant": float(bound * abs(model.c)), "slope": float(bound * size)}
-    assumes = _assumed_of_function(found, reduced, checks, tuning)
-    return Found(model, Certificate(errors, assumes), judgement.evidence, notes)
+    certificate = Certificate(errors, _assumed_of_function(found, reduced, checks, tuning))
+    note = (
+        "Not the target's own heads: some of those are too close to be told apart, or have values "
+        f"too small to be seen, or it has others. These {model.H} predict its answers."
+    )
+    return Found(model, certificate, judgement.evidence, (note,))
 
 
 def _assumed(

@@ -47,13 +47,14 @@ class CrossingTuning:
     noiseless: float = 4e-16
     """Error of float64 answers, relative to their terms (measured: 1e-16 to 4e-16)."""
     most_beside: float = 0.05
-    """… and at most this share: further away the second gate may be saturated."""
+    """Largest share of the interval for that: further away the second gate may be saturated."""
     span: float = 12.0
     """The first reading is tried at T that makes the interval span so many units of the logit."""
     logit: float = 2.0
     """Two readings at logits ∓ this confirm an estimate: a gate is steep there, and not at 0."""
     near: float = 1.0
-    """… if they come within this of it: else the estimate was too far off for T to be right."""
+    """How far from these logits the two readings may be: further, and the estimate was too far off
+    for T to be right."""
 
 
 class Sight(Enum):

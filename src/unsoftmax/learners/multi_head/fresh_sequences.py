@@ -35,14 +35,15 @@ class FreshTuning:
     times: float = 100.0
     """Right models miss answers by up to 40 times what the answers' precision and random errors of
     the estimated size do (1,000 targets of low rank, spread sizes, few dimensions). So much is
-    passed …"""
+    allowed."""
     most: float = 1e-6
-    """… up to this share of the answers, so that a wrong model does not pass for an imprecise
-    one …"""
+    """What errors of the parameters may be allowed, as a share of the answers: with more a wrong
+    model passes for an imprecise one."""
     most_coarse: float = 1e5
-    """… or so many times the answers' own precision, where that is more."""
+    """The same in units of the answers' own precision; the larger of the two counts."""
     blunt: float = 1e-2
-    """Where answers are so coarse that more would be allowed, they confirm nothing."""
+    """Largest share that is allowed in all: answers so coarse that they need more confirm
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ class HeadSumsTuning:
     """Pairs asked where the first ones were answered by nearly nothing: values may cancel there
     and not elsewhere."""
     cancelled: float = 1e-6
-    """Far answers this much smaller than moderate ones come from values that cancel …"""
+    """Far answers this much smaller than moderate ones come from values that cancel."""
     cancelled_open: float = 0.3
-    """… or this much, under a cap, where gates that are open leave a part."""
+    """The same under a cap, where gates that are open leave a part of what cancels."""
     float64: float = 4e-16
     """Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16)."""
     worth_a_word: float = 1e-14

@@ -60,14 +60,15 @@ class InPlaneTuning:
     sharp: float = 20.0
     """T·K at least where an estimate is confirmed: the jump is then narrow on the circle."""
     apart: float = 12.0
-    """… and at most a twelfth of the distance to the next interval."""
+    """The jump is then so narrow that the next interval is at least so many widths of the jump
+    away."""
     missed: int = 3
     """An interval whose estimate fails so often holds more than one jump: it is cut in two."""
     far: float = 1e5
     """T·K at least of the last reading, which looks for hidden jumps: two jumps this much closer
     than a radian are seen as two."""
     further: float = 30.0
-    """… and T at least so many times that of the readings before."""
+    """T of the last reading is at least so many times that of the readings before."""
     far_logit: float = 1.5
     """Logit at which the last reading is predicted: a gate is steep there."""
     agrees: float = 1e-3
@@ -81,7 +82,8 @@ class InPlaneTuning:
     noises: float = 10.0
     """Noise of a logit, over error divided by jump; and how many times that is allowed."""
     rounds: int = 200
-    """Rounds after which intervals that are still cut count as coincident; 60 are usual."""
+    """Rounds after which intervals that are still cut count as coincident (64 heads in 64
+    dimensions take fewer than 90 rounds for all steps)."""
 
 
 @dataclass(frozen=True, slots=True)

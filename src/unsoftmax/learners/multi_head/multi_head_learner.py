@@ -5,18 +5,20 @@ against d. Proposition 7.1 of arXiv 2601.16873 says what can be known: heads of 
 w_h are one. How to know it is beyond the paper, which leaves it open for heads that are not in
 orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 
-1. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`arrangement.jumps`);
-2. near each crossing one head alone is unsaturated: u_h in the plane (`multi.zoom`), then out
-   of it, then all v_h from one linear system (`multi.values`);
-3. offsets at which head h answers and the others are saturated (`multi.windows`) give
-   u_h to full precision and all columns of W_h in one round (`multi.columns`);
-4. three copies of a token tell W_h from −W_h (`multi.orientation`);
-5. fresh sequences confirm or refuse (`multi.verdict`); what is right but too coarse, as close
-   heads are, is corrected (`multi.polish`); what fails begins again with another b.
+1. c, Σ v_h and the precision of answers, from single tokens (`head_sums`);
+2. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`arrangement.jumps`);
+3. near each crossing one gate alone is open: u_h in the plane (`in_plane`), then out of it
+   (`out_of_plane`), then all v_h from one linear system (`value_system`);
+4. offsets at which gate h is open and the others are saturated (`measure.windows`) give u_h to
+   full precision (`window_sweeps`) and all columns of W_h in one round (`columns`);
+5. three copies of a token tell W_h from −W_h (`orientation`);
+6. fresh sequences confirm or refuse (`fresh_sequences`, `conclusions`); heads that are right but
+   not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
+   failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `restarts`).
 
-Under a cap on tokens (`multi.reach`) gates may be no steps: such places of the half circle are
-left out, gates that stay open are counted as what they are, and where no half circle shows the
-heads one by one the target is refused.
+Under a cap on tokens (`token_lengths`) gates may stay open at the longest offsets. Such parts of
+the half circle are left out of the search, and open gates are counted with their values. Where no
+half circle shows the heads one by one the target is refused.
 
 It may not know anything of the target but its answers.
 """

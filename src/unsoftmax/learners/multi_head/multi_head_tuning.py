@@ -32,10 +32,10 @@ class TokenSearchTuning:
     """Under a cap offsets in windows take the cap over this: the rest is room for other heads."""
     closer: float = 0.8
     """Under a cap values at this share of T are asked as well: they are the same where gates are
-    steps …"""
+    steps, and differ where one is open."""
     step: float = 60.0
-    """… to so many times their error: logits are 40 and more there. What is left of a step is too
-    little to tell anything else."""
+    """The two values count as the same up to so many times their error: logits are then 40 and
+    more, and what is left of a step is too little to tell anything else."""
     hardly: float = 0.3
     """Heads with an error larger than this, relative to them, cannot be corrected: the search
     failed."""

@@ -36,11 +36,11 @@ class CorrectionTuning:
     logits: tuple[float, ...] = (1.0, 2.0, 3.0)
     """Logits of one head at the random offsets, in turn: gates are steep there."""
     candidates: int = 6
-    """Random offsets per equation that are picked from …"""
+    """Random offsets per equation, from which the best conditioned are picked."""
     fewer: int = 2
-    """… or so many …"""
+    """The same for large systems."""
     many: int = 200
-    """… where there are more unknowns than this: picking takes their cube."""
+    """Unknowns from which on a system is large: picking takes time as their cube."""
     checks: int = 4
     """Equations more than unknowns, for each query token: they tell which of two solutions is
     right."""

@@ -30,9 +30,10 @@ class OrientationTuning:
     """What counts as a sign, and as a head W = 0."""
 
     sign: float = 1e-8
-    """m_h is ±v_h if it is so to this accuracy …"""
+    """m_h counts as ±v_h if it is so to this accuracy: a head beside its opposite is missed where
+    the values of that one are smaller by this."""
     noises: float = 30.0
-    """… or to so many times what answers' precision leaves."""
+    """The same in units of what answers' precision leaves; the larger of the two counts."""
     candidates: int = 2000
     """Random directions among which those farthest from all hyperplanes show a head W = 0."""
     unseen: float = 1e-8
@@ -134,6 +135,7 @@ def _shifted(token: TokenHeads, a: Array, v0: Array | None) -> Asking[tuple[Arra
 
 def shifted_gate(s: Array) -> Array:
     """Return σ(s + ln 3)."""
+    # beyond 709 float64's exp overflows
     return np.asarray(COPIES / (COPIES + np.exp(-np.clip(s, -700, 700))))
 
 

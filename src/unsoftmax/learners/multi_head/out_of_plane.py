@@ -30,9 +30,9 @@ class OutOfPlaneTuning:
     usable: float = 2.5
     """Larger logits are read again nearer to the hyperplane: their gates have too few digits."""
     closer: float = 4.0
-    """… by this factor."""
+    """They are then so many times nearer."""
     repeats: int = 8
-    """How often: after 4⁷ times nearer a head has no usable reading there."""
+    """Readings of a direction at most: a head without a usable one 4⁷ times nearer is refused."""
     far: float = 1e5
     """T·K at least: the logit of other heads is that much larger."""
     drowned: float = 3e3

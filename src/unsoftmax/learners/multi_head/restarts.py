@@ -77,8 +77,8 @@ class RestartTuning:
     usual the baselines of the pieces between them are. Nothing is likely to fall between near
     values, and far ones show heads of small values. As many failures are the end."""
     most_unlucky: int = 100
-    """Bad luck that is borne: under a tight cap one half circle in thirty is without an open gate
-    at its start."""
+    """Bad luck after which the target is refused. Fewer refuses caps under which some half circle
+    shows all heads; more takes as many more rounds before a cap that is too tight is refused."""
     search_counts: int = 3
     """A search that was begun counts for so many bad starts, as it takes that many more queries
     and rounds."""

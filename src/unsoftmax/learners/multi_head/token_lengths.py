@@ -45,7 +45,8 @@ class TokenLengthTuning:
     most_moved: float = 0.5
     """Query tokens are moved by at most this share of their norm: W b stays of its size."""
     most_moved_radius: float = 1 / 8
-    """… and by at most this share of the radius: offsets lose little of their room to it."""
+    """They are moved by at most this share of the radius: offsets lose little of their room to
+    it."""
     tiny: float = 1e-8
     """Norm of query tokens where noise has a fixed size: offsets are the longer, and the noise is
     small beside answers."""

@@ -53,21 +53,10 @@ def search(
     coarse: float,
     rng: np.random.Generator,
 ) -> Asking[RecoveredHeads]:
-    """Go through all steps with one query token.
+    """Go through all steps with one query token, drawn like all offsets by ``rng``.
 
-    Parameters
-    ----------
-    sought : SoughtHeads
-        What is looked for.
-    reduced : ReducedAnswers
-        What single tokens told.
-    start : tuple of int and float
-        Intervals that the half circle begins with, and how much longer than usual baselines are.
-    coarse : float
-        Precision that answers are taken for while jumps are searched for, if it is coarser than
-        theirs.
-    rng : numpy.random.Generator
-        Decides the query token and all offsets.
+    The half circle begins with ``start``: its intervals, and how much longer than usual baselines
+    are. While jumps are searched for, answers are taken for no more precise than ``coarse``.
 
     Raises
     ------

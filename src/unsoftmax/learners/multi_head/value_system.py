@@ -41,32 +41,34 @@ class ValueTuning:
     """Directions closer to a hyperplane (in units of 1/√d) are not asked: four times what the
     rough u_h are off by."""
     ample: float = 0.25
-    """… or closer than this, divided by H over ``crowd``: where heads crowd, less has to do."""
+    """Where heads crowd, closer directions have to do: this divided by H over ``crowd``."""
     crowd: float = 8.0
-    """Heads from which on they crowd."""
+    """Number of heads from which on they crowd."""
     draws: int = 50
     """Times that directions are drawn until enough are clear of all hyperplanes."""
     shut: float = 40.0
-    """Logits beyond are steps: under a cap offsets reach them where there is room …"""
+    """Logits from which on gates are steps. Under a cap directions are asked at which all gates
+    are."""
     eased_every: int = 5
-    """… and half as much after so many draws, again and again."""
+    """Where so many draws gave too few of these, half the logit has to do, again and again."""
     parallel: float = 0.98
     """Neighbours on the half circle more parallel than this (cosine) get rows of their own between
     them, where random ones seldom fall."""
     room: float = 0.5
     """Such rows take this share of the room between the two hyperplanes."""
     agrees: float = 1e-9
-    """Rows agree to this, in units of the values' size, if all signs are right …"""
+    """Rows agree to this, in units of the values' size, if all signs are right."""
     noises: float = 1e4
-    """… or to so many times the answers' error, where that is more: H·d errors add up."""
+    """The same in units of the answers' error, as H·d errors add up; the larger of the two
+    counts."""
     again: int = 5
     """Times that signs are taken anew."""
     again_open: int = 40
     """The same under a cap: gates that are open settle slowly."""
     probes: int = 2
-    """Solutions for random noise, from which the error is estimated …"""
+    """Solutions for random noise, from which the error is estimated."""
     coarse: float = 1e-2
-    """… to two digits."""
+    """Accuracy of those solutions: two digits of an error are enough."""
 
 
 @dataclass(frozen=True, slots=True)

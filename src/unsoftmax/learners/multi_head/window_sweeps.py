@@ -18,6 +18,7 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.value_system import ValueEquations
 from unsoftmax.measure.windows import WindowedHeads
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Grid, Indices
 
 WindowCells: TypeAlias = "tuple[int, Indices, Indices]"
@@ -146,4 +147,4 @@ def swept(sweep: Callable[[], float], tuning: SweepTuning) -> float:
 def moved(new: Array, old: Array) -> float:
     """Return the largest relative change of a head."""
     change, size = (np.linalg.norm(x.reshape(len(x), -1), axis=1) for x in (new - old, new))
-    return float(np.max(change / np.maximum(size, 1e-300), initial=0.0))
+    return float(np.max(change / np.maximum(size, TINY), initial=0.0))
