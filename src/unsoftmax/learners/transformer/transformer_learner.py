@@ -17,34 +17,53 @@ without biases and A w_o ≠ 0.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.compose import antisymmetric
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
-from unsoftmax.learners.transformer.known import Known
-from unsoftmax.learners.transformer.local import Attention, most_queries, recover_attention
-from unsoftmax.learners.transformer.verdict import conclude
-from unsoftmax.measure.precision import Precision
-from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
-from unsoftmax.probes import Array, Round, Sequences
-from unsoftmax.protocol import Answers, Found, Learner, Plan, Steps
-from unsoftmax.validate import sequences as holdout
-
-# Where A w_o is smaller than this share of what its terms add up to, it is what rounding left.
-_CANCELLED = 1e-9
-# So many queries of the hold-out go to the network, and as many to the first sequences.
-_SHARE = 4
-_LOCAL_ROUNDS = 40
+from unsoftmax.learners.transformer.antisymmetric_attention import recover_antisymmetric
+from unsoftmax.learners.transformer.attention_recovery import (
+    AssumedAttention,
+    LocalAttentionTuning,
+    most_queries,
+    most_rounds,
+    recover_attention,
+)
+from unsoftmax.learners.transformer.network_recovery import learned_network, open_hold_out
+from unsoftmax.learners.transformer.transformer_evidence import (
+    TransformerEvidenceTuning,
+    TransformerParts,
+    conclude_transformer,
+)
+from unsoftmax.measure.precision import PrecisionTuning
+from unsoftmax.models import ReluNetwork, Transformer
+from unsoftmax.protocol import Learner, Plan, Steps
 
 Head: TypeAlias = ExactHead | LowRankHead
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerTuning:
+    """How a Transformer is learned, beside its network and its single head."""
+
+    local: LocalAttentionTuning = field(default=LocalAttentionTuning())
+    """How the attention is read through the network."""
+    evidence: TransformerEvidenceTuning = field(default=TransformerEvidenceTuning())
+    """Which fresh answers are asked at the end, and how far they may be off."""
+    precision: PrecisionTuning = field(default=PrecisionTuning())
+    """How the precision of the answers is recognised."""
+    opening_part: int = 4
+    """One in so many queries of the hold-out goes to the network's learner, and as many to the
+    first sequences, which tell the precision of the answers; half as many repeat these."""
+    cancelled: float = 1e-9
+    """A w_o counts as 0 where it is smaller than this share of what its terms add up to, and a
+    network as unbiased where its biases are: a learned network's errors leave as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +88,8 @@ class TransformerLearner(Configured):
         network's, about 1e-10, to 1e-14.
     seed : int
         Decides query tokens and the hold-out, and the default learners' seeds.
+    tuning : TransformerTuning
+        The algorithm's knobs.
 
     Raises
     ------
@@ -99,6 +120,7 @@ class TransformerLearner(Configured):
     attention: Literal["local", "antisymmetric"] = "local"
     anchored: bool = False
     seed: int = 0
+    tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
@@ -126,15 +148,19 @@ class TransformerLearner(Configured):
             raise ValueError('anchored goes with attention="local" alone.')
         elif self._head.biases:
             raise ValueError(
-                'attention="antisymmetric" knows no query biases: −X would have other scores. Use '
-                '"local".'
+                'attention="antisymmetric" does not allow query biases: they change the scores of '
+                '−X. Use "local".'
             )
 
     def _check_local(self) -> None:
         if isinstance(self.head, ExactHead) and self.head.probes != "balanced":
             raise ValueError('attention="local" has probes of its own: leave probes out.')
+        if "tuning" in self._head.settings():
+            raise ValueError(
+                'attention="local" has knobs of its own, tuning.local: leave the head\'s out.'
+            )
         if isinstance(self.head, LowRankHead) and self.head.tolerance is not None:
-            raise ValueError('A tolerance is of no use to attention="local".')
+            raise ValueError('attention="local" takes no tolerance: leave it out.')
         if isinstance(self.head, LowRankHead) and self.head.rank is None:
             raise ValueError(
                 'attention="local" needs the rank: head=LowRankHead(dim, rank) (--rank); for a '
@@ -153,8 +179,9 @@ class TransformerLearner(Configured):
         return ExactHead(self.dim, seed=self.seed) if self.head is None else self.head
 
     @property
-    def _rank(self) -> int | None:
-        return self.head.rank if isinstance(self.head, LowRankHead) else None
+    def _assumed(self) -> AssumedAttention:
+        rank = self.head.rank if isinstance(self.head, LowRankHead) else None
+        return AssumedAttention(int(self.dim), rank, bool(self._head.biases))
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON."""
@@ -163,18 +190,13 @@ class TransformerLearner(Configured):
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what the network takes depends on its neurons."""
-        d, first = int(self.dim), self._network.plan()
+        first = self._network.plan()
         if self.attention == "antisymmetric":
             head = self._head.plan()
             asked, rounds, formula = 2 * head.at_most, head.rounds, f"2·({head.formula})"
         else:
-            biases = bool(self._head.biases)
-            asked = most_queries(d, self._rank, biases, bool(self.anchored))
-            rounds = _LOCAL_ROUNDS
-            entries = "d²" if self._rank is None else "r(2d − r)"
-            entries += (" + d" if self._rank is None else " + r") if biases else ""
-            formula = f"2·({entries})" if self.anchored else f"{entries} + d"
-            formula += " and a few for scales"
+            asked = most_queries(self._assumed, bool(self.anchored), self.tuning.local)
+            rounds, formula = most_rounds(self.tuning.local), self._formula
         return Plan(
             queries=None,
             at_most=first.at_most + asked,
@@ -183,95 +205,29 @@ class TransformerLearner(Configured):
             formula=f"network: {first.formula}; attention: {formula}",
         )
 
+    @property
+    def _formula(self) -> str:
+        """Where the queries of attention="local" come from."""
+        full, biases = self._assumed.rank is None, self._assumed.biases
+        entries = "d²" if full else "r(2d − r)"
+        entries += (" + d" if full else " + r") if biases else ""
+        return (f"2·({entries})" if self.anchored else f"{entries} + d") + " and a few for scales"
+
     def steps(self, checks: int) -> Steps[Transformer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
-        share = checks // _SHARE
-        opening = holdout.opening(self.dim, share, rng)
-        opened = again = np.zeros(0)
-        if share:
-            [opened] = yield [opening]
-        if repeats := share // 2:
-            [again] = yield [holdout.repeated(opening, repeats)]
-        found = yield from self._network.steps(share)
-        network, errors = found.model, found.certificate.errors
-        if not isinstance(network, ReluNetwork):
-            raise TypeError(f"network must learn a ReluNetwork; it found {network!r}.")
-        known = Known(
-            network,
-            float(errors.get("constant", np.inf)),
-            float(errors.get("slope", np.inf)),
-            _precision(opened, again),
-        )
-        if not canonical(network).A.shape[1]:
-            _refuse_constant(known, opening, opened)
-        left = checks - 2 * share - repeats
+        part = checks // self.tuning.opening_part
+        held = yield from open_hold_out(self.dim, checks, part, rng)
+        found = yield from self._network.steps(part)
+        learned = learned_network(found, held.precision(self.tuning.precision), held.answers)
         if self.attention == "local":
             attention = yield from recover_attention(
-                known, self._rank, bool(self._head.biases), bool(self.anchored), rng
+                learned, self._assumed, bool(self.anchored), rng, self.tuning.local
             )
         else:
-            used = 2 * (left // 4)
-            attention = yield from self._reduced(known, used // 2)
-            left -= used
-        return (
-            yield from conclude(
-                attention,
-                known,
-                found,
-                (opening, opened),
-                left,
-                checks,
-                rng,
-                self._rank,
-                bool(self._head.biases),
-            )
-        )
-
-    def _reduced(self, known: Known, checks: int) -> Generator[Round, Answers, Attention]:
-        """Learn the single head that T(X) − T(−X) is."""
-        network = known.network
-        v, terms = network.A @ network.w_o, np.linalg.norm(network.A, axis=0) @ np.abs(network.w_o)
-        if float(np.abs(network.w_o) @ np.abs(network.b)) > known.constant + _CANCELLED * terms:
-            raise ModelMismatch(
-                "The network has biases: T(X) − T(−X) is not a single head. Use "
-                'attention="local", which allows them.'
-            )
-        if np.linalg.norm(v) <= _CANCELLED * terms:
-            raise NotIdentifiable(
-                "A w_o = 0: T(X) − T(−X) is 0 whatever W is, and the antisymmetric part "
-                'determines nothing. attention="local" learns W all the same.',
-                determined={"network": network},
-            )
-        found: Found[SingleHead] = yield from antisymmetric(self._head.steps(checks))
-        head, errors = found.model, found.certificate.errors
-        scores = {name: x for name, x in head.arrays().items() if name in "WKQ"}
-        model = Transformer.from_arrays(
-            {**scores, **{f"network.{name}": x for name, x in network.arrays().items()}}
-        )
-        # answers are differences of two: what is seen of their precision counts twice
-        coarse = 1.0 if known.precision == Precision() else 2.0
-        return Attention(model, coarse * errors["W"], 0.0)
-
-
-def _precision(opened: Array, again: Array) -> Precision:
-    """Read the precision off the first answers, unless they are few: g may be flat there."""
-    precision = Precision()
-    if len(np.unique(opened)) == len(opened) and np.all(opened != 0):
-        precision = Precision.of_format([opened])
-    return precision.with_noise(holdout.noise_of(opened[: len(again)], again), len(again))
-
-
-def _refuse_constant(known: Known, probes: Sequences, answers: Array) -> None:
-    """Refuse a network that is constant: nothing depends on the attention."""
-    c = known.network.c
-    off = known.constant + known.rounding(np.zeros((1, known.network.dim)), np.array([c]))[0]
-    if np.any(np.abs(answers - c) > 2 * off):
-        raise ModelMismatch(
-            f"Single tokens are all answered by {c:g}, longer sequences are not: the target is "
-            "not one softmax head followed by a ReLU network."
-        )
-    raise NotIdentifiable(
-        f"The network is constant, {c:g}: no answer depends on the attention, and W is free.",
-        determined={"network": known.network},
-    )
+            pairs = held.left // 4  # half of what is left checks the head, two queries each
+            held = replace(held, left=held.left - 2 * pairs)
+            head = self._head.steps(pairs)
+            attention = yield from recover_antisymmetric(learned, head, self.tuning.cancelled)
+        parts = TransformerParts(attention, learned, found, self._assumed)
+        return (yield from conclude_transformer(parts, held, rng, self.tuning.evidence))

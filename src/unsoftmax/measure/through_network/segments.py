@@ -2,9 +2,10 @@
 
     T([a+b; b]) = g(b + σ(t)·a),      t = a·(W b + w)
 
-For every offset a and query token b g is piecewise linear in σ on [0, 1]. Where all its slopes
-have one sign an answer has one σ; where none is much smaller than their mean, it has a good one.
+For every offset a and query token b, g is piecewise linear in σ on [0, 1]. Where all its slopes
+have one sign an answer y has exactly one σ; its error is the answer's over the smallest slope.
 Everything is vectorised over n segments; m neurons give m + 1 pieces each, some of them empty.
+No query is asked here.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from numpy.typing import NDArray
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array
 
-_UNSEEN = 0.01  # of the whole change may be the network's error
-
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """g(b + σa) on [0, 1], as pieces.
+class SegmentPieces:
+    """g(b + σa) on [0, 1], as linear pieces.
 
     Attributes
     ----------
@@ -39,7 +38,7 @@ class Segments:
     slopes: Array
 
     @classmethod
-    def of(cls, network: ReluNetwork, a: Array, b: Array) -> Segments:
+    def of(cls, network: ReluNetwork, a: Array, b: Array) -> SegmentPieces:
         """Cut the segments from b to b + a, both (n, d), at the network's hyperplanes."""
         start, change = b @ network.A + network.b, a @ network.A
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -65,38 +64,51 @@ class Segments:
         """g(b + a) − g(b), (n,)."""
         return np.asarray(self.values[:, -1] - self.values[:, 0])
 
-    def steepness(self, unseen: Array) -> Array:
+    def steepness(self, hidden: Array, error_share: float) -> Array:
         """Return the smallest slope over the mean one: 1 where g is linear, ≤ 0 where it turns.
 
-        Pieces so short that g's error hides them are passed over; n numbers.
+        Parameters
+        ----------
+        hidden : ndarray (n,)
+            Changes of g that are within its error. Pieces that are too short to show more are
+            left out.
+        error_share : float
+            The largest share of the whole rise that the error may be. Where it is more the
+            segment says nothing: steepness 0.
+
+        Returns
+        -------
+        ndarray (n,)
         """
         rise = self.rise
         along = self.slopes * np.sign(rise)[:, None]
-        seen = (np.diff(self.knots, axis=1) > 0) & ~self._short(unseen)
+        seen = (np.diff(self.knots, axis=1) > 0) & ~self._short(hidden)
         smallest = np.where(seen, along, np.inf).min(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             steep = np.where(np.isfinite(smallest), smallest / np.abs(rise), 0.0)
-        # where g hardly changes from end to end nothing is told, however steep it is between
-        return np.where(np.abs(rise) > unseen / _UNSEEN, steep, 0.0)
+        return np.where(np.abs(rise) > hidden / error_share, steep, 0.0)
 
-    def passed_over(self, unseen: Array) -> tuple[Array, Array]:
-        """Return the length of all short pieces, and what g changes by along them, (n,) each."""
-        width = np.where(self._short(unseen), np.diff(self.knots, axis=1), 0.0)
+    def left_out(self, hidden: Array) -> tuple[Array, Array]:
+        """Return the length of all short pieces, and what g changes by along them, (n,) each.
+
+        These are the pieces that `steepness` does not count: σ may be off by their length.
+        """
+        width = np.where(self._short(hidden), np.diff(self.knots, axis=1), 0.0)
         return np.asarray(width.sum(axis=1)), np.asarray((width * np.abs(self.slopes)).sum(axis=1))
 
-    def _short(self, unseen: Array) -> NDArray[np.bool_]:
-        """Tell pieces so short that g changes by less than its error there, and on average."""
+    def _short(self, hidden: Array) -> NDArray[np.bool_]:
+        """Tell pieces on which g, and a line from end to end, change by less than ``hidden``."""
         width = np.diff(self.knots, axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            hidden = np.where(unseen > 0, unseen / np.abs(self.rise), 0.0)
+            share = np.where(hidden > 0, hidden / np.abs(self.rise), 0.0)
         return np.asarray(
-            (width <= hidden[:, None]) & (width * np.abs(self.slopes) <= unseen[:, None])
+            (width <= share[:, None]) & (width * np.abs(self.slopes) <= hidden[:, None])
         )
 
     def invert(self, y: Array) -> tuple[Array, Array]:
         """Return σ with g(b + σa) = y for monotone segments, and |dg/dσ| there, (n,) each.
 
-        Beyond the ends of a segment its last slope goes on.
+        Beyond the ends of a segment the slope of its first or last piece goes on.
         """
         sign = np.sign(self.rise)[:, None]
         below = sign * self.values[:, 1:-1] <= sign * y[:, None]

@@ -1,0 +1,74 @@
+"""Section 4.1, the paper's way: the antisymmetric part of a Transformer is a single head.
+
+    T(X) − T(−X) = (A w_o)·Σ_i α_i x_i,      T without biases
+
+is a head with v = A w_o, two queries each: any learner of a single head finds W. It needs a
+network without biases, and A w_o ≠ 0; both are looked up in the network that was learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import antisymmetric
+from unsoftmax.learners.transformer.attention_recovery import RecoveredAttention
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.models import SingleHead, Transformer
+from unsoftmax.probes import Round
+from unsoftmax.protocol import Answers, Found, Steps
+
+
+def recover_antisymmetric(
+    learned: LearnedNetwork, head: Steps[SingleHead], cancelled: float
+) -> Generator[Round, Answers, RecoveredAttention]:
+    """Learn the single head that T(X) − T(−X) is.
+
+    Parameters
+    ----------
+    learned : LearnedNetwork
+        The network, not constant.
+    head : generator
+        The steps of a learner of that head.
+    cancelled : float
+        Share of what its terms add up to below which A w_o, or a bias, is 0.
+    """
+    _refuse_biased(learned, cancelled)
+    _refuse_cancelled(learned, cancelled)
+    found: Found[SingleHead] = yield from antisymmetric(head)
+    errors, network = found.certificate.errors, learned.network
+    scores = {name: x for name, x in found.model.arrays().items() if name in "WKQ"}
+    arrays = {f"network.{name}": x for name, x in network.arrays().items()}
+    model = Transformer.from_arrays({**scores, **arrays})
+    # answers are differences of two: what is seen of their precision counts twice
+    coarse = 1.0 if learned.precision == Precision() else 2.0
+    return RecoveredAttention(model, coarse * errors["W"], 0.0)
+
+
+def _terms(learned: LearnedNetwork) -> float:
+    """Return Σ_k ‖A_k‖·|w_k|, what the terms of A w_o add up to."""
+    network = learned.network
+    return float(np.linalg.norm(network.A, axis=0) @ np.abs(network.w_o))
+
+
+def _refuse_biased(learned: LearnedNetwork, cancelled: float) -> None:
+    network = learned.network
+    biases = float(np.abs(network.w_o) @ np.abs(network.b))
+    if biases > learned.constant + cancelled * _terms(learned):
+        raise ModelMismatch(
+            "The network has biases: T(X) − T(−X) is not a single head. Use "
+            'attention="local", which allows them.'
+        )
+
+
+def _refuse_cancelled(learned: LearnedNetwork, cancelled: float) -> None:
+    network = learned.network
+    if np.linalg.norm(network.A @ network.w_o) <= cancelled * _terms(learned):
+        raise NotIdentifiable(
+            "A w_o = 0: T(X) − T(−X) is 0 whatever W is, and the antisymmetric part "
+            'determines nothing. attention="local" learns W all the same.',
+            determined={"network": network},
+        )

@@ -1,0 +1,230 @@
+"""The attention before a learned network: W and w, one query per entry (Section 4.1, "local").
+
+Recovers W (and w) of T(X) = g(Σ_i α_i x_i), g known, from r(2d − r) logits where W has rank r, d²
+where it has full rank, and r (d) more for w; one query each, d more for g at the query tokens.
+Unlike the paper's reduction it needs no antisymmetry: g may have biases, and A w_o may be 0.
+With query tokens x_j = β_j b_j, b_j orthonormal, and u_j = W x_j + w:
+
+    1. u_j at r tokens (d at full rank)              d logits each
+    2. Q, an orthonormal basis of their span         none: it is the range of [W w]
+    3. k_j = Qᵀu_j at the other tokens               r logits each
+    4. k_0 at x_0 = γ b_1, where w is looked for     r logits
+    5. QᵀW b_j = (k_j − Qᵀw)/β_j, so W and w         none
+
+W and w are determined unless g is constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.learners.transformer.attention_scale import (
+    AttentionScaleTuning,
+    find_scale,
+    guess_bias,
+)
+from unsoftmax.learners.transformer.score_vectors import ScoreSpan, ScoreVectors, without_bias
+from unsoftmax.measure import offsets
+from unsoftmax.measure.offsets import Offsets
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.through_network.aim import AimedSegments, TokenLines, aim_from
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.measure.through_network.network_reader import NetworkReader
+from unsoftmax.measure.through_network.segment_answers import ThroughNetworkTuning
+from unsoftmax.models import ReluNetwork, Transformer
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+from unsoftmax.solve import dense
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAttentionTuning:
+    """How the attention is read through its network."""
+
+    reading: ThroughNetworkTuning = field(default=ThroughNetworkTuning())
+    """How a logit is read."""
+    scale: AttentionScaleTuning = field(default=AttentionScaleTuning())
+    """How the common scale is found."""
+    places: tuple[float, ...] = (0.0, -1.0, 0.5, -0.5, 2.0, -2.0, 8.0, -8.0, 64.0, -64.0)
+    """Tokens γ b_1 at which w may be read, as multiples of β_1. At 0 it is read by itself, but
+    there g may be flat or turn."""
+    bias_reach: float = 16.0
+    """Longest offsets of the token 0, in lengths of the network: where w is tiny, its logits stay
+    small rather than ask for endless offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssumedAttention:
+    """What W and w are taken to be.
+
+    Attributes
+    ----------
+    dim : int
+        d.
+    rank : int or None
+        Of W, of [W w] with biases; full where None.
+    biases : bool
+        Whether there may be a w.
+    """
+
+    dim: int
+    rank: int | None
+    biases: bool
+
+    @property
+    def columns(self) -> int:
+        """Number of query tokens at which all of W x + w is read."""
+        return self.dim if self.rank is None else min(self.rank, self.dim)
+
+    @property
+    def full(self) -> bool:
+        """Whether W may have full rank."""
+        return self.columns == self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredAttention:
+    """What was recovered, with bounds on its errors."""
+
+    model: Transformer
+    W_error: float
+    w_error: float
+
+
+def recover_attention(
+    learned: LearnedNetwork,
+    assumed: AssumedAttention,
+    anchored: bool,
+    rng: np.random.Generator,
+    tuning: LocalAttentionTuning,
+) -> Generator[Round, Answers, RecoveredAttention]:
+    """Ask for W and w.
+
+    Parameters
+    ----------
+    learned : LearnedNetwork
+        The network, not constant.
+    assumed : AssumedAttention
+        Rank of W, and whether there may be a w.
+    anchored : bool
+        Ask g once more for every logit.
+    rng : Generator
+        Makes the query tokens.
+    tuning : LocalAttentionTuning
+        How logits are read, and at which scales.
+    """
+    reader = NetworkReader(learned, anchored, tuning.reading)
+    T = offsets.rotation(assumed.dim, rng)
+    if assumed.rank == 0:
+        none = np.zeros((0, assumed.dim))
+        return RecoveredAttention(Transformer.from_factors(none, none, learned.network), 0.0, 0.0)
+    B = T.rows[np.arange(assumed.dim)]
+    bias = np.zeros(assumed.dim)
+    if assumed.biases:
+        bias = yield from guess_bias(reader, tuning.scale)
+    scale = yield from find_scale(reader, B[: tuning.scale.tokens], bias, tuning.scale)
+    lines = TokenLines.alike(B, *scale)
+    found, span = yield from _read_vectors(reader, lines, assumed, bias)
+    beside = None
+    if assumed.biases:
+        first = _offsets_of_first(found, B[:1], learned.length, assumed.columns)
+        beside = yield from _read_beside(reader, first, span, bias, tuning)
+    return _solved(T, learned.network, span, found, beside)
+
+
+def most_queries(assumed: AssumedAttention, anchored: bool, tuning: LocalAttentionTuning) -> int:
+    """Bound the queries of `recover_attention`, all that are asked again among them."""
+    dim, r, reading = assumed.dim, assumed.columns, tuning.reading
+    blocks = [(r, dim)]  # query tokens, logits of each
+    if assumed.full:
+        blocks += [(1, dim)] * assumed.biases
+    else:
+        blocks += [(dim - r + assumed.biases, r)]
+    once = sum(k * n + (k * n if anchored else k + k * n // reading.spare) for k, n in blocks)
+    again = sum(reading.most_again(k * n) for k, n in blocks)
+    scales = reading.pilots * (tuning.scale.tokens + 1 + assumed.biases) * tuning.scale.rounds
+    return once + again + scales
+
+
+def most_rounds(tuning: LocalAttentionTuning) -> int:
+    """Bound the rounds of `recover_attention`: guess of w, scale, columns, rows, and beside."""
+    return 5 * max(tuning.scale.rounds, tuning.reading.most_rounds)
+
+
+def _read_vectors(
+    reader: NetworkReader, lines: TokenLines, assumed: AssumedAttention, bias: Array
+) -> Generator[Round, Answers, tuple[ScoreVectors, ScoreSpan | None]]:
+    """Read W x + w at r tokens, and Qᵀ(W x + w) within their span at the others (steps 1 to 3)."""
+    columns = lines.pick(slice(0, assumed.columns))
+    found = ScoreVectors.of((yield from reader.read(columns, None, bias, "W")))
+    if assumed.full:
+        return found, None
+    span = ScoreSpan.of(found)
+    d, r = span.basis.shape
+    rest = lines.pick(slice(r, None))
+    # unit offsets within the span see √(d/r) times as much of W x as those of all of R^d
+    less = np.full(len(rest.beta), (r / d) ** 0.25)
+    answers = yield from reader.read(rest.scaled(less, less), span.basis, bias, "W, rows")
+    return span.coordinates(found) + span.tilted(ScoreVectors.of(answers)), span
+
+
+def _offsets_of_first(found: ScoreVectors, b: Array, length: float, columns: int) -> TokenLines:
+    """Return token β_1 b_1 and a length of offsets at which its logits are about 1."""
+    first = found.vectors[0]
+    moderate = float(np.sqrt(columns) / np.linalg.norm(first)) if np.any(first) else length
+    return TokenLines(b, found.beta[:1], np.array([moderate]))
+
+
+def _read_beside(
+    reader: NetworkReader,
+    first: TokenLines,
+    span: ScoreSpan | None,
+    bias: Array,
+    tuning: LocalAttentionTuning,
+) -> Generator[Round, Answers, ScoreVectors]:
+    """Read Qᵀ(W x_0 + w) at x_0 = γ b_1, wherever on b_1's line logits say most (step 4)."""
+    learned, best = reader.learned, None
+    typical = float(np.linalg.norm(bias)) / np.sqrt(len(bias))
+    reach = min(1 / typical if typical else np.inf, tuning.bias_reach * learned.length)
+    for share in tuning.places:
+        longest = first.reach / max(1.0, abs(share)) if share else np.array([reach])
+        line = TokenLines(first.b, share * first.beta, longest)
+        basis = None if span is None else span.basis
+        aimed = aim_from(learned, line, basis, tuning.reading.aim)
+        signal = _least_signal(aimed, learned.network)
+        if best is None or signal > best[0]:
+            best = signal, aimed
+    assert best is not None
+    answers = reader.answers(reader.refuse_flat(best[1]), "w")
+    yield from answers.ask(answers.pilots, "pilot")
+    found = ScoreVectors.of((yield from reader.complete(answers)))
+    return found if span is None else span.tilted(found)
+
+
+def _least_signal(aimed: AimedSegments, network: ReluNetwork) -> float:
+    """Return how well the poorest segment tells u: what a logit moves the answer, and u a logit."""
+    rise = np.abs(aimed.pieces(network, np.arange(len(aimed.alpha))).rise)
+    return float(np.min(np.maximum(aimed.steep, 0.0) * rise * aimed.alpha))
+
+
+def _solved(
+    T: Offsets,
+    network: ReluNetwork,
+    span: ScoreSpan | None,
+    found: ScoreVectors,
+    beside: ScoreVectors | None,
+) -> RecoveredAttention:
+    """Solve for W and w, and bound their errors (step 5)."""
+    columns, error, w, w_error = without_bias(found, beside)
+    solution = dense.solve(T, columns.T)
+    bound = solution.error(float(np.linalg.norm(error)))
+    within = solution.matrix.T  # QᵀW
+    if span is None:
+        return RecoveredAttention(Transformer(within, network, w), bound, w_error)
+    bound += 8 * UNIT * float(np.linalg.norm(within))
+    Q = span.basis
+    model = Transformer.from_factors(Q.T, within, network, Q @ w)
+    return RecoveredAttention(model, bound, w_error)

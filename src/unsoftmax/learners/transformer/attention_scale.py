@@ -1,0 +1,126 @@
+"""At which lengths of tokens and offsets logits through a network are moderate.
+
+A logit αa·(W βb + w) grows as αβ, and its part from w as α alone. A few pilots of two query
+tokens find lengths β and α at which the logits' part from W is near 1: far below, answers hardly
+depend on it; far above, softmax saturates. How large w is, is guessed before from two offsets of
+the token 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.measure.through_network.aim import TokenLines, aim_from
+from unsoftmax.measure.through_network.network_reader import NetworkReader
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionScaleTuning:
+    """How the common scale of tokens and offsets is found."""
+
+    tokens: int = 2
+    """Query tokens that are asked. One alone may be nearly in W's kernel; more cost queries."""
+    rounds: int = 7
+    """Rounds at most. Each makes saturated logits 64 times as small, or invisible ones a million
+    times as large: seven reach down to 1e-13, and up to the longest tokens."""
+    good: tuple[float, float] = (0.1, 1.0)
+    """Root mean square of the logits at which the search ends. Wider: other tokens' scales have to
+    be changed one by one."""
+    wanted: float = 0.5
+    """Where the logits' root mean square is brought to: few are then above 6 or below 0.05."""
+    unseen: float = 1e-6
+    """A smaller root mean square may be rounding alone: only the largest step is taken then."""
+    largest_step: float = 1e3
+    """Factor on tokens and offsets at most, in one round."""
+    saturated: float = 1 / 8
+    """Factor on tokens and offsets where half of the pilots or more are saturated."""
+    longest: float = 1e6
+    """Longest tokens, in lengths of the network: its biases are 1e-6 of an answer out there."""
+
+
+def guess_bias(
+    reader: NetworkReader, tuning: AttentionScaleTuning
+) -> Generator[Round, Answers, Array]:
+    """Guess how large w is from two offsets of the token 0: a vector of its typical entry.
+
+    Only its norm matters to `find_scale`. 0 where the network is flat around 0, or where all
+    offsets tried saturate.
+    """
+    learned = reader.learned
+    dim, reach = learned.dim, np.array([learned.length])
+    at_zero = TokenLines(np.zeros((1, dim)), np.ones(1), reach)
+    aimed = aim_from(learned, at_zero, None, reader.tuning.aim)
+    for _ in range(tuning.rounds):
+        if not aimed.usable(reader.tuning.aim):
+            break
+        answers = reader.answers(aimed, "w, scale")
+        yield from answers.ask(answers.pilots, "pilot")
+        t = answers.logits(answers.pilots).value
+        if np.all(np.isfinite(t)):
+            size = float(np.sqrt(np.mean((t / aimed.alpha[answers.pilots]) ** 2)))
+            return np.full(dim, size)
+        aimed = replace(aimed, alpha=tuning.saturated * aimed.alpha)
+    return np.zeros(dim)
+
+
+def find_scale(
+    reader: NetworkReader, B: Array, bias: Array, tuning: AttentionScaleTuning
+) -> Generator[Round, Answers, tuple[float, float]]:
+    """Find lengths of tokens and of offsets for which logits are moderate.
+
+    Parameters
+    ----------
+    reader : NetworkReader
+        Reads the logits.
+    B : ndarray (k, d)
+        Unit vectors of the query tokens that are asked.
+    bias : ndarray (d,)
+        w as far as it is known: its part of a logit does not grow with the token, so offsets are
+        no longer than it allows.
+    tuning : AttentionScaleTuning
+        Target and steps.
+    """
+    length = reader.learned.length
+    beta = reach = length
+    biased = float(np.linalg.norm(bias))
+    longest = np.sqrt(reader.learned.dim) / biased if biased else np.inf
+    for _ in range(tuning.rounds):
+        reach = min(reach, longest)
+        size = yield from _logit_size(reader, TokenLines.alike(B, beta, reach), bias)
+        if tuning.good[0] <= size <= tuning.good[1]:
+            break
+        factor = _scale_factor(size, tuning)
+        if factor > 1 and beta * np.sqrt(factor) > tuning.longest * length:
+            break
+        wanted = beta * reach * factor
+        reach = min(float(np.sqrt(wanted)), longest)
+        beta = wanted / reach
+    return beta, reach
+
+
+def _logit_size(
+    reader: NetworkReader, lines: TokenLines, bias: Array
+) -> Generator[Round, Answers, float]:
+    """Ask pilots; return the root mean square of the logits' part from W, inf where saturated."""
+    aimed = reader.aim(lines, None)
+    answers = reader.answers(aimed, "scale")
+    rows = answers.pilots
+    yield from answers.ask(rows, "pilot")
+    t = answers.logits(rows).value
+    t = t - aimed.alpha[rows] * (aimed.offsets[rows] @ bias)
+    seen = np.abs(t[np.isfinite(t)])
+    return float(np.sqrt(np.mean(seen**2))) if len(seen) > len(t) // 2 else np.inf
+
+
+def _scale_factor(size: float, tuning: AttentionScaleTuning) -> float:
+    """Return what logits of a root mean square should be multiplied by."""
+    if not np.isfinite(size):
+        return tuning.saturated**2
+    if size <= tuning.unseen:
+        return tuning.largest_step**2
+    return min(tuning.wanted / size, tuning.largest_step**2)

@@ -1,0 +1,225 @@
+"""Answers along aimed segments: asking for them, and the logits read from them.
+
+    T([x+αa; x]) = g(x + σ(t)·αa),      t = αa·u,   u = W x + w        one query per logit
+    T([x]) = g(x)                                                     one per query token
+    T([x + σ̂αa]) = g(x + σ̂αa)                                         one per anchored logit
+
+`unsoftmax.measure.through_network.inversion` says what an answer means; here is what was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.errors import NotIdentifiable
+from unsoftmax.measure.reading import Reading
+from unsoftmax.measure.through_network.aim import AimedSegments, AimTuning
+from unsoftmax.measure.through_network.inversion import (
+    AnsweredSegments,
+    InversionTuning,
+    logits_of,
+    pooled_positions,
+)
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.measure.through_network.tilted_offsets import TiltedOffsets
+from unsoftmax.probes import Array, Design, Indices, LazyRows, Pairs, Purpose, Round, Singles
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughNetworkTuning:
+    """How logits are read through a network: what is asked, and asked again."""
+
+    aim: AimTuning = field(default=AimTuning())
+    """Which segments."""
+    inversion: InversionTuning = field(default=InversionTuning())
+    """When an inverted answer is trusted."""
+    pilots: int = 2
+    """Offsets of every query token that are asked first and may change its scale. One alone may
+    be nearly orthogonal to W x + w, so that its logit says nothing of the scale."""
+    pilot_high: float = 4.0
+    """A larger pilot logit shrinks the token: others may be larger still and saturate."""
+    pilot_low: float = 0.05
+    """A smaller one lengthens it: an answer's error counts 1/t times relative to the logit t."""
+    pilot_low_anchored: float = 0.005
+    """The same for anchored logits, whose errors are far smaller."""
+    shrunk_to: float = 1.5
+    """Where too large a pilot is brought to."""
+    lengthened_to: float = 0.5
+    """Where too small a pilot is brought to: less, for it may have been small by chance."""
+    most_lengthened: float = 900.0
+    """How much larger a token's logits are made at most in one step: 30 times token and offset."""
+    saturated: float = 1 / 16
+    """Factor on an offset along which only the sign of the logit is seen."""
+    largest: float = 6.0
+    """A larger logit is asked again with a shorter offset: σ(6) has lost two and a half digits."""
+    lowered_to: float = 2.0
+    """Where such a logit is brought to."""
+    repeats: int = 4
+    """Rounds of such questions: 16⁻⁴ times an offset is as far as they go."""
+    spare: int = 7
+    """Besides d² logits every ``spare``-th query is spent in any case: on g at the query tokens, on
+    what is asked again, and the rest on anchors for the logits that leave most of W open."""
+
+    @property
+    def most_rounds(self) -> int:
+        """Rounds at most: pilots, and again; the rest, and again; anchors."""
+        return 4 + self.repeats
+
+    def most_again(self, rows: int) -> int:
+        """Return how many of so many logits are asked again at most."""
+        return 2 * self.pilots + rows // 2
+
+
+@dataclass(frozen=True, slots=True)
+class PooledTokens(LazyRows):
+    """The tokens x + σ̂αa that two-token probes pool, made when they are asked for."""
+
+    x: Array
+    offsets: TiltedOffsets
+    step: Array
+    """σ̂α, (n,)."""
+
+    @property
+    def shape(self) -> tuple[int, int]:  # noqa: D102
+        return len(self.step), self.x.shape[1]
+
+    def pick(self, index: Indices) -> PooledTokens:  # noqa: D102
+        return PooledTokens(self.x, self.offsets.pick(index), self.step[index])
+
+    def design(self) -> Design:  # noqa: D102
+        return {"x": self.x, **self.offsets.design(), "step": self.step}
+
+    def __getitem__(self, index: Indices) -> Array:
+        return self.x[self.offsets.token[index]] + self.step[index, None] * self.offsets[index]
+
+
+@dataclass(slots=True)
+class SegmentAnswers:
+    """Answers along segments, NaN where not asked, and what they say."""
+
+    learned: LearnedNetwork
+    aimed: AimedSegments
+    phase: str
+    tuning: ThroughNetworkTuning
+    y: Array = field(init=False)
+    """Answers, (k·r,)."""
+    at_start: Array = field(init=False)
+    """``g(x) − ĝ(x)`` at the query tokens, 0 where not asked, (k,)."""
+    anchor: Array = field(init=False)
+    """σ̂ of the anchors, (k·r,)."""
+    at_anchor: Array = field(init=False)
+    """``g − ĝ`` at the anchors, (k·r,)."""
+    again: int = field(init=False, default=0)
+    """Queries that were asked again."""
+
+    def __post_init__(self) -> None:
+        self.y, self.anchor, self.at_anchor = np.full((3, len(self.aimed.alpha)), np.nan)
+        self.at_start = np.zeros(len(self.aimed.x))
+
+    @property
+    def every(self) -> Indices:
+        """All rows."""
+        return np.arange(len(self.y))
+
+    @property
+    def pilots(self) -> Indices:
+        """The first offsets of every token."""
+        return self.aimed.rows(np.arange(len(self.aimed.x)), slice(0, self.tuning.pilots))
+
+    def ask(self, rows: Indices, purpose: Purpose = "data") -> Generator[Round, Answers, None]:
+        """Ask along some segments."""
+        if not len(rows):
+            return
+        [self.y[rows]] = yield [self._pairs(rows, purpose)]
+        self.again += len(rows) if purpose == "again" else 0
+
+    def ask_with_tokens(self, rows: Indices) -> Generator[Round, Answers, None]:
+        """Ask along some segments, and every query token by itself."""
+        alone = Singles(self.aimed.x, phase=f"{self.phase}, g at its tokens", purpose="data")
+        parts = [self._pairs(rows, "data")] if len(rows) else []
+        [*y, g] = yield [*parts, alone]
+        if len(rows):
+            [self.y[rows]] = y
+        self.at_start = g - self.learned.network(self.aimed.x)
+
+    def ask_anchors(self, rows: Indices) -> Generator[Round, Answers, None]:
+        """Ask g where the answers say that the pooled tokens of some rows lie."""
+        if not len(rows):
+            return
+        self.anchor[rows] = np.clip(self.positions(rows)[0], 0.0, 1.0)
+        step = self.anchor[rows] * self.aimed.alpha[rows]
+        pooled = PooledTokens(self.aimed.x, self.aimed.offsets.pick(rows), step)
+        [g] = yield [Singles(pooled, phase=f"{self.phase}, anchors", purpose="data")]
+        for part in self._chunks(len(g)):
+            self.at_anchor[rows[part]] = g[part] - self.learned.network(pooled[part])
+
+    def positions(self, rows: Indices) -> tuple[Array, Array]:
+        """Return σ̂ along some segments and bounds on its error."""
+        sigma, bound = np.empty((2, len(rows)))
+        share = self.tuning.aim.error_share
+        for part in self._chunks(len(rows)):
+            answered = self._answered(rows[part])
+            sigma[part], bound[part] = pooled_positions(
+                self.learned, answered, share, self.tuning.inversion
+            )
+        return sigma, bound
+
+    def logits(self, rows: Indices) -> Reading:
+        """Return the logits of some rows, ±inf where saturated, and bounds on their errors."""
+        return logits_of(*self.positions(rows), self.tuning.inversion)
+
+    def least_determined(self, count: int) -> Indices:
+        """Return the rows whose logits leave most of W open, in rising order."""
+        error = self.logits(self.every).error
+        length = np.abs(self.aimed.beta)[self.aimed.offsets.token]
+        share = error / (self.aimed.alpha * np.where(length > 0, length, 1.0))
+        return np.sort(np.argsort(-share, kind="stable")[:count])
+
+    def vectors(self) -> tuple[Array, Array]:
+        """Return Qᵀu for all query tokens (k, r), and bounds on its error's norm (k,).
+
+        Raises
+        ------
+        NotIdentifiable
+            A logit is saturated.
+        """
+        read = self.logits(self.every)
+        if lost := int(np.count_nonzero(~np.isfinite(read.value))):
+            raise NotIdentifiable(
+                f"{lost} of {len(self.y)} logits are out of the answers' reach: attention is all "
+                "on one token at every scale tried, as with hard attention. The network is "
+                "determined, W is not.",
+                determined={"network": self.learned.network},
+            )
+        alpha = self.aimed.alpha
+        return self.aimed.offsets.solve(read.value / alpha, read.error / alpha)
+
+    def _answered(self, rows: Indices) -> AnsweredSegments:
+        x, a = self.aimed.vectors(rows)
+        at_start = self.at_start[self.aimed.offsets.token[rows]]
+        return AnsweredSegments(
+            x, a, self.y[rows], at_start, self.anchor[rows], self.at_anchor[rows]
+        )
+
+    def _pairs(self, rows: Indices, purpose: Purpose) -> Pairs:
+        name = f"{self.phase}, again" if purpose == "again" else self.phase
+        return Pairs(
+            self.aimed.offsets.pick(rows),
+            self.aimed.x,
+            np.arange(len(rows)),
+            self.aimed.offsets.token[rows],
+            self.aimed.alpha[rows],
+            np.ones(len(rows)),
+            phase=name,
+            purpose=purpose,
+        )
+
+    def _chunks(self, count: int) -> Iterator[Indices]:
+        """Divide rows so that what is cut at once stays within memory."""
+        step = self.learned.rows_at_once(self.tuning.aim.numbers_at_once)
+        for start in range(0, count, step):
+            yield np.arange(start, min(start + step, count))

@@ -1,0 +1,166 @@
+"""The end of a Transformer's learner: sequences that tell, and what their answers may be off by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.by_hand import driven
+from tests.networks import network
+from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
+from unsoftmax.learners.transformer.closing_sequences import (
+    ClosingSequenceTuning,
+    telling_sequences,
+)
+from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut, learned_network
+from unsoftmax.learners.transformer.transformer_evidence import (
+    TransformerEvidenceTuning,
+    TransformerParts,
+    conclude_transformer,
+    transformer_residuals,
+)
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.probes import Sequences
+from unsoftmax.protocol import Certificate, Evidence, Found
+from unsoftmax.validate.judge import judge
+
+TUNING = TransformerEvidenceTuning()
+COARSE = Precision(relative=1e-7)
+
+
+def model_of(seed, d=5, m=8):
+    rng = np.random.default_rng(seed)
+    return us.Transformer(rng.standard_normal((d, d)), network("random", d, m, seed))
+
+
+def near(model, W_off, rng):
+    """Return the same Transformer with a W that is off by so much in Frobenius norm."""
+    off = rng.standard_normal(model.W.shape)
+    return us.Transformer(model.W + W_off * off / np.linalg.norm(off), model.network, model.w)
+
+
+def sequences(model, count=24, seed=0, **knobs):
+    learned = LearnedNetwork(model.network, 1e-15, 1e-15, Precision())
+    rng = np.random.default_rng(seed)
+    return telling_sequences(model, learned, count, rng, replace(TUNING.closing, **knobs))
+
+
+def judged(model, target, W_error, precision=COARSE, tuning=TUNING, **bounds):
+    learned = LearnedNetwork(model.network, 1e-12, 1e-12, precision)
+    errors = {"constant": 1e-12, "slope": 1e-12, "W": W_error, "w": 0.0, **bounds}
+    answered = [(part.X, target(part.X)) for part in sequences(target)]
+    return judge(transformer_residuals(model, learned, errors, answered, tuning), 24)
+
+
+@pytest.mark.parametrize("W_error", [1e-9, 1e-7, 1e-5])
+def test_a_model_within_its_bounds_passes_and_one_beyond_does_not(W_error, trials):
+    """Fresh answers see W's error to within the looseness of first-order bounds."""
+    refused = 0
+    for seed in range(trials(4, 60)):
+        rng = np.random.default_rng(seed)
+        target = model_of(seed)
+        exact = Precision(unit=2.0**-53)
+        assert judged(near(target, W_error, rng), target, W_error).evidence.passed
+        assert judged(target, target, W_error, exact).evidence.passed
+        refused += judged(near(target, 1e3 * W_error, rng), target, W_error).refuses
+    assert refused == trials(4, 60)
+
+
+def test_exact_answers_are_not_excused_by_loose_bounds():
+    """A certificate of 1 % would let a W pass that is off by 1e-3: exact answers do not."""
+    rng = np.random.default_rng(0)
+    target = model_of(0)
+    wrong = near(target, 1e-3, rng)
+    assert judged(wrong, target, 1e-2, Precision()).refuses
+    loose = replace(TUNING, most_of_spread=1.0, most_of_size=1.0)
+    assert not judged(wrong, target, 1e-2, Precision(), loose).refuses
+
+
+def test_where_every_logit_is_left_open_nothing_is_told():
+    target = model_of(1)
+    assert judged(target, target, 1e3).blunt
+    assert not judged(target, target, 1e3, Precision()).blunt
+
+
+def test_without_a_bound_on_the_network_one_percent_is_asked_for():
+    target = model_of(2)
+    rng = np.random.default_rng(0)
+    for off, passed in ((1e-6, True), (1.0, False)):
+        found = judged(near(target, off, rng), target, np.inf, constant=np.inf)
+        assert found.evidence.passed is passed
+
+
+def test_no_answers_no_evidence():
+    learned = LearnedNetwork(model_of(0).network, 0.0, 0.0, Precision())
+    residuals = transformer_residuals(model_of(0), learned, {"W": 0.0, "w": 0.0}, [], TUNING)
+    assert not judge(residuals, 0).evidence.passed
+
+
+@pytest.mark.parametrize(
+    ("W_off", "W_error", "refusal", "said"),
+    [
+        (0.0, 1e9, us.NotIdentifiable, "too coarse"),
+        (1.0, 1e-6, us.ModelMismatch, "misses fresh sequences"),
+    ],
+)
+def test_the_end_says_why_it_refuses(W_off, W_error, refusal, said):
+    target = model_of(3)
+    learned = LearnedNetwork(target.network, 1e-12, 1e-12, COARSE)
+    certificate = Certificate({"constant": 1e-12, "slope": 1e-12}, ())
+    network = Found(target.network, certificate, Evidence.of(0, np.zeros(0), np.zeros(0)))
+    model = near(target, W_off, np.random.default_rng(0))
+    attention = RecoveredAttention(model, W_error, 0.0)
+    parts = TransformerParts(attention, learned, network, AssumedAttention(5, None, False))
+    opening = Sequences(np.zeros((0, 3, 5)), phase="opening", purpose="check")
+    held = TransformerHoldOut(opening, np.zeros(0), np.zeros(0), 16, 16)
+    steps = conclude_transformer(parts, held, np.random.default_rng(0), TUNING)
+    with pytest.raises(refusal, match=said):
+        driven(steps, target)
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"), [(2.0, us.NotIdentifiable), (2.0 + 1e-6, us.ModelMismatch)]
+)
+def test_a_constant_network_leaves_W_free_or_is_contradicted(answer, refusal):
+    constant = us.ReluNetwork(np.zeros((3, 0)), [], None, 2.0)
+    nothing = Evidence.of(0, np.zeros(0), np.zeros(0))
+    found = Found(constant, Certificate({"constant": 1e-9, "slope": 0.0}, ()), nothing)
+    with pytest.raises(refusal, match=r"constant|Single tokens"):
+        learned_network(found, Precision(), np.full(4, answer))
+
+
+# -- closing sequences
+
+
+def test_closing_sequences_are_those_that_depend_on_the_attention():
+    """Behind a network that is constant up to distance 30 most sequences tell nothing."""
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((5, 2))
+    g = us.ReluNetwork(A, np.ones(2), -30 * np.linalg.norm(A, axis=0), 0.3)
+    target = us.Transformer(rng.standard_normal((5, 5)), g)
+
+    def telling(**knobs):
+        families = sequences(target, 48, **knobs)
+        moved = [np.abs(target(p.X) - g(p.X.mean(axis=1))) > 1e-6 for p in families]
+        return float(np.mean(np.concatenate(moved)))
+
+    assert telling() > 0.9
+    assert telling(tried=1) < 0.75
+
+
+def test_all_lengths_and_both_kinds_of_query_tokens_are_asked():
+    families = sequences(model_of(0), 24)
+    assert sorted(part.tokens for part in families) == sorted(ClosingSequenceTuning().tokens)
+    assert sum(len(part) for part in families) == 24
+    queries = np.concatenate([part.X[:, -1] for part in families])
+    assert np.count_nonzero(np.count_nonzero(queries, axis=1) == 1) == 12
+    again = sequences(model_of(0), 24)
+    assert all(np.array_equal(a.X, b.X) for a, b in zip(families, again, strict=True))
+
+
+def test_no_queries_no_sequences():
+    assert sequences(model_of(0), 0) == []
