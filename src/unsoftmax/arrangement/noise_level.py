@@ -16,10 +16,6 @@ from unsoftmax.arrangement.lifted_points import WrittenPoints
 from unsoftmax.probes import Round, Singles
 from unsoftmax.protocol import Answers
 
-# The deviation of F(θ−h) + F(θ+h) − 2cos(h)F(θ) is √6 that of an answer; the 50 % and 90 %
-# quantiles of |normal| are .6745 and 1.645.
-MEDIAN, NINETY = 0.6745 * np.sqrt(6), 1.645 * np.sqrt(6)
-
 
 @dataclass(frozen=True, slots=True)
 class NoiseLevelTuning:
@@ -77,7 +73,10 @@ def estimate_noise(
     unit = tuning.single if np.array_equal(y, y.astype(np.float32)) else tuning.double
     at, before, after = np.split(F, 3)
     r = np.abs(before + after - 2 * np.cos(h) * at)
-    median, ninety = float(np.median(r)) / MEDIAN, float(np.quantile(r, 0.9)) / NINETY
+    # r has √6 times the deviation of an answer; the 50 % and 90 % quantiles of |normal| are .6745
+    # and 1.645
+    median = float(np.median(r)) / (0.6745 * np.sqrt(6))
+    ninety = float(np.quantile(r, 0.9)) / (1.645 * np.sqrt(6))
     size = float(np.abs(F).max())
     deviation = max(tuning.larger * median, unit * size, float(np.finfo(float).tiny))
     search = max(deviation, min(ninety, tuning.most * median), 2 * unit * size)
