@@ -259,6 +259,7 @@ FACTS = {
     "measure.offsets._ALL_BITS": "bits of float64, and one",
     "measure.offsets._CHUNK": "how many numbers of lazy rows are made at once: memory alone",
     "learners.settings._SMALLEST": "where squares leave float64",
+    "learners.multi_head.orientation.COPIES": "copies of a token that its identity is written for",
     "learners.single_head.sensing.gaussian_readings._GRID": "grid of Gaussians, for float32",
     "learners.single_head.sensing.gaussian_readings._APART": "how far apart float32 adds on it",
     "measure.intervals.SLACK": "covers float64's rounding in bounds that are otherwise exact",

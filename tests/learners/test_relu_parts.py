@@ -70,7 +70,7 @@ def test_noise_asks_for_longer_tokens_where_it_is_of_a_fixed_size():
     form = random_form(np.random.default_rng(0), 5, 9)
     steps = TargetLift(5, False, EDGE, LiftTuning(), FreshPointTuning())
     target, _ = answered(steps.run(np.random.default_rng(0)), Lift(5, False), form, 1e-6)
-    assert target.lift.token_scale == LiftTuning().loud
+    assert target.lift.token_scale == LiftTuning().long_tokens
     assert target.coarseness < 1e-14
     exact, _ = lifted(form, 5, False)
     assert exact.lift.token_scale == 1

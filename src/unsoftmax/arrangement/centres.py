@@ -18,27 +18,27 @@ from unsoftmax.probes import Array
 
 @dataclass(frozen=True, slots=True)
 class CentreTuning:
-    """How centres are found: they need not be exact, for steps are taken half the way anyway."""
+    """How centres are found. They need not be exact: steps from there go half of the way only."""
 
     newton: int = 25
-    """Newton steps at most."""
+    """Limit on the number of Newton steps."""
     decrement: float = 1e-2
-    """Steps end once none would raise the maximum by more than half of this."""
+    """Newton steps end when the squared Newton decrement of all cells is below this."""
     bisections: int = 12
-    """Of the line search along each step."""
+    """Bisections of the line search along each step."""
     farthest: float = 1e3
-    """How far, in steps, the line search looks at most."""
+    """Limit of the line search, in Newton steps."""
     short: float = 1e-6
-    """By this share it ends before the nearest hyperplane."""
+    """The line search ends by this share before the nearest hyperplane."""
     ridge: float = 1e-15
-    """Added to the Hessian, of its trace: hyperplanes 1e-8 away outweigh all others to the last
-    bit."""
+    """Multiple of its trace that is added to the Hessian: hyperplanes at a distance of 1e-8
+    dominate it to the last bit, and it would be singular."""
     way: float = 0.5
-    """Of the way to the next hyperplane that is gone from a centre."""
+    """Length of a step from a centre, as a share of the way to the next hyperplane."""
     longest: float = 0.7
-    """Longest step, from centres of norm 1."""
+    """Longest step from a centre, whose norm is 1."""
     numbers_at_once: int = 2**22
-    """Bounds the memory of the Newton steps, to 32 MB."""
+    """Bound on the numbers held by the Newton steps: 32 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,33 +34,36 @@ class CellTuning:
 
     kinks: KinkTuning = field(default=KinkTuning())
     edge: float = 1e-10
-    """How far before θ = 0 and π, where tokens are infinite, a circle ends: 10¹⁰ length scales
-    away. At 1e-8 one in 100 neurons that are dead up to 10⁵ length scales was not crossed."""
+    """Distance of the circle's ends from θ = 0 and π, where tokens are infinitely long; 1e-10 is
+    10¹⁰ length scales away. At 1e-8, 1 % of the neurons that are dead up to 10⁵ length scales were
+    not crossed."""
     ends: float = 0.07
-    """Where a cell's two answers lie, of its width: away from the errors of the kinks."""
+    """Distance of a cell's two values from its ends, in cell widths. Smaller: errors of the kinks'
+    positions matter. Larger: the line is less precise."""
     step: float = 0.03
-    """Steps off the circle, of the cell's width: 0.3 % of the probes leave their cell; at 0.1, 6 %,
-    and some of them unseen."""
+    """Length of the steps off the circle, in cell widths. 0.3 % of these probes leave their cell;
+    at 0.1 it is 6 %, and some of them are not noticed."""
     nearer: float = 8.0
-    """A probe that left its cell is asked again so many times nearer …"""
+    """Factor by which the step is shortened after a probe left its cell."""
     retries: int = 8
-    """… and so often at most."""
+    """Limit on how often that is done."""
     crossed: float = 0.93
-    """So much of the way to a hyperplane counts as crossed: G has errors."""
+    """Share of the way to a hyperplane that already counts as crossing it, because the gradients
+    that tell the way have errors."""
     significant: float = 30.0
-    """A kink is left out if its jump of the slope is less than so many deviations: less, and cells
-    that are one are measured as two thin ones; more, and small neurons wait for another sweep."""
+    """A kink is dropped if its change of slope is below this many standard deviations. Smaller:
+    false kinks make thin cells. Larger: small neurons are left to the next sweep."""
     least_jump: float = 10.0
     least_share: float = 1e-7
-    """A jump of the gradient is left out if it is smaller than ``least_jump`` deviations and than
+    """A jump of the gradient is dropped if it is below ``least_jump`` standard deviations and below
     ``least_share`` of the median jump."""
     far: float = 1e-3
-    """A neuron is far out if sin(θ)·√d of its kink is less than this: it wakes up beyond 10³ length
-    scales, where fresh points see it in few of them."""
+    """A neuron is far out if sin(θ)·√d of its kink is below this: it becomes active beyond 10³
+    length scales, where few fresh points test it."""
     least_slope: float = 3.0
-    """Far out, a neuron's weights without its bias must be so many deviations: of the dead neurons
-    of trained networks, true slopes had 3.9 and more, those that turned it where fresh points lie
-    2.3 and less."""
+    """Far out, the weights of a neuron (without its bias) must exceed this many standard
+    deviations. True dead neurons of trained networks had 3.9 and more; errors that changed the
+    network where fresh points lie had 2.3 and less."""
 
 
 @dataclass(frozen=True, slots=True)

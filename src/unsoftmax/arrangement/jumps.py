@@ -51,30 +51,32 @@ class JumpTuning:
     """How jumps are searched for."""
 
     deviations: float = 60.0
-    """A value is on a piece if it misses it by less than so many times its error: at 4e-16 one
-    wrong value in 10¹² passes. More merges small jumps, less splits a piece in two."""
+    """A value belongs to a piece if it misses it by less than this many times its error. At an
+    error of 4e-16 one wrong value in 10¹² is accepted. Smaller: pieces are split by rounding.
+    Larger: small jumps are missed."""
     isolated: float = 5.0
-    """An interval is finished once it is so many times narrower than its distance to the next."""
+    """An interval is finished when it is this many times narrower than its distance to the next."""
     narrowest: float = 1e-12
-    """Nor are narrower intervals cut: float64 angles do not resolve them."""
+    """Intervals narrower than this are not cut: float64 does not resolve the angles."""
     share: float = 0.03
-    """Largest baseline of a new piece, of its interval: a jump is between with this chance."""
+    """Largest baseline of a new piece as a share of its interval: the probability that a jump lies
+    between its two values."""
     longest: float = 0.1
-    """Largest baseline of all."""
+    """Largest baseline of any piece, in radians."""
     noiseless: float = 4e-16
-    """Error of values up to which baselines are as short as asked for; beyond they grow as its
-    square root."""
+    """Up to this error of the values, baselines are as short as the caller asks for. Beyond, they
+    grow with the square root of the error."""
     cuts: tuple[float, ...] = (0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.0625, 0.9375)
-    """Where an interval is cut, of its width: the next one each time the last was in a transition.
-    After the last the transition is all there is in the interval."""
+    """Where an interval is cut, as a share of its width: the next position after each cut that
+    fell into a transition. After the last one the interval is given up as a transition."""
     slack: int = 8
-    """So many jumps more than allowed pass while intervals are refined: values near a transition
-    look like pieces of their own."""
+    """Number of jumps above the limit that is tolerated while intervals are refined: values near a
+    transition may look like pieces of their own."""
     cancelled: int = 16
-    """Intervals at first, at least, where the first values are 0: there all that jumps may cancel,
-    and the piece at π would look the same."""
+    """Smallest number of first intervals if the first values are 0: all jumps may cancel there, and
+    then the piece at π looks like the one at 0."""
     rounds: int = 400
-    """Rounds at most: 40 halvings to the narrowest, and as many again for nine cuts each."""
+    """Limit on the rounds: 40 halvings to the narrowest interval, with nine cuts each."""
 
 
 @dataclass(frozen=True, slots=True)

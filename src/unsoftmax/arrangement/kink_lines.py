@@ -19,51 +19,54 @@ from unsoftmax.probes import Array, Flags, Indices
 
 @dataclass(frozen=True, slots=True)
 class KinkTuning:
-    """How kinks are searched for. Lengths are in widths of an interval unless said otherwise."""
+    """How kinks are searched for. Lengths are in widths of the interval, unless said otherwise."""
 
     start: int = 32
-    """Intervals at first. Two kinks that cancel, in one interval, may be missed."""
+    """Number of intervals at first. Fewer: two kinks that cancel may both lie in one interval and
+    be missed. More: three queries each."""
     shifted: float = 0.31
-    """How far the first ends are moved: in one dimension kinks at 0 lie half-way, and no interval
-    may end there."""
+    """Offset of the first interval ends from a regular grid. In one dimension all kinks at 0 lie at
+    π/2, and no interval may end on a kink."""
     pair: float = 0.02
-    """Distance of the two values that give a line. Less: a larger error of the line; more: a kink
-    between them."""
+    """Distance of the two values that determine a line. Smaller: the line's slope is less precise.
+    Larger: more lines are read across a kink."""
     renewed: float = 0.1
-    """A line from values farther apart than this is STALE: it is too coarse, or has a kink within.
-    Without it wrong lines split intervals to depth 30."""
+    """A line read from values farther apart than this is STALE: it is imprecise, or has a kink
+    between its values. Without this rule wrong lines split intervals to depth 30."""
     deviations: float = 10.0
-    """A value is on a line if it misses it by less than so many deviations. Less: kinks made of
-    noise; more: missed kinks."""
+    """A value belongs to a line if it misses it by at most this number of standard deviations.
+    Smaller: false kinks. Larger: missed kinks."""
     own_error: float = 1.5
     slope_error: float = 2.0
-    """A value misses its line by own_error + slope_error·distance/baseline times the deviation of a
-    value: its own error and that of the line's two values."""
+    """The standard deviation of a value from its line, in units of the noise, is
+    own_error + slope_error·distance/baseline: the error of the value and of the line."""
     margin: float = 1e-4
-    """Crossings closer to an end than this are not believed."""
+    """Crossings closer than this to an end are ignored: rounding could put them outside."""
     beside: float = 1e-3
-    """Distance of the two values beside a MISSED crossing, at least."""
+    """Smallest distance of the two values on either side of a MISSED crossing. Smaller: the new
+    lines are imprecise and have to be read again."""
     room: float = 0.3
-    """That distance at most, of the distance to the nearer end."""
+    """Largest value of that distance, as a share of the distance to the nearer end."""
     apart: float = 5.0
-    """Lines that differ by so many times what a value may miss them by are told from each other."""
+    """Two lines can be told apart where they differ by this many times the error that is allowed.
+    Smaller: two close kinks pass for one. Larger: their values are asked farther away."""
     inside: tuple[float, float] = (0.35, 0.65)
-    """Where values inside an interval are asked, at random: a fixed place could meet the kinks of a
-    regular target again and again."""
+    """Range of the random position of values inside an interval. A fixed position could meet the
+    kinks of a regular target again and again."""
     narrowest: float = 1e-9
-    """Radians: float64 does not separate kinks closer than this."""
+    """Radians. Kinks closer than this count as one: float64 values do not separate them."""
     crowd: int = 64
     crowded: float = 0.01
-    """So many intervals more than kinks found, in so small a share of the circle, are noise that is
-    larger there than was thought."""
-    louder: float = 2.0
-    """Then so many times the noise is assumed."""
+    """If there are ``crowd`` more intervals than kinks found, in less than this share of the
+    circle, the noise is larger there than assumed."""
+    noise_growth: float = 2.0
+    """Factor by which the assumed noise is then raised, each round."""
     everywhere: float = 0.5
-    """Too many intervals that cover this share of the circle, with half as many kinks found, are no
-    kinks: the function is smooth, or noise."""
+    """When there are too many intervals: if they cover more than this share of the circle, and
+    fewer kinks than this share of them were found, the function is smooth or only noise."""
     rounds: int = 120
-    """Rounds at most: 30 halvings to the narrowest, with lines renewed and crossings seen twice.
-    What is left then is taken as a kink each."""
+    """Limit on the rounds: 30 halvings to the narrowest interval, with lines renewed and crossings
+    checked twice. Every interval left then counts as one kink."""
 
 
 @dataclass(frozen=True, slots=True)

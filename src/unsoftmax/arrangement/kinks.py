@@ -100,7 +100,7 @@ class KinkSearch:
             few = count < len(now) * tuning.everywhere
             raise TooManyBreakpoints(self.most, everywhere=few and covered > tuning.everywhere)
         if covered < tuning.crowded and len(now) > tuning.crowd + count:
-            self.noise *= tuning.louder
+            self.noise *= tuning.noise_growth
 
     def _judged(
         self, now: KinkIntervals, seen: KinkQuestions, answers: KinkAnswers

@@ -16,29 +16,24 @@ from unsoftmax.arrangement.lifted_points import WrittenPoints
 from unsoftmax.probes import Round, Singles
 from unsoftmax.protocol import Answers
 
-# The deviation of F(θ−h) + F(θ+h) − 2cos(h)F(θ) is √6 that of an answer; the 50 % and 90 %
-# quantiles of |normal| are .6745 and 1.645.
-MEDIAN, NINETY = 0.6745 * np.sqrt(6), 1.645 * np.sqrt(6)
-
 
 @dataclass(frozen=True, slots=True)
 class NoiseLevelTuning:
     """How the noise is estimated."""
 
     places: int = 16
-    """Places on the circle, three answers each."""
+    """Number of places on the circle, three values each. Fewer: the estimate may be too low."""
     apart: float = 1e-5
-    """Angle between them: short enough to have a kink between in one of a thousand places."""
+    """Angle between the three values. Larger: kinks fall between them."""
     double: float = 2e-16
-    """Errors of answers relative to the largest, at least: the last place of float64 …"""
+    """Smallest relative error of float64 answers, that of their last place."""
     single: float = 1.2e-7
-    """… or of float32, where all answers are float32 numbers."""
+    """The same if all answers are float32 numbers."""
     larger: float = 1.5
-    """The deviation is taken so many times as large as the median says: 16 places may be lucky."""
+    """Factor on the deviation that the median of 16 places gives: it may be too low by chance."""
     most: float = 6.0
-    """The search takes the 90 % quantile, which noise of unequal size raises, but no more than so
-    many times the median: without this cap one place with a kink in it makes the search merge
-    neurons."""
+    """The search uses the 90 % quantile, because noise may vary along the circle, but at most this
+    many times the median: otherwise a single place with a kink makes the search merge neurons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,10 @@ def estimate_noise(
     unit = tuning.single if np.array_equal(y, y.astype(np.float32)) else tuning.double
     at, before, after = np.split(F, 3)
     r = np.abs(before + after - 2 * np.cos(h) * at)
-    median, ninety = float(np.median(r)) / MEDIAN, float(np.quantile(r, 0.9)) / NINETY
+    # r has √6 times the deviation of an answer; the 50 % and 90 % quantiles of |normal| are .6745
+    # and 1.645
+    median = float(np.median(r)) / (0.6745 * np.sqrt(6))
+    ninety = float(np.quantile(r, 0.9)) / (1.645 * np.sqrt(6))
     size = float(np.abs(F).max())
     deviation = max(tuning.larger * median, unit * size, float(np.finfo(float).tiny))
     search = max(deviation, min(ninety, tuning.most * median), 2 * unit * size)

@@ -30,20 +30,21 @@ class NetworkClaimTuning:
     """How errors become a certificate, and how the hold-out is judged."""
 
     deviations: float = 6.0
-    """Standard deviations of all errors that are certified: 4 were passed once in 60."""
+    """Number of standard deviations that are certified. With 4, one certificate in 60 failed."""
     roundoffs: float = 16.0
-    """Roundoffs of the sum of all terms: nearly linear networks leave more than 4."""
+    """Number of roundoffs of the sum of all terms that is added: nearly linear networks need more
+    than 4."""
     times: float = 5.0
-    """Fresh points were predicted to within the limit before; those of the hold-out may be
-    predicted so many times worse."""
+    """The hold-out may be missed by this many times the limit that accepted the network: other
+    fresh points may be predicted worse."""
     widened: float = 2.0
-    """If some miss is larger than certified, but within that limit, the certificate becomes so
-    many times as wide as the largest asks for."""
+    """If misses exceed the certificate but not that limit, the certificate is widened to this many
+    times the largest of them."""
     telling: int = 8
-    """So many fresh tokens see a neuron, each of the far ones in half of all cases: if all their
-    answers are one, the neuron that was found is none."""
+    """With this many fresh tokens or more, at least one shows any neuron, each of the far ones in
+    half of all cases: if all answers are the same, the target is refused."""
     coarse: float = 1e-14
-    """Answers coarser than this share of their size are worth a note."""
+    """Relative error of answers above which a note says how precise they are."""
 
 
 @dataclass(frozen=True, slots=True)

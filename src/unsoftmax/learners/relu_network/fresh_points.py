@@ -22,28 +22,29 @@ class FreshPointTuning:
     """Lengths of half of all fresh tokens, in length scales."""
     middle: tuple[float, float] = (0.5, 3.0)
     outer: tuple[float, float] = (3.0, 8.0)
-    """Decades of length scales, at random, of a quarter each: neurons that are dead near 0 show
-    only far out."""
+    """Ranges of log10 of the length of a quarter each, in length scales: neurons that are dead
+    near 0 show only far out."""
     sizes: tuple[float, float] = (-1.0, 2.0)
-    """Decades of the lengths of fresh tokens without biases, where no length is special."""
+    """Range of log10 of the length of fresh tokens without biases, where no length is special."""
     first: int = 16
-    """Points after the first sweep; a missing neuron shows in most of them."""
+    """Number of points after the first sweep. A missing neuron shows in most of them."""
     count: int = 32
     per_dim: int = 4
-    """Points later: so many, and one for so many dimensions at least."""
+    """Number of points later: at least ``count``, and one for every ``per_dim`` dimensions."""
     accepted: float = 4e-10
-    """Largest error, over the root mean square of the answers, of a network that is found. The
-    claim, 3e-9 at 2,000 points, leaves room for their largest error."""
+    """Largest error of an accepted network, relative to the root mean square of the answers. The
+    claim, 3e-9 at 2,000 points, leaves room for the largest error among more points."""
     coarse: float = 200.0
-    """Times the answers' error where that is larger: measured were 10 to 80."""
+    """Where answers are coarse, this many times their relative error is accepted instead; 10 to 80
+    were measured."""
     coarsest: float = 1e-3
-    """Beyond this error a prediction supports nothing."""
+    """Largest error that is ever accepted."""
     far: float = 1e3
-    """Beyond so many length scales …"""
+    """Number of length scales beyond which misses are weighted less."""
     far_share: float = 1 / 250
-    """… a miss counts only so much. Weight decay leaves neurons with slopes of 1e-8 of the others'
-    and hyperplanes 10⁶ length scales away: they are not told from the others' errors, and do not
-    matter. A neuron that does is a thousand times as large."""
+    """Weight of misses there. Weight decay leaves neurons with slopes of 1e-8 of the others' and
+    hyperplanes 10⁶ length scales away; they cannot be told from the others' errors and do not
+    matter. A neuron that matters is a thousand times as large."""
 
     def limit(self, noise: NoiseLevel, size: float) -> float:
         """Return the largest relative error of a network that is accepted."""

@@ -23,35 +23,36 @@ from unsoftmax.protocol import Answers
 
 @dataclass(frozen=True, slots=True)
 class LiftTuning:
-    """How a target is looked at before the search."""
+    """How a target is examined before the search."""
 
     noise: NoiseLevelTuning = field(default=NoiseLevelTuning())
     decades: tuple[float, float] = (-3.0, 5.0)
     per_decade: int = 2
     """Lengths at which the slope is read: biases 10⁵ times as large as weights are still seen."""
     apart: float = 1e-3
-    """Distance of the two answers of a slope, of the length at which it is read."""
-    constant: float = 1e-14
-    """Answers that spread by no more, of their size, are rounding of a constant."""
-    confirmed: int = 32
-    """Fresh tokens that confirm a constant: a network may be dead nearly everywhere."""
-    longer: float = 100.0
-    """Without biases, tokens so many times as long are answered so many times as large …"""
-    homogeneous: float = 1e-4
-    """… but for this share; else the target has biases."""
-    rounding: float = 1e-14
-    """Noise above this share of the answers is more than the rounding of float64."""
-    loud: float = 1e12
-    """Then tokens without biases are so many times as long: noise of a fixed size vanishes."""
-    helps: float = 0.1
-    """If that leaves less than this share of the relative noise."""
-    coarsest: float = 1e-4
-    """Noise above this share of the answers shows no kinks: the target is refused."""
+    """Distance of the two answers that give a slope, relative to the length."""
     bent: float = 4.0
-    """Slopes differ if they do by more than so many times what the rounding of answers explains."""
+    """Two slopes differ if their difference is more than this many times their rounding."""
+    constant: float = 1e-14
+    """Answers are one constant if they spread by at most this share of their size."""
+    confirmed: int = 32
+    """Number of fresh tokens that confirm a constant: a network may be dead nearly everywhere."""
     far_scales: tuple[float, ...] = (1e2, 1e3, 1e4)
     near_scales: tuple[float, ...] = (-1.0, -3.0, -30.0)
-    """How far from 0, in length scales, a constant is told along three directions and backwards."""
+    """Length scales at which a constant is looked for, along three directions and backwards."""
+    stretched: float = 100.0
+    """Factor between the token lengths that test whether a target without biases is homogeneous."""
+    homogeneous: float = 1e-4
+    """Largest relative deviation of the answers from that factor; beyond, the target has biases."""
+    rounding: float = 1e-14
+    """Relative noise above this is more than the rounding of float64: without biases longer tokens
+    are tried."""
+    long_tokens: float = 1e12
+    """Factor on the token length then: noise of a fixed size becomes negligible."""
+    helps: float = 0.1
+    """The longer tokens are kept if they reduce the relative noise below this share."""
+    coarsest: float = 1e-4
+    """Relative noise above which the target is refused: no kinks can be told from it."""
 
     @property
     def lengths(self) -> Array:
@@ -124,7 +125,7 @@ class TargetLift:
         target = LiftedTarget(circle.lift, circle, noise)
         if self.biases or noise.deviation <= tuning.rounding * noise.size:
             return target
-        lift = replace(circle.lift, token_scale=tuning.loud)
+        lift = replace(circle.lift, token_scale=tuning.long_tokens)
         again = replace(circle, lift=lift)
         quiet = yield from estimate_noise(again, rng, tuning.noise)
         if quiet.deviation * noise.size < tuning.helps * noise.deviation * quiet.size:
@@ -166,11 +167,13 @@ class TargetLift:
             if self._one_answer(y, more):
                 return float(np.median(y)), float(np.abs(y).max())
             return None, float(np.max(np.abs(more)))
-        longer, odd = self.tuning.longer, self.tuning.homogeneous
-        if not lift.biases and np.any(np.abs(y[:3] - longer * y[3:]) > odd * np.abs(y[:3]).max()):
+        stretched, odd = self.tuning.stretched, self.tuning.homogeneous
+        if not lift.biases and np.any(
+            np.abs(y[:3] - stretched * y[3:]) > odd * np.abs(y[:3]).max()
+        ):
             raise ModelMismatch(
-                f"A token {longer:g} times as long is not answered {longer:g} times as large: the "
-                "target is no ReLU network without biases; learn it with biases=True."
+                f"A token {stretched:g} times as long is not answered {stretched:g} times as "
+                "large: the target is no ReLU network without biases; learn it with biases=True."
             )
         return None, float(np.max(np.abs(y) / lift.heights(tokens)))
 
@@ -178,11 +181,11 @@ class TargetLift:
         """Return six tokens: three directions, far away and nearer."""
         x = rng.standard_normal((3, lift.dim)) / np.sqrt(lift.dim)
         x[1] = -x[0]  # where neurons are much alike, half of all tokens make none active
-        longer = self.tuning.longer
+        stretched = self.tuning.stretched
         if lift.biases:
             scales = lift.length * np.array([self.tuning.far_scales, self.tuning.near_scales])
         else:
-            scales = longer * np.array([[longer] * 3, [1.0] * 3])
+            scales = stretched * np.array([[stretched] * 3, [1.0] * 3])
         return np.asarray((scales[:, :, None] * x).reshape(6, lift.dim))
 
     def _one_answer(self, y: Array, more: Array | None = None) -> bool:

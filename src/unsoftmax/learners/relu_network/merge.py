@@ -18,22 +18,22 @@ from unsoftmax.probes import Array, Flags, Indices
 
 @dataclass(frozen=True, slots=True)
 class NeuronMergeTuning:
-    """When neurons are the same, and when they are none."""
+    """When two neurons are the same, and when a neuron is only an error."""
 
     parallel: float = 1e-9
-    """1 − |cos| below which a hyperplane of what is left over is one that is known already. Less:
-    a neuron twice; more: two neurons that are close become one."""
+    """Two hyperplanes are the same if 1 − |cos| is below this. Smaller: one neuron is found twice.
+    Larger: two close neurons become one."""
     gone: float = 1e-5
     gone_errors: float = 30.0
-    """A neuron is taken away whole if what is left of it is no more than this share of it, or than
-    so many deviations: a true one that is so small shows in the next sweep."""
+    """A neuron is removed if the correction leaves at most this share of it, or at most so many
+    standard deviations. A true neuron that small is found by the next sweep."""
     least_jump: float = 10.0
     least_share: float = 1e-7
-    """A neuron counts if it is larger than ``least_jump`` deviations, or than one deviation and
-    than ``least_share`` of the median neuron."""
+    """A neuron is kept if it exceeds ``least_jump`` standard deviations, or one standard deviation
+    and ``least_share`` of the median neuron."""
     flipped: float = 1e-6
-    """How close to 0 or 1 the share of a flip must be, and how much of the linear part may be left
-    over by flips."""
+    """Tolerance for the share of a flip, which must be 0 or 1, and for what flips leave of the
+    linear part, relative to it."""
 
 
 def merged(

@@ -33,7 +33,7 @@ from unsoftmax.protocol import Answers
 
 @dataclass(frozen=True, slots=True)
 class NetworkSearchTuning:
-    """When neurons are measured anew, when what is left is swept, and when a target is refused."""
+    """When neurons are measured anew, when a residual is swept, and when a target is refused."""
 
     cells: CellTuning = field(default=CellTuning())
     polish: WideCellTuning = field(default=WideCellTuning())
@@ -41,31 +41,32 @@ class NetworkSearchTuning:
     fresh: FreshPointTuning = field(default=FreshPointTuning())
     structure: float = 30.0
     structure_noise: float = 100.0
-    """Beyond so many deviations of the form, and of an answer, a neuron is missing: a missing one
-    is seen 10⁴ times as large, coarse cells up to 10 times."""
+    """A neuron is missing if fresh points are missed by more than this many standard deviations of
+    the form plus so many of an answer. A missing neuron shows 10⁴ times as large, imprecise cells
+    up to 10 times."""
     precise: float = 4e-9
-    """How precise every neuron must be, relative to itself, or to the median neuron if it is
-    larger: far out, a large bias makes its neuron no larger."""
+    """Error to which every neuron is measured, relative to its size. Neurons larger than the median
+    count as the median one: far out, a large bias makes a neuron no larger."""
     small: float = 0.1
-    """But neurons smaller than this share of the median one count as large as that."""
+    """Neurons smaller than this share of the median one count as that large."""
     below: float = 0.9
-    """Cells are measured anew, the thinnest first, as many as should bring their error below the
-    limit by this much: the largest error at fresh points varies by 30 %."""
+    """Cells are measured anew, the thinnest first, until their total error should be below the
+    limit by this factor: the largest error at fresh points varies by 30 %."""
     levels: int = 8
-    """So often at most, until fresh points are predicted."""
+    """Limit on how often more cells are measured before all of them are."""
     sweeps: int = 8
-    """Sweeps of what is left over before the target is refused …"""
+    """Number of sweeps of the residual after which the target is refused."""
     circles: int = 5
-    """… each along so many circles at most until one shows kinks: a neuron hidden behind another
-    on one circle is not on five."""
+    """Limit on the circles of one sweep, until one shows kinks: a neuron that is hidden behind
+    another one on one circle is not hidden on five."""
     left_times: int = 4
     left_more: int = 64
-    """More kinks of what is left over, per neuron and beyond, are another target's: a wrong neuron
-    leaves its own kink and the true one's."""
+    """Largest number of kinks of a residual: left_times per neuron plus left_more. A wrong neuron
+    leaves two, its own and the true one's; more kinks mean another kind of target."""
     worse: float = 3.0
-    """So many times as large an error undoes a step: chance alone makes it twice as large."""
+    """A step is undone if it makes the error this many times as large; chance makes it twice."""
     rounding: float = 1e-14
-    """Where answers are coarser than this, a refusal names them as the reason."""
+    """If the relative error of answers is above this, a refusal names it as the reason."""
 
 
 @dataclass(frozen=True, slots=True)

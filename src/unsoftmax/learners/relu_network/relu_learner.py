@@ -55,15 +55,16 @@ class ReluNetworkTuning:
     claims: NetworkClaimTuning = field(default=NetworkClaimTuning())
     neurons_per_dim: int = 16
     neurons: int = 1024
-    """Where ``max_neurons`` is not given, a target is refused beyond neurons_per_dim·d + neurons:
-    a smooth one once its kinks would be as many."""
+    """If ``max_neurons`` is not given it is neurons_per_dim·d + neurons: a smooth target is refused
+    when it shows more kinks."""
     times: int = 8
     per_neuron: int = 64
     opening: int = 4096
-    """Queries at most: so many per free parameter, per neuron (the search of kinks takes 9 to 15,
-    sweeps of what is left repeat some of it), and for small networks."""
+    """Limit on the queries: ``times`` per free parameter, as residuals are swept again;
+    ``per_neuron``, as the search of a kink takes 9 to 15; and ``opening`` for small networks."""
     rounds: int = 6300
-    """Rounds at most: nine sweeps of up to five circles, 120 each and 20 around; often 60."""
+    """Limit on the rounds: nine sweeps of up to five circles, 120 rounds each, and 20 around every
+    one. Often it is 60."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ class WideCellTuning:
 
     centres: CentreTuning = field(default=CentreTuning())
     inside: float = 1e-13
-    """Points closer to a hyperplane than this are on neither side of it: their cell is left out."""
+    """Cells whose point is closer to a hyperplane than this are left out: its side is uncertain."""
     clear: float = 10.0
-    """A centre must be so many deviations of each neuron away from its hyperplane …"""
+    """Smallest distance of a centre from every hyperplane, in standard deviations of its error."""
     less_clear: float = 1.0
-    """… or so many, once cells were measured before: error bars of what was left over are wide."""
+    """The same once cells were measured before: the error bars of what was left over are wide."""
 
 
 @dataclass(frozen=True, slots=True)
