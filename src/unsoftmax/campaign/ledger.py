@@ -24,10 +24,10 @@ import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,7 @@ Place: TypeAlias = tuple[int, int, int]
 """Round, part, start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(NamedTuple):
     """What a call costs: ``queries`` sequences of ``tokens`` tokens each."""
 
     purpose: str
@@ -73,14 +72,13 @@ class Bill:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """What became of a call, in queries: so many ``answered``, and ``otherwise`` the rest."""
 
     bill: Bill
     answered: int
     otherwise: Literal["failed", "put off"] = "failed"
-    recorded: tuple[tuple[Place, Array], ...] = ()
+    recorded: Sequence[tuple[Place, Array]] = ()
     """Rows (n, m) to keep, by place."""
 
 
@@ -120,6 +118,7 @@ class Ledger:
         """Numbers per answer, m; None until the first."""
         [[self.answered]] = self._db.execute("SELECT coalesce(sum(count), 0) FROM answers")
         """Recorded answers."""
+        self._rounds = 0  # recorded by earlier runs
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._spent = self._sum()
 
@@ -156,6 +155,7 @@ class Ledger:
         self._spent = self._sum()
         known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
         self.width = width if known is None else known[0]
+        [[self._rounds]] = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM parts")
         self.resumed = not anew
         return batch if anew else batch or recorded[1]
 
@@ -165,14 +165,14 @@ class Ledger:
             self._db.execute(UPGRADES[older])
         self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
-    def begin(self, index: int, parts: Round) -> None:
-        """Record a round, or check that the recorded one asks the same."""
+    def begin(self, index: int, parts: Round) -> bool:
+        """Record a round, or check that the recorded one asks the same: return whether it was."""
+        if index >= self._rounds:
+            self._record(index, parts)
+            return False
         recorded = self._db.execute(
             "SELECT part, head, arrays FROM parts WHERE round = ? ORDER BY part", (index,)
         ).fetchall()
-        if not recorded:
-            self._record(index, parts)
-            return
         same = len(recorded) == len(parts)
         for (_, head, arrays), probes in zip(recorded, parts, strict=False):
             same = same and head == _head(probes) and self._same(json.loads(arrays), probes)
@@ -183,6 +183,7 @@ class Ledger:
                 f"It was written with {was}; this is {json.dumps(self._environment)}. Go on in "
                 "that environment, or start another ledger."
             )
+        return True
 
     def known(self, index: int, part: int) -> Iterator[tuple[int, Array]]:
         """Yield the recorded answers of a part in order: (start, rows)."""
@@ -214,12 +215,12 @@ class Ledger:
             names = {}
             for name, array in probes.design().items():
                 data = np.ascontiguousarray(array)
-                key = _hash(data)
+                key, blob = _hash(data)
                 names[name] = key.hex()
                 self._pending.append(
                     (
                         "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?)",
-                        (key, data.dtype.str, json.dumps(data.shape), data.tobytes()),
+                        (key, data.dtype.str, json.dumps(data.shape), blob),
                     )
                 )
             self._pending.append(
@@ -235,7 +236,7 @@ class Ledger:
             return False
         for name, array in design.items():
             data = np.ascontiguousarray(array)
-            if _hash(data).hex() == recorded[name]:
+            if _hash(data)[0].hex() == recorded[name]:
                 continue
             dtype, shape, blob = self._db.execute(
                 "SELECT dtype, shape, data FROM designs WHERE hash = ?",
@@ -280,17 +281,18 @@ class Ledger:
 
     def _close(self, intent: int, settled: Settlement) -> None:
         """Give an intent its outcome, and a second row where it has two."""
-        bill, missing = settled.bill, settled.bill.queries - settled.answered
-        ends = ((settled.answered, "answered"), (missing, settled.otherwise))
-        (count, outcome), *second = [end for end in ends if end[0]]
-        self._db.execute(
-            "UPDATE asked SET queries = ?, tokens = ?, outcome = ? WHERE id = ?",
-            (count, count * bill.tokens, outcome, intent),
-        )
-        self._db.executemany(
-            "INSERT INTO asked (purpose, queries, tokens, outcome) VALUES (?, ?, ?, ?)",
-            [(bill.purpose, count, count * bill.tokens, outcome) for count, outcome in second],
-        )
+        bill, answered = settled.bill, settled.answered
+        outcome, missing = "answered" if answered else settled.otherwise, bill.queries - answered
+        self._db.execute("UPDATE asked SET outcome = ? WHERE id = ?", (outcome, intent))
+        if answered and missing:
+            self._db.execute(
+                "UPDATE asked SET queries = ?, tokens = ? WHERE id = ?",
+                (answered, answered * bill.tokens, intent),
+            )
+            self._db.execute(
+                "INSERT INTO asked (purpose, queries, tokens, outcome) VALUES (?, ?, ?, ?)",
+                (bill.purpose, missing, missing * bill.tokens, settled.otherwise),
+            )
         if settled.otherwise == "put off":
             self._pay(-missing, -missing * bill.tokens)
 
@@ -366,10 +368,12 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str 
     return "; ".join(filter(None, told))
 
 
-def _hash(data: NDArray[Any]) -> bytes:
+def _hash(data: NDArray[Any]) -> tuple[bytes, bytes]:
+    """Return the hash of an array, of its type and shape too, and its bytes."""
+    blob = data.tobytes()
     kind = hashlib.sha256(f"{data.dtype.str} {data.shape}".encode())
-    kind.update(data.tobytes())
-    return kind.digest()
+    kind.update(blob)
+    return kind.digest(), blob
 
 
 def _head(probes: Probes) -> str:
