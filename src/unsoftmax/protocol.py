@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -54,16 +54,13 @@ class Oracle(Protocol):
 
 
 class Learner(Protocol[M_co]):
-    """What to ask, and what the answers mean."""
+    """What to ask, and what the answers mean.
+
+    A learner of vectors has a class attribute ``outputs = "vector"``; see `outputs_of`.
+    """
 
     revision: ClassVar[int]
     """Raised whenever the same settings would ask other probes than before."""
-
-    outputs: ClassVar[Outputs]
-    """What a sequence is answered with: "scalar", one number, or "vector", a row of m numbers.
-
-    Rounds are answered with arrays (n,) or (n, m). A vector learner takes (B,) as m = 1.
-    """
 
     @property
     def dim(self) -> int:
@@ -80,6 +77,23 @@ class Learner(Protocol[M_co]):
 
         ``checks`` queries, no more, go into the learner's own hold-out.
         """
+
+
+def outputs_of(learner: object) -> Outputs:
+    """Return what a sequence is answered with: "scalar", a number, or "vector", m numbers.
+
+    Rounds are answered with arrays (n,) or (n, m). A learner that does not say takes numbers; one
+    of vectors takes (B,) as m = 1.
+
+    Raises
+    ------
+    TypeError
+        The learner's ``outputs`` are something else.
+    """
+    outputs: Outputs = getattr(learner, "outputs", "scalar")
+    if outputs not in get_args(Outputs):
+        raise TypeError(f'A learner\'s outputs are "scalar" or "vector"; they are {outputs!r}.')
+    return outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,19 @@ def test_waiting_is_told_to_the_watcher(clock):
     assert reports[1].spent == 2
 
 
+def test_a_failed_try_is_not_told_to_the_watcher(clock):
+    turns = iter([ConnectionError(), None])
+
+    def oracle(X):
+        if error := next(turns):
+            raise error
+        return first_number(X)
+
+    reports: list[us.Progress] = []
+    us.learn(oracle, Script([[sequences(4)]]), progress=reports.append)
+    assert [(report.answered, report.spent) for report in reports] == [(4, 8)]
+
+
 def test_a_watcher_may_end_it_while_it_waits(clock):
     def watch(report):
         if "waiting" in report.phase:
@@ -343,13 +356,14 @@ def test_seconds_are_checked_and_cross_process_borders():
     assert (type(again), again.seconds) == (us.RetryLater, 2.5)
     assert str(again) == str(us.RetryLater(2.5))
     assert isinstance(again, us.OracleError)
-    assert us.RetryLater(np.float32(2)).seconds == 2.0
+    assert us.RetryLater(np.float64(2)).seconds == 2.0
+    bad: Any
     for bad in (-1, np.nan, np.inf):
         with pytest.raises(ValueError, match="finite number, 0 or more"):
             us.RetryLater(bad)
     for bad in ("5", None, True):
         with pytest.raises(TypeError, match="must be a number"):
-            us.RetryLater(bad)  # type: ignore[arg-type]
+            us.RetryLater(bad)
 
 
 # -- answered in part

@@ -216,7 +216,7 @@ def test_a_learner_of_numbers_names_what_makes_one_number():
 
 def test_outputs_are_scalar_or_vector():
     class Neither(Script):
-        outputs = "tensor"
+        outputs: ClassVar[Any] = "tensor"
 
     with pytest.raises(TypeError, match=r"scalar.*vector.*'tensor'"):
         us.learn(first_number, Neither([[sequences(4)]]))
@@ -240,7 +240,7 @@ def test_a_row_with_one_bad_number_is_asked_again_and_no_other(workers, tmp_path
                 y[row, 1] = np.nan
         return y
 
-    settings = {"retries": us.Retries(pause_s=0.0)}
+    settings: dict[str, Any] = {"retries": us.Retries(pause_s=0.0)}
     recovery = us.learn(oracle, script, ledger=ledger, batch=5, workers=workers, **settings)
     assert sorted(asked) == sorted([*range(12), *bad])
     assert recovery.counts == {"data": 12, "failed": 3}

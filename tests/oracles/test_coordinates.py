@@ -114,7 +114,7 @@ def test_it_composes_with_every_oracle():
     with pytest.raises(us.DimensionRefused, match="dim=3"):
         us.learn(inside, us.learners.ExactHead(4))
     with pytest.raises(TypeError, match="must be callable"):
-        us.oracles.coordinate(Y, 0)  # type: ignore[arg-type]
+        us.oracles.coordinate(Y, 0)
 
 
 def test_a_learner_of_vectors_takes_one_number():

@@ -20,77 +20,19 @@ nor how the file came to be open: that is `ledger_file`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unsoftmax.campaign.designs import DesignArray, family
+from unsoftmax.campaign.ledger_format import FORMAT_VERSION, UPGRADES, Bill, Settlement, Spent
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
-
-FORMAT_VERSION = 2
-SCHEMA = f"""
-PRAGMA user_version = {FORMAT_VERSION};
-CREATE TABLE runs (
-    run TEXT NOT NULL, batch INTEGER, environment TEXT NOT NULL
-);
-CREATE TABLE designs (hash BLOB PRIMARY KEY, dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB);
-CREATE TABLE parts (
-    round INTEGER, part INTEGER, head TEXT NOT NULL, arrays TEXT NOT NULL,
-    PRIMARY KEY (round, part)
-);
-CREATE TABLE asked (
-    id INTEGER PRIMARY KEY, purpose TEXT NOT NULL,
-    queries INTEGER NOT NULL, tokens INTEGER NOT NULL, outcome TEXT
-);
-CREATE TABLE answers (
-    round INTEGER, part INTEGER, start INTEGER, count INTEGER NOT NULL, data BLOB NOT NULL,
-    crc INTEGER NOT NULL, width INTEGER NOT NULL DEFAULT 1,
-    PRIMARY KEY (round, part, start)
-);
-"""
-# What turns a file of a format into one of the next, when a run goes on with it. Format 1 knew
-# numbers alone: m = 1.
-UPGRADES = {1: "ALTER TABLE answers ADD COLUMN width INTEGER NOT NULL DEFAULT 1"}
-
-Place: TypeAlias = tuple[int, int, int]
-"""Round, part, start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """What a call costs: ``queries`` sequences of ``tokens`` tokens each."""
-
-    purpose: str
-    queries: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """What became of a call, in queries: so many ``answered``, and ``otherwise`` the rest."""
-
-    bill: Bill
-    answered: int
-    otherwise: Literal["failed", "put off"] = "failed"
-    recorded: tuple[tuple[Place, Array], ...] = ()
-    """Rows (n, m) to keep, by place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What was paid over the ledger's life."""
-
-    queries: int
-    tokens: int
-    in_doubt: int
 
 
 class Ledger:
@@ -120,6 +62,7 @@ class Ledger:
         """Numbers per answer, m; None until the first."""
         [[self.answered]] = self._db.execute("SELECT coalesce(sum(count), 0) FROM answers")
         """Recorded answers."""
+        self._rounds = 0  # recorded by earlier runs
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._spent = self._sum()
 
@@ -156,6 +99,7 @@ class Ledger:
         self._spent = self._sum()
         known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
         self.width = width if known is None else known[0]
+        [[self._rounds]] = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM parts")
         self.resumed = not anew
         return batch if anew else batch or recorded[1]
 
@@ -165,17 +109,17 @@ class Ledger:
             self._db.execute(UPGRADES[older])
         self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
-    def begin(self, index: int, parts: Round) -> None:
-        """Record a round, or check that the recorded one asks the same."""
+    def begin(self, index: int, parts: Round) -> bool:
+        """Record a round, or check that the recorded one asks the same: return whether it was."""
+        if index >= self._rounds:
+            self._record(index, parts)
+            return False
         recorded = self._db.execute(
             "SELECT part, head, arrays FROM parts WHERE round = ? ORDER BY part", (index,)
         ).fetchall()
-        if not recorded:
-            self._record(index, parts)
-            return
         same = len(recorded) == len(parts)
         for (_, head, arrays), probes in zip(recorded, parts, strict=False):
-            same = same and head == _head(probes) and self._same(json.loads(arrays), probes)
+            same = same and head == family(probes) and self._same(json.loads(arrays), probes)
         if not same:
             was = self._db.execute("SELECT environment FROM runs").fetchone()[0]
             raise LedgerMismatch(
@@ -183,6 +127,7 @@ class Ledger:
                 f"It was written with {was}; this is {json.dumps(self._environment)}. Go on in "
                 "that environment, or start another ledger."
             )
+        return True
 
     def known(self, index: int, part: int) -> Iterator[tuple[int, Array]]:
         """Yield the recorded answers of a part in order: (start, rows)."""
@@ -213,45 +158,40 @@ class Ledger:
         for part, probes in enumerate(parts):
             names = {}
             for name, array in probes.design().items():
-                data = np.ascontiguousarray(array)
-                key = _hash(data)
-                names[name] = key.hex()
+                kept = DesignArray.of(array)
+                names[name] = kept.key.hex()
                 self._pending.append(
                     (
                         "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?)",
-                        (key, data.dtype.str, json.dumps(data.shape), data.tobytes()),
+                        (kept.key, kept.array.dtype.str, json.dumps(kept.array.shape), kept.blob),
                     )
                 )
             self._pending.append(
                 (
                     "INSERT INTO parts VALUES (?, ?, ?, ?)",
-                    (index, part, _head(probes), json.dumps(names)),
+                    (index, part, family(probes), json.dumps(names)),
                 )
             )
 
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
+        """Compare a recorded design with today's, and note how far it has moved."""
         design = probes.design()
         if recorded.keys() != design.keys():
             return False
         for name, array in design.items():
-            data = np.ascontiguousarray(array)
-            if _hash(data).hex() == recorded[name]:
+            now = DesignArray.of(array)
+            if now.key.hex() == recorded[name]:
                 continue
-            dtype, shape, blob = self._db.execute(
-                "SELECT dtype, shape, data FROM designs WHERE hash = ?",
-                (bytes.fromhex(recorded[name]),),
-            ).fetchone()
-            if dtype != data.dtype.str or tuple(json.loads(shape)) != data.shape:
+            was = DesignArray.read(
+                *self._db.execute(
+                    "SELECT dtype, shape, data FROM designs WHERE hash = ?",
+                    (bytes.fromhex(recorded[name]),),
+                ).fetchone()
+            )
+            moved = now.moved_from(was)
+            if not moved <= self._same_design:
                 return False
-            before = np.frombuffer(blob, dtype=dtype).reshape(data.shape)
-            # Entries of a row move together, in proportion to its norm; scales and indices alone.
-            size = np.abs(before)
-            if data.ndim > 1:
-                size = np.linalg.norm(before, axis=-1, keepdims=True)
-            moved = np.abs(before - data)
-            if not np.all(moved <= self._same_design * size):
-                return False
-            self.moved = max(self.moved, float(np.max(moved / np.where(size > 0, size, 1))))
+            self.moved = max(self.moved, moved)
         return True
 
     # -- asking
@@ -280,17 +220,18 @@ class Ledger:
 
     def _close(self, intent: int, settled: Settlement) -> None:
         """Give an intent its outcome, and a second row where it has two."""
-        bill, missing = settled.bill, settled.bill.queries - settled.answered
-        ends = ((settled.answered, "answered"), (missing, settled.otherwise))
-        (count, outcome), *second = [end for end in ends if end[0]]
-        self._db.execute(
-            "UPDATE asked SET queries = ?, tokens = ?, outcome = ? WHERE id = ?",
-            (count, count * bill.tokens, outcome, intent),
-        )
-        self._db.executemany(
-            "INSERT INTO asked (purpose, queries, tokens, outcome) VALUES (?, ?, ?, ?)",
-            [(bill.purpose, count, count * bill.tokens, outcome) for count, outcome in second],
-        )
+        bill, answered = settled.bill, settled.answered
+        outcome, missing = "answered" if answered else settled.otherwise, bill.queries - answered
+        self._db.execute("UPDATE asked SET outcome = ? WHERE id = ?", (outcome, intent))
+        if answered and missing:
+            self._db.execute(
+                "UPDATE asked SET queries = ?, tokens = ? WHERE id = ?",
+                (answered, answered * bill.tokens, intent),
+            )
+            self._db.execute(
+                "INSERT INTO asked (purpose, queries, tokens, outcome) VALUES (?, ?, ?, ?)",
+                (bill.purpose, missing, missing * bill.tokens, settled.otherwise),
+            )
         if settled.otherwise == "put off":
             self._pay(-missing, -missing * bill.tokens)
 
@@ -364,16 +305,3 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str 
         elif was != is_now:
             told.append(f"{within}{name} was {was!r} and is now {is_now!r}")
     return "; ".join(filter(None, told))
-
-
-def _hash(data: NDArray[Any]) -> bytes:
-    kind = hashlib.sha256(f"{data.dtype.str} {data.shape}".encode())
-    kind.update(data.tobytes())
-    return kind.digest()
-
-
-def _head(probes: Probes) -> str:
-    """Describe a family of probes by everything but its arrays."""
-    return json.dumps(
-        [type(probes).__name__, len(probes), probes.tokens, probes.dim, probes.purpose]
-    )

@@ -68,6 +68,10 @@ class PlannedCall:
     put_off_since: float | None = None
     """When the target first asked to wait."""
 
+    def of(self, span: Span) -> PlannedCall:
+        """Return the same for other questions, which were tried together with these."""
+        return PlannedCall(span, self.failed, self.put_off_since)
+
 
 Result: TypeAlias = OracleReply | BaseException
 

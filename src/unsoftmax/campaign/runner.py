@@ -12,7 +12,7 @@ import platform
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupt
 from unsoftmax.campaign.workers import executor
 from unsoftmax.errors import DimensionRefused
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs
+from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs, outputs_of
 
 
 def learn(
@@ -131,15 +131,7 @@ def learn(
             progress=progress,
             fingerprint=fingerprint,
         )
-        found = campaign.run(learner, holdout)
-        return Recovery(
-            model=found.model,
-            certificate=found.certificate,
-            evidence=found.evidence,
-            counts=book.counts(),
-            notes=(*found.notes, *campaign.notes()),
-            learner=learner.settings(),
-        )
+        return campaign.recover(learner, holdout)
 
 
 def _checked(oracle: Oracle, learner: Learner[M]) -> Outputs:
@@ -159,11 +151,7 @@ def _checked(oracle: Oracle, learner: Learner[M]) -> Outputs:
             f"The target takes tokens of dimension {dim}, the learner asks {learner.dim}: use "
             f"dim={dim}."
         )
-    # a learner written before there were vectors does not say
-    outputs: Outputs = getattr(learner, "outputs", "scalar")
-    if outputs not in get_args(Outputs):
-        raise TypeError(f'A learner\'s outputs are "scalar" or "vector"; they are {outputs!r}.')
-    return outputs
+    return outputs_of(learner)
 
 
 def environment() -> dict[str, Any]:
@@ -211,6 +199,18 @@ class Campaign:
             explain=self._explain,
         )
 
+    def recover(self, learner: Learner[M], holdout: int) -> Recovery[M]:
+        """Run the learner and add what it cost."""
+        found = self.run(learner, holdout)
+        return Recovery(
+            model=found.model,
+            certificate=found.certificate,
+            evidence=found.evidence,
+            counts=self.ledger.counts(),
+            notes=(*found.notes, *self.notes()),
+            learner=learner.settings(),
+        )
+
     def run(self, learner: Learner[M], holdout: int) -> Found[M]:
         """Drive the learner's generator to its end."""
         if self.ledger.answered:
@@ -229,12 +229,12 @@ class Campaign:
 
     def answer(self, index: int, parts: Round) -> Answers:
         """Answer a round from the ledger as far as it goes, and from the oracle beyond."""
-        self.ledger.begin(index, parts)
+        recorded = self.ledger.begin(index, parts)
         answers = RoundAnswers(parts, self.outputs)
         waiting: list[Span] = []
         for part, probes in enumerate(parts):
-            known = []
-            for start, rows in self.ledger.known(index, part):
+            known: list[tuple[int, int]] = []
+            for start, rows in self.ledger.known(index, part) if recorded else ():
                 answers.put(part, start, rows)
                 known.append((start, start + len(rows)))
             waiting += gaps(part, probes, known)
@@ -270,6 +270,8 @@ class Campaign:
     # -- what is said
 
     def _report(self, landing: Landing) -> None:
+        if self.progress is None:
+            return
         if landing.outcome is CallOutcome.PUT_OFF:
             self._tell(f"waiting {landing.pause_s:.3g} s: the target asks to")
         elif landing.rows_kept():

@@ -15,10 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unsoftmax.campaign.answers import OracleReply, as_wide_as
-from unsoftmax.campaign.ledger import Bill, Ledger, Settlement
+from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.ledger_format import Bill, Place, Settlement
 from unsoftmax.campaign.outcomes import Landing, PlannedCall, Result, landed
 from unsoftmax.campaign.retries import Retries
 from unsoftmax.campaign.spans import BatchSizes, Span
@@ -35,14 +37,16 @@ class WorkerSlot:
     """What it asks before it takes from the common queue: what failed here."""
     due: float = 0.0
     """It rests until this moment."""
+    busy: bool = False
+    """Whether a call of it is in flight."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A call that was made: in which slot, under which intent."""
+class Flight(NamedTuple):
+    """A call that was made: in which slot, at what cost, under which intent."""
 
     slot: WorkerSlot
     call: PlannedCall
+    bill: Bill
     intent: int
 
 
@@ -66,16 +70,11 @@ class Errand:
         own = [call for slot in self.slots for call in slot.own]
         return [call.span for call in (*own, *self.waiting)]
 
-    def idle(self) -> list[WorkerSlot]:
-        """Return the slots that have nothing in flight."""
-        busy = {id(flight.slot) for flight in self.flying.values()}
-        return [slot for slot in self.slots if id(slot) not in busy]
-
     def rest_s(self, now: float) -> float | None:
         """Return in how many seconds the next resting slot is due; None where none rests."""
         if self.trouble is not None:
             return None
-        dues = [slot.due for slot in self.idle() if slot.own and slot.due > now]
+        dues = [slot.due for slot in self.slots if slot.own and not slot.busy and slot.due > now]
         return min(dues) - now if dues else None
 
     def bill(self, span: Span) -> Bill:
@@ -120,7 +119,9 @@ class Scheduler:
             self._launch_all(errand, now)
             rest_s = errand.rest_s(now)
             if errand.flying:
-                for future in wait(errand.flying, rest_s, FIRST_COMPLETED).done:
+                # with one worker every call is back by now, and `wait` costs as much as the rest
+                back = [future for future in errand.flying if future.done()]
+                for future in back or wait(errand.flying, rest_s, FIRST_COMPLETED).done:
                     self._land(errand, errand.flying.pop(future), future)
             elif rest_s is not None:
                 with self.interrupts.released():
@@ -137,12 +138,16 @@ class Scheduler:
 
     def _launch_all(self, errand: Errand, now: float) -> None:
         """Make a call in every free slot that has one which the budget allows."""
-        for slot in errand.idle():
-            if slot.due <= now and (call := self._next(errand, slot)) is not None:
-                self._launch(errand, slot, call, self.ledger.intend(errand.bill(call.span)))
+        for slot in errand.slots:
+            if slot.busy or slot.due > now:
+                continue
+            if (call := self._next(errand, slot)) is not None:
+                bill = errand.bill(call.span)
+                self._launch(errand, Flight(slot, call, bill, self.ledger.intend(bill)))
 
-    def _launch(self, errand: Errand, slot: WorkerSlot, call: PlannedCall, intent: int) -> None:
-        errand.flying[self.pool.submit(self.ask, call.span)] = Flight(slot, call, intent)
+    def _launch(self, errand: Errand, flight: Flight) -> None:
+        flight.slot.busy = True
+        errand.flying[self.pool.submit(self.ask, flight.call.span)] = flight
 
     def _next(self, errand: Errand, slot: WorkerSlot) -> PlannedCall | None:
         """Take the next call of a slot, cut to what the budget allows; None if that is nothing."""
@@ -157,8 +162,9 @@ class Scheduler:
             source.appendleft(call)
             return None
         if count < len(call.span):
-            source.appendleft(replace(call, span=call.span.rest(count)))
-        return replace(call, span=call.span.first(count))
+            source.appendleft(call.of(call.span.rest(count)))
+            call = call.of(call.span.first(count))
+        return call
 
     def _land(self, errand: Errand, flight: Flight, future: Future[OracleReply]) -> None:
         """Record what became of a call, and make the next one of its slot."""
@@ -167,32 +173,30 @@ class Scheduler:
         if result is None:
             result = as_wide_as(future.result(), self.ledger.width, span)
         landing = landed(flight.call, result, self.retries, now)
+        ends = landing.consequence.ends
         slot.own.extendleft(reversed(landing.again))
-        slot.due = now + landing.pause_s
+        slot.due, slot.busy = now + landing.pause_s, False
         self._notice_interrupts(errand)
-        goes_on = not landing.again and not landing.consequence.ends
-        following = self._next(errand, slot) if goes_on else None
+        following = None if landing.again or ends else self._next(errand, slot)
         bill = None if following is None else errand.bill(following.span)
-        intent = self.ledger.settle(flight.intent, self._settlement(errand, landing), bill)
-        if landing.consequence.ends and errand.trouble is None:
+        settlement = self._settlement(errand, landing, flight.bill)
+        intent = self.ledger.settle(flight.intent, settlement, bill)
+        if ends and errand.trouble is None:
             errand.trouble = self.explain(landing)
         try:
             self.report(landing)
         except Exception as failure:  # the caller's own; what flies is paid for
             errand.trouble = errand.trouble or failure
-        if following is not None and intent is not None:
-            self._launch(errand, slot, following, intent)
+        if following is not None and bill is not None and intent is not None:
+            self._launch(errand, Flight(slot, following, bill, intent))
 
-    def _settlement(self, errand: Errand, landing: Landing) -> Settlement:
+    def _settlement(self, errand: Errand, landing: Landing, bill: Bill) -> Settlement:
         """Hand over the rows that came, and say what the ledger books."""
-        span, rows_kept = landing.call.span, landing.rows_kept()
-        for start, rows in rows_kept:
+        span, index, answered = landing.call.span, errand.index, 0
+        recorded: list[tuple[Place, Array]] = []
+        for start, rows in landing.rows_kept():
             errand.put(span.part, start, rows)
-        index = errand.index
-        places = [] if index is None else [((index, span.part, s), rows) for s, rows in rows_kept]
-        return Settlement(
-            bill=errand.bill(span),
-            answered=sum(len(rows) for _, rows in rows_kept),
-            otherwise=landing.consequence.books,
-            recorded=tuple(places),
-        )
+            answered += len(rows)
+            if index is not None:
+                recorded.append(((index, span.part, start), rows))
+        return Settlement(bill, answered, landing.consequence.books, recorded)
