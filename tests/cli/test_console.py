@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 import unsoftmax as us
-from unsoftmax.cli import console, settings, targets
+from unsoftmax.cli import console, options, targets
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -45,9 +45,9 @@ def test_every_error_has_a_status():
 
 
 def test_options_come_from_the_learners_with_their_help():
-    options = settings._options()
-    assert {"dim", "biases", "probes", "seed"} <= options.keys()
-    for annotation in options.values():
+    drawn = options._options()
+    assert {"dim", "biases", "probes", "seed"} <= drawn.keys()
+    for annotation in drawn.values():
         [option] = [part for part in annotation.__metadata__]
         assert isinstance(option, typer.models.OptionInfo)
         assert option.help
@@ -55,7 +55,7 @@ def test_options_come_from_the_learners_with_their_help():
 
 def test_settings_of_another_learner_are_refused():
     with pytest.raises(console.Refusal, match="--rank is no setting"):
-        settings.build("exact", {"dim": 3, "rank": 2})
+        options.build("exact", {"dim": 3, "rank": 2})
 
 
 def test_targets(tmp_path):

@@ -111,7 +111,7 @@ class MultiHeadLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTuning = field(default=MultiHeadTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 2)

@@ -4,8 +4,8 @@ A search takes one query token and one half circle. It may end without a model f
 that call for different remedies:
 
 - it *failed*: readings contradict each other, or fresh answers contradict the model. Heads may be
-  close, or hidden by a grid too coarse. The next search begins with more intervals. Four failures
-  and the target is refused;
+  close, or hidden by a grid too coarse. The next search begins with more intervals. After as many
+  failures as there are `starts` the target is refused;
 - it was *unlucky*: under a cap on tokens gates are no steps, and it takes luck that none is open
   where a half circle begins and that no two are open together. Many half circles are tried, later
   ones with the longest query tokens that the cap allows, and at last as if answers were coarser:
@@ -72,10 +72,18 @@ class SearchState(Enum):
 class RestartTuning:
     """How often is searched, and how much each outcome counts."""
 
-    starts: tuple[tuple[int, float], ...] = ((1, 1.0), (16, 100.0), (64, 1.0), (256, 100.0))
+    starts: tuple[tuple[int, float], ...] = (
+        (1, 1.0),
+        (16, 100.0),
+        (64, 1.0),
+        (256, 100.0),
+        (16, 100.0),
+        (64, 100.0),
+    )
     """For each search after a failure: intervals that it begins with, and how much longer than
     usual the baselines of the pieces between them are. Nothing is likely to fall between near
-    values, and far ones show heads of small values. As many failures are the end."""
+    values, and far ones show heads of small values. As many failures are the end. Of 40 targets
+    with a head of ‖v‖ 1e-8 of the others' 34 are found by the first four, 38 by six."""
     most_unlucky: int = 100
     """Bad luck after which the target is refused. Fewer refuses caps under which some half circle
     shows all heads; more takes as many more rounds before a cap that is too tight is refused."""
@@ -91,6 +99,9 @@ class RestartTuning:
     sure: int = 2
     """So many searches have to see too many jumps before the target is refused for them: one may
     have taken two pieces of a cell for two cells."""
+    sure_soft: int = 4
+    """The same where gates are open even at the longest offsets: an open gate may look like two
+    jumps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +140,7 @@ class Restarts:
     def after(self, outcome: SearchOutcome, soft: bool) -> Restarts:
         """Count an outcome.
 
-        Where gates are ``soft`` (open even at the longest offsets) an open gate may look like
-        two jumps: then all searches have to see too many.
+        ``soft`` says whether gates are open even at the longest offsets.
         """
         count = COUNTED[outcome][self.precise]
         failed = count in (Count.FAILURE, Count.FAILURE_WITH_TOO_MANY_JUMPS)
@@ -141,7 +151,7 @@ class Restarts:
             bad_luck=self.bad_luck + luck.get(count, 0),
             too_many=self.too_many + (count is Count.FAILURE_WITH_TOO_MANY_JUMPS),
         )
-        needed = len(self.tuning.starts) if soft else self.tuning.sure
+        needed = self.tuning.sure_soft if soft else self.tuning.sure
         if outcome is SearchOutcome.CONFIRMED:
             return replace(new, state=SearchState.FOUND)
         if self.refuse_many and new.too_many > self.too_many and new.too_many == needed:
