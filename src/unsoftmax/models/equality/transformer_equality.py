@@ -16,7 +16,7 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
-from unsoftmax.models.equality.multi_head_equality import canonical_heads
+from unsoftmax.models.equality.head_matching import canonical_heads
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality, sum_of_sizes
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
 from unsoftmax.models.model import FrozenModel

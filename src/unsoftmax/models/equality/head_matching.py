@@ -1,0 +1,167 @@
+"""Heads of several-head models brought into a canonical form and matched with each other.
+
+Heads with equal (W, w) are one. With a tolerance heads are matched by their [W w] at the least
+cost in all; all v and c then count as one block, in which a head without a partner differs by
+its v.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from unsoftmax.models.equality.equivalence import Tolerance, largest_of, octave
+from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.single_head import SingleHead
+from unsoftmax.probes import Array
+
+HeadPairs = list[tuple[SingleHead, SingleHead]]
+
+
+def canonical_heads(model: MultiHead) -> MultiHead:
+    """Return the model that stands for all that compute the same function.
+
+    Heads with equal (W, w) are one and their v is added up, rounded once; those with v = 0 are
+    left out; the rest is ordered by W, then w, entry by entry.
+    """
+    scores = _scores(model) + 0.0  # −0 becomes 0
+    keys = _in_order(scores)
+    kept: list[int] = []
+    v: list[Array] = []
+    group: list[int] = []
+    order = sorted(range(model.H), key=keys.__getitem__)
+    for here, after in zip(order, [*order, None][1:], strict=True):
+        group.append(here)
+        if after is not None and keys[here] == keys[after]:
+            continue
+        total = model.v[here] if len(group) == 1 else _sum(model.v[group])
+        if np.any(total):
+            kept.append(here)
+            v.append(total + 0.0)
+        group = []
+    d = model.dim
+    values = np.array(v).reshape(len(v), d)
+    return MultiHead(
+        scores[kept, : d * d].reshape(-1, d, d), values, scores[kept, d * d :], model.c
+    )
+
+
+def equal_exactly(a: MultiHead, b: MultiHead) -> bool:
+    """Decide whether a − b is 0, without rounding."""
+    difference = MultiHead(
+        np.concatenate([a.W, b.W]), np.concatenate([a.v, -b.v]), np.concatenate([a.w, b.w])
+    )
+    return a.c == b.c and not canonical_heads(difference).H
+
+
+class HeadMatching:
+    """The heads of two canonical models, matched by [W w]; v and c in units of a power of two.
+
+    Matched heads' [W w] differ by at most the tolerance. All v and c then count as one block, in
+    which a head without a partner differs by its v.
+    """
+
+    def __init__(self, a: MultiHead, b: MultiHead, tolerance: Tolerance) -> None:
+        self.a, self.b, self.tolerance = a, b, tolerance
+        self.unit = octave(max(largest_of(np.append(m.v, m.c)) for m in (a, b)))
+        self.v = a.v / self.unit, b.v / self.unit
+        self.c = a.c / self.unit, b.c / self.unit
+        norms = (math.hypot(np.linalg.norm(v), c) for v, c in zip(self.v, self.c, strict=True))
+        self.size = max(norms)
+        self.relative, self.close = _distances(_scores(a), _scores(b), tolerance)
+        self.apart = np.linalg.norm(self.v[0][:, None] - self.v[1], axis=2)
+        self.alone, self.missing = (np.linalg.norm(v, axis=1) for v in self.v)
+        self.constant = abs(self.c[0] - self.c[1])
+
+    def allows(self, distance: float) -> bool:
+        """Tell whether a distance between all v and c is within the tolerance."""
+        return self.tolerance.allows(distance, self.size, self.unit)
+
+    def distance(self) -> float:
+        """Return the norm of what differs in v and c, heads beyond the tolerance unmatched."""
+        cost = np.where(self.close, self.apart**2, np.inf)
+        matched = _match(cost, self.alone**2, self.missing**2)
+        return math.sqrt(self.constant**2 + sum(share for share, _, _ in matched))
+
+    def gap(self) -> tuple[float, HeadPairs]:
+        """Return the largest relative difference, and the heads that differ, the worst first.
+
+        A head without a partner stands beside one with v = 0.
+        """
+        scale = self.size or 1.0
+        cost = np.maximum(self.relative, self.apart / scale)
+        best = _match(cost, self.alone / scale, self.missing / scale)
+        gap = max([self.constant / scale, *(share for share, _, _ in best)])
+        nothing = SingleHead(np.zeros((self.a.dim, self.a.dim)), np.zeros(self.a.dim))
+        heads, others = [*self.a.heads, nothing], [*self.b.heads, nothing]
+        best.sort(key=lambda found: -found[0])
+        return gap, [(heads[g], others[h]) for share, g, h in best if share > 0]
+
+    def distance_merged(self) -> float:
+        """Return what differs when all heads whose [W w] are within tolerance are merged."""
+        scores = np.concatenate([_scores(self.a), _scores(self.b)])
+        _, close = _distances(scores, scores, self.tolerance)
+        label = np.arange(len(scores))
+        for _ in label:  # as many steps as a chain of neighbours can have
+            label = np.min(np.where(close, label, len(label)), axis=1)
+        total = np.zeros((len(scores), self.a.dim))
+        np.add.at(total, label, np.concatenate([self.v[0], -self.v[1]]))
+        return math.hypot(np.linalg.norm(total), self.constant)
+
+
+def _scores(model: MultiHead) -> Array:
+    """Return [W w] of every head as a row."""
+    return np.column_stack([model.W.reshape(model.H, model.dim**2), model.w])
+
+
+def _in_order(rows: Array) -> list[bytes]:
+    """Return what sorts as the rows do: floats as integers of the same order, highest byte first.
+
+    Rows may be long: 10⁵ entries and more.
+    """
+    bits = np.ascontiguousarray(rows).view(np.uint64)
+    sign = np.uint64(2**63)
+    return [row.tobytes() for row in np.where(bits < sign, bits + sign, ~bits).astype(">u8")]
+
+
+def _sum(v: Array) -> Array:
+    """Add up rows, exactly but for one rounding: in any order the same."""
+    return np.array([math.fsum(column) for column in v.T.tolist()])
+
+
+def _distances(mine: Array, other: Array, tolerance: Tolerance) -> tuple[Array, Array]:
+    """Return how far rows are apart relative to the larger, and whether that is within tolerance.
+
+    Norms are taken in units that are powers of two, so that no square leaves float64.
+    """
+    relative = np.zeros((len(mine), len(other)))
+    close = np.full(relative.shape, True)
+    for g, h in np.ndindex(relative.shape):
+        unit = octave(max(largest_of(mine[g]), largest_of(other[h])))
+        x, y = mine[g] / unit, other[h] / unit
+        difference = float(np.linalg.norm(x - y))
+        size = float(max(np.linalg.norm(x), np.linalg.norm(y)))
+        close[g, h] = tolerance.allows(difference, size, unit)
+        relative[g, h] = difference / size if size else 0.0
+    return relative, close
+
+
+def _match(cost: Array, alone: Array, missing: Array) -> list[tuple[float, int, int]]:
+    """Match rows with columns, or leave them alone, at the least cost in all.
+
+    Returns each match's cost, row and column; −1 for what a row or column lacks.
+    """
+    # imported here: SciPy's optimisers take longer to load than all of this package
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = cost.shape
+    whole = np.zeros((rows + columns, rows + columns))
+    whole[:rows, :columns] = cost
+    whole[:rows, columns:] = alone[:, None]
+    whole[rows:, :columns] = missing
+    return [
+        (float(whole[g, h]), int(g) if g < rows else -1, int(h) if h < columns else -1)
+        for g, h in zip(*linear_sum_assignment(whole), strict=True)
+        if g < rows or h < columns
+    ]
