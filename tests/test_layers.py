@@ -10,6 +10,7 @@ import doctest
 import graphlib
 import importlib
 import inspect
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,148 @@ def test_no_module_waits_for_itself():
     assert set(order) == set(FILES)
 
 
+# -- one name, one thing
+
+
+def shared(names):
+    """Names that several have, and who has them; ``names`` are pairs (name, who)."""
+    owners = defaultdict(list)
+    for name, owner in names:
+        owners[name].append(owner)
+    return [
+        f"{name}: {', '.join(map(str, sorted(who)))}"
+        for name, who in sorted(owners.items())
+        if len(who) > 1
+    ]
+
+
+def refuse(offenders, why):
+    """Fail with all offenders, a line each."""
+    assert not offenders, "\n".join([why, *offenders])
+
+
+def classes(module, source):
+    """Every class of a module, private and nested ones too, with where it is."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, f"{module}:{node.lineno}"
+
+
+def numbers(module, source):
+    """Names that a module gives to numbers, with where."""
+    for node in ast.parse(source).body:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        literals = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+        if not any(type(value) in (int, float, complex) for value in literals):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for part in (part for target in targets for part in ast.walk(target)):
+            if isinstance(part, ast.Name):
+                yield f"{module}.{part.id}", f"{path_of(module)}:{node.lineno}"
+
+
+def path_of(module):
+    path = FILES.get(module)
+    return path.relative_to(SOURCE).as_posix() if path else module
+
+
+# What tunes an algorithm is a field with a reason, of a dataclass. These are facts of
+# mathematics, of a format or of a contract, which nobody can try otherwise.
+FACTS = {
+    "models.arrays.UNIT": "unit roundoff of float64",
+    "models.arrays.TINY": "the smallest normal float64",
+    "models.attention._LARGEST_SHIFT": "where e^(2m) leaves float64",
+    "measure.precision.FLOAT32_UNIT": "unit roundoff of float32",
+    "measure.precision.KAPPA": "what a dot product may round by, in units: part of every bound",
+    "measure.precision._FLOAT32_BITS": "significant bits of float32",
+    "measure.precision._FLOAT16_BITS": "significant bits of float16",
+    "measure.precision._FLOAT16_TINY": "what float16's smallest numbers are multiples of",
+    "measure.offsets._GRID": "grid on which offset + unit vector is exact in float32",
+    "measure.offsets.DENSE_GRID": "grid on which the sum of two dense rows is exact in float32",
+    "measure.offsets._ALL_BITS": "bits of float64, and one",
+    "measure.offsets._CHUNK": "how many numbers of lazy rows are made at once: memory alone",
+    "learners.settings._SMALLEST": "where squares leave float64",
+    "learners.single_head.sensing.gaussian_readings._GRID": "grid of Gaussians, for float32",
+    "learners.single_head.sensing.gaussian_readings._APART": "how far apart float32 adds on it",
+    "theory.tolerances._CONSTANT": "the 80 of Theorem 6.1",
+    "models.files.FORMAT_VERSION": "version of the format of a model's file",
+    "campaign.ledger.FORMAT_VERSION": "version of the ledger's format",
+    "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
+    "campaign.opening._APPLICATION_ID": "marks an SQLite file as a ledger",
+    "cli.compare._STATUS": "exit statuses, promised to scripts",
+}
+
+
+def test_rooms_are_all_there_is_and_each_has_modules():
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert folders - {*LEVEL} == set(), "folders that are no room"
+    assert {room_of(module) for module in FILES} - {*LEVEL, *EVERYBODYS} == set(), "no room's"
+    empty = {*LEVEL, *EVERYBODYS} - {room_of(module) for module in FILES}
+    assert empty <= {"audit"}, "rooms without a module"
+
+
+def test_no_two_modules_share_a_name():
+    named = (
+        (path.stem, path.relative_to(SOURCE).as_posix())
+        for path in FILES.values()
+        if path.stem != "__init__"
+    )
+    refuse(shared(named), "modules of one name")
+
+
+def test_no_two_classes_share_a_name():
+    found = [pair for name, path in FILES.items() for pair in classes(path_of(name), read(path))]
+    refuse(shared(found), "classes of one name")
+
+
+def test_numbers_of_modules_are_facts():
+    found = [pair for module, path in FILES.items() for pair in numbers(module, read(path))]
+    facts = {f"unsoftmax.{name}" for name in FACTS}
+    knobs = [f"{where} {name.split('.')[-1]}" for name, where in found if name not in facts]
+    refuse(knobs, f"{len(knobs)} numbers that are neither fields nor facts")
+    refuse(sorted(facts - {name for name, _ in found}), "facts that are no longer there")
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
 # -- the test itself
+
+
+def test_shared_names_are_seen():
+    assert shared([("a", 1), ("b", 2), ("a", 3)]) == ["a: 1, 3"]
+    source = "class A:\n    class _B: ...\ndef f():\n    class A: ..."
+    assert shared(classes("x", source)) == ["A: x:1, x:4"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "A = 1",
+        "A: float = 2.0**-3",
+        "A = (1, 2)",
+        "A = -1e3",
+        "A = {'a': 1}",
+        "A = np.arange(3.0)",
+        "A = f(x=2)",
+    ],
+)
+def test_a_number_of_a_module_is_seen(source):
+    assert list(numbers("x", source)) == [("x.A", "x:1")]
+
+
+def test_both_of_a_pair_are_seen():
+    assert [name for name, _ in numbers("x", "A, B = 1, 2")] == ["x.A", "x.B"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["A = 'a'", "A = True", "A: int", "class A:\n    a: int = 1", "def f(a=1): ...", "A = B"],
+)
+def test_no_number_of_a_module_is_none(source):
+    assert list(numbers("x", source)) == []
 
 
 @pytest.mark.parametrize(

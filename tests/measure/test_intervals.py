@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from unsoftmax.measure.intervals import read_within
+from unsoftmax.measure.intervals import IntervalTuning, Pass, read_intervals, saturated
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.two_tokens import Values, Vectors
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
 
 SIGNS = list(itertools.product((-1.0, 1.0), repeat=5))
 
@@ -22,7 +22,7 @@ def read(t, a, b, v, tau, nu, signs, alpha=2.0, beta=0.5, most=np.inf):
     values = Values(wrong, 0.0, np.full(4, nu), 0.0, Precision(unit=0.0, absolute=tau))
     seen_a, seen_b = (Vectors.of(x[None], values).take(0) for x in (a, b))
     scales = np.array(alpha), np.array(beta)
-    return read_within(np.array(y), seen_a, seen_b, *scales, values, most)
+    return read_intervals(TwoTokenAnswers(np.array(y), seen_a, seen_b, *scales, values), most)
 
 
 @pytest.mark.parametrize(("tau", "nu"), [(1e-6, 1e-6), (1e-3, 0.0), (1e-2, 1e-2), (0.2, 0.1)])
@@ -58,7 +58,9 @@ def test_an_answer_that_no_logit_gives_is_impossible():
     ):
         values = Values(v, 0.0, np.zeros(4), 0.0, Precision(unit=0.0, absolute=tau))
         seen = Vectors.of(v[None], values).take(0)
-        found = read_within(np.array(y), seen, seen, np.array(2.0), np.array(0.5), values, most)
+        scales = np.array(2.0), np.array(0.5)
+        answers = TwoTokenAnswers(np.array(y), seen, seen, *scales, values)
+        found = read_intervals(answers, most)
         assert bool(found.impossible) is impossible
         assert np.isfinite(found.logit)
 
@@ -78,3 +80,64 @@ def test_an_offset_without_value_says_nothing():
     assert (found.low, found.high, found.logit) == (-np.inf, np.inf, 0.0)
     assert not found.impossible
     assert read(1.0, a, v, v, 1e-3, 0.0, [0] * 5, most=2.0).error == 2.0
+
+
+def test_saturated_is_not_hidden():
+    tuning = IntervalTuning()
+    ends = np.array([True, True, False, False, False])
+    assert saturated(ends, np.full(5, 1e-6), tuning)
+    # answers this coarse would leave ends open at any scale
+    assert not saturated(ends, np.full(5, 0.3), tuning)
+    # a few logits out of reach do not make a scale too large
+    assert not saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6), tuning)
+    assert saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6), IntervalTuning(most_open=0.1))
+
+
+def a_pass(d, rng, size=1.0):
+    """Offsets, query tokens, scales, and exact answers of a random head."""
+    W, v = size * rng.standard_normal((d, d)), rng.standard_normal(d)
+    Z, B = rng.standard_normal((2, d, d))
+    alpha, beta = 2.0 ** rng.integers(-2, 3, (2, d, d))
+    t = alpha * beta * (B @ W.T @ Z.T)
+    y = beta * (B @ v)[:, None] + alpha * (Z @ v) * expit(t)
+    return W, v, Pass(Z, B, alpha, beta, y)
+
+
+def test_a_pass_reads_every_pair_within_its_bound():
+    rng, tau = np.random.default_rng(3), 1e-6
+    for d in (1, 2, 5):
+        W, v, exact = a_pass(d, rng, 0.2)
+        y = exact.y + tau * rng.choice([-1, 1], exact.y.shape)
+        asked = Pass(exact.Z, exact.B, exact.alpha, exact.beta, y)
+        values = Values(v, 0.0, np.zeros(d), 0.0, Precision(absolute=tau))
+        intervals = asked.read(values, None)
+        reading = asked.reading(intervals, W, values)
+        truth = exact.B @ W.T @ exact.Z.T
+        assert reading.bounded
+        assert np.all(np.abs(reading.value - truth) <= reading.error)
+        assert np.linalg.norm(reading.value - truth) <= reading.total
+        assert np.array_equal(reading.value, asked.measured(intervals))
+
+
+def test_a_norm_bound_ends_every_interval_and_may_be_contradicted():
+    rng = np.random.default_rng(4)
+    W, v, asked = a_pass(3, rng, 40.0)
+    values = Values(v, 0.0, np.zeros(3), 0.0, Precision(absolute=1e-3))
+    free = asked.read(values, None)
+    assert free.open.any()
+    bounded = asked.read(values, float(np.linalg.norm(W)))
+    assert not bounded.open.any()
+    assert not bounded.impossible.any()
+    assert asked.read(values, 0.01 * float(np.linalg.norm(W))).impossible.any()
+
+
+def test_the_rounding_of_scores_is_part_of_a_reading():
+    rng = np.random.default_rng(5)
+    W, v, asked = a_pass(3, rng, 0.1)
+    coarse, fine = (
+        Values(v, 0.0, np.zeros(3), 0.0, Precision(unit=unit)) for unit in (2.0**-25, 2.0**-53)
+    )
+    intervals = asked.read(fine, None)
+    assert np.all(
+        asked.reading(intervals, W, coarse).error > asked.reading(intervals, W, fine).error
+    )

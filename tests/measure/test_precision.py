@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.measure.precision import FLOAT32_UNIT, KAPPA, UNIT, Precision, significant_bits
+from unsoftmax.measure.number_format import significant_bits
+from unsoftmax.measure.precision import (
+    FLOAT32_UNIT,
+    KAPPA,
+    UNIT,
+    Precision,
+    PrecisionTuning,
+)
+from unsoftmax.measure.precision import why as why_of
 
 seeds = st.integers(0, 2**32)
 few = settings(max_examples=60, deadline=None)
@@ -330,3 +338,38 @@ def test_coarser_answers_are_coarser_in_everything():
 )
 def test_significant_bits(y, bits):
     assert significant_bits(np.array(y)) == bits
+
+
+# -- stated, not recognised
+
+
+@pytest.mark.parametrize("eta", [4e-16, 1e-9, 0.3, 1e-300])
+def test_an_error_relative_to_terms_is_that_to_the_last_bit(eta):
+    """Learners that measured ``eta`` state it so: κ is a power of two and rounds nothing."""
+    size, absolute = np.array([0.0, 1e-7, 3.3, 7e55]), 0.1
+    stated = Precision.relative_to_terms(eta, absolute)
+    np.testing.assert_array_equal(stated.error(size), eta * size + absolute)
+    np.testing.assert_array_equal(stated.error(size, np.full(4, 1e9)), eta * size + absolute)
+    assert Precision.relative_to_terms(eta).error(2.0) == 2 * eta
+
+
+def test_the_share_of_an_answer_as_large_as_its_terms():
+    precision = Precision(unit=1e-9, relative=1e-3, absolute=0.5)
+    assert precision.share_of(100.0) == pytest.approx(4e-9 + 1e-3 + 5e-3)
+    assert precision.share_of(100.0) == pytest.approx(float(precision.error(100.0, 100.0)) / 100)
+
+
+def test_a_declared_tolerance_leaves_the_arithmetic_its_rounding():
+    precision = Precision.declared(1e-3)
+    assert (precision.absolute, precision.unit) == (1e-3, UNIT)
+    assert "as declared" in why_of(precision)
+
+
+def test_tuning_changes_what_counts_as_rounded():
+    """Answers that need 12 of 16 digits are generic for one who asks for 10."""
+    y = np.round(np.random.default_rng(0).uniform(1, 2, 40), 11)
+    assert Precision.of_format([y]).why
+    assert Precision.of_format([y], PrecisionTuning(generic_digits=10)) == Precision()
+    few, many = (PrecisionTuning(noise_deviations=n) for n in (2.0, 4.0))
+    narrow, wide = (Precision().with_noise(1e-3, 8, tuning).absolute for tuning in (few, many))
+    assert wide == 2 * narrow

@@ -29,6 +29,70 @@ def test_beyond_every_logit_is_infinite():
     assert thresholds.threshold(alpha, beta, np.array([1.1]))[0] == np.inf
 
 
+def flip(label, low, high):
+    """Where a label goes from 1 to 0, to the last bit."""
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if label(middle) else (low, middle)
+    return low
+
+
+def test_rounding_moves_flips_of_ratios_by_no_more_than_its_bound():
+    rng = np.random.default_rng(4)
+    moved = []
+    for _ in range(300):
+        d = int(rng.integers(2, 30))
+        v = rng.standard_normal(d) * 10.0 ** rng.uniform(-3, 0, d)
+        v /= np.linalg.norm(v)
+        p, i = np.argsort(np.abs(v))[[-1, 0]]
+        target = us.SingleHead(np.eye(d), v)
+
+        def label(rho, v=v, i=i, p=p, target=target):
+            x = np.zeros((1, 1, len(v)))
+            x[0, 0, i], x[0, 0, p] = np.sign(v[i]), -rho * np.sign(v[p])
+            return target(x)[0] > 0
+
+        ratio = np.abs(v[i]) / np.abs(v[p])
+        bound = thresholds.ratio_rounding(np.array([ratio]), 1 / np.abs(v[p]))[0]
+        moved.append(abs(flip(label, 0.0, 1.0) - ratio) / bound)
+    assert max(moved) <= 1
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_rounding_moves_flips_of_logits_by_no_more_than_its_bound(size):
+    """The larger a and b are beside their scores, the more rounding moves a flip."""
+    rng = np.random.default_rng(5)
+    moved, d = [], 6
+    for _ in range(150):
+        W, v = rng.standard_normal((d, d)), rng.standard_normal(d)
+        v /= np.linalg.norm(v)
+        a, b = size * rng.standard_normal(d), rng.standard_normal(d)
+        a, b = a * np.sign(a @ v), b * np.sign(b @ v)
+        if min(a @ v / np.linalg.norm(a), b @ v / np.linalg.norm(b)) < 0.2:
+            continue
+        t = rng.uniform(-3, 3)
+        scale = -t / (a @ W @ b)
+        if scale < 0:
+            W, scale = -W, -scale
+        target, ratio = us.SingleHead(W, v), np.array([(b @ v) / (a @ v)])
+
+        def label(at, a=a, b=b, scale=scale, ratio=ratio, target=target):
+            alpha, beta = (x[0] for x in thresholds.scales(np.array([at]), scale, ratio))
+            return target(np.array([[alpha * a - beta * b, -beta * b]]))[0] > 0
+
+        alpha, beta = thresholds.scales(np.array([t]), scale, ratio)
+        bound = thresholds.logit_rounding(
+            np.array([t]),
+            np.array([a @ v]),
+            np.array([scale * np.linalg.norm(W @ b)]),
+            np.linalg.norm(a) + beta / alpha * np.linalg.norm(b),
+        )[0]
+        moved.append(abs(flip(label, -4.0, 4.0) - t) / bound)
+    assert len(moved) > 50
+    assert max(moved) <= 1
+    # of the size of what it bounds: 1/50 of it is reached
+    assert max(moved) > 0.02
+
+
 def test_the_direction_error_is_a_bound():
     rng = np.random.default_rng(1)
     for _ in range(200):

@@ -16,7 +16,7 @@ from scipy.special import expit
 
 import unsoftmax as us
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.two_tokens import Gates, Values, Vectors, answer_error, read_gates
+from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Values, Vectors
 from unsoftmax.probes import Array, UnitVectors
 
 ROUNDING = 1e-12
@@ -56,12 +56,12 @@ class Scene:
 
     def read(self, y, estimates):
         a, b = self.vectors(estimates)
-        return read_gates(y, a, b, self.alpha, self.beta, estimates)
+        return TwoTokenAnswers(y, a, b, self.alpha, self.beta, estimates).gates()
 
     def allowed(self, y, estimates):
         """η: how far the answers y may be from the true ones."""
         a, b = self.vectors(estimates)
-        bound = answer_error(y, a, b, self.alpha, self.beta, estimates)
+        bound = TwoTokenAnswers(y, a, b, self.alpha, self.beta, estimates).answer_error
         return bound - estimates.c_error
 
     def value_errors(self, nu, rng):
@@ -111,7 +111,7 @@ def test_both_ends_of_the_sigmoid_keep_their_digits(t):
     zero = Vectors(np.zeros(1), np.zeros(1), np.zeros(1))
     one = Vectors(np.ones(1), np.zeros(1), np.ones(1))
     y = np.array([expit(t)])
-    gates = read_gates(y, one, zero, np.ones(1), np.ones(1), estimates)
+    gates = TwoTokenAnswers(y, one, zero, np.ones(1), np.ones(1), estimates).gates()
     assert abs(gates.logit[0] - t) <= max(1e-15, 2.0**-53 / min(expit(t), expit(-t)))
     assert abs(gates.logit[0] - t) <= gates.logit_error[0]
 
@@ -182,7 +182,9 @@ def test_float64_answers_are_within_their_bound(seed, d, scale):
     estimates = values(head.v, 2.0**-53 * np.abs(head.v))
     offset, query = Vectors.of(a[None], estimates), Vectors.of(b[None], estimates)
     one = np.ones(1)
-    gates = read_gates(head(np.array([[a + b, b]])), offset, query, one, one, estimates)
+    gates = TwoTokenAnswers(
+        head(np.array([[a + b, b]])), offset, query, one, one, estimates
+    ).gates()
     assert_within(gates, np.zeros(1))
 
 
@@ -216,7 +218,7 @@ def test_a_zero_offset_says_nothing():
     estimates = values(np.array([1.0, 2.0]))
     zero = Vectors.of(np.zeros((1, 2)), estimates)
     one = Vectors.of(np.ones((1, 2)), estimates)
-    gates = read_gates(np.array([3.0]), zero, one, np.ones(1), np.ones(1), estimates)
+    gates = TwoTokenAnswers(np.array([3.0]), zero, one, np.ones(1), np.ones(1), estimates).gates()
     assert np.isinf(gates.logit_error).all()
     assert not gates.margin[0] > 0
 
@@ -227,7 +229,7 @@ def test_answers_outside_the_two_values_have_no_bound():
     zero = Vectors(np.zeros(1), np.zeros(1), np.zeros(1))
     one = Vectors(np.ones(1), np.zeros(1), np.ones(1))
     for y in (-0.5, 1.5):
-        gates = read_gates(np.array([y]), one, zero, np.ones(1), np.ones(1), estimates)
+        gates = TwoTokenAnswers(np.array([y]), one, zero, np.ones(1), np.ones(1), estimates).gates()
         assert np.isnan(gates.logit[0])
         assert np.isinf(gates.logit_error[0])
 
@@ -258,8 +260,9 @@ def test_unit_vectors_through_v():
 def test_what_an_answer_may_be_off_by():
     estimates = values(np.array([3.0, 4.0]), 0.0, -2.0, 0.25, unit=0.0, relative=0.1)
     a, b = (Vectors.of(np.array([x]), estimates) for x in ([1.0, 0.0], [0.0, 1.0]))
-    bound = answer_error(np.array([-10.0]), a, b, np.array([2.0]), np.array([0.5]), estimates)
+    asked = np.array([-10.0]), a, b, np.array([2.0]), np.array([0.5])
+    bound = TwoTokenAnswers(*asked, estimates).answer_error
     np.testing.assert_allclose(bound, 0.1 * 10 + 0.25)
     inside = values(np.array([3.0, 4.0]), 0.0, -2.0, 0.0, unit=0.01)
-    bound = answer_error(np.array([-10.0]), a, b, np.array([2.0]), np.array([0.5]), inside)
+    bound = TwoTokenAnswers(*asked, inside).answer_error
     np.testing.assert_allclose(bound, 4 * 0.01 * (2.5 * 5 + 2))

@@ -52,7 +52,7 @@ def test_batches_larger_than_one_piece(monkeypatch):
     model = several(3, 4)
     X = np.random.default_rng(0).standard_normal((10, 3, 4))
     whole = model(X)
-    monkeypatch.setattr("unsoftmax.models.multi_head._VECTOR_NUMBERS", 3 * 4 * 3)
+    monkeypatch.setattr(us.MultiHead, "_numbers_at_once", 3 * 4 * 3)
     np.testing.assert_allclose(model(X), whole, rtol=1e-13)
 
 

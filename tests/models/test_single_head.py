@@ -91,7 +91,7 @@ def test_factored_answers_never_form_the_matrix():
     head = us.SingleHead.from_factors(np.ones((1, 4)), np.ones((1, 4)), np.ones(4))
     head(np.ones((2, 3, 4)))
     head.scores_of(np.ones((2, 4)))
-    assert "_product" not in vars(head)
+    assert "W" not in vars(head._scores)
     np.testing.assert_array_equal(head.W, np.ones((4, 4)))
 
 

@@ -150,6 +150,32 @@ def test_an_affine_network_makes_it_a_head():
     assert head(result.witness[None]) != bent(result.witness[None])
 
 
+def test_several_heads_beside_a_network_that_is_affine_within_the_tolerance():
+    """One head decides as SingleHead does; of more no witness is claimed that is none."""
+    rng = np.random.default_rng(0)
+    W, v, w = rng.standard_normal((3, 3)), rng.standard_normal(3), rng.standard_normal(3)
+    A = np.column_stack([v, -v, np.ones(3)])
+    kinked = us.Transformer(W, us.ReluNetwork(A, [1.0, -1.0, 1e-7], [0.0, 0.0, -0.5]), w)
+    halves = [v / 2, v / 2]
+    one = (
+        us.SingleHead(W, v, w),
+        us.MultiHead([W], [v], [w]),
+        us.MultiHead([W] * 2, halves, [w] * 2),
+    )
+    for model in one:
+        assert us.equivalent(model, kinked, rtol=1e-5)
+        assert us.equivalent(kinked, model).verdict == "different"
+    for other in (W + 1e-12, -W):
+        several = us.MultiHead([W, other], halves, [w, w])
+        assert us.equivalent(several, kinked, rtol=1e-5).verdict == "undecided"
+        result = us.equivalent(several, kinked)
+        assert result.verdict == "different"
+        X = np.array([result.witness])
+        assert several(X) != kinked(X)
+    constant = us.Transformer(W, us.ReluNetwork(A, [0.0, 0.0, 0.0], c=2.0), w)
+    assert us.equivalent(us.MultiHead(np.zeros((0, 3, 3)), np.zeros((0, 3)), c=2.0), constant)
+
+
 def test_a_network_alone_takes_other_sequences():
     model = transformer(0)
     assert us.equivalent(model, model.network).verdict == "different"

@@ -11,10 +11,11 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
+from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT, Precision
-from unsoftmax.measure.two_tokens import Values, Vectors, measurement_error, read_gates
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
 from unsoftmax.probes import Array, Grid
-from unsoftmax.solve.dense import solve_error
+from unsoftmax.solve.dense import solve, solve_error
 
 SIGNS = ("worst", "plus", "minus", "random")
 
@@ -54,7 +55,7 @@ class Block:
         y = us.SingleHead(self.W, self.v)(grid[:]).reshape(len(B), len(Z))
         gates = self.read(y)
         W, Z, B = (x.astype(np.longdouble) for x in (self.W, self.Z, self.B))
-        return y, gates, float(np.linalg.norm((gates.logit - B @ W.T @ Z.T).astype(float)))
+        return y, float(np.linalg.norm((gates.logit - B @ W.T @ Z.T).astype(float)))
 
     def truth(self):
         p = expit(self.scale * self.measured)
@@ -72,23 +73,16 @@ class Block:
         }
         return y + (1 - 1e-5) * eta * pattern[signs]  # less what the test itself rounds
 
-    def read(self, y):
-        return read_gates(y, self.a, self.b, self.alpha, self.beta, self.values)
+    def answered(self, y):
+        return TwoTokenAnswers(y, self.a, self.b, self.alpha, self.beta, self.values)
 
-    def bound(self, gates, y):
+    def read(self, y):
+        return self.answered(y).gates()
+
+    def bound(self, y):
         columns = np.linalg.norm(self.B @ self.W.T, axis=1)[:, None]
-        return measurement_error(
-            gates,
-            y,
-            self.a,
-            self.b,
-            self.alpha,
-            self.beta,
-            self.scale,
-            self.beta * columns,
-            float(np.linalg.norm(self.Z, 2)),
-            self.values,
-        )
+        stretch = float(np.linalg.norm(self.Z, 2))
+        return self.answered(y).reading(self.beta * columns, stretch).total
 
 
 @pytest.mark.parametrize("signs", SIGNS)
@@ -103,7 +97,7 @@ def test_measurements_are_within_their_bound(eta, nu, d, signs, trials):
         y = block.answers(signs)
         gates = block.read(y)
         done = np.linalg.norm(gates.logit / block.scale - block.measured)
-        bound = block.bound(gates, y)
+        bound = block.bound(y)
         assert np.isinf(bound) if np.any(gates.margin <= 0) else np.isfinite(bound)
         if np.isfinite(bound):
             assert done <= bound
@@ -118,9 +112,9 @@ def test_one_answer_without_a_bound_leaves_none():
     y[1, 2] = block.beta[1, 2] * (block.B @ block.v)[1]  # p = 0
     gates = block.read(y)
     assert np.count_nonzero(~(gates.margin > 0)) == 1
-    assert block.bound(gates, y) == float("inf")
+    assert block.bound(y) == float("inf")
     y[1, 2] = np.nan
-    assert block.bound(block.read(y), y) == float("inf")
+    assert block.bound(y) == float("inf")
 
 
 def test_each_kind_of_error_counts():
@@ -133,7 +127,7 @@ def test_each_kind_of_error_counts():
         block.values = Values(block.v, 0.0, error, 0.0, block.values.precision)
         block.look()
         y, _ = block.truth()
-        return block.bound(block.read(y), y)
+        return block.bound(y)
 
     plain = bound()
     for changed in (bound(1e-9), *(bound(**{name: 1e-9}) for name in base)):
@@ -146,8 +140,8 @@ def test_float64_answers_are_within_the_bound(d, trials):
     for seed in range(trials(10, 300)):
         block = Block(seed, d, 0.0, Precision(), spread=seed % 3)
         block.W *= 0.5 / np.abs(block.measured).max()
-        y, gates, done = block.ask_a_head(block.Z, block.B)
-        assert done <= block.bound(gates, y)
+        y, done = block.ask_a_head(block.Z, block.B)
+        assert done <= block.bound(y)
 
 
 def test_the_rounding_of_large_scores_counts():
@@ -158,10 +152,10 @@ def test_the_rounding_of_large_scores_counts():
         across = np.linalg.qr(block.rng.standard_normal((d, d)))[0][0]
         block.W = 3e3 * np.outer(across, block.rng.standard_normal(d)) / d
         Z = block.Z - 0.9999 * np.outer(block.Z @ across, across)
-        y, gates, done = block.ask_a_head(Z, block.B)
-        assert done <= block.bound(gates, y)
+        y, done = block.ask_a_head(Z, block.B)
+        assert done <= block.bound(y)
         block.W = np.zeros((d, d))  # as if the scores were exact
-        beyond += done > block.bound(gates, y)
+        beyond += done > block.bound(y)
     assert beyond > 10
 
 
@@ -200,3 +194,55 @@ def test_no_error_and_no_bound():
     assert solve_error(0.0, 1.0, 1.0, 0.0) == 0.0
     assert solve_error(float("inf"), 1.0, 1.0, 1.0) == float("inf")
     assert solve_error(1e-3, 0.5, 1.0, 0.0) == pytest.approx(2e-3)
+
+
+# -- from readings to matrices
+
+
+@pytest.mark.parametrize("signs", SIGNS)
+@pytest.mark.parametrize("condition", [1.0, 1e2, 1e5])
+@pytest.mark.parametrize("eta", [1e-10, 1e-7, 1e-4])
+def test_a_matrix_solved_from_readings_is_within_its_error(eta, condition, signs, trials):
+    """Answers off by all that they may be, offsets of any condition: Ŵ is within its bound."""
+    for seed in range(trials(5, 100)):
+        d = 6
+        block = Block(seed, d, eta, Precision(unit=0.0, absolute=eta))
+        U, V = (np.linalg.qr(block.rng.standard_normal((d, d)))[0] for _ in "UV")
+        block.Z, block.B = U * np.geomspace(1.0, 1 / condition, d) @ V, np.eye(d)
+        block.measured = block.W.T @ block.Z.T
+        block.alpha, block.beta = np.ones((2, d, d))
+        block.look()
+        y = block.answers(signs)
+        lengths = np.linalg.norm(block.W, axis=0)[:, None]
+        read = block.answered(y).reading(lengths, 1.0)
+        found = solve(Offsets(block.Z, 1 / condition, 1.0), read.value)
+        bound = found.error(read.total)
+        assert np.isfinite(bound) == np.all(block.read(y).margin > 0)
+        if read.bounded:
+            assert np.all(np.abs(read.value - block.measured) <= read.error)
+            assert np.linalg.norm(found.matrix - block.W) <= bound
+
+
+def test_the_shift_of_a_bias_is_taken_off_and_its_error_counts_for_every_token():
+    block = Block(2, 5, 0.0, Precision(absolute=1e-10))
+    y, _ = block.truth()
+    answered, lengths = block.answered(y), np.ones((6, 1))
+    shift = 1e-3 * block.rng.standard_normal(5)
+    plain, moved = (answered.reading(lengths, 1.0, s) for s in (0.0, shift))
+    np.testing.assert_allclose(plain.value - moved.value, shift / block.beta, rtol=1e-6)
+    assert moved.total == plain.total
+    unsure = answered.reading(lengths, 1.0, shift, 1e-3)
+    repeated = np.sqrt(np.sum(block.beta[:, 0] ** -2.0))
+    assert unsure.total - plain.total == pytest.approx(1e-3 * repeated)
+    np.testing.assert_allclose(unsure.error - plain.error, 1e-3 / block.beta, rtol=1e-5)
+
+
+def test_one_unbounded_reading_leaves_the_others_their_bounds():
+    block = Block(0, 3, 0.0, Precision(absolute=1e-6))
+    y, _ = block.truth()
+    y[1, 2] = np.nan
+    read = block.answered(y).reading(np.ones((4, 1)), 1.0)
+    assert read.total == np.inf
+    assert not read.bounded
+    assert np.isinf(read.error[1, 2])
+    assert np.count_nonzero(np.isfinite(read.error)) == 11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import cvxpy
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from unsoftmax.solve import nuclear_norm
-from unsoftmax.solve.nuclear_norm import Measurements, minimise
+from unsoftmax.solve.nuclear_norm import NuclearNormTuning, minimise
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 # CVXPY's stubs leave out most of its atoms
 cp: Any = cvxpy
@@ -89,6 +91,28 @@ def test_recovery_to_rounding(d, rank):
         assert found.determined
         assert found.rank == rank
         assert np.linalg.norm(found.W - W) <= 1e-12 * np.linalg.norm(W)
+
+
+@pytest.mark.parametrize(("spread", "determined"), [(1e2, True), (1e3, True), (1e5, False)])
+def test_singular_values_that_are_far_apart(spread, determined):
+    """Recovered to rounding, or too far apart for the gap to close: then it says so."""
+    rng = np.random.default_rng(3)
+    U, V = (np.linalg.qr(rng.standard_normal((12, 12)))[0][:, :2] for _ in "UV")
+    W = (U * [1.0, 1 / spread]) @ V.T
+    a, b = rng.standard_normal((2, 140, 12))
+    found = minimise(Measurements(a, b, np.einsum("kd,de,ke->k", a, W, b), np.zeros(140)))
+    assert found.determined == determined
+    assert np.linalg.norm(found.W - W) <= (1e-14 if determined else found.gap)
+
+
+def test_knobs_change_what_they_name():
+    W, measured = problem(8, 2, 2.0, 1)
+    assert np.linalg.norm(minimise(measured).W - W) <= 1e-12 * np.linalg.norm(W)
+    never = NuclearNormTuning(hopeful=0.0, drop=np.inf, gap=1e-12)
+    short, longer = (minimise(measured, replace(never, steps=steps)) for steps in (10, 40))
+    assert (short.steps, longer.steps) == (10, 40)
+    assert longer.gap < short.gap
+    assert minimise(measured, replace(never, steps=3, look=3)).steps == 3
 
 
 @pytest.mark.parametrize("more", [0, 5])

@@ -15,8 +15,9 @@ from scipy.special import expit
 import unsoftmax as us
 from tests.theorems.test_4_1 import CASES, impostors, score_matrices, value_vectors
 from tests.truth import Counted, relative
-from unsoftmax.learners.single_head.labels import paper as labels_paper
-from unsoftmax.learners.single_head.labels.probes import Contrasts, Sphere, read
+from unsoftmax.learners.single_head.labels.label_probes import Contrasts, Sphere
+from unsoftmax.learners.single_head.labels.sphere_average import SphereTuning, average
+from unsoftmax.measure.bisection import read_labels
 from unsoftmax.theory import label_counts
 from unsoftmax.validate import sequences as holdout
 
@@ -385,7 +386,7 @@ def test_one_logit_out_of_reach_of_all_scales_is_refused():
     with pytest.raises(us.NotIdentifiable, match="1 of 9 logits") as refused:
         drive()
     assert np.allclose(refused.value.determined["v"], direction(target), atol=1e-14)
-    assert len(scales) == 1 + label_counts.RESTARTS
+    assert len(scales) == 1 + label_counts.SCHEDULE.restarts
 
 
 @pytest.mark.parametrize("name", ["values", "signs", "classes"])
@@ -436,7 +437,7 @@ def test_the_papers_counts_are_shown_where_nobody_could_pay_them(evidence):
     assert isinstance(plan.queries, int)
     assert 1e28 < plan.queries < 1.5e28
     # exact to the last query: more digits than float64 has
-    k, steps = label_counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, labels_paper.FAILURE)
+    k, steps = label_counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, SphereTuning().failure)
     assert plan.queries == plan.at_most == k + 64**2 * steps
     assert plan.tokens == k + 2 * 64**2 * steps
     assert "k =" in plan.formula
@@ -473,7 +474,7 @@ def test_the_paper_keeps_its_promise_where_it_ends(d, margin, bits, trials, evid
 
 def averaged(target, d, k, seed):
     opening = holdout.opening(d, 0, np.random.default_rng(0))
-    (v, _), rounds = by_hand(labels(target), labels_paper.average(d, k, seed, opening))
+    (v, _), rounds = by_hand(labels(target), average(d, k, seed, opening, SphereTuning()))
     assert sum(len(probes) for parts in rounds for probes in parts) == k
     return v
 
@@ -566,39 +567,51 @@ def test_contrasts_weigh_two_entries():
 
 
 def test_labels_are_read_as_bits():
-    assert [label.tolist() for label in read([np.array([0.0, 1.0]), np.array([])])] == [
+    assert [label.tolist() for label in read_labels([np.array([0.0, 1.0]), np.array([])])] == [
         [False, True],
         [],
     ]
     with pytest.raises(us.ModelMismatch, match=r"0\.5"):
-        read([np.array([0.0, 0.5])])
+        read_labels([np.array([0.0, 0.5])])
 
 
 # -- settings
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("arguments", "error", "name"),
     [
-        ({"dim": 0, "bits": 8}, ValueError),
-        ({"dim": 2.0, "bits": 8}, TypeError),
-        ({"dim": True, "bits": 8}, TypeError),
-        ({"dim": 2, "bits": 3}, ValueError),
-        ({"dim": 2, "bits": 53}, ValueError),
-        ({"dim": 2, "bits": 8.5}, TypeError),
-        ({"dim": 2, "bits": 8, "seed": -1}, ValueError),
-        ({"dim": 2, "bits": 8, "method": "average"}, ValueError),
-        ({"dim": 2, "bits": 8, "margin": 0.9}, ValueError),
-        ({"dim": 2, "bits": 8, "norm_bound": -2.0}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper"}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0, "margin": 0.8}, ValueError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": "2", "margin": 0.7}, TypeError),
-        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": np.inf, "margin": 0.7}, ValueError),
+        ({"dim": 0, "bits": 8}, ValueError, "dim"),
+        ({"dim": 2.0, "bits": 8}, TypeError, "dim"),
+        ({"dim": True, "bits": 8}, TypeError, "dim"),
+        ({"dim": 2, "bits": 3}, ValueError, "bits"),
+        ({"dim": 2, "bits": 53}, ValueError, "bits"),
+        ({"dim": 2, "bits": 8.5}, TypeError, "bits"),
+        ({"dim": 2, "bits": 8, "seed": -1}, ValueError, "seed"),
+        ({"dim": 2, "bits": 8, "method": "average"}, ValueError, "method"),
+        ({"dim": 2, "bits": 8, "margin": 0.9}, ValueError, "margin"),
+        ({"dim": 2, "bits": 8, "norm_bound": -2.0}, ValueError, "norm_bound"),
+        ({"dim": 2, "bits": 1, "method": "paper"}, ValueError, "norm_bound"),
+        ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0}, ValueError, "margin"),
+        (
+            {"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0, "margin": 0.8},
+            ValueError,
+            "margin",
+        ),
+        (
+            {"dim": 2, "bits": 1, "method": "paper", "norm_bound": "2", "margin": 0.7},
+            TypeError,
+            "norm_bound",
+        ),
+        (
+            {"dim": 2, "bits": 1, "method": "paper", "norm_bound": np.inf, "margin": 0.7},
+            ValueError,
+            "norm_bound",
+        ),
     ],
 )
-def test_settings_out_of_range(arguments, error):
-    with pytest.raises(error, match=r"dim|bits|seed|method|margin|norm_bound"):
+def test_settings_out_of_range(arguments, error, name):
+    with pytest.raises(error, match=rf"^{name} must be|needs {name}"):
         us.learners.LabelHead(**arguments)
 
 

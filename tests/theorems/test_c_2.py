@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
 from tests.truth import Counted, relative
-from unsoftmax.learners.orthogonal_heads.alignment import aligned
+from unsoftmax.solve.invariant_subspaces import aligned
 
 SIZES = [(2, 2), (4, 4, 4, 4), (8, 8, 8, 8), (2, 4, 6)]
 OrthogonalHeads = us.learners.OrthogonalHeads
@@ -50,6 +51,20 @@ def worst(model, target):
         max(relative(found.W, true.W) for found, true in pairs),
         max(relative(found.v, true.v) for found, true in pairs),
     )
+
+
+def turned(model, parts):
+    """The largest sine between a true subspace and the one that a found head spans."""
+    found, sines = [], []
+    for head in model.heads:
+        both = np.column_stack([head.W / np.linalg.norm(head.W), head.v / np.linalg.norm(head.v)])
+        u, singular, _ = np.linalg.svd(both)
+        found.append(u[:, : np.count_nonzero(singular > 1e-6)])
+    assert sorted(E.shape[1] for E in found) == sorted(E.shape[1] for E in parts)
+    for E in parts:
+        alike = [F for F in found if F.shape == E.shape]
+        sines.append(min(np.linalg.norm(E - F @ (F.T @ E), 2) for F in alike))
+    return max(sines)
 
 
 def share(recovery, target):
@@ -122,12 +137,12 @@ def test_subspaces_are_found_from_values(trials, evidence, sizes, tokens):
         runs = trials(1, 10)
     else:
         runs = trials(2 if max(sizes) == 8 else 10, 10)
-    errors, shares, asked, d = [], [], [], sum(sizes)
+    errors, angles, shares, asked, d = [], [], [], [], sum(sizes)
     for seed in range(runs):
         target, parts = drawn(sizes, seed)
         oracle = Counted(target)
         recovery = us.learn(oracle, OrthogonalHeads(d, tokens=tokens, seed=seed))
-        assert sorted(E.shape[1] for E in parts) == sorted(sizes)
+        angles.append(turned(recovery.model, parts))
         errors.append(worst(recovery.model, target))
         shares.append(share(recovery, target))
         asked.append(oracle.queries - recovery.counts.get("again", 0) - 32)
@@ -142,6 +157,7 @@ def test_subspaces_are_found_from_values(trials, evidence, sizes, tokens):
         assert used == d if tokens == "all" else max(sizes) < used <= max(sizes) + 3
     W, v = np.max(errors, axis=0)
     assert max(W, v) <= 1e-8
+    assert max(angles) <= 1e-8
     assert max(shares) <= 1
     evidence(
         f"Appendix C, subspaces found, tokens={tokens}, d_h = {', '.join(map(str, sizes))}",
@@ -627,6 +643,19 @@ def test_settings_tell_subspaces_apart():
     assert all(learner != other for other in others)
     assert learner != "OrthogonalHeads"
     assert all(len(text) == 64 for text in learner.settings()["subspaces"])
+
+
+def test_a_knob_is_a_setting():
+    """Changed, it is named; as it was, a ledger stays valid."""
+    default = OrthogonalHeads(6)
+    search = replace(default.tuning.search, unchanged=4)
+    patient = OrthogonalHeads(6, tuning=replace(default.tuning, search=search))
+    assert "tuning" not in default.settings()
+    assert patient.settings()["tuning"] == {"search": {"unchanged": 4}}
+    assert patient != default
+    target, _ = drawn((2, 2, 2), 0)
+    asked = [us.learn(target, learner).queries for learner in (default, patient)]
+    assert asked[1] - asked[0] == 6 * 7  # one query token more
 
 
 def test_nothing_warns_and_a_plan_bounds_what_it_can():

@@ -20,75 +20,19 @@ nor how the file came to be open: that is `ledger_file`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unsoftmax.campaign.designs import DesignArray, family
+from unsoftmax.campaign.ledger_format import FORMAT_VERSION, UPGRADES, Bill, Settlement, Spent
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
-
-FORMAT_VERSION = 2
-SCHEMA = f"""
-PRAGMA user_version = {FORMAT_VERSION};
-CREATE TABLE runs (
-    run TEXT NOT NULL, batch INTEGER, environment TEXT NOT NULL
-);
-CREATE TABLE designs (hash BLOB PRIMARY KEY, dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB);
-CREATE TABLE parts (
-    round INTEGER, part INTEGER, head TEXT NOT NULL, arrays TEXT NOT NULL,
-    PRIMARY KEY (round, part)
-);
-CREATE TABLE asked (
-    id INTEGER PRIMARY KEY, purpose TEXT NOT NULL,
-    queries INTEGER NOT NULL, tokens INTEGER NOT NULL, outcome TEXT
-);
-CREATE TABLE answers (
-    round INTEGER, part INTEGER, start INTEGER, count INTEGER NOT NULL, data BLOB NOT NULL,
-    crc INTEGER NOT NULL, width INTEGER NOT NULL DEFAULT 1,
-    PRIMARY KEY (round, part, start)
-);
-"""
-# What turns a file of a format into one of the next, when a run goes on with it. Format 1 knew
-# numbers alone: m = 1.
-UPGRADES = {1: "ALTER TABLE answers ADD COLUMN width INTEGER NOT NULL DEFAULT 1"}
-
-Place: TypeAlias = tuple[int, int, int]
-"""Round, part, start."""
-
-
-class Bill(NamedTuple):
-    """What a call costs: ``queries`` sequences of ``tokens`` tokens each."""
-
-    purpose: str
-    queries: int
-    tokens: int
-
-
-class Settlement(NamedTuple):
-    """What became of a call, in queries: so many ``answered``, and ``otherwise`` the rest."""
-
-    bill: Bill
-    answered: int
-    otherwise: Literal["failed", "put off"] = "failed"
-    recorded: Sequence[tuple[Place, Array]] = ()
-    """Rows (n, m) to keep, by place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What was paid over the ledger's life."""
-
-    queries: int
-    tokens: int
-    in_doubt: int
 
 
 class Ledger:
@@ -175,7 +119,7 @@ class Ledger:
         ).fetchall()
         same = len(recorded) == len(parts)
         for (_, head, arrays), probes in zip(recorded, parts, strict=False):
-            same = same and head == _head(probes) and self._same(json.loads(arrays), probes)
+            same = same and head == family(probes) and self._same(json.loads(arrays), probes)
         if not same:
             was = self._db.execute("SELECT environment FROM runs").fetchone()[0]
             raise LedgerMismatch(
@@ -214,45 +158,40 @@ class Ledger:
         for part, probes in enumerate(parts):
             names = {}
             for name, array in probes.design().items():
-                data = np.ascontiguousarray(array)
-                key, blob = _hash(data)
-                names[name] = key.hex()
+                kept = DesignArray.of(array)
+                names[name] = kept.key.hex()
                 self._pending.append(
                     (
                         "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?)",
-                        (key, data.dtype.str, json.dumps(data.shape), blob),
+                        (kept.key, kept.array.dtype.str, json.dumps(kept.array.shape), kept.blob),
                     )
                 )
             self._pending.append(
                 (
                     "INSERT INTO parts VALUES (?, ?, ?, ?)",
-                    (index, part, _head(probes), json.dumps(names)),
+                    (index, part, family(probes), json.dumps(names)),
                 )
             )
 
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
+        """Compare a recorded design with today's, and note how far it has moved."""
         design = probes.design()
         if recorded.keys() != design.keys():
             return False
         for name, array in design.items():
-            data = np.ascontiguousarray(array)
-            if _hash(data)[0].hex() == recorded[name]:
+            now = DesignArray.of(array)
+            if now.key.hex() == recorded[name]:
                 continue
-            dtype, shape, blob = self._db.execute(
-                "SELECT dtype, shape, data FROM designs WHERE hash = ?",
-                (bytes.fromhex(recorded[name]),),
-            ).fetchone()
-            if dtype != data.dtype.str or tuple(json.loads(shape)) != data.shape:
+            was = DesignArray.read(
+                *self._db.execute(
+                    "SELECT dtype, shape, data FROM designs WHERE hash = ?",
+                    (bytes.fromhex(recorded[name]),),
+                ).fetchone()
+            )
+            moved = now.moved_from(was)
+            if not moved <= self._same_design:
                 return False
-            before = np.frombuffer(blob, dtype=dtype).reshape(data.shape)
-            # Entries of a row move together, in proportion to its norm; scales and indices alone.
-            size = np.abs(before)
-            if data.ndim > 1:
-                size = np.linalg.norm(before, axis=-1, keepdims=True)
-            moved = np.abs(before - data)
-            if not np.all(moved <= self._same_design * size):
-                return False
-            self.moved = max(self.moved, float(np.max(moved / np.where(size > 0, size, 1))))
+            self.moved = max(self.moved, moved)
         return True
 
     # -- asking
@@ -366,18 +305,3 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str 
         elif was != is_now:
             told.append(f"{within}{name} was {was!r} and is now {is_now!r}")
     return "; ".join(filter(None, told))
-
-
-def _hash(data: NDArray[Any]) -> tuple[bytes, bytes]:
-    """Return the hash of an array, of its type and shape too, and its bytes."""
-    blob = data.tobytes()
-    kind = hashlib.sha256(f"{data.dtype.str} {data.shape}".encode())
-    kind.update(blob)
-    return kind.digest(), blob
-
-
-def _head(probes: Probes) -> str:
-    """Describe a family of probes by everything but its arrays."""
-    return json.dumps(
-        [type(probes).__name__, len(probes), probes.tokens, probes.dim, probes.purpose]
-    )

@@ -17,7 +17,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from unsoftmax.campaign.ledger import FORMAT_VERSION, SCHEMA, Ledger
+from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.ledger_format import FORMAT_VERSION, SCHEMA
 from unsoftmax.errors import LedgerError
 
 _APPLICATION_ID = 0x756E736D  # "unsm", in SQLite's header: tells a ledger from any other file

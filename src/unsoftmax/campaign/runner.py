@@ -131,15 +131,7 @@ def learn(
             progress=progress,
             fingerprint=fingerprint,
         )
-        found = campaign.run(learner, holdout)
-        return Recovery(
-            model=found.model,
-            certificate=found.certificate,
-            evidence=found.evidence,
-            counts=book.counts(),
-            notes=(*found.notes, *campaign.notes()),
-            learner=learner.settings(),
-        )
+        return campaign.recover(learner, holdout)
 
 
 def _checked(oracle: Oracle, learner: Learner[M]) -> Outputs:
@@ -205,6 +197,18 @@ class Campaign:
             interrupts=self.interrupts,
             report=self._report,
             explain=self._explain,
+        )
+
+    def recover(self, learner: Learner[M], holdout: int) -> Recovery[M]:
+        """Run the learner and add what it cost."""
+        found = self.run(learner, holdout)
+        return Recovery(
+            model=found.model,
+            certificate=found.certificate,
+            evidence=found.evidence,
+            counts=self.ledger.counts(),
+            notes=(*found.notes, *self.notes()),
+            learner=learner.settings(),
         )
 
     def run(self, learner: Learner[M], holdout: int) -> Found[M]:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unsoftmax.campaign.answers import OracleReply, as_wide_as
-from unsoftmax.campaign.ledger import Bill, Ledger, Place, Settlement
+from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.ledger_format import Bill, Place, Settlement
 from unsoftmax.campaign.outcomes import Landing, PlannedCall, Result, landed
 from unsoftmax.campaign.retries import Retries
 from unsoftmax.campaign.spans import BatchSizes, Span

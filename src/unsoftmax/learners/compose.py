@@ -1,46 +1,191 @@
-"""Learning on a subspace, and several things side by side: generators made of generators."""
+"""Transformations of learning: functions from generator to generator.
+
+A learner's generator yields rounds, is sent their answers and returns what it found. Each
+function here takes such a generator and returns another one, which asks something else of the
+target or asks the same under a condition:
+
+    restricted     tokens of a subspace: the target as a function on R^k
+    antisymmetric  f(X) − f(−X) instead of f(X): two queries each (Section 4.1)
+    limited        no more queries and rounds than planned
+    named          the same rounds under another phase
+    together       several generators in step: what they ask at the same time is one round
+
+One loop drives the inner generators (`_driven`). Results and errors of an inner generator pass
+through; an error that is thrown in at a round is thrown into the generators that asked it; and
+however it ends, the inner generators are closed. Nothing here knows what a round asks, or why.
+
+Source: Section 4.1 (antisymmetric part) and Proposition C.2 (restriction) of arXiv 2601.16873.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import TypeAlias, TypeVar
 
-from unsoftmax.probes import Array, Embedded, Round
+import numpy as np
+
+from unsoftmax.probes import Array, Design, Embedded, Probes, Round
 from unsoftmax.protocol import Answers
 
 T = TypeVar("T")
+Asking: TypeAlias = Generator[Round, Answers, T]
+"""A generator that asks: yields rounds, is sent answers, returns a T."""
 
 
-def restricted(steps: Generator[Round, Answers, T], basis: Array) -> Generator[Round, Answers, T]:
-    """Run a learner of k dimensions on the columns' span of ``basis``, (d, k), orthonormal.
+def restricted(steps: Asking[T], basis: Array) -> Asking[T]:
+    """Run a learner of k dimensions on the span of the columns of ``basis``, (d, k).
 
-    Inner products of tokens stay, so a head (W, v) looks like (EᵀWE, Eᵀv) in there.
+    Where the columns are orthonormal inner products of tokens stay, so a head (W, v) looks like
+    (EᵀWE, Eᵀv) to it.
     """
-    try:
-        asked = next(steps)
-        while True:
-            asked = steps.send((yield [Embedded.of(probes, basis) for probes in asked]))
-    except StopIteration as end:
-        found: T = end.value
-        return found
+
+    def embedded(asked: Round) -> Round:
+        return [Embedded.of(probes, basis) for probes in asked]
+
+    return mapped(steps, ask=embedded)
 
 
-def together(steps: Sequence[Generator[Round, Answers, T]]) -> Generator[Round, Answers, list[T]]:
-    """Run generators in step: what they ask at the same time is one round."""
-    found: dict[int, T] = {}
+@dataclass(frozen=True, slots=True)
+class Negated(Probes):
+    """Other probes, every token with its sign changed."""
+
+    of: Probes
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return self.of.tokens
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.of.dim
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, span: slice) -> Array:
+        return np.negative(self.of[span])
+
+    def design(self) -> Design:  # noqa: D102
+        return self.of.design()
+
+
+def antisymmetric(steps: Asking[T]) -> Asking[T]:
+    """Let a learner of f learn f(X) − f(−X) instead: every query becomes two.
+
+    For a Transformer without biases that is a single head, whatever its network:
+
+        T(X) − T(−X) = (A w_o)·Σ_i softmax_i(x_iᵀW x_N) x_i,
+
+    for relu(z) − relu(−z) = z, and the scores of −X are those of X: a head with v = A w_o.
+    """
+
+    def both(asked: Round) -> Round:
+        return [*asked, *(Negated(p, phase=f"{p.phase}, −X", purpose=p.purpose) for p in asked)]
+
+    def difference(answers: Answers) -> Answers:
+        half = len(answers) // 2
+        return [plus - minus for plus, minus in zip(answers[:half], answers[half:], strict=True)]
+
+    return mapped(steps, ask=both, answer=difference)
+
+
+def limited(
+    steps: Asking[T], error: Exception, *, queries: int, rounds: int | None = None
+) -> Asking[T]:
+    """Raise ``error`` instead of asking more than so many queries, or more than so many rounds.
+
+    Queries of the hold-out (purpose "check") are not counted, as in `Plan.at_most`.
+    """
+    asked_queries = asked_rounds = 0
+
+    def counted(asked: Round) -> Round:
+        nonlocal asked_queries, asked_rounds
+        asked_queries += sum(len(probes) for probes in asked if probes.purpose != "check")
+        asked_rounds += 1
+        if asked_queries > queries or (rounds is not None and asked_rounds > rounds):
+            raise error
+        return asked
+
+    return mapped(steps, ask=counted)
+
+
+def named(steps: Asking[T], name: str) -> Asking[T]:
+    """Ask the same under the phase "name: phase", for the progress that a user sees."""
+
+    def renamed(asked: Round) -> Round:
+        return [replace(probes, phase=f"{name}: {probes.phase}") for probes in asked]
+
+    return mapped(steps, ask=renamed)
+
+
+def together(steps: Sequence[Asking[T]]) -> Asking[list[T]]:
+    """Run generators in step: what they ask at the same time is one round.
+
+    One that ends earlier drops out; one that raises ends all.
+    """
+
+    def joined(asked: list[Round]) -> Round:
+        return [probes for one in asked for probes in one]
+
+    def parted(asked: list[Round], answers: Answers) -> list[Answers]:
+        rest = iter(answers)
+        return [list(islice(rest, len(one))) for one in asked]
+
+    return _driven(steps, joined, parted)
+
+
+def mapped(
+    steps: Asking[T],
+    ask: Callable[[Round], Round] = lambda asked: asked,
+    answer: Callable[[Answers], Answers] = lambda answers: answers,
+) -> Asking[T]:
+    """Run a generator that is asked for ``ask(round)`` and sent ``answer(answers)``."""
+    [found] = yield from _driven(
+        [steps], lambda asked: ask(asked[0]), lambda _, answers: [answer(answers)]
+    )
+    return found
+
+
+def _driven(
+    steps: Sequence[Asking[T]],
+    join: Callable[[list[Round]], Round],
+    part: Callable[[list[Round], Answers], list[Answers]],
+) -> Asking[list[T]]:
+    """Drive generators in step to their ends and return their results; close them all.
+
+    ``join`` makes one round of those that the unfinished ones ask, in order, and ``part`` makes
+    the answers of each of them from that round's.
+    """
     asked: dict[int, Round] = {}
-    answers: dict[int, Answers] = {}
-    while True:
+    found: dict[int, T] = {}
+
+    def advance(k: int, resume: Callable[[], Round]) -> None:
+        try:
+            asked[k] = resume()
+        except StopIteration as end:
+            asked.pop(k, None)
+            found[k] = end.value
+
+    try:
         for k, one in enumerate(steps):
-            if k in found:
-                continue
+            advance(k, partial(next, one))
+        while asked:
+            rounds = list(asked.values())
+            joint = join(rounds)
+            resume: list[Callable[[], Round]]
             try:
-                asked[k] = one.send(answers[k]) if k in answers else next(one)
-            except StopIteration as end:
-                found[k] = end.value
-                asked.pop(k, None)
-        if not asked:
-            return [found[k] for k in range(len(steps))]
-        everything = yield [probes for k in asked for probes in asked[k]]
-        for k in asked:
-            answers[k], everything = everything[: len(asked[k])], everything[len(asked[k]) :]
+                answers = yield joint
+            except Exception as error:
+                resume = [partial(steps[k].throw, error) for k in asked]
+            else:
+                each = part(rounds, answers)
+                resume = [partial(steps[k].send, y) for k, y in zip(asked, each, strict=True)]
+            for k, go_on in zip(list(asked), resume, strict=True):
+                advance(k, go_on)
+        return [found[k] for k in range(len(steps))]
+    finally:
+        for one in steps:
+            one.close()

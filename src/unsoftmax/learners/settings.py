@@ -10,7 +10,7 @@ import numpy as np
 
 from unsoftmax.protocol import Outputs
 
-# Squares of numbers beyond leave float64.
+# Squares of sums of numbers below this, or above its inverse, leave float64.
 _SMALLEST = 1e-60
 
 
@@ -38,7 +38,7 @@ def positive(name: str, value: Any) -> None:
     """Refuse what is no finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number; it is {value!r}.")
-    if not _SMALLEST <= value <= 1 / _SMALLEST:
+    if not _SMALLEST <= float(value) <= 1 / _SMALLEST:
         raise ValueError(
             f"{name} must be a number above 0, from {_SMALLEST:.0e} to {1 / _SMALLEST:.0e}; it is "
             f"{value}."

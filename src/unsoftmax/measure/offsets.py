@@ -1,7 +1,9 @@
 """Which offsets to ask with: rows z_i, each giving one equation z_i·u = t per query token.
 
-What matters is |z_i·v|, which is the signal, and the conditioning of Z. The paper's choice
-ties both to the entries of v; the balanced one depends on ‖v‖ alone.
+What matters is |z_i·v|, which is the signal, and the conditioning of Z. The choice of
+Theorem 4.1 (`paper`) ties both to the entries of v; the `balanced` one depends on ‖v‖ alone.
+`rotation` makes orthonormal query tokens of the same kind. Nothing is asked here: rows in,
+solutions of Z x = m out, and bounds on Z's singular values.
 """
 
 from __future__ import annotations
@@ -13,14 +15,21 @@ import scipy.fft
 
 from unsoftmax.probes import Array, Design, Indices, LazyRows, Rows
 
-# On this grid offset + unit vector is exact in float32, where most real targets compute.
+# On this grid offset + unit vector is exact in float32, where many real targets compute.
 _GRID = 2.0**-22
 # On this one the sum of two dense rows is, at scales that are not far apart.
 DENSE_GRID = 2.0**-16
-# Refined to float64's last bit.
+# Solutions are refined to float64's last bit, and one further.
 _ALL_BITS = 54
-# Lazy rows are multiplied 2 MiB at a time.
-_ROWS_NUMBERS = 2**18
+# Lazy rows are made 2 MiB at a time: memory, not arithmetic.
+_CHUNK = 2**18
+
+
+def chunks(rows: LazyRows) -> list[Indices]:
+    """Divide lazy rows into stretches that fit into memory when they are made."""
+    count, dim = rows.shape
+    step = max(1, _CHUNK // dim)
+    return [np.arange(i, min(i + step, count)) for i in range(0, count, step)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +79,7 @@ class MixedRows(LazyRows):
 
     def times(self, x: Array) -> Array:
         """Return Z x, (rows, n) for x of shape (d, n)."""
-        count, dim = self.shape
-        step = max(1, _ROWS_NUMBERS // dim)
-        parts = [np.arange(i, min(i + step, count)) for i in range(0, count, step)]
-        return np.concatenate([self[part] @ x for part in parts])
+        return np.concatenate([self[part] @ x for part in chunks(self)])
 
     def solve(self, m: Array) -> Array:
         """Return x with Z x = m, for all of Z's rows."""

@@ -1,12 +1,17 @@
-"""How precise the answers are, read off the answers themselves.
+"""What answers may be off by, read off the answers themselves: the one statement of it.
 
-An answer to X is off by at most
+An answer y of natural size S (for a head S = max_i‖x_i‖·‖v‖ + |c|, the size of its terms) is
+off by at most
 
-    η(X) = κ·unit·(max_i‖x_i‖·‖v‖ + |c|) + relative·|y| + absolute,
+    η = κ·unit·S + relative·|y| + absolute,
 
 ``unit`` being the roundoff of the target's arithmetic, ``relative`` and ``absolute`` the
 rounding of the answers it gives and the noise on top. κ = 4 covers NumPy's dot products
 (measured: 1.9 at d = 4, 0.4 at d = 384).
+
+Three ways to a `Precision`: `of_format` recognises how answers are rounded, `declared` takes the
+user's bound, `relative_to_terms` takes measured figures. `with_noise`, `with_unit` and `coarser`
+add what was noticed later. Nothing is known here of heads, networks or probes.
 """
 
 from __future__ import annotations
@@ -19,27 +24,52 @@ from decimal import Decimal
 import numpy as np
 from scipy.special import gammaincinv
 
+from unsoftmax.measure.number_format import (
+    decimals_of,
+    digits_of,
+    shortest,
+    shortest_float32,
+    significant_bits,
+)
+from unsoftmax.models.arrays import UNIT as UNIT
 from unsoftmax.probes import Array, Indices
 
-UNIT = 2.0**-53
+# Unit roundoff of float32; float64's, UNIT, is the models'.
 FLOAT32_UNIT = 2.0**-24
+# Roundoffs of the size of its terms that a sum of products is off by at most.
 KAPPA = 4.0
 
-# A float64 answer has 53 significant bits, and by chance a few less: 2⁻⁸ of all have 45.
-_GENERIC_BITS = 45
+# Facts of the formats: significant bits, and the step of float16's smallest numbers.
 _FLOAT32_BITS, _FLOAT16_BITS = 24, 11
-_FLOAT16_TINY = 2.0**-24  # float16's smallest numbers are multiples of it
-# Half of all float64 numbers need 17 decimal digits, nearly all others 16; float32: 8 and 9.
-_GENERIC_DIGITS = 16
-_GENERIC_DIGITS_SINGLE = 8
-# Multiples of 0.1 are decimals but for their last bits: 13 digits show it by three zeros more.
-_NEARLY, _ZEROS = 13, 3
-# Fewer answers than this cannot establish a format: they may be round by chance.
-_WITNESSES = 4
-# Noise is bounded by four deviations, and those by what this share of estimates stays above.
-_NOISE_DEVIATIONS = 4.0
-_NOISE_UNDERESTIMATED = 1e-3
+_FLOAT16_TINY = 2.0**-24
 
+
+@dataclass(frozen=True, slots=True)
+class PrecisionTuning:
+    """When answers count as rounded, and how far an estimate of their noise is trusted."""
+
+    generic_bits: int = 45
+    """Answers that need more significant bits are generic float64 numbers. They have 53, and by
+    chance a few less: 2⁻⁸ of all have 45."""
+    generic_digits: int = 16
+    """Answers that need as many decimal digits are generic: half of all float64 numbers need
+    17, nearly all others 16."""
+    generic_digits_float32: int = 8
+    """The same for float32 numbers, which need 8 or 9."""
+    compared_digits: int = 13
+    """Multiples of 0.1 are decimals but for their last bits: they are compared to 13 digits."""
+    zeros: int = 3
+    """So many of these digits must be 0 at the end of every answer."""
+    witnesses: int = 4
+    """Fewer answers establish no format: they may be round by chance."""
+    noise_deviations: float = 4.0
+    """Noise is bounded by four standard deviations."""
+    noise_underestimated: float = 1e-3
+    """The deviation is taken so large that its estimate is lower by chance with this
+    probability."""
+
+
+_DEFAULT = PrecisionTuning()
 
 # How to learn from coarse answers all the same.
 ADVICE = (
@@ -73,29 +103,32 @@ class Precision:
     why: tuple[str, ...] = ()
 
     @classmethod
-    def of_format(cls, answers: Sequence[Array]) -> Precision:
+    def of_format(cls, answers: Sequence[Array], tuning: PrecisionTuning = _DEFAULT) -> Precision:
         """Recognise binary formats (float32, bfloat16 …), decimals and significant digits.
 
         ``answers`` must be to generic sequences: v itself may be as round as it likes.
         """
         y = np.concatenate([np.ravel(part) for part in answers])
-        if len(y) < _WITNESSES or not np.any(y):
+        if len(y) < tuning.witnesses or not np.any(y):
             return cls()
         y = y[y != 0]
         bits, found = significant_bits(y), cls()
-        if bits <= _GENERIC_BITS:
+        if bits <= tuning.generic_bits:
             found = cls._of_binary_format(y, bits)
             if bits != _FLOAT32_BITS:
                 return found
-        shortest = [Decimal(text) for text in _shortest(y, single=bits == _FLOAT32_BITS)]
-        digits = np.array([len(number.normalize().as_tuple().digits) for number in shortest])
-        if digits.max() >= (_GENERIC_DIGITS_SINGLE if bits == _FLOAT32_BITS else _GENERIC_DIGITS):
+        single = bits == _FLOAT32_BITS
+        numbers = (
+            shortest_float32(y) if single else shortest(y, tuning.compared_digits, tuning.zeros)
+        )
+        digits = digits_of(numbers)
+        if digits.max() >= (tuning.generic_digits_float32 if single else tuning.generic_digits):
             return found
-        decimals = -np.array([int(n.normalize().as_tuple().exponent) for n in shortest])
+        decimals = decimals_of(numbers)
         # a whole unit of the last place: answers may be cut off as well as rounded; and the
         # unit may be a multiple of it, as with quantised answers
         unit = Decimal(10) ** -int(decimals.max())
-        step = math.gcd(*(int(number / unit) for number in shortest)) * unit
+        step = math.gcd(*(int(number / unit) for number in numbers)) * unit
         return found._with_steps(
             (digits, 10.0 ** (1 - int(digits.max())), "significant digits"),
             (decimals, float(step), "decimals"),
@@ -131,7 +164,7 @@ class Precision:
     ) -> Precision:
         """Add rounding to digits or to decimals: whichever leaves fewer zeros at the end."""
         slack = [int(np.sum(places.max() - places)) for places, _, _ in (digits, decimals)]
-        told = [
+        sentences = [
             f"Answers look rounded to {places.max()} {name}."
             for places, _, name in (digits, decimals)
         ]
@@ -139,7 +172,7 @@ class Precision:
         clear = len(digits[0]) / 2
         relative = digits[1] if slack[0] <= slack[1] + clear else 0.0
         absolute = decimals[1] if slack[1] <= slack[0] + clear else 0.0
-        why = (told[0],) * (relative > 0) + (told[1],) * (absolute > 0)
+        why = (sentences[0],) * (relative > 0) + (sentences[1],) * (absolute > 0)
         return replace(
             self,
             relative=self.relative + relative,
@@ -148,22 +181,37 @@ class Precision:
         )
 
     @classmethod
-    def told(cls, tolerance: float) -> Precision:
+    def declared(cls, tolerance: float) -> Precision:
         """Take the user's word that answers are within ``tolerance``, arithmetic apart."""
         # rounding to decimals is itself off by a few units in the last place of large answers
         return cls(
             relative=4 * UNIT,
             absolute=tolerance,
-            why=(f"Answers are within ±{tolerance:.3g}, as told.",),
+            why=(f"Answers are within ±{tolerance:.3g}, as declared.",),
         )
 
-    def with_noise(self, deviation: float, repeats: int) -> Precision:
+    @classmethod
+    def relative_to_terms(
+        cls, eta: float, absolute: float = 0.0, why: tuple[str, ...] = ()
+    ) -> Precision:
+        """State that answers are off by ``eta`` times the size of their terms, and ``absolute``.
+
+        Examples
+        --------
+        >>> float(Precision.relative_to_terms(1e-9, 1e-3).error(5.0))
+        0.001000005
+        """
+        return cls(unit=eta / KAPPA, absolute=absolute, why=why)
+
+    def with_noise(
+        self, deviation: float, repeats: int, tuning: PrecisionTuning = _DEFAULT
+    ) -> Precision:
         """Add noise whose deviation was estimated from so many repeated questions."""
         if not deviation:
             return self
         # χ² of the estimate: it may be too small by chance, the less so the more repeats
-        chance = 2 * gammaincinv(repeats / 2, _NOISE_UNDERESTIMATED)
-        bound = _NOISE_DEVIATIONS * float(np.sqrt(repeats / chance)) * deviation
+        chance = 2 * gammaincinv(repeats / 2, tuning.noise_underestimated)
+        bound = tuning.noise_deviations * float(np.sqrt(repeats / chance)) * deviation
         sentence = (
             f"The same question got different answers: noise of standard deviation about "
             f"{deviation:.1e}, estimated from {repeats} repeats, is taken as ±{bound:.1e}."
@@ -200,37 +248,14 @@ class Precision:
         inside = self.unit if known else KAPPA * self.unit
         return max(inside, self.relative)
 
-    def error(self, size: Array, answers: Array) -> Array:
-        """Bound η for answers of natural size max_i‖x_i‖·‖v‖ + |c|."""
-        bound: Array = KAPPA * self.unit * size + self.relative * np.abs(answers) + self.absolute
-        return bound
+    def error(self, size: Array | float, answers: Array | float = 0.0) -> Array:
+        """Bound η for answers of natural size ``size``; they count where ``relative`` is not 0."""
+        bound = KAPPA * self.unit * size + self.relative * np.abs(answers) + self.absolute
+        return np.asarray(bound)
 
-
-def significant_bits(y: Array) -> int:
-    """Count the significant bits that every number of ``y`` fits into (0 for none).
-
-    Examples
-    --------
-    >>> significant_bits(np.array([0.5, 3.0, 10.0])), significant_bits(np.array([0.1]))
-    (3, 52)
-    """
-    y = y[y != 0]
-    if not len(y):
-        return 0
-    mantissa, _ = np.frexp(y)
-    whole = np.abs(mantissa * 2.0**53).astype(np.int64)
-    lowest = whole & -whole
-    return 53 - int(np.log2(lowest.min()))
-
-
-def _shortest(y: Array, *, single: bool) -> list[str]:
-    """Write every number with the fewest digits that mean it, last bits aside."""
-    if single:
-        return [str(number) for number in y.astype(np.float32)]
-    nearly = [f"{number:.{_NEARLY}g}" for number in y.tolist()]
-    if max(len(Decimal(text).normalize().as_tuple().digits) for text in nearly) <= _NEARLY - _ZEROS:
-        return nearly
-    return [repr(number) for number in y.tolist()]
+    def share_of(self, size: float) -> float:
+        """Return η as a share of an answer that is as large as its terms, ``size``."""
+        return KAPPA * self.unit + self.relative + self.absolute / size
 
 
 def why(precision: Precision) -> str:

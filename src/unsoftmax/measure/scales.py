@@ -28,7 +28,7 @@ def offset_only(k: Exponents) -> tuple[Array, Array]:
     return np.exp2(k), np.ones(len(k))
 
 
-def loud(gain: float) -> Split:
+def amplified(gain: float) -> Split:
     """Split s = 2^k with offsets scaled up by ``gain`` more, query tokens down by as much.
 
     Logits stay, answers grow: additive noise counts for 1/``gain`` of what it did.
@@ -55,7 +55,7 @@ def at_query_scale(beta: float) -> Split:
     return split
 
 
-def beside_bias(shift: Array, split: Split = free) -> Split:
+def beside_bias(shift: Array, split: Split = free, most: float = 2.0) -> Split:
     """Change a split of s = 2^k for logits that have a part α·z·w of their own.
 
     It grows with the offset alone, so offsets are scaled as far as it stays moderate, and
@@ -65,9 +65,13 @@ def beside_bias(shift: Array, split: Split = free) -> Split:
     ----------
     shift : ndarray
         z_i·w of every offset.
+    split : callable
+        How scales are divided where that part is small.
+    most : float
+        Root mean square that it may have: beyond 2 the logits around it lose digits.
     """
     rms = float(np.sqrt(np.mean(shift**2)))
-    limit = float(np.exp2(np.floor(np.log2(max(2.0 / max(rms, 1e-100), 1e-100)))))
+    limit = float(np.exp2(np.floor(np.log2(max(most / max(rms, 1e-100), 1e-100)))))
 
     def beside(k: Exponents) -> tuple[Array, Array]:
         alpha = np.minimum(split(k)[0], limit)

@@ -8,6 +8,7 @@ by the rounding of the scores, κu‖x_i‖‖W x_N‖. With ‖v‖ = 1:
     f(X) = β b·v + (αa·v)·σ(t), t = αβ a·(W b)                flips at σ(t) = −(β/α)(b·v)/(a·v)
 
 With αβ = s fixed the logit stays and α moves the threshold: α² = s·(−b·v/a·v)·(1 + e^{−t}).
+Nothing is asked here: `unsoftmax.measure.bisection` finds the flips.
 Source: beyond the paper, whose Theorem B.1 bisects the same two tokens with a = e_i, b = e_j.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.probes import Array
 
-# The two tokens are rounded twice themselves, once as products and once as a sum.
+# Roundings of a probe's own tokens: once as products α·a, once as a sum.
 _PROBES = 2.0
 
 
@@ -84,10 +85,6 @@ class ThroughValues:
     orthogonal to v̂ counts: ‖η‖ ≤ tan φ where 2 sin(φ/2) = ‖v̂ − v‖.
     """
 
-    a_value: Array
-    """a·v̂ (offsets,)."""
-    b_value: Array
-    """|b·v̂| (query tokens,)."""
     a_shift: float
     """Bound on √Σ_a (a·η/a·v̂)²."""
     b_shift: float
@@ -99,19 +96,18 @@ class ThroughValues:
     def of(cls, v: Array, v_error: float, a: Array, b: Array) -> ThroughValues:
         """Look at offsets and query tokens through v̂."""
         tangent = v_error / max(1e-300, 1 - v_error**2) if v_error < 1 else np.inf
-        values, shifts, largest = [], [], 0.0
+        shifts, largest = [], 0.0
         for rows in (a, b):
-            value = np.abs(rows @ v)
-            across = (rows - np.outer(rows @ v, v)) / value[:, None]
+            across = (rows - np.outer(rows @ v, v)) / np.abs(rows @ v)[:, None]
             shifts.append(tangent * float(np.linalg.norm(across, 2)))
             largest = max(largest, tangent * float(np.linalg.norm(across, axis=1).max()))
-            values.append(value)
-        return cls(values[0], values[1], shifts[0], shifts[1], largest)
+        return cls(shifts[0], shifts[1], largest)
 
     def error(self, t: Array, scale: Array) -> float:
         """Bound ‖Δ(t/s)‖_F for logits t (query tokens, offsets) read at scales s.
 
-        dt = d(log p)/(1 − p), and log p moves by log(1 + b·η/b·v̂) − log(1 + a·η/a·v̂).
+        dt = d(log p)/(1 − p), and log p moves by log(1 + b·η/b·v̂) − log(1 + a·η/a·v̂), each at
+        most x/(1 − x) for x = ``largest``. From x = ½ on v̂ is not worth a bound.
         """
         x = self.largest
         if x >= 0.5:

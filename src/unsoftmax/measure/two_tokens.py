@@ -11,7 +11,10 @@ p̂ − p = (e − βb·δv − δc − p·αa·δv)/(αa·v̂) gives
     |p̂ − p| ≤ δ = (η + β|b|·ν + ν_c + p̂·α|a|·ν)/(α|a·v̂| − α|a|·ν),
     |t̂ − t| ≤ δ/(m(1 − m)),            m = min(p̂, q̂) − δ,
 
-and no bound when m ≤ 0. Everything is vectorised over arrays that broadcast together.
+and no bound when m ≤ 0. Logits become readings of M = a·(W b), (t/α − z·w)/β, whose errors are
+bounded one by one and all together (`TwoTokenAnswers.reading`). Everything is vectorised over
+arrays that broadcast together; nothing is asked here. Source: Theorem 4.1 for the identity; the
+errors go beyond it.
 """
 
 from __future__ import annotations
@@ -21,37 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.measure.precision import KAPPA, UNIT, Precision
+from unsoftmax.measure.offsets import chunks
+from unsoftmax.measure.precision import KAPPA, UNIT
+from unsoftmax.measure.reading import Reading
+from unsoftmax.measure.single_tokens import Values as Values
 from unsoftmax.probes import Array, LazyRows, Rows, UnitVectors
-
-# Lazy rows are read 2 MiB at a time.
-_LAZY_NUMBERS = 2**18
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What single tokens gave: f([x]) = x·v + c.
-
-    Attributes
-    ----------
-    v, c : ndarray (d,), float
-        The estimates.
-    v_error, c_error : ndarray (d,), float
-        Bounds ν on their errors, entry by entry.
-    precision : Precision
-        Of the answers they came from, and of those to come.
-    """
-
-    v: Array
-    c: float
-    v_error: Array
-    c_error: float
-    precision: Precision
-
-    @property
-    def norm(self) -> float:
-        """‖v‖, which sets the natural size of an answer."""
-        return float(np.linalg.norm(self.v))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +48,7 @@ class Vectors:
         if isinstance(rows, UnitVectors):
             return cls(values.v, values.v_error, np.ones(rows.dim))
         if isinstance(rows, LazyRows):
-            count, dim = rows.shape
-            step = max(1, _LAZY_NUMBERS // dim)
-            parts = [np.arange(i, min(i + step, count)) for i in range(0, count, step)]
-            seen = [cls.of(rows[part], values) for part in parts]
+            seen = [cls.of(rows[part], values) for part in chunks(rows)]
             return cls(
                 np.concatenate([x.value for x in seen]),
                 np.concatenate([x.value_error for x in seen]),
@@ -112,69 +86,106 @@ class Gates:
             return np.where(self.margin > 0, 1 / (self.margin * (1 - self.margin)), np.inf)
 
 
-def answer_error(
-    y: Array, a: Vectors, b: Vectors, alpha: Array, beta: Array, values: Values
-) -> Array:
-    """Bound η + ν_c on what y − ĉ is off by."""
-    size = (alpha * a.norm + beta * b.norm) * values.norm + abs(values.c)
-    return values.precision.error(size, y) + values.c_error
+@dataclass(frozen=True, slots=True)
+class TwoTokenAnswers:
+    """Answers to [(αa + βb); βb] and how they were asked.
 
+    Arrays broadcast together; in a grid they are (query tokens, offsets).
 
-def read_gates(
-    y: Array, a: Vectors, b: Vectors, alpha: Array, beta: Array, values: Values
-) -> Gates:
-    """Invert the two-token identity for answers ``y``."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        signal = alpha * a.value
-        rest = y - beta * b.value - values.c
-        p = rest / signal
-        # q from its own difference: 1 − p would lose q's digits when p is near 1
-        q = (signal - rest) / signal
-        error = answer_error(y, a, b, alpha, beta, values) + beta * b.value_error
-        error = error + np.abs(p) * alpha * a.value_error
-        room = np.abs(signal) - alpha * a.value_error
-        p_error = np.where(room > 0, error / room, np.inf)
-        logit = np.log(p) - np.log(q)
-        return Gates(p, p_error, logit, np.minimum(p, q) - p_error)
-
-
-def measurement_error(
-    gates: Gates,
-    y: Array,
-    a: Vectors,
-    b: Vectors,
-    alpha: Array,
-    beta: Array,
-    scale: Array,
-    score_norm: Array,
-    stretch: float,
-    values: Values,
-) -> float:
-    """Bound the Frobenius norm of the error of M = logits / scale.
-
-    Parameters
+    Attributes
     ----------
-    gates, y, alpha, beta, scale : Gates, ndarray (query tokens, offsets)
-        The answers, how they were read, and the scales they were asked at.
+    y : ndarray
+        Answers, NaN where not asked.
     a, b : Vectors
-        Offsets, broadcasting along the last axis, and query tokens along the first.
-    score_norm : ndarray (query tokens, offsets)
-        ‖βW b_j + w‖ of the scores' vectors, for the rounding of the scores themselves.
-    stretch : float
-        ‖Z‖₂ of the offsets.
+        Offsets and query tokens.
+    alpha, beta : ndarray
+        The scales, powers of two as a rule.
     values : Values
-        v̂, ĉ and their errors.
+        v̂ and ĉ, their errors, and the precision that is assumed.
     """
-    if not np.all(gates.margin > 0):
-        return float("inf")
-    with np.errstate(divide="ignore", over="ignore"):
-        gain = gates.slope / (np.abs(alpha * a.value) * scale)
-    answers = np.linalg.norm(gain * answer_error(y, a, b, alpha, beta, values))
-    query_values = np.linalg.norm(gain * beta * b.value_error)
-    # one δv for all offsets: Σ_i (z_i·δv)² ≤ ‖Z‖₂²‖δv‖²
-    shared = np.sqrt(np.max(np.sum((gain * (gates.p + gates.p_error) * alpha) ** 2, axis=0)))
-    offset_values = shared * stretch * np.linalg.norm(values.v_error)
-    token_norm = alpha * a.norm + beta * b.norm
-    scores = np.linalg.norm(KAPPA * values.precision.unit * token_norm * score_norm / scale)
-    reading = 4 * UNIT * np.linalg.norm(gates.logit / scale)
-    return float(answers + query_values + offset_values + scores + reading)
+
+    y: Array
+    a: Vectors
+    b: Vectors
+    alpha: Array
+    beta: Array
+    values: Values
+
+    @property
+    def answer_error(self) -> Array:
+        """Bound η + ν_c on what y − ĉ is off by."""
+        values = self.values
+        size = self._token_norm * values.norm + abs(values.c)
+        return values.precision.error(size, self.y) + values.c_error
+
+    def gates(self) -> Gates:
+        """Invert the two-token identity."""
+        a, b, alpha, beta = self.a, self.b, self.alpha, self.beta
+        with np.errstate(divide="ignore", invalid="ignore"):
+            signal = alpha * a.value
+            rest = self.y - beta * b.value - self.values.c
+            p = rest / signal
+            # q from its own difference: 1 − p would lose q's digits when p is near 1
+            q = (signal - rest) / signal
+            error = self.answer_error + beta * b.value_error
+            error = error + np.abs(p) * alpha * a.value_error
+            room = np.abs(signal) - alpha * a.value_error
+            p_error = np.where(room > 0, error / room, np.inf)
+            logit = np.log(p) - np.log(q)
+            return Gates(p, p_error, logit, np.minimum(p, q) - p_error)
+
+    def measured(self, shift: Array | float = 0.0) -> Array:
+        """Return M̂ alone; see `reading`."""
+        return np.asarray((self.gates().logit / self.alpha - shift) / self.beta)
+
+    def reading(
+        self,
+        score_norm: Array,
+        stretch: float,
+        shift: Array | float = 0.0,
+        shift_error: float = 0.0,
+    ) -> Reading:
+        """Read M = a·(W b) = (t/α − a·w)/β with all that it may be off by.
+
+        Parameters
+        ----------
+        score_norm : ndarray
+            ‖βW b + w‖ of the scores' vectors, for the rounding of the scores themselves.
+        stretch : float
+            ‖Z‖₂ of the offsets, for the bound on all errors together.
+        shift : ndarray (offsets,) or float
+            a·w, measured before, where there is a w.
+        shift_error : float
+            Bound on the norm of its error.
+        """
+        gates, scale = self.gates(), self.alpha * self.beta
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            logit = gates.logit / scale
+            value = (gates.logit / self.alpha - shift) / self.beta
+            scores = KAPPA * self.values.precision.unit * self._token_norm * score_norm / scale
+            error = gates.logit_error / scale + scores + 4 * UNIT * np.abs(logit)
+        error = np.where(gates.margin > 0, error + shift_error / self.beta, np.inf)
+        if not np.all(gates.margin > 0):
+            return Reading(value, error, float("inf"))
+        total = self._of_answers_and_values(gates, scale, stretch)
+        total += float(np.linalg.norm(scores))
+        total += 4 * UNIT * float(np.linalg.norm(logit))
+        # one error of a·w for all query tokens
+        repeated = np.sqrt(np.max(np.sum(self.beta**-2, axis=0))) if shift_error else 0.0
+        return Reading(value, error, float(total + shift_error * repeated))
+
+    def _of_answers_and_values(self, gates: Gates, scale: Array, stretch: float) -> float:
+        """Bound the norm of what errors of answers, of v and of c do to M."""
+        a, b, values = self.a, self.b, self.values
+        with np.errstate(divide="ignore", over="ignore"):
+            gain = gates.slope / (np.abs(self.alpha * a.value) * scale)
+        answers = np.linalg.norm(gain * self.answer_error)
+        query_values = np.linalg.norm(gain * self.beta * b.value_error)
+        # one δv for all offsets: Σ_i (z_i·δv)² ≤ ‖Z‖₂²‖δv‖²
+        largest = (gain * (gates.p + gates.p_error) * self.alpha) ** 2
+        shared = np.sqrt(np.max(np.sum(largest, axis=0)))
+        return float(answers + query_values + shared * stretch * np.linalg.norm(values.v_error))
+
+    @property
+    def _token_norm(self) -> Array:
+        return np.asarray(self.alpha * self.a.norm + self.beta * self.b.norm)

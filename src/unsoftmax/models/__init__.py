@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from unsoftmax.models import files
-from unsoftmax.models.equality import Equivalence, canonical, equivalent
+from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
@@ -23,12 +23,7 @@ __all__ = [
     "load",
 ]
 
-_CLASSES: dict[str, type[Any]] = {
-    "SingleHead": SingleHead,
-    "MultiHead": MultiHead,
-    "ReluNetwork": ReluNetwork,
-    "Transformer": Transformer,
-}
+_CLASSES = {rule.model.__name__: rule.model for rule in RULES}
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -41,12 +36,12 @@ def load(path: str | os.PathLike[str]) -> Any:
     ValueError
         The file is no model of unsoftmax, is damaged, or is newer than this program.
     """
-    kind, arrays = files.read(path)
-    if kind not in _CLASSES:
+    name, arrays = files.read(path)
+    if name not in _CLASSES:
         raise ValueError(
-            f"{path} holds a {kind}, which this program does not know: upgrade unsoftmax."
+            f"{path} holds a {name}, which this program does not know: upgrade unsoftmax."
         )
     try:
-        return _CLASSES[kind].from_arrays(arrays)
+        return _CLASSES[name].from_arrays(arrays)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

@@ -1,4 +1,4 @@
-"""Parameters as every model keeps them: float64 copies that nobody can change."""
+"""Arrays that models keep and take: read-only float64 parameters, batches of the right shape."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.probes import Array
+
+UNIT = 2.0**-53
+"""Unit roundoff of float64: rounding to nearest changes a number by at most this share of it."""
+
+TINY = 2.0**-1022
+"""The smallest float64 of full precision; a bound on rounding errors is never smaller."""
 
 
 def frozen(name: str, values: ArrayLike) -> Array:
@@ -19,3 +25,27 @@ def frozen(name: str, values: ArrayLike) -> Array:
         raise ValueError(f"{name} must be finite; it holds NaN or infinity.")
     array.flags.writeable = False
     return array
+
+
+def sequences(X: ArrayLike, dim: int, what: str) -> Array:
+    """Return X as float64 if it has shape (B, N, d) with N ≥ 1, or raise ValueError."""
+    X = np.asarray(X, dtype=np.float64)
+    if X.ndim != 3 or X.shape[2] != dim or not X.shape[1]:
+        raise ValueError(
+            f"This {what} takes sequences of shape (B, N, {dim}) with N ≥ 1; "
+            f"it was given shape {X.shape}."
+        )
+    return X
+
+
+def points(X: ArrayLike, dim: int, what: str) -> Array:
+    """Return X as float64 points (B, d) if it is that or (B, 1, d), or raise ValueError."""
+    x = np.asarray(X, dtype=np.float64)
+    if x.ndim == 3 and x.shape[1] == 1:
+        x = x[:, 0]
+    if x.ndim != 2 or x.shape[1] != dim:
+        raise ValueError(
+            f"This {what} takes points of shape (B, {dim}), or sequences of one token, "
+            f"(B, 1, {dim}); it was given shape {np.shape(X)}."
+        )
+    return x

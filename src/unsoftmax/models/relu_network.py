@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models import files
-from unsoftmax.models.arrays import frozen
+from unsoftmax.models.arrays import frozen, points
+from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 
 
-class ReluNetwork:
+class ReluNetwork(FrozenModel):
     """g(x) = Σ_j w_o[j]·max(0, x·A[:, j] + b[j]) + c.
 
     Parameters
@@ -92,44 +88,41 @@ class ReluNetwork:
         """Constant added to every answer."""
         return float(self._arrays["c"])
 
-    def norm(self, name: str) -> float:
-        """Return the norm of a parameter, 0 for what is none (a bound on the function)."""
-        return float(np.linalg.norm(self._arrays[name])) if name in self._arrays else 0.0
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the parameters by name, as the constructor takes them."""
-        return dict(self._arrays)
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> ReluNetwork:
-        """Build the network from what `arrays` returned."""
-        return cls(**arrays)
-
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to numbers (B,)."""
-        x = np.asarray(X, dtype=np.float64)
-        if x.ndim == 3 and x.shape[1] == 1:
-            x = x[:, 0]
-        if x.ndim != 2 or x.shape[1] != self.dim:
-            raise ValueError(
-                f"This network takes points of shape (B, {self.dim}), or sequences of one token, "
-                f"(B, 1, {self.dim}); it was given shape {np.shape(X)}."
-            )
-        z = x @ self.A
+        z = points(X, self.dim, "network") @ self.A
         z += self.b
         np.maximum(z, 0.0, out=z)
         answers: Array = z @ self.w_o + self.c
         return answers
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the network to a safetensors file that `unsoftmax.load` reads."""
-        files.write(path, type(self).__name__, self._arrays)
+    def _sizes(self) -> tuple[str, ...]:
+        return f"d={self.dim}", f"m={self.A.shape[1]}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_arrays": self._arrays}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state["_arrays"])  # type: ignore[misc]
+def typical_length(*networks: ReluNetwork, negligible: float = 1e-6) -> float:
+    """Return the typical distance of a hyperplane from 0, a power of two.
 
-    def __repr__(self) -> str:
-        return f"ReluNetwork(d={self.dim}, m={self.A.shape[1]})"
+    Parameters
+    ----------
+    networks : ReluNetwork
+        One network, or two that are compared in the same unit.
+    negligible : float, optional
+        Biases count as none where the largest distance in one network is at most this share of
+        the largest in the other: a network without biases may be recovered with some of 1e-15.
+        Too large: a network near 0 is measured in the unit 1. Too small: rounding sets the unit.
+
+    Returns
+    -------
+    float
+        1 where a network has no biases, or none beside the other's.
+    """
+    distances = []
+    for network in networks:
+        norm = np.linalg.norm(network.A, axis=0)
+        used = (norm > 0) & (network.b != 0)
+        distances.append(np.abs(network.b[used]) / norm[used])
+    farthest = [float(np.max(some, initial=0.0)) for some in distances]
+    if not min(farthest) > negligible * max(farthest):
+        return 1.0
+    return float(2.0 ** np.round(np.log2(np.median(np.concatenate(distances)))))

@@ -1,4 +1,9 @@
-"""How tokens are scored against the query token, and what weights the softmax makes of it."""
+"""How a model's parameters score the tokens of a sequence against its query token.
+
+A model class asks its scores for three things: `arrays` (the parameters), `of` (sequences to
+scores) and `norm`. Another kind of score, such as one that depends on positions, is another
+class of this module with these three; the softmax and what follows it need no change.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen
+from unsoftmax.models.attention import token_scores
 from unsoftmax.probes import Array
 
 
-class Scores:
+class BilinearScores:
     """Scores x_i·(W x_N + w) of the tokens of a sequence, W whole or W = K.T @ Q.
 
     Parameters
@@ -89,27 +95,12 @@ class Scores:
             Wx = np.moveaxis(np.moveaxis(Wx, 0, -2) @ arrays["K"], -2, 0)
         return np.asarray(Wx + arrays["w"])
 
-    def exponentials(self, X: Array) -> tuple[Array, Array]:
-        """Map sequences (B, N, d) to the softmax's numerators (B, N) and denominators (B,)."""
-        scores = np.einsum("bnd,bd->bn", X, self.vectors(X[:, -1]))
-        with np.errstate(over="ignore"):  # a score may be 2·10³⁰⁸ below the largest: weight 0
-            scores -= scores.max(axis=1, keepdims=True)
-        weights = np.exp(scores, out=scores)
-        return weights, weights.sum(axis=1)
+    def of(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to scores (B, N), or (B, H, N)."""
+        return token_scores(X, self.vectors(X[:, -1]))
 
 
 def least(norms: Array) -> float:
     """Return the smallest norm that is not 0, or 0 where all are."""
     some = norms[norms > 0]
     return float(some.min()) if some.size else 0.0
-
-
-def sequences(X: ArrayLike, dim: int, what: str) -> Array:
-    """Return X as float64 if it has shape (B, N, d) with N ≥ 1, or raise ValueError."""
-    X = np.asarray(X, dtype=np.float64)
-    if X.ndim != 3 or X.shape[2] != dim or not X.shape[1]:
-        raise ValueError(
-            f"This {what} takes sequences of shape (B, N, {dim}) with N ≥ 1; "
-            f"it was given shape {X.shape}."
-        )
-    return X

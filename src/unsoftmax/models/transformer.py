@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models import files
+from unsoftmax.models.arrays import sequences
+from unsoftmax.models.attention import exponentials, pooled_tokens
+from unsoftmax.models.model import AttentionModel
 from unsoftmax.models.relu_network import ReluNetwork
-from unsoftmax.models.scores import Scores, sequences
+from unsoftmax.models.scores import BilinearScores
 from unsoftmax.probes import Array
 
 _PART = "network."
 
 
-class Transformer:
+class Transformer(AttentionModel):
     """T(X) = g(Σ_i α_i x_i) with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
 
     Parameters
@@ -50,13 +50,15 @@ class Transformer:
     array([4., 0.])
     """
 
+    _noun = "Transformer"
+
     def __init__(self, W: ArrayLike, network: ReluNetwork, w: ArrayLike | None = None) -> None:
         self._set({"W": W}, network, w)
 
     @classmethod
     def from_factors(
         cls, K: ArrayLike, Q: ArrayLike, network: ReluNetwork, w: ArrayLike | None = None
-    ) -> Transformer:
+    ) -> Self:
         """Build the model with W = K.T @ Q, K and Q of shape (r, d); answering never forms W."""
         model = cls.__new__(cls)
         model._set({"K": K, "Q": Q}, network, w)
@@ -68,7 +70,20 @@ class Transformer:
         if not isinstance(network, ReluNetwork):
             raise TypeError(f"network must be a ReluNetwork; it is a {type(network).__name__}.")
         self._network = network
-        self._scores = Scores(network.dim, matrix, w, f"beside a network of {network.dim} inputs")
+        self._scores = BilinearScores(
+            network.dim, matrix, w, f"beside a network of {network.dim} inputs"
+        )
+        self._arrays = {
+            **self._scores.arrays,
+            **{f"{_PART}{name}": array for name, array in network.arrays().items()},
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Build the model from what `arrays` returned: the network's names follow ``network.``."""
+        parts = {name.removeprefix(_PART): x for name, x in arrays.items() if _PART in name}
+        scores = {name: x for name, x in arrays.items() if _PART not in name}
+        return super().from_arrays({**scores, "network": ReluNetwork.from_arrays(parts)})
 
     @property
     def dim(self) -> int:
@@ -76,73 +91,23 @@ class Transformer:
         return self._network.dim
 
     @property
-    def W(self) -> Array:
-        """Score matrix (d, d); computed on demand for a model built from factors."""
-        return self._scores.W
-
-    @property
-    def w(self) -> Array:
-        """Score vector (d,) of the query bias."""
-        return self._scores.arrays["w"]
-
-    @property
     def network(self) -> ReluNetwork:
         """The network on the pooled token."""
         return self._network
 
-    def before(self, network: ReluNetwork) -> Transformer:
+    def before(self, network: ReluNetwork) -> Self:
         """Return the same attention before another network."""
-        model = type(self).__new__(type(self))
-        scores = dict(self._scores.arrays)
-        w = scores.pop("w")
-        model._set(scores, network, w)
-        return model
+        return super().from_arrays({**self._scores.arrays, "network": network})
 
     def norm(self, name: str) -> float:
         """Return the norm of W (Frobenius, without forming it) or w, or of a network's array."""
-        if name in ("W", "w"):
-            return self._scores.norm if name == "W" else float(np.linalg.norm(self.w))
-        return self._network.norm(name)
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the parameters by name, the network's after ``network.``."""
-        network = {f"{_PART}{name}": array for name, array in self._network.arrays().items()}
-        return {**self._scores.arrays, **network}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Transformer:
-        """Build the model from what `arrays` returned."""
-        parts = {name.removeprefix(_PART): x for name, x in arrays.items() if _PART in name}
-        scores = {name: x for name, x in arrays.items() if _PART not in name}
-        make = cls.from_factors if "K" in scores else cls
-        return make(network=ReluNetwork.from_arrays(parts), **scores)
-
-    def scores_of(self, x: Array) -> Array:
-        """Map query tokens (B, d) to the vectors W x + w that every token is scored with."""
-        return self._scores.vectors(x)
-
-    def attention(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to the weights α (B, N)."""
-        weights, total = self._scores.exponentials(sequences(X, self.dim, "Transformer"))
-        return np.asarray(weights / total[:, None])
+        return super().norm(name) if name in ("W", "w") else self._network.norm(name)
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, "Transformer")
-        weights, total = self._scores.exponentials(X)
-        return self._network(np.einsum("bn,bnd->bd", weights, X) / total[:, None])
+        X = sequences(X, self.dim, self._noun)
+        weights, total = exponentials(self._scores.of(X))
+        return self._network(pooled_tokens(X, weights) / total[:, None])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a safetensors file that `unsoftmax.load` reads."""
-        files.write(path, type(self).__name__, self.arrays())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"arrays": self.arrays()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = type(self).from_arrays(state["arrays"]).__dict__
-
-    def __repr__(self) -> str:
-        scores = self._scores.arrays
-        rank = f", rank ≤ {len(scores['K'])}" if "K" in scores else ""
-        return f"Transformer(d={self.dim}{rank}, m={self._network.A.shape[1]})"
+    def _sizes(self) -> tuple[str, ...]:
+        return (*super()._sizes(), f"m={self._network.A.shape[1]}")

@@ -23,7 +23,7 @@ def draw_head(truth: SingleHead, found: SingleHead, path: str | os.PathLike[str]
     """
     figure = Figure(figsize=(10.5, 8.6), layout="constrained")
     axes = figure.subplots(2, 2)
-    limit = float(np.quantile(np.abs(truth.W), 0.999)) or 1.0
+    limit = _limit(truth.W)
     for axis, W, title in ((axes[0, 0], truth.W, "True W"), (axes[0, 1], found.W, "Recovered W")):
         image = axis.imshow(W, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
         axis.set_title(title)
@@ -33,7 +33,8 @@ def draw_head(truth: SingleHead, found: SingleHead, path: str | os.PathLike[str]
     with np.errstate(divide="ignore"):
         digits = np.log10(difference)
     shown = digits[np.isfinite(digits)]
-    low, high = (np.quantile(shown, [0.01, 1.0])) if shown.size else (-17.0, -16.0)
+    # equal matrices have no digits to show: the scale then is float64's roundoff
+    low, high = np.quantile(shown, [0.01, 1.0]) if shown.size else (-17.0, -16.0)
     image = axes[1, 0].imshow(
         np.maximum(digits, low), cmap="magma", vmin=low, vmax=high, interpolation="nearest"
     )
@@ -66,7 +67,7 @@ def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str])
     for axis in axes:
         axis.set_axis_off()
     for h, (axis, W) in enumerate(zip(axes, found.W, strict=False)):
-        limit = float(np.quantile(np.abs(W), 0.995)) or 1.0
+        limit = _limit(W)
         axis.imshow(W, cmap="RdBu_r", vmin=-limit, vmax=limit)
         size = float(np.linalg.norm(truth.W[h]))
         error = float(np.linalg.norm(W - truth.W[h])) / size
@@ -80,3 +81,8 @@ def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str])
 
 def _spectrum(W: Array) -> Array:
     return np.asarray(np.linalg.svd(W, compute_uv=False), dtype=np.float64)
+
+
+def _limit(W: Array) -> float:
+    """Return the end of the colour scale: a few larger entries may saturate, 1 of zeros."""
+    return float(np.quantile(np.abs(W), 0.995)) or 1.0

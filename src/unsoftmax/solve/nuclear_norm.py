@@ -9,130 +9,61 @@ Theorem 5.1 hands its measurements to a convex programme; this solves it, with N
 1. Douglas–Rachford: thresholding singular values in turn with the step onto the measurements,
    which is one product with (G + diag(μ)/γ)⁻¹, G_kl = (a_k·a_l)(b_k·b_l): m×m, nothing of d²×m.
    Each step onto the measurements leaves a dual point; it stops by the gap between the two.
-2. Thresholding shows the minimiser's rank; Gauss–Newton among the matrices of that rank then
-   gives it to rounding. What it gives is taken only if it fits the measurements and its
-   objective is within the gap too: where the minimiser is not the W that was measured, this
-   returns the minimiser all the same.
+2. Thresholding shows the minimiser's rank; Gauss–Newton among the matrices of that rank
+   (`rank_fit`) then gives it to rounding. Its result is accepted only if it fits the measurements
+   and its objective is within the gap: where the minimiser is not the W that was measured, the
+   minimiser is returned, not W.
 
 Measured (one core): d = 32, rank 3, 549 measurements: 80 steps, 0.1 s, error 3e-15.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.probes import Array
-
-# Gap relative to the objective at which it stops: half of float64's digits are left to the
-# Gauss–Newton steps, and the slowest problems (as many measurements as d²) still end.
-_GAP = 1e-9
-_STEPS = 6000
-# γ in units of ‖W‖_F and over-relaxation: the fewest steps of those tried (0.05 … 1.6 and
-# 1 … 1.9) over 108 problems of d = 4 … 24, half of which do not recover W.
-_GAMMA = 0.1
-_RELAXED = 1.7
-# The gap costs another SVD: looked at every so many steps.
-_LOOK = 10
-# From this gap on the rank may show; tried again after half as many steps more.
-_HOPEFUL = 1e-5
-_TRIED_EVERY = 1.5
-# Under little noise y drifts by μ a step where it is not unique, and the gap no longer halves:
-# it has stagnated when that takes as many steps as all before, and these.
-_PATIENCE = 200
-_NEWTON_STEPS = 12
-# Measurements this many times as noisy as the median teach the splitting nothing but to drift.
-_COARSE = 100.0
-# Noise that the inverse of all measurements amplifies to this share of W leaves no rank to see.
-_GARBLED = 1e-3
-# Where singular values drop by this much the rest may be noise, or on its way to 0.
-_DROP = 10.0
-# Without noise a residual of this share of ‖t‖ is still rounding.
-_ROUNDING = 1e-11
+from unsoftmax.solve.rank_fit import RankFitTuning, fit_rank, least_squares
+from unsoftmax.solve.rank_one_measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)
-class Measurements:
-    """Rank-one measurements t_k = a_k·(W b_k), each off by at most ``noise[k]``.
+class NuclearNormTuning:
+    """Knobs of the minimisation."""
 
-    Attributes
-    ----------
-    a, b : ndarray (m, d)
-        Left and right vectors.
-    t : ndarray (m,)
-        What was measured.
-    noise : ndarray (m,)
-        Bounds e_k on the errors; zeros for exact measurements.
-    """
+    gap: float = 1e-9
+    """Gap relative to the objective at which it stops: half of float64's digits are left to the
+    Gauss–Newton steps, and the slowest problems (as many measurements as d²) still end."""
+    steps: int = 6000
+    """Steps at most; typical problems take 80. The largest gap left is reported."""
+    gamma: float = 0.1
+    """Step γ in units of ‖W‖_F; with ``relaxed`` the fewest steps of those tried (0.05 … 1.6
+    and 1 … 1.9) over 108 problems of d = 4 … 24, half of which do not recover W."""
+    relaxed: float = 1.7
+    """Over-relaxation: 1 is none, 2 and more diverges."""
+    look: int = 10
+    """The gap costs another SVD: it is looked at every so many steps."""
+    hopeful: float = 1e-5
+    """From this gap on the minimiser's rank may show, and Gauss–Newton is tried."""
+    tried_every: float = 1.5
+    """It is tried again after half as many steps more."""
+    patience: int = 200
+    """Under little noise y drifts by μ a step where it is not unique, and the gap no longer
+    halves: it has stagnated when that takes as many steps as all before, and these."""
+    coarse: float = 100.0
+    """Measurements this many times as noisy as the median are left to the fit: the splitting
+    would only drift with them."""
+    garbled: float = 1e-3
+    """Noise that the inverse of d² measurements amplifies to this share of W leaves no rank to
+    see: then the nuclear norm decides."""
+    drop: float = 10.0
+    """Where singular values drop by this much the rest may be noise, or on its way to 0."""
+    fit: RankFitTuning = field(default=RankFitTuning())
+    """The Gauss–Newton fit."""
 
-    a: Array
-    b: Array
-    t: Array
-    noise: Array
 
-    @property
-    def dim(self) -> int:
-        """Dimension d."""
-        return int(self.a.shape[1])
-
-    def __len__(self) -> int:
-        return len(self.t)
-
-    def pick(self, which: NDArray[np.bool_]) -> Measurements:
-        """Return some of them."""
-        return Measurements(self.a[which], self.b[which], self.t[which], self.noise[which])
-
-    def of(self, W: Array) -> Array:
-        """Return 𝒜(W)."""
-        measured: Array = np.einsum("kd,kd->k", self.a @ W, self.b)
-        return measured
-
-    def adjoint(self, y: Array) -> Array:
-        """Return 𝒜ᵀ(y)."""
-        back: Array = (self.a * y[:, None]).T @ self.b
-        return back
-
-    def gram(self) -> Array:
-        """Return G = 𝒜𝒜ᵀ, (m, m)."""
-        gram: Array = (self.a @ self.a.T) * (self.b @ self.b.T)
-        return gram
-
-    def matrix(self) -> Array:
-        """Write 𝒜 out, (m, d²)."""
-        rows: Array = np.einsum("ki,kj->kij", self.a, self.b).reshape(len(self), -1)
-        return rows
-
-    def tangent(self, U: Array, V: Array, rank: int) -> Array:
-        """Write 𝒜 out on the matrices U B + C Vᵀ near rank ``rank``, (m, r(2d − r)).
-
-        U and V are orthogonal d×d matrices whose first ``rank`` columns span the column and
-        row space; the basis is orthonormal, so singular values are gains.
-        """
-        left, right = self.a @ U, self.b @ V
-        across = np.einsum("ki,kj->kij", left[:, :rank], right).reshape(len(self), -1)
-        down = np.einsum("ki,kj->kij", left[:, rank:], right[:, :rank]).reshape(len(self), -1)
-        both: Array = np.hstack([across, down])
-        return both
-
-    @property
-    def weights(self) -> Array:
-        """What an equation counts in a least-squares fit: 1/e_k, or 1 for exact measurements."""
-        if not np.any(self.noise):
-            return np.ones(len(self))
-        weights: Array = 1 / np.maximum(self.noise, 1e-300)
-        return weights
-
-    def strain(self, W: Array) -> float:
-        """Return the root mean square of the residuals in units of their bounds; ≤ 1 fits."""
-        size = np.sqrt(np.mean(self.t**2))
-        bound = self.noise if np.any(self.noise) else np.full(len(self), _ROUNDING * size)
-        residual = self.t - self.of(W)
-        if not np.any(residual):
-            return 0.0
-        with np.errstate(divide="ignore"):
-            return float(np.sqrt(np.mean((residual / bound) ** 2)))
+_DEFAULT = NuclearNormTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +92,16 @@ class Minimiser:
     steps: int
 
 
-def minimise(measured: Measurements) -> Minimiser:
+def minimise(measured: Measurements, tuning: NuclearNormTuning = _DEFAULT) -> Minimiser:
     """Find the matrix of least nuclear norm that has the given measurements.
 
     Parameters
     ----------
     measured : Measurements
-        At least one. With noise the fit is penalised: what the noise alone could have
-        measured is taken for nothing.
+        At least one. With noise the fit is penalised, so that measurements which noise alone
+        explains give W = 0.
+    tuning : NuclearNormTuning
+        Knobs.
 
     Returns
     -------
@@ -187,16 +120,37 @@ def minimise(measured: Measurements) -> Minimiser:
     """
     if not np.any(measured.t):
         return Minimiser(np.zeros((measured.dim, measured.dim)), 0, 0.0, True, 0)
-    scale = np.linalg.norm(measured.a, axis=1) * np.linalg.norm(measured.b, axis=1)
-    unit = Measurements(
-        measured.a / np.linalg.norm(measured.a, axis=1, keepdims=True),
-        measured.b / np.linalg.norm(measured.b, axis=1, keepdims=True),
-        measured.t / scale,
-        measured.noise / scale,
-    )
+    unit = measured.normalised()
     if len(unit) >= unit.dim**2:
-        return _by_least_squares(unit)
-    return _Splitting.of(unit).run()
+        return _by_least_squares(unit, tuning)
+    return _Splitting.of(unit, tuning).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Iterate:
+    """Where the splitting stands."""
+
+    Z: Array
+    """On the measurements."""
+    U: Array
+    """The sum of what was missed: −𝒜ᵀ(y), a dual point times γ."""
+    y: Array
+    rank: int
+    """Of the last matrix whose singular values were thresholded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Bounds on the least objective, and the relative gap that is worth closing."""
+
+    primal: float
+    dual: float
+    enough: float
+
+    @property
+    def gap(self) -> float:
+        """By how much of itself the objective may be above the least possible."""
+        return (self.primal - self.dual) / self.primal if np.isfinite(self.primal) else np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,62 +167,77 @@ class _Splitting:
     gamma: float
     inverse: Array
     """(G + diag(μ)/γ)⁻¹."""
+    tuning: NuclearNormTuning
 
     @classmethod
-    def of(cls, measured: Measurements) -> _Splitting:
+    def of(cls, measured: Measurements, tuning: NuclearNormTuning) -> _Splitting:
         """Choose penalty and step, and invert."""
         # unit rows: E t² = ‖W‖²_F/d²
-        core = measured.pick(measured.noise <= _COARSE * np.median(measured.noise))
-        gamma = _GAMMA * measured.dim * float(np.sqrt(np.mean(core.t**2)))
+        core = measured.pick(measured.noise <= tuning.coarse * np.median(measured.noise))
+        gamma = tuning.gamma * measured.dim * float(np.sqrt(np.mean(core.t**2)))
         tau = _penalty(core)
         mu = tau * core.noise**2
         inverse: Array = np.asarray(np.linalg.inv(core.gram() + np.diag(mu / gamma)), np.float64)
-        return cls(measured, core, mu, tau, gamma, inverse)
+        return cls(measured, core, mu, tau, gamma, inverse, tuning)
 
     def run(self) -> Minimiser:
         """Go on until the gap is closed, or until the minimiser's rank shows and closes it."""
-        d = self.core.dim
-        Z, U = np.zeros((2, d, d))
-        gap, enough, least, rank = np.inf, _GAP, np.inf, d
+        d, tuning = self.core.dim, self.tuning
+        at = _Iterate(np.zeros((d, d)), np.zeros((d, d)), np.zeros(len(self.core)), d)
+        bounds = _Bounds(np.inf, 0.0, tuning.gap)
         steps = tried = halved = 0
-        while gap > enough and steps < min(_STEPS, 2 * halved + _PATIENCE):
-            for _ in range(_LOOK):
-                left, values, right = np.linalg.svd(Z - U)
-                rank = int(np.count_nonzero(values > self.gamma))
-                X = (left[:, :rank] * (values[:rank] - self.gamma)) @ right[:rank]
-                M = _RELAXED * X + (1 - _RELAXED) * Z + U
-                y = self.inverse @ (self.core.t - self.core.of(M))
-                U = -self.core.adjoint(y)
-                Z = M - U
-            steps += _LOOK
-            y = y / self.gamma
-            fit = float(self.mu @ y**2) / 2
-            primal = float(np.linalg.norm(Z, "nuc")) + fit
-            # a dual point is feasible once it is shrunk to ‖𝒜ᵀ(y)‖₂ ≤ 1
-            y = y / max(1.0, float(np.linalg.norm(U, 2)) / self.gamma)
-            dual = float(self.core.t @ y - self.mu @ y**2 / 2)
-            gap = (primal - dual) / primal
-            # a gap below what noise costs says nothing more
-            enough = max(_GAP, fit / primal)
-            if gap < least / 2:
-                least, halved = gap, steps
-            if gap <= _HOPEFUL and steps >= _TRIED_EVERY * tried:
+        least = np.inf
+        while bounds.gap > bounds.enough and steps < min(
+            tuning.steps, 2 * halved + tuning.patience
+        ):
+            for _ in range(tuning.look):
+                at = self._step(at)
+            steps += tuning.look
+            bounds = self._bounds(at)
+            if bounds.gap < least / 2:
+                least, halved = bounds.gap, steps
+            if bounds.gap <= tuning.hopeful and steps >= tuning.tried_every * tried:
                 tried = steps
-                polished = self._polished(Z, _candidates(Z, rank), dual, enough * primal, steps)
+                candidates = _candidates(at.Z, at.rank, tuning.drop)
+                slack = bounds.enough * bounds.primal
+                polished = self._polished(at.Z, candidates, bounds.dual, slack, steps)
                 if polished is not None:
                     return polished
         # the gap may be the dual's fault alone, and noise may hide where singular values drop
-        noisy = enough > _GAP
-        candidates = list(range(rank + 1)) if noisy else _candidates(Z, rank)
-        polished = self._polished(Z, candidates, dual, gap * primal, steps)
-        return polished or Minimiser(Z, rank, gap, False, steps)
+        noisy = bounds.enough > tuning.gap
+        candidates = [*range(at.rank + 1)] if noisy else _candidates(at.Z, at.rank, tuning.drop)
+        slack = bounds.gap * bounds.primal
+        polished = self._polished(at.Z, candidates, bounds.dual, slack, steps)
+        return polished or Minimiser(at.Z, at.rank, bounds.gap, False, steps)
+
+    def _step(self, at: _Iterate) -> _Iterate:
+        """Threshold singular values, then step onto the measurements."""
+        relaxed = self.tuning.relaxed
+        left, values, right = np.linalg.svd(at.Z - at.U)
+        rank = int(np.count_nonzero(values > self.gamma))
+        X = (left[:, :rank] * (values[:rank] - self.gamma)) @ right[:rank]
+        M = relaxed * X + (1 - relaxed) * at.Z + at.U
+        y = self.inverse @ (self.core.t - self.core.of(M))
+        U = -self.core.adjoint(y)
+        return _Iterate(M - U, U, y, rank)
+
+    def _bounds(self, at: _Iterate) -> _Bounds:
+        """Bound the least objective from both sides."""
+        y = at.y / self.gamma
+        fit = float(self.mu @ y**2) / 2
+        primal = float(np.linalg.norm(at.Z, "nuc")) + fit
+        # a dual point is feasible once it is shrunk to ‖𝒜ᵀ(y)‖₂ ≤ 1
+        y = y / max(1.0, float(np.linalg.norm(at.U, 2)) / self.gamma)
+        dual = float(self.core.t @ y - self.mu @ y**2 / 2)
+        # a gap below what noise costs says nothing more
+        return _Bounds(primal, dual, max(self.tuning.gap, fit / primal))
 
     def _polished(
         self, Z: Array, candidates: list[int], dual: float, gap: float, steps: int
     ) -> Minimiser | None:
-        """Fit matrices of these ranks; take the first that is a minimiser within ``gap``."""
+        """Fit matrices of these ranks; take the first that is a minimiser to within ``gap``."""
         for candidate in candidates:
-            fitted = _fit(self.measured, Z, candidate)
+            fitted = fit_rank(self.measured, Z, candidate, self.tuning.fit)
             if fitted is None:
                 continue
             W, smallest = fitted
@@ -287,11 +256,11 @@ class _Splitting:
         return float(np.linalg.norm(W, "nuc")) + lost
 
 
-def _candidates(Z: Array, rank: int) -> list[int]:
+def _candidates(Z: Array, rank: int, drop: float) -> list[int]:
     """Return the ranks that Z may stand for, the least first; ``rank`` is the most."""
     values = np.linalg.svd(Z, compute_uv=False)[: rank + 1]
-    drops = np.flatnonzero(values[1:] * _DROP < values[:-1]) + 1
-    return sorted({0, rank, *(int(drop) for drop in drops if drop <= rank)})
+    drops = np.flatnonzero(values[1:] * drop < values[:-1]) + 1
+    return sorted({0, rank, *(int(place) for place in drops if place <= rank)})
 
 
 def _penalty(measured: Measurements) -> float:
@@ -307,70 +276,25 @@ def _penalty(measured: Measurements) -> float:
     return float(np.sqrt(2 * np.log(2 * measured.dim)) * variance)
 
 
-def _fit(measured: Measurements, start: Array, rank: int) -> tuple[Array, float] | None:
-    """Fit a matrix of the given rank by Gauss–Newton.
-
-    Returns it with the smallest gain of the weighted measurements on its tangent space, or
-    None where they do not determine it or it does not fit them.
-    """
-    if rank * (2 * measured.dim - rank) > len(measured):
-        return None
-    weights = measured.weights
-    W, smallest, last = _truncated(start, rank), np.inf, np.inf
-    for _ in range(_NEWTON_STEPS if rank else 0):
-        left, _, right = np.linalg.svd(W)
-        tangent = measured.tangent(left, right.T, rank) * weights[:, None]
-        x, found, gains = _least_squares(tangent, weights * (measured.t - measured.of(W)))
-        if found < tangent.shape[1]:
-            return None
-        W = _truncated(W + _tangent_step(x, left, right, rank), rank)
-        smallest, step = float(gains[-1]), float(np.linalg.norm(x))
-        # quadratic until rounding: then steps stop halving
-        if step > last / 2 or step <= np.finfo(float).eps * np.linalg.norm(W):
-            break
-        last = step
-    return (W, smallest) if measured.strain(W) <= 1 else None
-
-
-def _tangent_step(x: Array, left: Array, right: Array, rank: int) -> Array:
-    """Turn coordinates in the tangent space back into a matrix; see `Measurements.tangent`."""
-    d = len(left)
-    across, down = x[: rank * d].reshape(rank, d), x[rank * d :].reshape(d - rank, rank)
-    step: Array = left[:, :rank] @ across @ right + left[:, rank:] @ down @ right[:rank]
-    return step
-
-
-def _truncated(W: Array, rank: int) -> Array:
-    left, values, right = np.linalg.svd(W)
-    best: Array = (left[:, :rank] * values[:rank]) @ right[:rank]
-    return best
-
-
-def _least_squares(A: Array, y: Array) -> tuple[Array, int, Array]:
-    """Return the solution, the rank of ``A`` and its singular values."""
-    x, _, rank, gains = np.linalg.lstsq(A, y)
-    return np.asarray(x, np.float64), int(rank), np.asarray(gains, np.float64)
-
-
-def _by_least_squares(measured: Measurements) -> Minimiser:
+def _by_least_squares(measured: Measurements, tuning: NuclearNormTuning) -> Minimiser:
     """Solve where d² measurements or more leave the nuclear norm no choice.
 
     The rank is the least at which a matrix fits them.
     """
     d = measured.dim
     rows = measured.matrix() * measured.weights[:, None]
-    solution, found, gains = _least_squares(rows, measured.weights * measured.t)
+    solution, found, gains = least_squares(rows, measured.weights * measured.t)
     W = solution.reshape(d, d)
     if found < d * d:
         return Minimiser(W, d, np.inf, False, 0)
     values = np.linalg.svd(W, compute_uv=False)
     # weighted by 1/e_k a measurement is off by at most 1
     unsure = np.sqrt(len(measured)) / gains[-1] if np.any(measured.noise) else 0.0
-    if unsure > _GARBLED * values[0]:
-        return _Splitting.of(measured).run()
-    floor = 2 * unsure + _ROUNDING * gains[0] / gains[-1] * values[0]
+    if unsure > tuning.garbled * values[0]:
+        return _Splitting.of(measured, tuning).run()
+    floor = 2 * unsure + tuning.fit.rounding * gains[0] / gains[-1] * values[0]
     for rank in range(int(np.count_nonzero(values > floor)), d + 1):
-        polished = _fit(measured, W, rank)
+        polished = fit_rank(measured, W, rank, tuning.fit)
         if polished is not None:
             return Minimiser(polished[0], rank, 0.0, True, 0)
     return Minimiser(W, d, 0.0, False, 0)

@@ -1,4 +1,4 @@
-"""Pure formulas: query counts, tolerances, precision, the two-token identity, certificates."""
+"""What is promised, as pure formulas: query counts, tolerances, information bounds."""
 
 from unsoftmax.theory.tolerances import error_for, tolerance_for
 

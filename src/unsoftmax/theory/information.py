@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from unsoftmax.models import SingleHead
+from unsoftmax.models.attention import pooled_tokens, score_gradient
 from unsoftmax.probes import Array
 
 
@@ -36,13 +37,10 @@ def jacobian(head: SingleHead, X: Array) -> Array:
     >>> jacobian(SingleHead(np.eye(2), [1.0, 0.0]), np.array([[[3.0, 1.0]]]))
     array([[3., 1., 0., 0., 0., 0.]])
     """
-    scores = np.einsum("bnd,bd->bn", X, head.scores_of(X[:, -1]))
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    values = X @ head.v
-    spread = weights * (values - np.einsum("bn,bn->b", weights, values)[:, None])
-    by_v = np.einsum("bn,bnd->bd", weights, X)
-    by_W = np.einsum("bn,bnd,be->bde", spread, X, X[:, -1])
+    weights = head.attention(X)
+    by_score = score_gradient(weights, X @ head.v)
+    by_v = pooled_tokens(X, weights)
+    by_W = np.einsum("bn,bnd,be->bde", by_score, X, X[:, -1])
     return np.concatenate([by_v, by_W.reshape(len(X), -1)], axis=1)
 
 

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import math
-
-GROUP = 8
-"""Entries of v that are compared with each other at once to find the largest."""
-PILOTS = 16
-"""Pairs of tokens, at most, that find the scale of W."""
-PROBED_SCALES = 12
-"""Scales tried for them: 4 in each of 3 rounds cut 125 octaves into fifths."""
-FIRST_BITS = 4
-"""Bits after which an entry out of range starts again at a smaller scale."""
-RESTARTS = 3
-"""How often one entry may start again."""
+from dataclasses import dataclass
 
 
-def comparisons(dim: int) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class LabelSchedule:
+    """Sizes of the bisection's steps, which set how many labels it asks and in how many rounds."""
+
+    group: int = 8
+    """Entries of v that are compared with each other at once to find the largest. Larger: fewer
+    rounds, but group·(group − 1)/2 labels for every group."""
+    pilots: int = 16
+    """Pairs of tokens, at most, that find the scale of W. Fewer: their entries of W may all be
+    far below the others, and the scale is wrong for those."""
+    probed_scales: int = 12
+    """Scales tried for each pair, a third of them in each of 3 rounds: 4 cut the rest of 125
+    octaves into fifths, down to one octave. Another number n needs (n/3 + 1)³ octaves."""
+    first_bits: int = 4
+    """Bits after which an entry is tested for being out of range, and starts again at a smaller
+    scale. More: a wrong scale wastes more labels; fewer: rounding may look out of range."""
+    restarts: int = 3
+    """How often one entry may start again. More: entries of W as much as 8 times larger each time
+    are still found, at up to four labels each."""
+
+    @property
+    def scales_at_once(self) -> int:
+        """Scales tried in one of the three rounds."""
+        return self.probed_scales // 3
+
+
+SCHEDULE = LabelSchedule()
+"""The schedule that counts are for unless another is given."""
+
+
+def comparisons(dim: int, schedule: LabelSchedule = SCHEDULE) -> tuple[int, int]:
     """Count the comparisons, and their rounds, that find the largest of ``dim`` numbers.
 
-    Groups of 8 play everyone against everyone; the winners go on.
+    In every group of 8 all are compared with all; the largest of each group go on.
 
     Examples
     --------
     >>> comparisons(1), comparisons(3), comparisons(64)
     ((0, 0), (3, 1), (252, 2))
     """
-    asked = rounds = 0
+    asked, rounds, group = 0, 0, schedule.group
     while dim > 1:
-        full, rest = divmod(dim, GROUP)
-        asked += full * GROUP * (GROUP - 1) // 2 + rest * (rest - 1) // 2
+        full, rest = divmod(dim, group)
+        asked += full * group * (group - 1) // 2 + rest * (rest - 1) // 2
         dim, rounds = full + (rest > 0), rounds + 1
     return asked, rounds
 
@@ -39,11 +59,11 @@ def rough_bits(dim: int) -> int:
     return 6 + math.ceil(math.log2(dim) / 2)
 
 
-def label_head(dim: int, bits: int) -> int:
+def label_head(dim: int, bits: int, schedule: LabelSchedule = SCHEDULE) -> int:
     """Count the labels that bisection asks: a bit each, d² + d − 1 parameters, two checks of each.
 
     On top come d signs and 4 tests of them, `comparisons`, and the pilots; entries that start
-    again come apart (`label_head_again`).
+    again are counted apart (`label_head_again`).
 
     Examples
     --------
@@ -51,24 +71,24 @@ def label_head(dim: int, bits: int) -> int:
     True
     """
     ratios = (dim - 1) * (max(bits, rough_bits(dim)) + 2)
-    once = dim + 4 + comparisons(dim)[0] + label_head_pilots(dim)
+    once = dim + 4 + comparisons(dim, schedule)[0] + label_head_pilots(dim, schedule)
     return once + ratios + dim**2 * (bits + 2)
 
 
-def label_head_pilots(dim: int) -> int:
+def label_head_pilots(dim: int, schedule: LabelSchedule = SCHEDULE) -> int:
     """Count the labels that find the scale of W: two thresholds for every pair and scale."""
-    return 2 * PROBED_SCALES * min(PILOTS, dim**2)
+    return 2 * schedule.probed_scales * min(schedule.pilots, dim**2)
 
 
-def label_head_again(dim: int) -> int:
-    """Count the labels at most that entries ask which start again: a quarter of them may."""
-    return FIRST_BITS * (dim**2 // 4 + PILOTS)
+def label_head_again(dim: int, schedule: LabelSchedule = SCHEDULE) -> int:
+    """Count the labels that entries ask which start again, for at most a quarter of them."""
+    return schedule.first_bits * (dim**2 // 4 + schedule.pilots)
 
 
-def label_head_rounds(dim: int, bits: int) -> int:
+def label_head_rounds(dim: int, bits: int, schedule: LabelSchedule = SCHEDULE) -> int:
     """Count the rounds of bisection at most, the hold-out included."""
-    before = 1 + comparisons(dim)[1] + rough_bits(dim) + 3
-    return before + bits + FIRST_BITS * RESTARTS + 1
+    before = 1 + comparisons(dim, schedule)[1] + rough_bits(dim) + 3
+    return before + bits + schedule.first_bits * schedule.restarts + 1
 
 
 def mean_projection(dim: int) -> float:

@@ -1,40 +1,48 @@
-"""The hold-out of a single head: fresh sequences that a learner never learns from.
+"""What fresh sequences a hold-out asks: sequences that a learner never learns from.
 
-Four families share the queries that `checks` allows:
+Four families share the queries that ``checks`` allows a learner of single-token values:
 
 - *opening*, a quarter, asked first: three tokens at sizes 4⁻⁴ … 4³. They depend on all
   parameters, so they also tell this target from another when a run is resumed.
 - *straight*, an eighth: one token; f([x]) = x·v + c must be affine.
 - *repeats*, a quarter: the opening asked again; a deterministic target answers the same.
-- *closing*, the rest, last: two to twenty tokens, scaled so that logits are moderate, half of
-  them with a query token e_j, so that single columns of W are seen.
+- *closing*, the rest, last: two to twenty tokens, scaled so that the recovered head's logits
+  are moderate, half of them with a query token e_j, so that single columns of W are seen.
 
-What a residual may be follows from the answers' precision and the certificate.
+Learners of several heads, of networks and of labels draw closing sequences of their own kind:
+what makes a wrong model show depends on the class. What a residual may be is `validate.judge`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.measure.precision import KAPPA, Precision
-from unsoftmax.measure.two_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Sequences
-from unsoftmax.protocol import Certificate, Evidence
+from unsoftmax.probes import Array, Purpose, Sequences
+from unsoftmax.protocol import Certificate
+from unsoftmax.validate.head_comparison import UNBOUNDED
 
-_LENGTHS = (2, 3, 7, 20)
-_LOGITS = (0.5, 2.0, 6.0)
-# Random directions meet ‖ΔW‖_F in about 1/d of its size, one random direction in 1/√d. Twice
-# that: the certificate is loose enough for the rest (measured over 2,000 heads: residuals of
-# heads of 5 and more dimensions stayed below a fifth of what 8 times allows).
-_ALIGNMENT = 2.0
-# A logit that the certificate lets move by more than this says nothing about the model.
-_MOST_MOVED = 0.01
-# Tokens and their answers must stay in float32's range.
-_LONGEST = 2.0**110
+
+@dataclass(frozen=True, slots=True)
+class HoldoutTuning:
+    """Knobs of the sequences that a single head's hold-out asks."""
+
+    lengths: tuple[int, ...] = (2, 3, 7, 20)
+    """Tokens of closing sequences, in turn. Two tokens show one logit at a time, many show how
+    logits compete; longer ones cost more tokens and their answers average more away."""
+    logits: tuple[float, ...] = (0.5, 2.0, 6.0)
+    """Root mean squares of closing logits, in turn: nearly linear, typical, nearly hard."""
+    open_by: float = 0.01
+    """Where possible, sizes are chosen at which the certificate leaves logits open by no more
+    than this: beyond, a residual says little (`JudgeTuning.most_moved`)."""
+    gain: float = 1.0
+    """Offsets are so many times as long as the logits ask for, query tokens as much shorter:
+    logits without a bias stay, answers grow beside their noise."""
+    longest: float = 2.0**110
+    """No token is longer: squares of tokens and their answers must stay in float32's range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +65,22 @@ def opening(dim: int, count: int, rng: np.random.Generator, radius: float = np.i
     """Three tokens at eight sizes in turn, the middle ones first."""
     powers = np.array([0, -1, 1, -2, 2, -3, 3, -4])[np.arange(count) % 8]
     tokens = rng.standard_normal((count, 3, dim)) / np.sqrt(dim)
-    return _check("opening", 4.0 ** powers[:, None, None] * tokens, radius)
+    return _checked("opening", 4.0 ** powers[:, None, None] * tokens, radius)
 
 
 def straight(dim: int, count: int, rng: np.random.Generator, radius: float = np.inf) -> Sequences:
     """Single tokens of norm about 1."""
-    return _check("straight", rng.standard_normal((count, 1, dim)) / np.sqrt(dim), radius)
+    return _checked("straight", rng.standard_normal((count, 1, dim)) / np.sqrt(dim), radius)
 
 
 def repeated(probes: Sequences, count: int) -> Sequences:
     """Ask the first of earlier probes again."""
-    return _check("repeats", probes.X[:count], np.inf)
+    return _checked("repeats", probes.X[:count], np.inf)
+
+
+def noise_of(first: Array, second: Array) -> float:
+    """Estimate the standard deviation of what changed between two answers to the same questions."""
+    return float(np.sqrt(np.mean((first - second) ** 2) / 2)) if len(first) else 0.0
 
 
 def closing(
@@ -76,48 +89,63 @@ def closing(
     count: int,
     rng: np.random.Generator,
     radius: float = np.inf,
-    gain: float = 1.0,
-    open_by: float = _MOST_MOVED,
+    *,
+    tuning: HoldoutTuning,
 ) -> list[Sequences]:
-    """Long sequences at moderate logits of ``model``, one family per length.
+    """Draw ``count`` sequences at moderate logits of ``model``, one family per length.
 
-    Offsets are ``gain`` times as large as logits ask for, or as ``radius`` allows, query
-    tokens as much smaller: where answers are noisy, larger ones tell more. The certificate
-    may leave logits open by ``open_by``.
+    Offsets are ``tuning.gain`` times as long as the logits ask for, or as ``radius`` allows.
     """
-    d = model.dim
-    sequences: dict[int, list[Array]] = {}
+    sequences = []
     for n in range(count):
-        length = _LENGTHS[n % len(_LENGTHS)]
-        offsets = rng.standard_normal((length - 1, d)) / np.sqrt(d)
-        query = np.zeros(d)
-        query[rng.integers(d)] = 1.0
-        if n % 2:
-            query = rng.standard_normal(d) / np.sqrt(d)
-        alpha, beta = _sizes(model, certificate, offsets, query, _LOGITS[n % len(_LOGITS)], open_by)
-        if not alpha:  # no logits: whatever moves an answer shows, at some size
-            alpha = beta = 4.0 ** (n % 8)
+        length = tuning.lengths[n % len(tuning.lengths)]
+        offsets, query = _directions(model.dim, length, n, rng)
+        alpha, beta = _scales(model, certificate.errors, (offsets, query), n, tuning)
         longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
-        room = 2.0 ** np.floor(np.log2(min(radius, _LONGEST) / longest))
-        louder = max(1.0, min(gain, room))
-        b = beta / louder * query
-        sequences.setdefault(length, []).append(np.vstack([louder * alpha * offsets + b, b]))
-    return [_check("closing", np.array(X), radius) for X in sequences.values()]
+        room = 2.0 ** np.floor(np.log2(min(radius, tuning.longest) / longest))
+        gain = max(1.0, min(tuning.gain, room))
+        b = beta / gain * query
+        sequences.append(np.vstack([gain * alpha * offsets + b, b]))
+    families = by_length(sequences, "hold-out, closing")
+    return [_checked("closing", family.X, radius) for family in families]
 
 
-def _sizes(
+def by_length(
+    sequences: Iterable[Array], phase: str, purpose: Purpose = "check"
+) -> list[Sequences]:
+    """Collect sequences (N, d) into one family per length, in order of first appearance."""
+    lengths: dict[int, list[Array]] = {}
+    for X in sequences:
+        lengths.setdefault(len(X), []).append(X)
+    return [Sequences(np.array(X), phase=phase, purpose=purpose) for X in lengths.values()]
+
+
+def _directions(dim: int, length: int, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Draw offsets and the n-th query token: a unit vector e_j, or every other time any vector."""
+    offsets = rng.standard_normal((length - 1, dim)) / np.sqrt(dim)
+    query = np.zeros(dim)
+    query[rng.integers(dim)] = 1.0
+    if n % 2:
+        query = rng.standard_normal(dim) / np.sqrt(dim)
+    return offsets, query
+
+
+def _scales(
     model: SingleHead,
-    certificate: Certificate,
-    offsets: Array,
-    query: Array,
-    wanted: float,
-    open_by: float,
+    errors: Mapping[str, float],
+    directions: tuple[Array, Array],
+    n: int,
+    tuning: HoldoutTuning,
 ) -> tuple[float, float]:
     """Find α and β for which the logits α·(a·w + β·a·W b) have the RMS that is wanted.
 
-    As in the learner, offsets are scaled up and query tokens down; where W is known too
-    coarsely (W = 0 and rounded answers, say) sizes stay where its error moves no logit.
+    As in the learner, offsets are scaled up and query tokens down. Where W is known too
+    coarsely (W = 0 and rounded answers, say) sizes stay where its error moves no logit. Where
+    the model has no logits, sizes go in turn through eight powers of 4: whatever a wrong W
+    does shows at some size.
     """
+    offsets, query = directions
+    wanted = tuning.logits[n % len(tuning.logits)]
     norm = np.linalg.norm(offsets, axis=1).max()
     from_bias = np.sqrt(np.mean((offsets @ model.w) ** 2))
     from_query = np.sqrt(np.mean((offsets @ (model.scores_of(query[None])[0] - model.w)) ** 2))
@@ -125,10 +153,10 @@ def _sizes(
     alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
     logits = alpha * (from_bias + beta * from_query)
     if not np.any(logits):
-        return 0.0, 0.0
-    W_error, w_error = (min(certificate.errors[name], 1e100) for name in "Ww")
-    errors = w_error + beta * W_error * np.linalg.norm(query)
-    known = alpha * norm * errors <= open_by / 2
+        return 4.0 ** (n % 8), 4.0 ** (n % 8)
+    W_error, w_error = (min(errors[name], UNBOUNDED) for name in "Ww")
+    open_by = alpha * norm * (w_error + beta * W_error * np.linalg.norm(query))
+    known = open_by <= tuning.open_by / 2
     fits = np.abs(np.log2(np.maximum(logits, 1e-300) / wanted))
     best = int(np.argmin(np.where(known, fits, np.inf))) if known.any() else int(np.argmin(fits))
     # a large bias leaves no size at which logits are moderate: shrink the offsets as well
@@ -136,7 +164,7 @@ def _sizes(
     return float(alpha[best] * shrink), float(beta[best] * shrink)
 
 
-def _check(phase: str, X: Array, radius: float) -> Sequences:
+def _checked(phase: str, X: Array, radius: float) -> Sequences:
     """Round tokens to float32, so that every target is asked exactly this; none is too long."""
     rounded = X.astype(np.float32).astype(np.float64)
     largest = np.linalg.norm(rounded, axis=2).max(axis=1)
@@ -146,101 +174,3 @@ def _check(phase: str, X: Array, radius: float) -> Sequences:
         octaves = np.ceil(np.log2(largest[beyond] / radius))
         rounded[beyond] *= np.exp2(-octaves)[:, None, None]
     return Sequences(rounded, phase=f"hold-out, {phase}", purpose="check")
-
-
-def noise_of(first: Array, second: Array) -> float:
-    """Estimate the standard deviation of what changed between two answers to the same questions."""
-    return float(np.sqrt(np.mean((first - second) ** 2) / 2)) if len(first) else 0.0
-
-
-def attention(model: SingleHead, X: Array) -> tuple[Array, Array]:
-    """Return the vectors W x_N + w that tokens are scored with, and the attention weights."""
-    vectors = model.scores_of(X[:, -1])
-    scores = np.einsum("bnd,bd->bn", X, vectors)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return vectors, weights / weights.sum(axis=1, keepdims=True)
-
-
-def straightness(
-    probes: Sequences, answers: Array, values: Values
-) -> tuple[Array, Callable[[Precision], Array]]:
-    """Return the residuals of x·v̂ + ĉ and their tolerance as a function of the precision."""
-    x = probes.X[:, 0]
-    size = np.linalg.norm(x, axis=1) * values.norm + abs(values.c)
-    residual = answers - x @ values.v - values.c
-
-    def tolerance(precision: Precision) -> Array:
-        own = np.abs(x) @ values.v_error + values.c_error
-        bound: Array = precision.error(size, answers) + own
-        return bound / _positive(size)
-
-    return residual / _positive(size), tolerance
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What fresh answers say of a model."""
-
-    evidence: Evidence
-    strain: float
-    """The largest share of what the certificate of W allows that a residual takes."""
-    worst: tuple[float, float]
-    """The residual that is most beyond its tolerance, and that tolerance."""
-
-
-def judge(
-    probes: list[Sequences],
-    answers: list[Array],
-    model: SingleHead,
-    values: Values,
-    certificate: Certificate,
-    queries: int,
-) -> Judgement:
-    """Compare answers with the model's predictions, each within what the certificate allows.
-
-    A sequence so long that the certificate lets its logits move by more than 1 % says nothing
-    and is left out; without a finite certificate the model must be right to 1 % all the same.
-
-    """
-    W_error, w_error = (min(certificate.errors[name], 1e100) for name in "Ww")
-    certain = max(W_error, w_error) < 1e100
-    residuals, tolerances, strain = [], [], 0.0
-    for family, y in zip(probes, answers, strict=True):
-        X = family.X
-        predicted = model(X)
-        query = X[:, -1]
-        vectors, weights = attention(model, X)
-
-        norms = np.linalg.norm(X, axis=2)
-        away = np.linalg.norm(X - query[:, None], axis=2)
-        dense = np.count_nonzero(query, axis=1) > 1
-        share = np.minimum(1.0, _ALIGNMENT / np.where(dense, model.dim, np.sqrt(model.dim)))
-        from_W = share * np.linalg.norm(query, axis=1) * W_error
-        from_w = w_error * min(1.0, _ALIGNMENT / np.sqrt(model.dim))
-        moved = away * (from_W + from_w)[:, None]
-        moved += norms * (KAPPA * values.precision.unit * np.linalg.norm(vectors, axis=1))[:, None]
-        telling = np.max(moved, axis=1) <= _MOST_MOVED if certain else np.full(len(X), True)
-
-        size = norms.max(axis=1) * values.norm + abs(values.c)
-        spread = weights * np.abs(X @ values.v + values.c - predicted[:, None])
-        pooled = np.abs(np.einsum("bn,bnd->bd", weights, X))
-        own = values.precision.error(size, y) + values.c_error + pooled @ values.v_error
-        allowed = np.sum(spread * np.minimum(moved, _MOST_MOVED), axis=1)
-        missed = np.abs(y - predicted) - own
-        strained = telling & (missed > 0) & (allowed > 0)
-        with np.errstate(over="ignore"):
-            shares = missed[strained] / allowed[strained]
-        strain = max(strain, float(np.max(shares, initial=0.0)))
-        residuals.append(((y - predicted) / _positive(size))[telling])
-        tolerances.append(((own + allowed) / _positive(size))[telling])
-    residual, tolerance = np.concatenate(residuals), np.concatenate(tolerances)
-    worst = (np.nan, np.nan)
-    if len(residual):
-        most = int(np.argmax(np.abs(residual) / np.maximum(tolerance, 1e-300)))
-        worst = (float(np.abs(residual[most])), float(tolerance[most]))
-    return Judgement(Evidence.of(queries, residual, tolerance), strain, worst)
-
-
-def _positive(size: Array) -> Array:
-    """Leave residuals absolute where answers have no natural size (v = 0, c = 0)."""
-    return np.where(size > 0, size, 1.0)

@@ -30,6 +30,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import limited
 from unsoftmax.learners.multi_head.circle import TooMany
 from unsoftmax.learners.multi_head.opening import open_heads
 from unsoftmax.learners.multi_head.polish import corrected, polished
@@ -160,7 +161,13 @@ class MultiHeadLearner(Configured):
 
     def steps(self, checks: int) -> Steps[MultiHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        return (yield from _within(self._steps(checks), self.plan()))
+        plan = self.plan()
+        error = ModelMismatch(
+            f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: "
+            "the target is no sum of attention heads, or its answers are too noisy."
+        )
+        steps = self._steps(checks)
+        return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
     def _steps(self, checks: int) -> Steps[MultiHead]:
         rng = np.random.default_rng(self.seed)
@@ -259,21 +266,3 @@ def _taken_for_coarser(
         shares, *_ = yield from shares_of(found, ground, _CONFIRM, rng, "pilot")
         others.append((float(shares.max()), found))
     return others
-
-
-def _within(steps: Steps[MultiHead], plan: Plan) -> Steps[MultiHead]:
-    """Refuse to ask more queries or rounds than planned, the hold-out apart."""
-    asked, rounds, answers = 0, 0, None
-    while True:
-        try:
-            parts = steps.send(answers)  # type: ignore[arg-type]
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        asked += sum(len(part) for part in parts if part.purpose != "check")
-        rounds += 1
-        if asked > plan.at_most or rounds > plan.rounds:
-            raise ModelMismatch(
-                f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: "
-                "the target is no sum of attention heads, or its answers are too noisy."
-            )
-        answers = yield parts

@@ -1,44 +1,74 @@
 """Appendix C: heads in mutually orthogonal subspaces, one by one, also where those are unknown.
 
 Recovers H, W_h, v_h of f(X) = Σ_h softmax_i(x_i·W_h x_N)ᵀ(X v_h) with W_h = P_h W_h P_h and v_h
-in U_h, P_h the projection on U_h, d_h its dimension, from an oracle of exact values. For tokens
-in U_h every other head answers x·v_g = 0, so head h answers alone: a single head in d_h
-dimensions, learned by Theorem 4.1 with d_h + d_h² queries (Proposition C.2), Σ(d_h + d_h²) in
-all. Where the subspaces are not given they are found first (`subspaces`): d queries for Σ v_h,
-of which every v_h is a part, 34 for a scale, and d(d+1) for each of about max d_h + 2 query
-tokens b; d(d+1) more where logits along b turn out larger than the scale said. What is found are
-the spans of v_h and W_h's columns; query tokens outside of all of them are asked as well, which
-W_h's rows may read: Σ d_h(d_h + d − Σ d_h) in place of Σ d_h².
+in U_h (Assumption C.1), P_h the projection on U_h, d_h its dimension, from exact values:
+
+    Σ v_h      single tokens, d queries (Σ d_h in given subspaces): v_h is its part in U_h
+    U_h        given, or from Hessians (the conjecture, `subspace_search`)
+    W_h        Theorem 4.1 in each U_h, where head h answers alone (Proposition C.2,
+               `restricted_head`): Σ d_h² queries
+    hold-out   fresh sequences over all of R^d (`closing_heads`)
+
+What is found are the spans of v_h and W_h's columns; W_h's rows may read what is in none of them,
+which is asked as well: Σ d_h(d_h + d − Σ d_h) queries in place of Σ d_h².
 
 Determined up to the order of the heads. Heads with W = 0 have no subspace to be found: together
-they are one head, as Proposition 7.1 says. It refuses what the hold-out contradicts, which asks
-all of R^d.
+they are one head, as Proposition 7.1 says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.compose import restricted, together
-from unsoftmax.learners.orthogonal_heads import checks as hold_out
-from unsoftmax.learners.orthogonal_heads import subspaces
-from unsoftmax.learners.orthogonal_heads.finding import LEVELS, SCALES, find
-from unsoftmax.learners.orthogonal_heads.places import AGAIN_PER_TOKEN, Head, Place, Rest
+from unsoftmax.learners.compose import Asking, named, restricted, together
+from unsoftmax.learners.orthogonal_heads.closing_heads import (
+    BoundedHeads,
+    ClosingTuning,
+    certificate_of,
+    judged,
+)
+from unsoftmax.learners.orthogonal_heads.given_subspaces import (
+    GivenSubspacesTuning,
+    heads_in,
+    in_all_dimensions,
+    refuse_oblique,
+)
+from unsoftmax.learners.orthogonal_heads.restricted_head import (
+    Complement,
+    RestrictedHeadTuning,
+    SubspaceHead,
+)
+from unsoftmax.learners.orthogonal_heads.subspace_search import (
+    SubspaceSearch,
+    SubspaceTuning,
+)
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole
-from unsoftmax.learners.single_head.first_round import Opening, read_opening
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.learners.single_head.first_round import (
+    FirstRound,
+    FirstRoundSettings,
+    FirstRoundTuning,
+    ask_first_round,
+)
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Embedded, Sequences
+from unsoftmax.probes import Array
 from unsoftmax.protocol import Found, Plan, Steps
 
-# Columns count as orthonormal up to this: what is beyond would be lost of W's last digits.
-_ORTHONORMAL = 1e-12
+
+@dataclass(frozen=True, slots=True)
+class OrthogonalTuning:
+    """Knobs of `OrthogonalHeads`."""
+
+    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
+    given: GivenSubspacesTuning = field(default=GivenSubspacesTuning())
+    search: SubspaceTuning = field(default=SubspaceTuning())
+    head: RestrictedHeadTuning = field(default=RestrictedHeadTuning())
+    closing: ClosingTuning = field(default=ClosingTuning())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +87,8 @@ class OrthogonalHeads(Configured):
         or the paper's e_1 … e_d.
     seed : int
         Decides the random probes and the hold-out: the same seed asks the same.
+    tuning : OrthogonalTuning
+        Knobs of the algorithm, each with its reason.
 
     Raises
     ------
@@ -90,6 +122,7 @@ class OrthogonalHeads(Configured):
     subspaces: Sequence[ArrayLike] | Array | None = None
     tokens: Literal["few", "all"] = "few"
     seed: int = 0
+    tuning: OrthogonalTuning = field(default=OrthogonalTuning(), kw_only=True)
 
     revision: ClassVar[int] = 2
 
@@ -107,7 +140,7 @@ class OrthogonalHeads(Configured):
         if self.subspaces is not None and not bases:
             raise ValueError("subspaces is empty: leave it out to find them.")
         if bases:
-            _refuse_oblique(bases)
+            refuse_oblique(bases, self.tuning.given)
 
     def _bases(self) -> list[Array]:
         given = () if self.subspaces is None else self.subspaces
@@ -128,26 +161,27 @@ class OrthogonalHeads(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
         sizes = [E.shape[1] for E in self._bases()]
+        search, head = self.tuning.search, self.tuning.head
+        # the first round, what it asks again, and the closing of the hold-out
+        rounds = 3 + head.rounds
         if sizes:
             queries = sum(k + k * k for k in sizes)
             return Plan(
                 queries=queries,
-                at_most=queries + AGAIN_PER_TOKEN * sum(sizes),
+                at_most=queries + head.again_per_token * sum(sizes),
                 tokens=2 * queries - sum(sizes),
-                rounds=12,
+                rounds=rounds,
                 formula="Σ(d_h + d_h²)",
             )
         d = int(self.dim)
-        found = range(d, max(d - LEVELS, 0), -1)  # dimensions that are left, at most
-        each = [subspaces.PILOT + SCALES * k * subspaces.hessian_queries(k) for k in found]
-        at_most = d + sum(each)
-        at_most += (1 + AGAIN_PER_TOKEN) * d * d  # H ≤ d heads with d query tokens at most
+        # H ≤ d heads with d query tokens at most
+        at_most = d + search.most_queries(d) + (1 + head.again_per_token) * d * d
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=2 * at_most - d,
-            rounds=16 + SCALES * sum(2 if self.tokens == "all" else 1 + k for k in found),
-            formula=f"d + {subspaces.PILOT} + d(d+1) per query token + Σ d_h²",
+            rounds=rounds + head.rounds_of_complement + search.most_rounds(d, self.tokens == "all"),
+            formula=f"d + {search.hessian.pilot_queries} + d(d+1) per query token + Σ d_h²",
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:
@@ -155,90 +189,46 @@ class OrthogonalHeads(Configured):
         rng = np.random.default_rng(self.seed)
         parts = self._bases()
         if parts:
-            whole_basis = np.hstack(parts)
-            opening = read_opening(whole_basis.shape[1], False, checks, rng)
-            opened = yield from restricted(opening, whole_basis)
-            X = Embedded.of(opened.probes, whole_basis)
-            opened = replace(opened, probes=_written(X))
-            ends = np.cumsum([E.shape[1] for E in parts])[:-1]
-            v, v_error = (np.split(x, ends) for x in (opened.values.v, opened.values.v_error))
-            skewness = _skewness(parts)
-            places = [
-                Place.among(E, x, error, opened.values, skewness * opened.values.norm, skewness)
-                for E, x, error in zip(parts, v, v_error, strict=True)
-            ]
-            _refuse_silent(places, opened.values)
-            nothing = Rest(np.zeros((self.dim, 0)), np.zeros(0), False)
-            return (yield from self._learn(places, nothing, opened, checks, rng))
-        opened = yield from read_opening(self.dim, False, checks, rng)
-        places, rest, notes = yield from find(opened.values, self.tokens == "all", rng)
-        return (yield from self._learn(places, rest, opened, checks, rng, notes))
-
-    def _learn(
-        self,
-        places: list[Place],
-        rest: Rest,
-        opened: Opening,
-        checks: int,
-        rng: np.random.Generator,
-        notes: tuple[str, ...] = (),
-    ) -> Steps[MultiHead]:
-        """Learn the head in each subspace, and hold all together against fresh sequences."""
+            basis = np.hstack(parts)
+            first_round = self._first_round(basis.shape[1], checks, rng)
+            opened = yield from restricted(first_round, basis)
+            opened = in_all_dimensions(opened, basis)
+            found = heads_in(parts, opened.values, self.tuning.given)
+        else:
+            opened = yield from self._first_round(self.dim, checks, rng)
+            search = SubspaceSearch(self.tokens == "all", rng, self.tuning.search)
+            found = yield from search.find(opened.values)
         heads = yield from together(
-            [place.learn(rest, rng, h) for h, place in enumerate(places, 1)]
+            [
+                named(place.learn(found.complement, rng, self.tuning.head), f"head {h}")
+                for h, place in enumerate(found.places, 1)
+            ]
         )
-        d = self.dim
-        if rest.weighs:
-            v_error = float(np.linalg.norm(opened.values.v_error))
-            v_error += sum(head.v_error for head in heads)
-            W = rest.W_error, (rest.W_error, 0.0)
-            heads.append(Head(np.zeros((d, d)), rest.basis @ rest.v, *W, v_error, ()))
-        loudest = max(float(np.linalg.norm(head.W)) + head.W_most for head in heads)
-        found = hold_out.Bounded(
-            MultiHead([head.W for head in heads], [head.v for head in heads]),
-            np.array([head.W_error(loudest) for head in heads]),
-            np.array([max(head.v_error, rest.hidden) for head in heads]),
-        )
+        bounded = _bounded(heads, found.complement, opened.values)
         further = list(dict.fromkeys(line for head in heads for line in head.unbounded))
-        if rest.hidden:
-            further.append(f"Heads with ‖v_h‖ below {rest.hidden:.0e} would not be seen.")
-        certificate = hold_out.certificate_of(found, opened.values, checks, tuple(further))
-        evidence = yield from hold_out.judged(found, opened, checks, rng)
-        return Found(found.model, certificate, evidence, (*opened.values.precision.why, *notes))
+        if hidden := found.complement.hidden:
+            further.append(f"Heads with ‖v_h‖ below {hidden:.0e} would not be seen.")
+        certificate = certificate_of(bounded, opened.values, checks, tuple(further))
+        evidence = yield from judged(bounded, opened, rng, self.tuning.closing)
+        notes = *opened.values.precision.why, *found.notes
+        return Found(bounded.model, certificate, evidence, notes)
+
+    def _first_round(self, dim: int, checks: int, rng: np.random.Generator) -> Asking[FirstRound]:
+        """Learn Σ v_h in ``dim`` dimensions, and how precise answers are."""
+        return ask_first_round(dim, checks, rng, FirstRoundSettings(tuning=self.tuning.first_round))
 
 
-def _refuse_silent(places: list[Place], values: Values) -> None:
-    """Refuse subspaces in which single tokens show no value: the head there weighs nothing."""
-    for h, place in enumerate(places, 1):
-        if place.values.norm <= 3 * (np.linalg.norm(place.values.v_error) + place.leak):
-            raise NotIdentifiable(
-                f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
-                "query can determine it. Leave that subspace out.",
-                determined={"v": values.v},
-            )
-
-
-def _skewness(parts: list[Array]) -> float:
-    """Return how far the columns of all bases are from orthonormal."""
-    E = np.hstack(parts)
-    return float(np.linalg.norm(E.T @ E - np.eye(E.shape[1]), 2))
-
-
-def _refuse_oblique(parts: list[Array]) -> None:
-    if not np.isfinite(np.hstack(parts)).all():
-        raise ValueError("subspaces must be finite.")
-    for h, E in enumerate(parts, 1):
-        if _skewness([E]) > _ORTHONORMAL:
-            raise ValueError(
-                f"The columns of subspace {h} are not orthonormal: take Q of np.linalg.qr(E)."
-            )
-    if (skewness := _skewness(parts)) > _ORTHONORMAL:
-        raise ValueError(
-            f"The subspaces are not orthogonal to each other: inner products are up to "
-            f"{skewness:.1e}. Heads in any position are MultiHeadLearner's."
-        )
-
-
-def _written(probes: Embedded) -> Sequences:
-    """Write out probes that the hold-out compares with predictions."""
-    return Sequences(probes[:], phase=probes.phase, purpose=probes.purpose)
+def _bounded(heads: list[SubspaceHead], complement: Complement, total: Values) -> BoundedHeads:
+    """Put the heads together, what is left in the complement as one with W = 0."""
+    if complement.has_values:
+        d = len(complement.basis)
+        v_error = float(np.linalg.norm(total.v_error)) + sum(head.v_error for head in heads)
+        W_error = complement.W_error
+        nothing = np.zeros((d, d)), complement.basis @ complement.v
+        heads = [*heads, SubspaceHead(*nothing, W_error, (W_error, 0.0), v_error, ())]
+    largest = max(float(np.linalg.norm(head.W)) + head.W_most for head in heads)
+    return BoundedHeads(
+        MultiHead([head.W for head in heads], [head.v for head in heads]),
+        np.array([head.W_error(largest) for head in heads]),
+        np.array([max(head.v_error, complement.hidden) for head in heads]),
+    )

@@ -29,6 +29,7 @@ import numpy as np
 from unsoftmax.arrangement.cells import DOUBLE
 from unsoftmax.arrangement.lift import Form, Written, ask
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import limited
 from unsoftmax.learners.relu_network.merge import network_of
 from unsoftmax.learners.relu_network.opening import Opened, fresh_points, open_network, strictness
 from unsoftmax.learners.relu_network.sweeps import limit, recover
@@ -150,7 +151,12 @@ class ReluNetworkLearner(Configured):
 
     def steps(self, checks: int) -> Steps[ReluNetwork]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        return (yield from _within(self._steps(checks), self.plan().at_most))
+        most = self.plan().at_most
+        error = ModelMismatch(
+            f"More than {most} queries would be needed: the target has more neurons (raise "
+            "max_neurons), or is no ReLU network of one hidden layer."
+        )
+        return (yield from limited(self._steps(checks), error, queries=most))
 
     def _steps(self, checks: int) -> Steps[ReluNetwork]:
         rng = np.random.default_rng(self.seed)
@@ -271,20 +277,3 @@ def _notes(opened: Opened, form: Form, model: ReluNetwork) -> tuple[str, ...]:
             "the network at best.",
         )
     return (determined + extra, *coarse)
-
-
-def _within(steps: Steps[ReluNetwork], most: int) -> Steps[ReluNetwork]:
-    """Refuse to ask more than ``most`` queries, the hold-out apart."""
-    asked, answers = 0, None
-    while True:
-        try:
-            parts = steps.send(answers)  # type: ignore[arg-type]
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        asked += sum(len(part) for part in parts if part.purpose != "check")
-        if asked > most:
-            raise ModelMismatch(
-                f"More than {most} queries would be needed: the target has more neurons (raise "
-                "max_neurons), or is no ReLU network of one hidden layer."
-            )
-        answers = yield parts

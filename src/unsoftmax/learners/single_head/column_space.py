@@ -1,46 +1,59 @@
-"""Find query tokens x_1 … x_r whose columns W x_k span W's range, and measure these columns.
+"""Find query tokens x_1 … x_r whose columns W x_k span W's range, and read these columns.
 
-With biases the tokens measured are [W x_k + w/β], the columns of [W w] at (x_k, 1/β).
+With biases the readings are z·(W x_k + w/β), those of the columns of [W w] at (x_k, 1/β).
 
 Any r random tokens would do, but by chance their columns may be nearly dependent, which costs
 digits. A few offsets tell: the leading block B_jk = z_j·(W x_k) has the columns' singular
 values but for a moderate factor. Where r is given and B is ill-conditioned one more token is
 asked with these few offsets, and the best r stay. Where r is unknown the block grows until B
-has fewer singular values above its noise than tokens: that is r. The tokens that are not
-chosen were the price of knowing.
+has fewer singular values above its noise than tokens: that is r.
+
+*Queries*: d·r; where r is unknown, those of the tokens that are not chosen come on top, 2d at
+most. Source: beyond Theorem 5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import qr
 
-from unsoftmax.measure.logit_grid import STAGES, Block, common_scale, first_scale
-from unsoftmax.measure.offsets import Offsets
-from unsoftmax.measure.scales import Split, at_query_scale, even
-from unsoftmax.measure.two_tokens import Values
-from unsoftmax.probes import Array, Indices, Round, pick
-from unsoftmax.protocol import Answers
-
-# A pilot that is small by chance suggests a scale at which the next answers are lost.
-_FIRST_AGAIN = 2
-_CAUTION, _FEW = 3, 4
-# Random tokens condition B by about 10 r; beyond this, one run in ten, digits are lost:
-_CONDITION = 60.0
-# Errors e in n × n entries move a singular value by 2√n·e at most, and their bounds are loose.
-_NOISE = 1.0
-# By chance the leading tokens and offsets may see so many times less of W than usual.
-_SEEN_LESS = 4.0
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
+from unsoftmax.measure.logit_grid import LogitGrid
+from unsoftmax.measure.scales import at_query_scale, even
+from unsoftmax.probes import Array, Indices
+from unsoftmax.solve.skeleton import pivots, rank_by_gap
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of W at some tokens, all measured."""
+class ColumnTuning:
+    """How tokens are chosen whose columns span W's range."""
 
-    block: Block
+    first_again: int = 2
+    """Queries with the first token that may be asked again beside its two pilots: a pilot that
+    is small by chance suggests a scale at which the next answers are lost."""
+    few: int = 4
+    """So many tokens after the first are asked before the rest: the first column may be short
+    by chance, and then the scale it suggests is too large for the others."""
+    caution: int = 3
+    """Octaves below that scale at which these few are asked."""
+    condition: float = 60.0
+    """One more token is asked where B's condition is more than this times r. Random tokens
+    condition B by about 10 r; beyond this, one run in ten, digits are lost."""
+    noise: float = 1.0
+    """A singular value counts above this times √n·(RMS bound on B's errors). Errors e in n × n
+    entries move a singular value by 2√n·e at most, and their bounds are loose."""
+    seen_less: float = 4.0
+    """By chance the leading tokens and offsets may see so many times less of W than usual: what
+    may be left out of W is estimated as so many times as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanningColumns:
+    """The columns of W at some tokens, all read."""
+
+    grid: LogitGrid
     """(r tokens, d offsets)."""
     tokens: Indices
     """Which rows of T they are."""
@@ -52,103 +65,113 @@ class Columns:
 
 
 def find_columns(
-    values: Values, Z: Offsets, T: Offsets, rank: int | None, biases: bool, split: Split
-) -> Generator[Round, Answers, Columns]:
-    """Ask for the columns of W at r of T's rows.
-
-    Parameters
-    ----------
-    values : Values
-        v̂ and ĉ.
-    Z, T : Offsets
-        All d offsets, balanced on v̂, and d orthonormal query tokens.
-    rank : int or None
-        r ≥ 1, to be found where it is None.
-    biases : bool
-        Whether there may be a w.
-    split : callable
-        How scales are divided where there is none.
-    """
-    dim = len(values.v)
-    most = 4 if rank is None else 2 * (rank + 1)
-    block, beta, seen = yield from _first(values, Z, T, biases, split, most)
+    probes: LowRankProbes, rank: int | None, tuning: ColumnTuning
+) -> Asking[SpanningColumns]:
+    """Ask for the columns of W at r of T's rows; r ≥ 1 is found where ``rank`` is None."""
+    grid, beta, seen = yield from _first_token(probes, tuning)
     if rank is None:
-        count = 0
-        while True:
-            count, width = _next(count, dim)
-            block = yield from _lead(block, T, count, width, seen)
-            seen = width
-            tokens, left_out, notes = _judged(block, width)
-            if len(tokens) < count or count == dim:
-                break
+        grid, width, judged = yield from _grown(probes, grid, seen, tuning)
     else:
-        width = min(dim, max(seen, 2 * rank))
-        block = yield from _lead(block, T, rank, width, seen)
-        spare = 2 * (rank + 1) - block.again
-        if rank < dim and width <= spare and _ill(block, width):
-            block = yield from _one_more(block, T, width)
-        tokens, left_out, notes = _best(block, width, rank), 0.0, ()
+        width = min(probes.dim, max(seen, 2 * rank))
+        grid = yield from _led(probes, grid, (rank, width), seen, tuning)
+        affordable = rank < probes.dim and width <= 2 * (rank + 1) - grid.again
+        if affordable and _ill_conditioned(grid, width, tuning):
+            grid = yield from _one_more(probes, grid, width)
+        judged = _best(grid, width, rank), 0.0, ()
+    tokens, left_out, notes = judged
     if len(tokens):
-        block = block.kept(tokens)
-        k = common_scale(block)
-        if width < dim:
-            yield from block.ask(slice(None), slice(width, None), k)
-        yield from block.retry(k, 2 * (len(tokens) + 1))
-    return Columns(block, tokens, beta, left_out, notes)
+        grid = grid.kept(tokens)
+        k = grid.common_scale()
+        if width < probes.dim:
+            yield from grid.ask(slice(None), slice(width, None), k)
+        yield from grid.retry(k, 2 * (len(tokens) + 1))
+    return SpanningColumns(grid, tokens, beta, left_out, notes)
 
 
-def _first(
-    values: Values, Z: Offsets, T: Offsets, biases: bool, split: Split, most: int
-) -> Generator[Round, Answers, tuple[Block, float, int]]:
+def growths(dim: int) -> int:
+    """Count the steps from one token to all."""
+    steps, count = 0, 1
+    while count < dim:
+        steps, count = steps + 1, _next(count, dim)[0]
+    return steps
+
+
+# -- asking
+
+
+def _first_token(
+    probes: LowRankProbes, tuning: ColumnTuning
+) -> Asking[tuple[LogitGrid, float, int]]:
     """Ask for one token until its scale is known; with biases that settles β for all."""
-    one, phase, beta = np.arange(1), "W, columns", 0.0
-    block = Block(Z.rows, pick(T.rows, one), values, even if biases else split, phase)
-    k = first_scale(block)
-    yield from block.pilot(one, k, 2)
-    if biases:
+    one, beta = np.arange(1), 0.0
+    split = even if probes.biases else probes.split
+    grid = probes.grid(probes.Z.rows, probes.tokens(one), split, "W, columns")
+    k = grid.first_scale()
+    pilots = len(grid.tuning.saturated)
+    yield from grid.pilot(one, k, pilots)
+    if probes.biases:
         # β = α at the pilot: larger would cost digits, smaller would hide W beside w
-        beta = float(block.beta[0, 0])
-        block.split = at_query_scale(beta)
+        beta = float(grid.beta[0, 0])
+        grid.split = at_query_scale(beta)
     seen = 1
-    for first, last, reserve in STAGES:
-        if last is not None and first < block.shape[1]:
-            seen = min(last, block.shape[1])
-            k = common_scale(block) - reserve
-            yield from block.ask(slice(0, 1), slice(first, seen), k)
-    yield from block.retry(k, min(most, 2 + _FIRST_AGAIN))
-    return block, beta, seen
+    for stage in grid.tuning.stages:
+        if stage.last is not None and stage.first < grid.shape[1]:
+            seen = min(stage.last, grid.shape[1])
+            k = grid.common_scale() - stage.below
+            yield from grid.ask(slice(0, 1), slice(stage.first, seen), k)
+    yield from grid.retry(k, pilots + tuning.first_again)
+    return grid, beta, seen
 
 
-def _lead(
-    block: Block, T: Offsets, count: int, width: int, seen: int
-) -> Generator[Round, Answers, Block]:
-    """Ask until the first ``count`` tokens are known at the first ``width`` offsets."""
-    known = block.shape[0]
+def _grown(
+    probes: LowRankProbes, grid: LogitGrid, seen: int, tuning: ColumnTuning
+) -> Asking[tuple[LogitGrid, int, tuple[Indices, float, tuple[str, ...]]]]:
+    """Ask for more and more tokens until some depend on the others, or all are asked."""
+    count = 0
+    while True:
+        count, width = _next(count, probes.dim)
+        grid = yield from _led(probes, grid, (count, width), seen, tuning)
+        seen = width
+        judged = _judged(grid, width, tuning)
+        if len(judged[0]) < count or count == probes.dim:
+            return grid, width, judged
+
+
+def _led(
+    probes: LowRankProbes,
+    grid: LogitGrid,
+    block: tuple[int, int],
+    seen: int,
+    tuning: ColumnTuning,
+) -> Asking[LogitGrid]:
+    """Ask until the leading block of (tokens, offsets) is known; ``seen`` offsets are."""
+    count, width = block
+    known = grid.shape[0]
     if width > seen:
-        yield from block.ask(slice(None), slice(seen, width), common_scale(block))
+        yield from grid.ask(slice(None), slice(seen, width), grid.common_scale())
     if count > known:
-        block = block.widened(pick(T.rows, np.arange(count)))
+        grid = grid.widened(probes.tokens(np.arange(count)))
         begun = known
         if known == 1:
-            # by chance the first column may be short: four more tell before the rest is asked
-            begun = min(count, 1 + _FEW)
-            k = common_scale(block) - _CAUTION
-            yield from block.ask(slice(1, begun), slice(0, 1), k[1:begun])
-            k = common_scale(block)
-            yield from block.ask(slice(1, begun), slice(1, width), k[1:begun])
+            begun = min(count, 1 + tuning.few)
+            k = grid.common_scale() - tuning.caution
+            yield from grid.ask(slice(1, begun), slice(0, 1), k[1:begun])
+            k = grid.common_scale()
+            yield from grid.ask(slice(1, begun), slice(1, width), k[1:begun])
         if begun < count:
-            yield from block.ask(slice(begun, None), slice(0, width), common_scale(block)[begun:])
-    yield from block.retry(common_scale(block), 2 * (count + 1))
-    return block
+            k = grid.common_scale()[begun:]
+            yield from grid.ask(slice(begun, None), slice(0, width), k)
+    yield from grid.retry(grid.common_scale(), 2 * (count + 1))
+    return grid
 
 
-def _one_more(block: Block, T: Offsets, width: int) -> Generator[Round, Answers, Block]:
+def _one_more(probes: LowRankProbes, grid: LogitGrid, width: int) -> Asking[LogitGrid]:
     """Ask one more token: this is paid as asking again."""
-    new = block.shape[0]
-    block = block.widened(pick(T.rows, np.arange(new + 1)))
+    new = grid.shape[0]
+    grid = grid.widened(probes.tokens(np.arange(new + 1)))
     j, i = np.full(width, new), np.arange(width)
-    yield from block.ask_some(j, i, common_scale(block)[j], "again")
-    return block
+    yield from grid.ask_some(j, i, grid.common_scale()[j], "again")
+    return grid
 
 
 def _next(count: int, dim: int) -> tuple[int, int]:
@@ -162,49 +185,46 @@ def _next(count: int, dim: int) -> tuple[int, int]:
     return following, _width(following, dim)
 
 
-def growths(dim: int) -> int:
-    """Count the steps from one token to all."""
-    steps, count = 0, 1
-    while count < dim:
-        steps, count = steps + 1, _next(count, dim)[0]
-    return steps
-
-
 def _width(count: int, dim: int) -> int:
     """Offsets enough to condition ``count`` columns about as well as all would."""
     return min(dim, count + count // 2 + 4)
 
 
-def _leading(block: Block, width: int) -> tuple[Array, float]:
+# -- judging the leading block
+
+
+def _leading(grid: LogitGrid, width: int, tuning: ColumnTuning) -> tuple[Array, float]:
     """Return B's singular values and the noise beneath them."""
-    B = block.measured()[:, :width]
-    error = (block.gates().logit_error / block.scale)[:, :width]
+    B = grid.measured()[:, :width]
+    error = (grid.gates().logit_error / grid.scale)[:, :width]
     singular = np.linalg.svd(B, compute_uv=False)
-    noise = _NOISE * np.sqrt(max(B.shape)) * np.sqrt(np.mean(error**2))
+    noise = tuning.noise * np.sqrt(max(B.shape)) * np.sqrt(np.mean(error**2))
     return np.asarray(singular), float(noise)
 
 
-def _ill(block: Block, width: int) -> bool:
-    singular, noise = _leading(block, width)
-    return bool(singular[0] > _CONDITION * len(singular) * singular[-1] and singular[-1] > noise)
+def _ill_conditioned(grid: LogitGrid, width: int, tuning: ColumnTuning) -> bool:
+    singular, noise = _leading(grid, width, tuning)
+    most = tuning.condition * len(singular)
+    return bool(singular[0] > most * singular[-1] and singular[-1] > noise)
 
 
-def _best(block: Block, width: int, rank: int) -> Indices:
-    """Choose tokens whose columns are far from dependent: the first pivots."""
-    _, pivots = qr(block.measured()[:, :width].T, mode="r", pivoting=True)
-    return np.sort(pivots[:rank]).astype(np.intp)
+def _best(grid: LogitGrid, width: int, rank: int) -> Indices:
+    """Choose tokens whose columns are far from dependent."""
+    return pivots(grid.measured()[:, :width].T, rank)
 
 
-def _judged(block: Block, width: int) -> tuple[Indices, float, tuple[str, ...]]:
+def _judged(
+    grid: LogitGrid, width: int, tuning: ColumnTuning
+) -> tuple[Indices, float, tuple[str, ...]]:
     """Read the rank off B, choose as many tokens, and estimate what is below its noise."""
-    singular, noise = _leading(block, width)
-    count, dim = block.shape
-    rank = int(np.count_nonzero(singular > noise))
+    singular, noise = _leading(grid, width, tuning)
+    count, dim = grid.shape
+    rank = rank_by_gap(singular, noise)
     left_out, notes = 0.0, list[str]()
     if rank < count:
         # random tokens and offsets see a singular value σ of W as entries of about σ/d
         seen = float(np.sqrt(count * width)) / dim
-        left_out = _SEEN_LESS * noise * float(np.sqrt(count - rank)) / seen
+        left_out = tuning.seen_less * noise * float(np.sqrt(count - rank)) / seen
     if not rank:
         notes.append("The rank was found to be 0: W is 0 as far as the answers tell.")
     if 0 < rank < count:
@@ -215,4 +235,4 @@ def _judged(block: Block, width: int) -> tuple[Indices, float, tuple[str, ...]]:
             f"the next one {beyond / singular[0]:.1e}, not above its noise of "
             f"{noise / singular[0]:.1e}."
         )
-    return _best(block, width, rank), left_out, tuple(notes)
+    return _best(grid, width, rank), left_out, tuple(notes)

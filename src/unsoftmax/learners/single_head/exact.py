@@ -17,26 +17,46 @@ matter, unless ``probes`` asks for the paper's; (2) logits are scaled into range
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, flag, one_of, whole
-from unsoftmax.learners.single_head.first_round import or_biased, read_opening
-from unsoftmax.learners.single_head.verdict import conclude
+from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.first_round import (
+    FirstRoundSettings,
+    FirstRoundTuning,
+    ask_first_round,
+    or_biased,
+)
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import Block, measure
+from unsoftmax.measure.logit_grid import LogitGrid, measure
+from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, UnitVectors
+from unsoftmax.probes import UnitVectors
 from unsoftmax.protocol import Plan, Steps
-from unsoftmax.solve.dense import solution_error
+from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
 
-_AGAIN_PER_TOKEN = 2
+
+@dataclass(frozen=True, slots=True)
+class ExactTuning:
+    """Knobs of `ExactHead`, those of its parts nested."""
+
+    again_per_token: int = 2
+    """Queries per query token that may be asked again. Generic W of up to 128 dimensions need
+    13 in all; one each where columns of W differ by 10¹²."""
+    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
+    grid: LogitGridTuning = field(default=LogitGridTuning())
+    conclusion: ConclusionTuning = field(default=ConclusionTuning())
+    large_bias: float = 10.0
+    """A query bias so many times the longest column of W is worth a note: it cannot be scaled
+    away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +75,8 @@ class ExactHead(Configured):
         small; or the paper's Gaussian ones.
     seed : int
         Decides the random offsets and the hold-out: the same seed asks the same.
+    tuning : ExactTuning
+        Knobs of the algorithm.
 
     Raises
     ------
@@ -84,6 +106,7 @@ class ExactHead(Configured):
     biases: bool = False
     probes: Literal["balanced", "paper", "gaussian"] = "balanced"
     seed: int = 0
+    tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
 
     revision: ClassVar[int] = 2
 
@@ -100,37 +123,20 @@ class ExactHead(Configured):
         columns = singles = d + self.biases
         return Plan(
             queries=queries,
-            at_most=queries + _AGAIN_PER_TOKEN * columns,
+            at_most=queries + self.tuning.again_per_token * columns,
             tokens=2 * queries - singles,
-            rounds=3 + 9 * (1 + self.biases),
+            rounds=3 + self.tuning.grid.rounds * (1 + self.biases),
             formula="d² + 2d + 1" if self.biases else "d + d²",
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        rng = np.random.default_rng(self.seed)
-        opened = yield from read_opening(self.dim, self.biases, checks, rng)
-        values = opened.values
-        Z = self._offsets(values, rng)
-        rows = Z.made()
-        w = np.zeros(self.dim)
-        bias: Block | None = None
-        split: Split = free
-        shift: Array | None = None
-        spare = _AGAIN_PER_TOKEN * (self.dim + self.biases)
-        if self.biases:
-            bias = yield from measure(
-                values, rows, np.zeros((1, self.dim)), offset_only, "w", spare
-            )
-            spare -= bias.again
-            [shift] = bias.measured()
-            w = Z.solve(shift[None])[:, 0]
-            split = beside_bias(shift)
-        block = yield from measure(values, rows, UnitVectors(self.dim), split, "W", spare, shift)
-        model = SingleHead(Z.solve(block.measured()), values.v, w, values.c)
-
-        fit = _Fit(model, values, block, bias, Z)
-        return (yield from conclude(fit, opened, checks, rng, or_biased(self.biases)))
+        rng, tuning = np.random.default_rng(self.seed), self.tuning
+        given = FirstRoundSettings(bool(self.biases), tuning=tuning.first_round)
+        first = yield from ask_first_round(self.dim, checks, rng, given)
+        Z = self._offsets(first.values, rng)
+        head = yield from self._read(first.values, Z)
+        return (yield from conclude(head, first, rng, or_biased(self.biases), tuning.conclusion))
 
     def _offsets(self, values: Values, rng: np.random.Generator) -> Offsets:
         if self.probes == "paper":
@@ -139,39 +145,67 @@ class ExactHead(Configured):
             return offsets.gaussian(self.dim, rng)
         return offsets.balanced(values.v, rng)
 
+    def _read(self, values: Values, Z: Offsets) -> Asking[ExactReading]:
+        """Read Z w, then Z W, and solve for both."""
+        rows, grid_tuning = Z.made(), self.tuning.grid
+        spare = self.tuning.again_per_token * (self.dim + self.biases)
+        bias, w, shift = None, None, None
+        split: Split = free
+        if self.biases:
+            zero = np.zeros((1, self.dim))
+            bias = LogitGrid(rows, zero, values, offset_only, "w", tuning=grid_tuning)
+            yield from measure(bias, spare)
+            spare -= bias.again
+            w = solve(Z, bias.measured())
+            [shift] = bias.measured()
+            split = beside_bias(shift)
+        columns = LogitGrid(
+            rows, UnitVectors(self.dim), values, split, "W", shift, tuning=grid_tuning
+        )
+        yield from measure(columns, spare)
+        W = solve(Z, columns.measured())
+        model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
+        W = replace(W, matrix=model.W)  # kept once
+        return ExactReading(model, values, columns, W, bias, w, self.tuning.large_bias)
+
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
-    """A recovered head with everything that bounds its errors."""
+class ExactReading:
+    """The readings Z W and Z w, what was solved from them, and what bounds its errors."""
 
     model: SingleHead
     values: Values
-    block: Block
-    bias: Block | None
-    Z: Offsets
+    columns: LogitGrid
+    """Z W."""
+    W: DenseSolution
+    bias: LogitGrid | None
+    """Z w."""
+    w: DenseSolution | None
+    large_bias: float
 
     def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """Bound the errors; see `unsoftmax.solve.dense`."""
-        w_error = shift_error = 0.0
-        if self.bias is not None:
-            shift_error = self.bias.error(self.values, np.zeros(1), self.model.w, self.Z.largest)
-            w_error = solution_error(self.Z, shift_error, self.model.w)
-        columns = np.linalg.norm(self.model.W, axis=0)
-        measured = self.block.error(self.values, columns, self.model.w, self.Z.largest, shift_error)
+        stretch = self.W.offsets.largest
+        w, w_error, shift_error = self.model.w, 0.0, 0.0
+        if self.bias is not None and self.w is not None:
+            shift_error = self.bias.reading(self.values, np.zeros(1), w, stretch).total
+            w_error = self.w.error(shift_error)
+        lengths = np.linalg.norm(self.W.matrix, axis=0)
+        measured = self.columns.reading(self.values, lengths, w, stretch, shift_error)
         errors = {
-            "W": solution_error(self.Z, measured, self.model.W),
+            "W": self.W.error(measured.total),
             "v": float(np.linalg.norm(self.values.v_error)),
             "w": w_error,
             "c": self.values.c_error,
         }
-        return errors, self.block.unbounded(self.values)
+        return errors, self.columns.unbounded(self.values)
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
         notes = list(self.values.precision.why)
-        longest = float(np.linalg.norm(self.model.W, axis=0).max())
-        bias = float(np.linalg.norm(self.model.w))
-        if bias > 10 * longest > 0:
+        longest = float(np.linalg.norm(self.W.matrix, axis=0).max())
+        bias = 0.0 if self.w is None else float(np.linalg.norm(self.w.matrix))
+        if bias > self.large_bias * longest > 0:
             notes.append(
                 f"The query bias is {bias / longest:.0e} times a column of W. It cannot be scaled "
                 "away, so W's relative accuracy falls with the square of that ratio."

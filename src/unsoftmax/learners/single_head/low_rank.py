@@ -1,4 +1,4 @@
-"""Theorem 5.1 without its constants: one head of rank r from as many values as parameters.
+"""Beyond Theorem 5.1: one head of rank r from as many values as it has parameters.
 
 Recovers W of rank r, v (and w, c with biases) from an oracle of exact values with
 d + r(2d − r) queries, 1 + d + r(2d + 1 − r) with biases: as many as there are free
@@ -6,60 +6,80 @@ parameters. Where r is not given it is found with at most 2d queries more. Queri
 come on top, at most 2(r + 1). Determined up to nothing, unless v = 0.
 
 A matrix of rank r is the product of any r of its columns and any r of its rows that span
-them. With X (d × r) query tokens, A (d × r) offsets, one answer for each entry:
+them. With X (d × r) query tokens, A (r × d) offsets, one answer for each entry:
 
-    C = W X                    r tokens, d offsets           its columns span W's range
-    R = Aᵀ W                   r offsets, the other tokens   its rows span W's row space
-    W = C (AᵀC)⁻¹ R            kept as two factors
+    f([x]) = x·v + c            v, and what answers may be off by     `first_round`
+    C = W X                     r tokens, d offsets                   `column_space`
+    A W                         r offsets, the other tokens           `row_space`
+    W = C (A C)⁻¹ (A W)         kept as two factors                   `unsoftmax.solve.skeleton`
 
-A is chosen when C is known: Q = qr(C), a_k = Q z_k + v̂ with z balanced, so that AᵀC is well
-conditioned and every a_k·v ≥ ‖v‖, whether v lies in W's range or not.
-
-Differences from the paper: (1) adaptive queries, so dof of them instead of O(rd), and no
-convex programme (`SensingHead` is the theorem as written); (2) r may be unknown: the leading
-tokens are asked with a few offsets until they stop being independent, and of these the
-best r are completed; (3) biases: [W w] has rank r; (4) with a ``tolerance`` one more column
-measurement over the row space found, Ŵ = (W P)Pᵀ, whose error is that of the noise alone;
-(5) hold-out and certificate. W stays in factors, and so do tokens and offsets: no d × d array.
+Theorem 5.1 as written, with Gaussian measurements and the nuclear norm, is `SensingHead`.
+Differences from it: (1) adaptive queries, so as many as free parameters instead of O(rd), and
+no convex programme; (2) r may be unknown: the leading tokens are asked with a few offsets until
+they stop being independent, and of these the best r are completed; (3) biases: [W w] has rank
+r; (4) with a ``tolerance`` one more column measurement over the row space found, whose error is
+that of the noise alone; (5) hold-out and certificate. W stays in factors, and so do tokens and
+offsets: no d × d array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, flag, positive, whole
-from unsoftmax.learners.single_head.column_space import Columns, find_columns, growths
-from unsoftmax.learners.single_head.first_round import or_biased, read_opening
-from unsoftmax.learners.single_head.verdict import MOST_UNEXPLAINED, conclude
+from unsoftmax.learners.single_head.column_space import (
+    ColumnTuning,
+    find_columns,
+    growths,
+)
+from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.factored_reading import FactoredReading, ZeroReading
+from unsoftmax.learners.single_head.first_round import (
+    FirstRoundSettings,
+    FirstRoundTuning,
+    ask_first_round,
+    or_biased,
+)
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
+from unsoftmax.learners.single_head.row_space import RowTuning, read_rows, refine
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import Block, common_scale, measure
-from unsoftmax.measure.offsets import DENSE_GRID, Offsets
-from unsoftmax.measure.precision import KAPPA, UNIT, Precision
-from unsoftmax.measure.scales import Split, beside_bias, even, loud, offset_only
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.offsets import DENSE_GRID
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.scales import amplified, even
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Round, pick
-from unsoftmax.protocol import Answers, Plan, Steps
-from unsoftmax.solve.dense import solution_error
+from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
 
-# Additive noise falls by this where nothing caps the tokens' norms; in v by more, since every
-# offset sees v's error.
-_LOUD, _LOUD_SINGLES = 2.0**40, 2.0**46
-# Columns at r tokens say how long the others are: where r is small only roughly, and two more
-# are asked two octaves below.
-_CAUTION, _FEW, _ENOUGH = 2, 2, 8
-# What is left out by too small a rank must not pass for coarse arithmetic: naive loops at
-# d = 1024 are 8 times as coarse as is assumed.
-_MOST_UNEXPLAINED = 16.0
-# The largest tokens of the hold-out's opening, and how much less than usual may be seen there.
-_LARGEST_OPENING, _FEW_SEE = 64.0, 1024.0
-# Where v is orthogonal to W's range, as far as this, balancing on it would be arbitrary.
-_ORTHOGONAL = 1e-3
+
+@dataclass(frozen=True, slots=True)
+class LowRankTuning:
+    """Knobs of `LowRankHead`, those of its parts nested."""
+
+    gain: float = 2.0**40
+    """With a ``tolerance`` offsets are so many times as long as logits ask for, query tokens as
+    much shorter: logits stay, and additive noise matters so many times less."""
+    single_gain: float = 2.0**46
+    """The same for the single tokens that give v: longer still, since every offset sees v's
+    error."""
+    most_unexplained: float = 2.0**4
+    """With a given rank answers may be so many times as coarse as they look to explain the
+    hold-out: what too small a rank leaves out must not pass for coarse arithmetic. Naive loops
+    at d = 1024 are 8 times as coarse as is assumed."""
+    largest_opening: float = 64.0
+    """Norm of the hold-out's largest first tokens: with rank 0 they bound what W may be."""
+    few_see: float = 2.0**10
+    """So many times less than usual of such a W may be seen by a few random tokens."""
+    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
+    columns: ColumnTuning = field(default=ColumnTuning())
+    rows: RowTuning = field(default=RowTuning())
+    grid: LogitGridTuning = field(default=LogitGridTuning())
+    conclusion: ConclusionTuning = field(default=ConclusionTuning())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +101,8 @@ class LowRankHead(Configured):
         biases they cannot be: w moves a logit with the offset's size.
     seed : int
         Decides tokens, offsets and the hold-out: the same seed asks the same.
+    tuning : LowRankTuning
+        Knobs of the algorithm.
 
     Raises
     ------
@@ -113,6 +135,7 @@ class LowRankHead(Configured):
     biases: bool = False
     tolerance: float | None = None
     seed: int = 0
+    tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
@@ -147,220 +170,47 @@ class LowRankHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        rng = np.random.default_rng(self.seed)
-        told = None if self.tolerance is None else Precision.told(self.tolerance)
-        scale = None if told is None else _LOUD_SINGLES
-        opened = yield from read_opening(self.dim, self.biases, checks, rng, told, scale)
-        values = opened.values
-        Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
-        split = even if told is None else loud(_LOUD)
-        fit: _Fit | _Nothing = _Nothing(values, _unseen(values))
-        if self.rank != 0:
-            columns = yield from find_columns(values, Z, T, self.rank, self.biases, split)
-            fit = _Nothing(values, columns.left_out)
-            if len(columns.tokens):
-                fit = yield from _complete(values, columns, Z, T, split, rng)
-                if told is not None:
-                    fit = yield from _refined(fit, split)
+        rng, tuning = np.random.default_rng(self.seed), self.tuning
+        declared = None if self.tolerance is None else Precision.declared(self.tolerance)
+        long = None if declared is None else tuning.single_gain
+        given = FirstRoundSettings(bool(self.biases), declared, long, tuning=tuning.first_round)
+        first = yield from ask_first_round(self.dim, checks, rng, given)
+        head = yield from self._read(first.values, rng)
         above = "" if self.rank is None else f", or its rank is above {self.rank}"
         otherwise = above + or_biased(self.biases)
-        unexplained = MOST_UNEXPLAINED if self.rank is None else _MOST_UNEXPLAINED
-        gain = 1.0 if told is None or self.biases else _LOUD
-        return (yield from conclude(fit, opened, checks, rng, otherwise, unexplained, gain=gain))
+        return (yield from conclude(head, first, rng, otherwise, self._conclusion()))
+
+    def _read(
+        self, values: Values, rng: np.random.Generator
+    ) -> Asking[FactoredReading | ZeroReading]:
+        """Read columns, then rows, and join them."""
+        tuning, noisy = self.tuning, self.tolerance is not None
+        Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
+        if self.rank == 0:
+            return ZeroReading(values, _unseen(values, tuning))
+        split = amplified(tuning.gain) if noisy else even
+        probes = LowRankProbes(values, Z, T, split, bool(self.biases), tuning.grid)
+        columns = yield from find_columns(probes, self.rank, tuning.columns)
+        if not len(columns.tokens):
+            return ZeroReading(values, columns.left_out)
+        found = yield from read_rows(probes, columns, rng, tuning.rows)
+        return (yield from refine(probes, found)) if noisy else found
+
+    def _conclusion(self) -> ConclusionTuning:
+        """Say how much coarser answers may be than they look, and how long fresh offsets are."""
+        conclusion = self.tuning.conclusion
+        if self.rank is not None:
+            conclusion = replace(conclusion, most_unexplained=self.tuning.most_unexplained)
+        if self.tolerance is not None and not self.biases:
+            holdout = replace(conclusion.holdout, gain=self.tuning.gain)
+            conclusion = replace(conclusion, holdout=holdout)
+        return conclusion
 
 
-def _unseen(values: Values) -> float:
+def _unseen(values: Values, tuning: LowRankTuning) -> float:
     """Estimate the norm of a W that the hold-out would not tell from 0.
 
-    At tokens of norm s a logit is about s²‖W‖/d, an answer moves by s‖v‖ of it. The hold-out's
-    opening goes to s = 64; a few of its sequences may see less than usual.
+    At tokens of norm s a logit is about s²‖W‖/d, and an answer moves by s‖v‖ of it.
     """
-    precision, dim = values.precision, len(values.v)
-    hidden = KAPPA * precision.unit + precision.relative
-    hidden += precision.absolute / (_LARGEST_OPENING * values.norm)
-    return _FEW_SEE * dim * hidden / _LARGEST_OPENING**2
-
-
-def _complete(
-    values: Values, columns: Columns, Z: Offsets, T: Offsets, split: Split, rng: np.random.Generator
-) -> Generator[Round, Answers, _Fit]:
-    """Ask for the rows AᵀW and join them with the columns."""
-    rank, dim = len(columns.tokens), len(values.v)
-    spare = 2 * (rank + 1) - columns.block.again
-    C = Z.solve(columns.block.measured())
-    Q = np.linalg.qr(C)[0]
-    A = _offsets_in(Q, values.v, rng)
-    bias, shift = None, None
-    seen = A @ C
-    if columns.beta:
-        bias = yield from measure(
-            values, A, np.zeros((1, dim)), offset_only, "w, rows", max(0, min(spare, 2))
-        )
-        [shift] = bias.measured()
-        split = beside_bias(shift, even)
-        seen = seen - shift[:, None] / columns.beta
-        spare -= bias.again
-    by_token = np.empty((dim, rank))
-    by_token[columns.tokens] = seen.T
-    rest = np.setdiff1d(np.arange(dim), columns.tokens)
-    rows = None
-    if len(rest):
-        rows = Block(A, pick(T.rows, rest), values, split, "W, rows", shift)
-        size = float(np.sqrt(np.mean(seen**2)))
-        k = common_scale(rows, int(np.round(np.log2(0.5 / size))) if size else 0)
-        few = min(_FEW, len(rest)) if rank < _ENOUGH else 0
-        if few:
-            yield from rows.ask(slice(0, few), slice(None), k[:few] - _CAUTION)
-            k = common_scale(rows)
-        if few < len(rest):
-            yield from rows.ask(slice(few, None), slice(None), k[few:])
-        yield from rows.retry(k, max(0, spare))
-        by_token[rest] = rows.measured()
-    right = np.linalg.solve(A @ Q, T.solve(by_token.T).T)
-    w = None if shift is None else Q @ np.linalg.solve(A @ Q, shift)
-    model = SingleHead.from_factors(Q.T, right, values.v, w, values.c)
-    return _Fit(model, values, columns, C, Q, A, right, bias, rows, Z, T)
-
-
-def _offsets_in(Q: Array, v: Array, rng: np.random.Generator) -> Array:
-    """Make r offsets Q z_k + v̂: AᵀQ is well conditioned and a_k·v ≥ ‖v‖ whatever v is."""
-    direction = v / np.linalg.norm(v)
-    within = Q.T @ direction
-    if np.linalg.norm(within) < _ORTHOGONAL:
-        within = rng.standard_normal(len(within))
-    rows = offsets.balanced(within, rng).made() @ Q.T + direction
-    return np.asarray(np.round(rows / DENSE_GRID) * DENSE_GRID)
-
-
-def _refined(fit: _Fit, split: Split) -> Generator[Round, Answers, _Fit]:
-    """Measure W once more on the row space V found: Ŵ = (W Pᵀ)(V Pᵀ)⁻¹V, P being V rounded."""
-    model, values = fit.model, fit.values
-    V = np.linalg.qr(fit.right.T)[0].T
-    P = np.round(V / DENSE_GRID) * DENSE_GRID
-    shift = None
-    if fit.bias is not None:
-        shift = fit.Z.times(model.w)
-        split = beside_bias(shift, even)
-    block = Block(fit.Z.rows, P, values, split, "W on its row space", shift)
-    size = float(np.linalg.norm(fit.right) / np.sqrt(block.y.size))
-    k = common_scale(block, int(np.round(np.log2(0.5 / size))) if size else 0)
-    yield from block.ask(slice(None), slice(None), k)
-    yield from block.retry(k, 0)
-    K = fit.Z.solve(block.measured()).T
-    right = np.linalg.solve(V @ P.T, V)
-    again = SingleHead.from_factors(K, right, values.v, model.w, values.c)
-    return replace(fit, model=again, refined=block)
-
-
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    """W = 0, w = 0: left_out is what W may be all the same."""
-
-    values: Values
-    left_out: float
-
-    @property
-    def model(self) -> SingleHead:
-        none = np.zeros((0, len(self.values.v)))
-        return SingleHead.from_factors(none, none, self.values.v, None, self.values.c)
-
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        v_error = float(np.linalg.norm(self.values.v_error))
-        errors = {"W": self.left_out, "v": v_error, "w": self.left_out, "c": self.values.c_error}
-        return errors, ("W has rank 0.",)
-
-    def notes(self) -> tuple[str, ...]:
-        return self.values.precision.why
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A recovered head of low rank with everything that bounds its errors.
-
-    With Π = C(AᵀC)⁻¹Aᵀ, the projection onto W's range along A's complement, and W = C K,
-    errors E of C and F of R give Ŵ − W = (I − Π)E K + C(AᵀC)⁻¹F, exactly.
-    """
-
-    model: SingleHead
-    values: Values
-    columns: Columns
-    C: Array
-    """The columns, (d, r)."""
-    Q: Array
-    """Orthonormal basis of their span, (d, r)."""
-    A: Array
-    right: Array
-    """W = Q right, (r, d)."""
-    bias: Block | None
-    rows: Block | None
-    Z: Offsets
-    T: Offsets
-    refined: Block | None = None
-
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Bound the errors of W, v, w and c."""
-        values, columns, core = self.values, self.columns, self.A @ self.Q
-        rank = len(core)
-        stretch = float(np.linalg.norm(self.A, 2))
-        inverse = float(1 / np.linalg.svd(core, compute_uv=False)[-1])
-        tilt = float(np.linalg.norm(np.linalg.solve(core, self.A), 2))  # ‖Π‖ = ‖I − Π‖
-        lengths = np.linalg.norm(self.C, axis=0)
-        E = columns.block.error(values, lengths, np.zeros(1), self.Z.largest)
-        E = solution_error(self.Z, E, self.C)
-        F = shift_error = 0.0
-        if self.bias is not None:
-            shift_error = self.bias.error(values, np.zeros(1), self.model.w, stretch)
-            F += np.sqrt(rank) * shift_error / columns.beta
-        if self.rows is not None:
-            lengths = np.linalg.norm(np.linalg.solve(core, self.rows.measured().T), axis=0)
-            F += self.rows.error(values, lengths, self.model.w, stretch, shift_error)
-        F = solution_error(self.T, inverse * F + tilt * E, self.right)
-        spread = self._spread()
-        # at (x, 1) a query token is longer than x, which is a unit vector
-        longest = np.sqrt(1 + rank) if columns.beta else 1.0
-        beyond = columns.left_out * tilt * (1 + longest * spread)
-        w_error = (tilt * E * spread + beyond) * columns.beta + inverse * shift_error
-        rounding = 8 * UNIT * tilt * float(np.linalg.norm(self.right))
-        if self.refined is None:
-            W_error = tilt * E * spread + F + beyond + rounding
-        else:
-            # the true range may tilt against the one found: its factor is doubled
-            K, P = self.model.arrays()["K"], self.refined.queries[np.arange(rank)]
-            narrow = 1 - DENSE_GRID * np.sqrt(P.size)
-            along = self.refined.error(
-                values,
-                np.linalg.norm(K, axis=1),
-                self.model.w,
-                self.Z.largest,
-                self.Z.largest * w_error,
-            )
-            W_error = solution_error(self.Z, along, K) / narrow + 2 * F + beyond + rounding
-        errors = {
-            "W": float(W_error),
-            "v": float(np.linalg.norm(values.v_error)),
-            "w": float(w_error),
-            "c": values.c_error,
-        }
-        further = columns.block.unbounded(values)
-        further += self.rows.unbounded(values) if self.rows is not None else ()
-        return errors, (
-            f"W has rank {rank} or less"
-            + (", but for what is below the answers' noise" if columns.left_out else "")
-            + "; the row space found is close enough to the true one that it is seen through the "
-            "query tokens at least half as well.",
-            *further,
-        )
-
-    def _spread(self) -> float:
-        """Bound ‖K‖₂ in W = C K, twice what the row space found gives."""
-        rows, tokens = self.right.T, self.T.rows[self.columns.tokens]
-        if self.columns.beta:  # columns of [W w/β] at (x, 1)
-            w = self.Q.T @ self.model.w / self.columns.beta
-            rows = np.vstack([rows, w])
-            tokens = np.column_stack([tokens, np.ones(len(tokens))])
-        basis = np.linalg.qr(rows)[0]
-        return float(2 / np.linalg.svd(tokens @ basis, compute_uv=False)[-1])
-
-    def notes(self) -> tuple[str, ...]:
-        """Say what a user should know."""
-        return (*self.values.precision.why, *self.columns.notes)
+    s = tuning.largest_opening
+    return tuning.few_see * len(values.v) * values.precision.share_of(s * values.norm) / s**2

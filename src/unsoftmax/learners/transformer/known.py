@@ -8,7 +8,7 @@ import numpy as np
 
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import ReluNetwork
-from unsoftmax.models.relu_equality import length_of
+from unsoftmax.models.relu_network import typical_length
 from unsoftmax.probes import Array
 
 
@@ -26,7 +26,7 @@ class Known:
         """A typical distance of the network's hyperplanes from 0; 1 where all contain 0."""
         if 0 < self.constant < np.inf and 0 < self.slope < np.inf:
             return self.constant / self.slope  # biases below the network's error are none
-        return 1.0 if self.constant == 0 else length_of(self.network)
+        return 1.0 if self.constant == 0 else typical_length(self.network)
 
     def error(self, x: Array) -> Array:
         """Bound ``|ĝ(x) − g(x)|``."""

@@ -24,11 +24,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import antisymmetric
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
-from unsoftmax.learners.transformer.antisymmetric import antisymmetric
 from unsoftmax.learners.transformer.known import Known
 from unsoftmax.learners.transformer.local import Attention, most_queries, recover_attention
 from unsoftmax.learners.transformer.verdict import conclude

@@ -8,42 +8,40 @@ to the error that the certificate bounds; v must stand out of the errors.
     f([αz+βb; βb]) ≈ β(b·v) + α(z·v)·σ(αβ·z·(W b))       W from offsets z and query tokens b
 
 Differences from the paper: (1) balanced offsets, so that ‖v‖ matters and not its smallest entry
-(``probes="paper"`` asks the paper's own, `approximate.paper`); (2) tokens as long as ``radius``
-allows: an error ±τ moves p by τ/(α|z·v|) only. With no radius α = 2⁴⁰ and β = 2⁻⁴⁰ leave nothing
-of it; (3) ‖W‖ need not be known: pilots set αβ; (4) later passes ask in new random bases, so
-that errors which depend on the question alone (rounding) are averaged like noise; (5) the
-certificate is computed from the answers, for the worst signs of their errors.
+(``probes="paper"`` asks the paper's own: `approximate.coordinate_probes`); (2) tokens as long as
+``radius`` allows, because an error ±τ moves p by τ/(α|z·v|) only; with no radius α = 2⁴⁰ and
+β = 2⁻⁴⁰ leave nothing of it; (3) ‖W‖ need not be known: pilots set αβ; (4) later passes ask in new
+random bases, so that errors which depend on the question alone (rounding) are averaged like
+noise; (5) the certificate is computed from the answers, for the worst signs of their errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from unsoftmax.learners.settings import Configured, one_of, positive, whole
-from unsoftmax.learners.single_head.approximate import paper
-from unsoftmax.learners.single_head.approximate.reach import PILOTS, Reach, balanced, basis
-from unsoftmax.learners.single_head.approximate.tolerated import (
-    Bounded,
-    Pass,
-    Terms,
-    refuse,
-    solve,
-    verify,
+from unsoftmax.learners.single_head.approximate.balanced_passes import (
+    averaged_values,
+    passes_over_W,
+    with_format,
 )
-from unsoftmax.learners.single_head.first_round import read_opening
-from unsoftmax.measure.precision import KAPPA, UNIT, Precision
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.learners.single_head.approximate.bounded_head import (
+    ApproximateTuning,
+    BoundedHead,
+    Declared,
+    conclude_bounded,
+    estimate,
+    refuse_unbounded,
+)
+from unsoftmax.learners.single_head.approximate.coordinate_probes import learn_by_coordinates
+from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
+from unsoftmax.learners.single_head.first_round import ask_first_round
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Singles
-from unsoftmax.protocol import Answers, Plan, Steps
+from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
-
-# Answers whose format is looked at.
-_WITNESSES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,8 @@ class ApproximateHead(Configured):
         smallest entry of v; they assume ‖v‖ ≤ 1.
     seed : int
         Decides offsets, bases and the hold-out: the same seed asks the same.
+    tuning : ApproximateTuning
+        The algorithm's knobs.
 
     Raises
     ------
@@ -103,6 +103,7 @@ class ApproximateHead(Configured):
     repeats: int = 1
     probes: Literal["balanced", "paper"] = "balanced"
     seed: int = 0
+    tuning: ApproximateTuning = field(default=ApproximateTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
@@ -131,128 +132,34 @@ class ApproximateHead(Configured):
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
         d, repeats = int(self.dim), int(self.repeats)
         queries = repeats * counts.single_head(d)
-        again = 0 if self.norm_bound is not None else (PILOTS - 1) * d
+        pilots = 0 if self.norm_bound is not None else self.tuning.scales.pilots
         return Plan(
             queries=queries,
-            at_most=queries + again,
+            at_most=queries + max(0, pilots - 1) * d,
             tokens=2 * queries - repeats * d,
             # opening and repeats; v again; pilots and the rest; hold-out
-            rounds=2 + (repeats > 1) + 1 + (0 if self.norm_bound is not None else PILOTS) + 1,
+            rounds=2 + (repeats > 1) + 1 + pilots + 1,
             formula="d + d²" if repeats == 1 else "repeats·(d + d²)",
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        d, repeats, tuning = int(self.dim), int(self.repeats), self.tuning
         rng = np.random.default_rng(self.seed)
-        terms = Terms(self.tolerance, self.norm_bound, self.radius)
+        declared = Declared(self.tolerance, self.norm_bound, self.radius)
         if self.probes == "paper":
-            return (yield from paper.learn(self.dim, terms, self.repeats, checks, rng))
-        reach = Reach(self.radius)
-        opened = yield from read_opening(
-            self.dim, False, checks, rng, terms.precision, reach.single, terms.cap
+            learned = learn_by_coordinates(d, declared, repeats, checks, rng, tuning=tuning)
+            return (yield from learned)
+        scales = TokenScales(self.radius, tuning.scales)
+        given = declared.first_round(scales.single, tuning)
+        first = yield from ask_first_round(d, checks, rng, given)
+        values = yield from averaged_values(first.values, scales, repeats, rng)
+        passes = yield from passes_over_W(
+            values, scales, self.norm_bound, repeats, rng, reading=tuning.reading
         )
-        values = yield from self._averaged(opened.values, reach.single, rng)
-        passes = yield from self._passes(values, reach, rng)
-        values = self._as_answered(values, passes)
-        W, W_error = solve(passes, values, self.norm_bound)
-        refuse(passes, W, W_error, values, terms)
-        fit = Bounded(SingleHead(W, values.v), values, W_error, terms.assumes)
-        return (yield from verify(fit, opened, checks, rng, terms))
-
-    def _averaged(
-        self, values: Values, scale: float, rng: np.random.Generator
-    ) -> Generator[Round, Answers, Values]:
-        """Ask for v again in new bases, and average."""
-        if self.repeats == 1:
-            return values
-        bases = [basis(self.dim, rng) for _ in range(self.repeats - 1)]
-        answers = yield [Singles(U, scale, phase="v", purpose="data") for U in bases]
-        inverses = [np.linalg.inv(U) for U in bases]
-        found = [inverse @ y / scale for inverse, y in zip(inverses, answers, strict=True)]
-        size = np.full(self.dim, scale * values.norm)
-        errors = [
-            np.abs(inverse)
-            @ (values.precision.error(size, y) + self.dim * UNIT * np.abs(y))
-            / scale
-            for inverse, y in zip(inverses, answers, strict=True)
-        ]
-        v = np.mean([values.v, *found], axis=0)
-        # unit vectors bound each entry best, whatever the average says
-        first = np.abs(v - values.v) + values.v_error + 2 * UNIT * np.abs(v)
-        v_error = np.minimum(first, np.mean([values.v_error, *errors], axis=0))
-        return replace(values, v=v, v_error=v_error)
-
-    def _passes(
-        self, values: Values, reach: Reach, rng: np.random.Generator
-    ) -> Generator[Round, Answers, list[Pass]]:
-        """Ask for W, every pass with new offsets and query tokens."""
-        bases = [(balanced(values.v, rng), basis(self.dim, rng)) for _ in range(self.repeats)]
-        passes, grids = [], []
-        if self.norm_bound is None:
-            k, piloted, others = yield from self._pilots(*bases[0], values, reach)
-            passes, grids = [piloted], [others]
-        else:
-            k = reach.bounded(self.norm_bound)
-        alpha, beta = reach.split(k)
-        every = np.full(self.dim, alpha), np.full(self.dim, beta)
-        whole_passes = [
-            Grid(Z, B, *every, phase="W", purpose="data") for Z, B in bases[len(passes) :]
-        ]
-        answers = yield [*grids, *whole_passes]
-        if grids:
-            piloted.y[grids[0].j, grids[0].i] = answers.pop(0)
-        scales = np.full((2, self.dim, self.dim), [[[alpha]], [[beta]]])
-        for grid, y, (Z, B) in zip(whole_passes, answers, bases[len(passes) :], strict=True):
-            passes.append(Pass(Z, B, scales[0], scales[1], grid.table(y)))
-        return passes
-
-    def _pilots(
-        self, Z: Array, B: Array, values: Values, reach: Reach
-    ) -> Generator[Round, Answers, tuple[float, Pass, Pairs]]:
-        """Find the scale by asking offset i with query token i; return it with the first pass.
-
-        The pass lacks the answers to the pairs that are returned with it.
-        """
-        d = self.dim
-        k = reach.first(d)
-        purpose: Purpose = "pilot"
-        for attempt in range(PILOTS):
-            alpha, beta = (np.full((d, d), scale) for scale in reach.split(k))
-            asked = Pass(Z, B, alpha, beta, np.zeros((d, d)))
-            every = np.arange(d)
-            [y] = yield [_pairs(asked, every, every, purpose)]
-            np.fill_diagonal(asked.y, y)
-            better = reach.better(asked, values, k, attempt)
-            if better == k:
-                break
-            # after the last attempt these pilots stay: only less precise than the rest
-            k, purpose = better, "again"
-        rest = ~np.eye(d, dtype=bool)
-        asked.alpha[rest], asked.beta[rest] = reach.split(k)
-        j, i = np.nonzero(rest)
-        return k, asked, _pairs(asked, j, i, "data")
-
-    def _as_answered(self, values: Values, passes: list[Pass]) -> Values:
-        """Widen the precision by the format of the answers, which counts where they are large."""
-        if self.radius is not None:
-            return values
-        seen = Precision.of_format([np.ravel(passes[0].y)[:_WITNESSES]])
-        # decimals of stretched answers look like digits of them: the tolerance says it better
-        noticed = seen.why if seen.unit > UNIT else ()
-        precision = replace(
-            values.precision,
-            unit=max(seen.unit, values.precision.unit),
-            relative=seen.relative,
-            why=values.precision.why + noticed,
-        )
-        v_error = values.v_error + precision.of_one_term * np.abs(values.v)
-        if self.repeats > 1:  # sums of d terms, in bases whose rows' 1-norms are below √d
-            v_error = v_error + np.sqrt(self.dim) * KAPPA * precision.unit * values.norm
-        return replace(values, precision=precision, v_error=v_error)
-
-
-def _pairs(asked: Pass, j: Indices, i: Indices, purpose: Purpose) -> Pairs:
-    """Ask query token j[n] with offset i[n] at the scales that the pass has for them."""
-    scales = asked.alpha[j, i], asked.beta[j, i]
-    phase = "W, again" if purpose == "again" else "W"
-    return Pairs(asked.Z, asked.B, i, j, *scales, phase=phase, purpose=purpose)
+        if self.radius is None:
+            values = with_format(values, passes[0], repeats, tuning.witnesses)
+        found = estimate(passes, values, declared, tuning)
+        refuse_unbounded(found, declared, tuning)
+        head = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
+        return (yield from conclude_bounded(head, first, rng, declared, tuning))

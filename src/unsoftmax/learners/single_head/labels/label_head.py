@@ -3,7 +3,7 @@
 Recovers W, and v up to its norm, of f(X) = Σ_i α_i x_i·v, α = softmax_i(x_i·W x_N), from an
 oracle that answers 1 where f(X) > 0 and 0 elsewhere. "bisect": about one query per bit of a
 parameter, bits·(d² + d) and a few hundred more, in about bits + 28 rounds. "paper": k + d²·steps,
-with the k of the theorem, which is out of anybody's reach but for the smallest cases.
+with the k of the theorem, affordable for d ≤ 2 only.
 
     [g_i e_i − ρ g_p e_p]        label 1 ⇔ ρ < |v_i|/|v_p|, g the signs of v    v/‖v‖
     [αa − βb; −βb], αβ = s       label 1 ⇔ α² > s(b·v/a·v)(1 + e^{s a·(W b)})   a·(W b), so W
@@ -12,27 +12,30 @@ Differences from the paper, with "bisect": (1) v by bisection of its ratios inst
 zeros of v allowed, no margin; (2) W through offsets and query tokens balanced on v, no bound on
 its norm; (3) all entries in the same rounds; (4) labels beside every flip are asked in the end,
 so that wrong ones are noticed, and carry a certificate; (5) a hold-out at the flips of longer
-sequences. The methods are in `labels.bisection` and `labels.paper`.
+sequences. The methods are in `labels.bisected_head` and `labels.sphere_average`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.settings import Configured, one_of, positive, whole
-from unsoftmax.learners.single_head.labels import bisection, paper
+from unsoftmax.learners.single_head.labels.bisected_head import LabelTuning, learn_by_bisection
+from unsoftmax.learners.single_head.labels.sphere_average import Promise, learn_by_averaging
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory import label_counts
 
-# 4 bits tell whether an entry is in range; beyond 52 a halved interval has no middle in float64.
+# Limits of the settings. Four bits tell whether a logit is in range; beyond 52 a halved interval
+# has no middle in float64.
 _FEWEST, _MOST = 4, 52
-# The theorem's sample sizes are computed in float64.
+# The theorem's sample sizes must not overflow float64: bits, and how small margin or 1/norm_bound
+# may be.
 _MOST_PAPER, _FARTHEST = 200, 1e-12
 
 
@@ -56,6 +59,8 @@ class LabelHead(Configured):
         Bisection of everything, or the paper's averages and bisection.
     seed : int
         Decides offsets, query tokens, samples and the hold-out: the same seed asks the same.
+    tuning : LabelTuning
+        The algorithm's knobs.
 
     Raises
     ------
@@ -94,6 +99,7 @@ class LabelHead(Configured):
     margin: float | None = None
     method: Literal["bisect", "paper"] = "bisect"
     seed: int = 0
+    tuning: LabelTuning = field(default=LabelTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
@@ -123,35 +129,41 @@ class LabelHead(Configured):
             )
 
     def plan(self) -> Plan:
-        """Say beforehand what learning costs; with "paper" also where nobody could pay it."""
+        """Say beforehand what learning costs; with "paper" also where k is astronomic."""
         d, bits = int(self.dim), int(self.bits)
         if self.method == "paper":
-            error, margin, norm_bound = self._promise()
-            k, steps = label_counts.label_head_paper(d, error, margin, norm_bound, paper.FAILURE)
+            promise, average = self._promise(), self.tuning.average
+            k, steps = label_counts.label_head_paper(
+                d, promise.error, promise.margin, promise.norm_bound, average.failure
+            )
             return Plan(
                 queries=k + d * d * steps,
                 at_most=k + d * d * steps,
                 tokens=k + 2 * d * d * steps,
-                rounds=-(-k // paper.SAMPLES) + steps + 1,
+                rounds=-(-k // average.samples) + steps + 1,
                 formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
-                f"δ = {paper.FAILURE:g}: k = {k:.3g}, steps = {steps}",
+                f"δ = {average.failure:g}: k = {k:.3g}, steps = {steps}",
             )
-        queries = label_counts.label_head(d, bits)
-        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d)
+        schedule = self.tuning.schedule
+        queries = label_counts.label_head(d, bits, schedule)
+        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d, schedule)
         return Plan(
             queries=queries,
-            at_most=queries + label_counts.label_head_again(d),
+            at_most=queries + label_counts.label_head_again(d, schedule),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits),
+            rounds=label_counts.label_head_rounds(d, bits, schedule),
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        d, seed = int(self.dim), int(self.seed)
+        d, seed, tuning = int(self.dim), int(self.seed), self.tuning
         if self.method == "paper":
-            return (yield from paper.learn(d, *self._promise(), checks, seed))
-        found = yield from bisection.learn(d, int(self.bits), checks, np.random.default_rng(seed))
+            learned = learn_by_averaging(
+                d, self._promise(), checks, seed, tuning=tuning.average, holdout=tuning.holdout
+            )
+            return (yield from learned)
+        found = yield from learn_by_bisection(d, int(self.bits), checks, seed, tuning=tuning)
         self._refuse_beyond(found)
         return found
 
@@ -170,9 +182,8 @@ class LabelHead(Configured):
                 f"contradicts margin = {self.margin:.3g}: leave it out, bisection needs none."
             )
 
-    def _promise(self) -> tuple[float, float, float]:
-        """Return ε_W, μ and W of Theorem B.1."""
+    def _promise(self) -> Promise:
         assert self.norm_bound is not None
         assert self.margin is not None
         norm_bound = float(self.norm_bound)
-        return math.ldexp(norm_bound, -int(self.bits)), float(self.margin), norm_bound
+        return Promise(math.ldexp(norm_bound, -int(self.bits)), float(self.margin), norm_bound)

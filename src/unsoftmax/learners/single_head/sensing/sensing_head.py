@@ -8,37 +8,56 @@ practice. Determined up to nothing, unless v = 0: then W is free.
     f([a+b; b]) = b·v + (a·v)·σ(a·(W b))      t_k = a_k·(W b_k) for a_k, b_k ~ N(0, I), k = 1 … m
     Ŵ = argmin ‖W‖_* subject to a_k·(W b_k) = t_k, which is W with high probability
 
+This is the theorem as written. `LowRankHead` goes beyond it: the same head from d + r(2d−r)
+adaptive queries, without a convex programme. It may not know anything of the target but its
+answers.
+
 Differences from the paper: (1) all a_k and b_k share a scale that puts logits into range, found
 with the first few of them; (2) measurements with |a·v| small are imprecise: they count as much
 as their precision allows, and the last digits of Ŵ are a fit among matrices of its rank; (3) a
 minimiser above rank r is refused, so is one that the measurements do not fix; (4) a hold-out
-and a certificate. `LowRankHead` does the same with d + r(2d−r) queries: this is the paper's.
+and a certificate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.settings import Configured, whole
-from unsoftmax.learners.single_head.first_round import or_biased, read_opening
-from unsoftmax.learners.single_head.sensing import gaussian
-from unsoftmax.learners.single_head.sensing.gaussian import GaussianBlock
-from unsoftmax.learners.single_head.verdict import conclude
-from unsoftmax.measure.precision import UNIT, Precision, why
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.first_round import (
+    FirstRoundSettings,
+    FirstRoundTuning,
+    ask_first_round,
+    or_biased,
+)
+from unsoftmax.learners.single_head.sensing.gaussian_readings import (
+    GaussianReadings,
+    GaussianTuning,
+)
+from unsoftmax.learners.single_head.sensing.sensed_head import SensedHead
+from unsoftmax.measure.precision import Precision, why
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Plan, Steps
-from unsoftmax.solve.dense import rank_error
-from unsoftmax.solve.nuclear_norm import Minimiser, minimise
+from unsoftmax.solve.nuclear_norm import Minimiser, NuclearNormTuning, minimise
 from unsoftmax.theory import counts
 
-# The solver holds a few m×m matrices: half a gigabyte each, and minutes.
-_MOST = 8192
-_NOTHING_SEEN = 1e-200
+
+@dataclass(frozen=True, slots=True)
+class SensingTuning:
+    """Knobs of `SensingHead`, those of its parts nested."""
+
+    most_measurements: int = 8192
+    """More are refused: the solver holds a few m×m matrices, half a gigabyte each here, and
+    takes minutes."""
+    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
+    gaussian: GaussianTuning = field(default=GaussianTuning())
+    nuclear_norm: NuclearNormTuning = field(default=NuclearNormTuning())
+    conclusion: ConclusionTuning = field(default=ConclusionTuning())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,8 @@ class SensingHead(Configured):
         Gaussian measurements m, r(2d−r) at least; 3·r(2d−r) + 4d, at most d², by default.
     seed : int
         Decides the measurements and the hold-out: the same seed asks the same.
+    tuning : SensingTuning
+        Knobs of the algorithm.
 
     Raises
     ------
@@ -88,6 +109,7 @@ class SensingHead(Configured):
     rank: int
     measurements: int | None = None
     seed: int = 0
+    tuning: SensingTuning = field(default=SensingTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
@@ -120,50 +142,50 @@ class SensingHead(Configured):
         formula = "3·r(2d − r) + 5d" if m < d * d else "d + d²"
         return Plan(
             queries=d + m,
-            at_most=d + m + gaussian.spare_of(m),
+            at_most=d + m + self.tuning.gaussian.spare_of(m),
             tokens=d + 2 * m,
-            rounds=3 + gaussian.ROUNDS,
+            rounds=3 + self.tuning.gaussian.rounds,
             formula=formula if self.measurements is None else f"d + {m:,} measurements",
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        if self._count > _MOST:
-            raise ValueError(
-                f"{self._count:,} measurements are more than the convex programme can take, "
-                f"{_MOST:,}. Learn with LowRankHead (--model low-rank), which needs "
-                f"{counts.low_rank_head(int(self.dim), int(self.rank)):,} queries and none of it."
-            )
-        rng = np.random.default_rng(self.seed)
-        opened = yield from read_opening(self.dim, False, checks, rng)
-        asked = GaussianBlock.draw(self._count, opened.values, rng)
-        yield from asked.ask(gaussian.spare_of(self._count))
-        found = minimise(asked.measurements())
+        self._refuse_too_many()
+        rng, tuning = np.random.default_rng(self.seed), self.tuning
+        given = FirstRoundSettings(tuning=tuning.first_round)
+        first = yield from ask_first_round(self.dim, checks, rng, given)
+        asked = GaussianReadings.draw(self._count, first.values, rng, tuning.gaussian)
+        yield from asked.ask()
+        found = minimise(asked.measurements(), tuning.nuclear_norm)
         if not found.determined or found.rank > self.rank:
             self._refuse(found, asked)
-        left, values, right = np.linalg.svd(found.W)
-        root = np.sqrt(values[: found.rank])[:, None]
-        K, Q = root * left[:, : found.rank].T, root * right[: found.rank]
-        model = SingleHead.from_factors(K, Q, opened.values.v)
-        fit = _Fit(model, opened.values, asked, int(self.rank))
+        head = SensedHead.of(found, asked, int(self.rank))
         otherwise = f", its W has a rank above {self.rank}{or_biased(False)}"
         try:
-            return (yield from conclude(fit, opened, checks, rng, otherwise))
+            return (yield from conclude(head, first, rng, otherwise, tuning.conclusion))
         except ModelMismatch as error:
             # as many equations as unknowns: another matrix of that rank may solve them too
-            if (
-                self._count > counts.of_rank(int(self.dim), found.rank)
-                or self._count >= self._usual
-            ):
+            parameters = counts.of_rank(int(self.dim), found.rank)
+            if self._count > parameters or self._count >= self._usual:
                 raise
             raise NotIdentifiable(
                 f"The matrix of least nuclear norm with the {self._count} measurements has rank "
                 f"{found.rank}, but it is not W: ask more, {self._usual} usually suffice. v is "
                 "determined.",
-                determined={"v": opened.values.v, "c": opened.values.c},
+                determined={"v": first.values.v, "c": first.values.c},
             ) from error
 
-    def _refuse(self, found: Minimiser, asked: GaussianBlock) -> None:
+    def _refuse_too_many(self) -> None:
+        """Refuse more measurements than the convex programme can take."""
+        most = self.tuning.most_measurements
+        if self._count > most:
+            raise ValueError(
+                f"{self._count:,} measurements are more than the convex programme can take, "
+                f"{most:,}. Learn with LowRankHead (--model low-rank), which needs "
+                f"{counts.low_rank_head(int(self.dim), int(self.rank)):,} queries and none of it."
+            )
+
+    def _refuse(self, found: Minimiser, asked: GaussianReadings) -> NoReturn:
         """Refuse a minimiser that is not determined, or not of the rank."""
         values, seen = asked.values, f"The {self._count} measurements do not fix W"
         if found.rank > self.rank:
@@ -188,62 +210,3 @@ class SensingHead(Configured):
             "rank (raise rank, --rank), or the target is not a single attention "
             f"head{or_biased(False)}.{why(values.precision)}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A recovered head with everything that bounds its errors."""
-
-    model: SingleHead
-    values: Values
-    asked: GaussianBlock
-    rank: int
-
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Bound the errors by the measurements' gain on matrices near Ŵ."""
-        measured = self.asked.measurements(self.values, self.model)
-        W, weights = self.model.W, measured.weights
-        left, values, right = np.linalg.svd(W)
-        found = len(self.model.arrays()["K"])
-        tangent = measured.tangent(left, right.T, self.rank) * weights[:, None]
-        smallest, largest = np.inf, 0.0  # rank 0: nothing is near
-        if self.rank:
-            gains = np.linalg.svd(tangent, compute_uv=False)
-            # far below rounding nothing is seen in some direction: the bound is as good as none
-            smallest = float(gains[-1]) if len(tangent) >= tangent.shape[1] else 0.0
-            smallest = max(smallest, _NOTHING_SEEN)
-            norms = np.linalg.norm(measured.b, axis=1).max()
-            largest = float(norms * np.linalg.norm(measured.a * weights[:, None], 2))
-        # in units of their bounds measurements are off by 1 each at most
-        sure = np.sqrt(len(measured))
-        unsure = (sure + np.linalg.norm(weights * (measured.t - measured.of(W)))) / smallest
-        # singular values within the error are no part of the rank that bends the bound
-        clear = int(np.count_nonzero(values[:found] > unsure))
-        bounds = []
-        for rank in range(clear, found + 1):
-            kept = (left[:, :rank] * values[:rank]) @ right[:rank]
-            off = float(sure + np.linalg.norm(weights * (measured.t - measured.of(kept))))
-            value = float(values[rank - 1]) if rank else np.inf
-            near = rank_error(off, smallest, largest, value)
-            bounds.append(near + float(np.linalg.norm(values[rank:found])))
-        rounding = 4 * UNIT * float(np.linalg.norm(values))
-        errors = {
-            "W": min(bounds) + rounding,
-            "v": float(np.linalg.norm(self.values.v_error)),
-            "w": 0.0,
-            "c": 0.0,
-        }
-        unbounded = (
-            "No bound on W: the measurements' errors are too large beside its singular values, or "
-            "their gain is 0.",
-        )
-        return errors, (
-            *(() if np.isfinite(errors["W"]) else unbounded),
-            f"W has rank {self.rank} or less, and is near the matrix of least nuclear norm: the "
-            "bound comes from the measurements' smallest gain among the matrices of that rank "
-            "around it.",
-        )
-
-    def notes(self) -> tuple[str, ...]:
-        """Say what a user should know."""
-        return tuple(self.values.precision.why)

@@ -1,0 +1,190 @@
+"""The hold-out of heads in orthogonal subspaces: fresh sequences over all of R^d.
+
+The learner asks within one subspace at a time; only sequences that leave the subspaces show that
+the heads add up and that there is nothing between them. The opening is a single head's
+(`learners.single_head.first_round`); the closing has three to six tokens, at sizes that make the
+logits of one head after the other moderate. Every sequence counts. A residual may be what the
+heads' bounds allow, but exact answers must be missed by no more than a right model misses them;
+and where coarse answers allow more, at a head's own logits, than what that head says, nothing is
+confirmed of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.first_round import FirstRound
+from unsoftmax.measure.precision import KAPPA, Precision, why
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models import MultiHead
+from unsoftmax.models.attention import (
+    largest_mean_shift,
+    score_gradient,
+    score_rounding,
+    score_shift,
+)
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Certificate, Evidence
+from unsoftmax.validate.head_comparison import UNBOUNDED
+from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.sequences import by_length
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingTuning:
+    """Knobs of the closing hold-out."""
+
+    lengths: tuple[int, ...] = (3, 4, 5, 6)
+    """Tokens of a sequence, in turn: three at least, for two do not tell a head from its
+    opposite."""
+    logits: tuple[float, ...] = (2.0, 0.5, 6.0)
+    """Root mean square of the logits of the head that a sequence is for, in turn: small ones
+    show v_h, moderate ones W_h, larger ones what bounds on W_h leave open."""
+    stretch: float = 32.0
+    """Every other time offsets are this much longer and query tokens shorter, which leaves the
+    logits of a head without a query bias what they are, and shows one that has a bias."""
+    alignment: float = 2.0
+    """Random directions meet ‖ΔW‖_F in about 1/d of its size; this many times that is allowed.
+    Smaller: right heads are refused by chance; larger: wrong ones pass."""
+    agrees: float = 2e-8
+    """Share of their size by which exact answers may be missed at most, whatever the bounds say:
+    right models miss them by 1e-12, and five of 4,500, ill-conditioned, by more (measured)."""
+    clearly: float = 10.0
+    """Answers too coarse to find heads rightly are missed by more than expected, but not by this
+    much: up to it the refusal says coarse, beyond it wrong class."""
+    nothing: float = 1e-12
+    """A head within its error of W = 0 counts as W = 0 where that error is this small beside the
+    largest ‖W_h‖."""
+    telling: float = 0.3
+    """A tolerance of more than this share of what a head says beside its mean tells nothing of
+    that head."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedHeads:
+    """The heads that were found, with a bound for each."""
+
+    model: MultiHead
+    W_error: Array
+    v_error: Array
+
+    def compared(
+        self, X: Array, y: Array, precision: Precision, tuning: ClosingTuning
+    ) -> tuple[Residuals, NDArray[np.bool_]]:
+        """Compare answers with predictions, within what the heads' bounds allow.
+
+        Returns also, (B, H), whether the tolerance leaves something of what each head says.
+        """
+        model = self.model
+        W_error, v_error = (np.minimum(e, UNBOUNDED) for e in (self.W_error, self.v_error))
+        met = min(1.0, tuning.alignment / model.dim)
+        moved = score_shift(X, met * W_error[None])
+        moved = moved + score_rounding(X, model.scores_of(X[:, -1]), KAPPA * precision.unit)
+        weights, values = model.attention(X), model.v @ X.transpose(0, 2, 1)
+        deviations = np.abs(values - np.sum(weights * values, axis=2, keepdims=True))
+        by_weights = largest_mean_shift(weights, deviations, moved.max(axis=2, initial=0.0))
+
+        longest = np.linalg.norm(X, axis=2).max(axis=1, initial=0.0)
+        size = longest * np.sum(np.linalg.norm(model.v, axis=1))
+        size = np.where(size > 0, size, 1.0)
+        allowed = by_weights.sum(axis=1) + longest * np.sum(v_error)
+        if precision == Precision():
+            # a right model of exact answers misses them by far less than its bounds allow
+            allowed = np.minimum(allowed, tuning.agrees * size)
+        own = precision.error(size, y)
+        said = np.sum(np.abs(score_gradient(weights, values)), axis=2)
+        telling = (own + allowed)[:, None] <= tuning.telling * said
+        return Residuals.of(y - model(X), own=own, allowed=allowed, size=size), telling
+
+
+def certificate_of(
+    found: BoundedHeads, values: Values, checks: int, further: tuple[str, ...]
+) -> Certificate:
+    """Return the bounds with all they assume."""
+    precision = values.precision
+    return Certificate(
+        {
+            "W": float(np.max(found.W_error, initial=0.0)),
+            "v": float(np.max(found.v_error, initial=0.0)),
+            "w": 0.0,
+            "c": 0.0,
+        },
+        (
+            "The target is a sum of heads in mutually orthogonal subspaces: what the hold-out "
+            "tests, it cannot prove.",
+            f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
+            "max‖x_i‖·Σ‖v_h‖ from rounding, beside what is named here.",
+            *precision.why,
+            *(() if checks else ("Nothing was checked: exact answers are taken for granted.",)),
+            *further,
+        ),
+    )
+
+
+def judged(
+    found: BoundedHeads, opened: FirstRound, rng: np.random.Generator, tuning: ClosingTuning
+) -> Asking[Evidence]:
+    """Ask the closing hold-out and return how the model stands, or refuse it."""
+    precision = opened.values.precision
+    drawn = _drawn(found, opened.closing, rng, tuning)
+    families = by_length((X for X, _ in drawn), "hold-out, closing")
+    answered = yield from fresh_answers(families, [opened.answered])
+    compared = [found.compared(X, y, precision, tuning) for X, y in answered]
+    judgement = judge([residuals for residuals, _ in compared], opened.checks)
+    told: dict[int, bool] = {}
+    for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
+        aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]
+        for h, tells in zip(aimed, telling[np.arange(len(aimed)), aimed], strict=True):
+            told[h] = told.get(h, False) or bool(tells)
+    if precision != Precision() and not all(told.values()) and judgement.excess <= tuning.clearly:
+        raise NotIdentifiable(
+            f"The answers are too coarse for {list(told.values()).count(False)} of "
+            f"{found.model.H} heads: with bounds like theirs fresh sequences tell nothing of "
+            "them, where their logits are moderate. LowRankHead and ApproximateHead learn a "
+            "single head from coarse answers." + why(precision),
+            determined={"v": opened.values.v},
+        )
+    if judgement.refuses:
+        raise _contradicted(found.model.H, judgement, precision)
+    return judgement.evidence
+
+
+def _contradicted(H: int, judgement: Judgement, precision: Precision) -> ModelMismatch:
+    return ModelMismatch(
+        f"The {H} heads that were found miss fresh answers by {judgement.worst[0]:.1e} of their "
+        f"size, {judgement.excess:.3g} times what is expected at most. The target is not a sum of "
+        f"heads in mutually orthogonal subspaces{' like these' if H > 1 else ''}: ExactHead learns "
+        f"a single head, MultiHeadLearner heads in any position.{why(precision)}"
+    )
+
+
+def _drawn(
+    found: BoundedHeads, count: int, rng: np.random.Generator, tuning: ClosingTuning
+) -> list[tuple[Array, int | None]]:
+    """Draw sequences (N, d) at moderate logits of one head after the other, and say of which.
+
+    None where no head has logits.
+    """
+    model, d = found.model, found.model.dim
+    # the values of a head with W = 0, or as good as that, are seen at any size
+    sizes = np.linalg.norm(model.W, axis=(1, 2))
+    nothing = np.minimum(found.W_error, tuning.nothing * np.max(sizes, initial=0.0))
+    scored = [h for h in range(model.H) if sizes[h] > nothing[h]]
+    drawn: list[tuple[Array, int | None]] = []
+    for n in range(count):
+        x = rng.standard_normal((tuning.lengths[n % len(tuning.lengths)], d)) / np.sqrt(d)
+        if not scored:
+            drawn.append((x, None))
+            continue
+        turn, k = divmod(n, len(scored))
+        logit = float(np.sqrt(np.mean((x[:-1] @ (model.W[scored[k]] @ x[-1])) ** 2)))
+        wanted = tuning.logits[n % len(tuning.logits)]
+        if turn % 2:
+            x[:-1], x[-1] = tuning.stretch * x[:-1], x[-1] / tuning.stretch
+        drawn.append((float(np.sqrt(wanted / logit)) * x if logit else x, scored[k]))
+    return drawn

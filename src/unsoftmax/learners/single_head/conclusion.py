@@ -1,0 +1,185 @@
+"""The last round of every learner of a head's values: fresh sequences, then a certificate.
+
+A `RecoveredHead` bounds its own errors from the answers' precision. The hold-out either supports
+the bounds, or widens them as far as coarser answers may explain what it shows, or refuses the
+head. *Queries*: what the first round left of the hold-out. How answers are compared is
+`unsoftmax.validate`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, Protocol, TypeVar
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.first_round import FirstRound
+from unsoftmax.measure.precision import ADVICE, KAPPA, Precision, why
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models import SingleHead
+from unsoftmax.protocol import Certificate, Evidence, Found
+from unsoftmax.validate import sequences as holdout
+from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
+from unsoftmax.validate.judge import Answered, Judgement, fresh_answers, judge
+from unsoftmax.validate.sequences import HoldoutTuning
+
+
+@dataclass(frozen=True, slots=True)
+class ConclusionTuning:
+    """How much a hold-out may change of what the answers' format says."""
+
+    most_unexplained: float = 2.0**12
+    """So many times as coarse as they look float64 answers may be to explain the hold-out. A
+    second head that is 1e-5 of the first would take 10⁵ times and more."""
+    most_unexplained_coarse: float = 2.0
+    """The same for answers whose format is known, which is exact."""
+    step: float = 2.0
+    """Answers are taken to be so many times as coarse as the worst residual needs."""
+    strain: float = 4.0
+    """Right heads leave residuals of up to ¼ of what their certificate allows. Where a residual
+    is more, the certificate is widened by twice as much: others may be larger by chance."""
+    unknown: float = 8.0
+    """A bound beyond so many times W's size says that nothing is known of W, though bounds are
+    about 15 times the error: such heads are refused where answers are coarse."""
+    holdout: HoldoutTuning = field(default=HoldoutTuning())
+    """Which sequences are asked."""
+    judge: JudgeTuning = field(default=JudgeTuning())
+    """How their answers are compared."""
+
+
+class RecoveredHead(Protocol):
+    """A recovered head with everything that bounds its errors; a dataclass."""
+
+    @property
+    def model(self) -> SingleHead:
+        """The head."""
+
+    @property
+    def values(self) -> Values:
+        """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
+
+    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Bound the errors of W, v, w and c; say what that assumes beyond `certificate_of`."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
+
+
+F = TypeVar("F", bound=RecoveredHead)
+
+
+def conclude(
+    head: F,
+    first: FirstRound,
+    rng: np.random.Generator,
+    otherwise: str,
+    tuning: ConclusionTuning,
+) -> Asking[Found[SingleHead]]:
+    """Ask the closing hold-out and return what was found, or refuse it.
+
+    Parameters
+    ----------
+    head : RecoveredHead
+        What was recovered.
+    first : FirstRound
+        The first round.
+    rng : Generator
+        Makes the closing sequences.
+    otherwise : str
+        What else may explain a target that is not predicted.
+    tuning : ConclusionTuning
+        Knobs.
+    """
+    certificate = certificate_of(head, first.checks)
+    closing = holdout.closing(head.model, certificate, first.closing, rng, tuning=tuning.holdout)
+    answered = yield from fresh_answers(closing, [first.answered])
+    head, evidence = _supported(head, answered, first.checks, otherwise, tuning)
+    certificate = certificate_of(head, first.checks)
+    _refuse_unknown(head, certificate, tuning)
+    notes = head.notes()
+    if not np.isfinite(certificate.errors["W"]):
+        notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
+    return Found(head.model, certificate, evidence, notes)
+
+
+def certificate_of(head: RecoveredHead, checks: int) -> Certificate:
+    """Return the head's bounds with all they assume."""
+    errors, further = head.bounds()
+    precision = head.values.precision
+    assumes = (
+        "The target is a single head: what the hold-out tests, it cannot prove.",
+        f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
+        "max‖x_i‖·‖v‖ from rounding, beside what is named here.",
+        *precision.why,
+        *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
+        *further,
+    )
+    return Certificate(errors, assumes)
+
+
+def _supported(
+    head: F, answered: list[Answered], checks: int, otherwise: str, tuning: ConclusionTuning
+) -> tuple[F, Evidence]:
+    """Return the head with bounds that the hold-out supports, or refuse it.
+
+    Answers are assumed to be coarser than they look until the hold-out passes, as far as may be.
+    """
+    exact = head.values.precision == Precision()
+    limit = tuning.most_unexplained if exact else tuning.most_unexplained_coarse
+    factor, wider = 1.0, head
+    seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
+    while True:
+        errors, _ = wider.bounds()
+        judgement = judge(
+            (to_first_order(at, y, wider.values, errors, tuning.judge) for at, y in seen), checks
+        )
+        evidence = judgement.evidence
+        if not judgement.refuses:
+            if judgement.strain > 1 / tuning.strain:
+                wider = _coarser(wider, 2 * tuning.strain * judgement.strain)
+            return wider, evidence
+        factor *= tuning.step * max(1.0, evidence.max_residual / evidence.tolerance)
+        if not factor <= limit:  # also when there is nothing to compare
+            _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
+        wider = _coarser(head, factor)
+
+
+def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:
+    """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
+    if not bounded or judgement.blunt:
+        raise NotIdentifiable(
+            "The answers are too coarse to determine W: what they leave open moves every "
+            "fresh answer more than can be told apart. v is determined."
+            + why(head.values.precision)
+            + ADVICE,
+            determined={"v": head.values.v, "c": head.values.c},
+        )
+    raise ModelMismatch(
+        f"The recovered head misses fresh answers by {judgement.worst[0]:.1e} of their size "
+        f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
+        f"head over {head.model.dim} dimensions{otherwise}."
+    )
+
+
+def _refuse_unknown(
+    head: RecoveredHead, certificate: Certificate, tuning: ConclusionTuning
+) -> None:
+    """Refuse a W of which coarse answers leave nothing known: its bound is beyond its size.
+
+    A W smaller than 1 may be known to be small, and no more.
+    """
+    size, bound = head.model.norm("W"), certificate.errors["W"]
+    if head.values.precision != Precision() and bound > tuning.unknown * max(size, 1.0):
+        raise NotIdentifiable(
+            f"The answers are too coarse to determine W: its error may be {bound:.1e}, it is "
+            f"{size:.1e} large. v is determined." + why(head.values.precision) + ADVICE,
+            determined={"v": head.values.v, "c": head.values.c},
+        )
+
+
+def _coarser(head: F, factor: float) -> F:
+    """Assume answers to be ``factor`` times as coarse as they look."""
+    precision = head.values.precision.coarser(factor, "The hold-out is not predicted exactly")
+    return replace(head, values=replace(head.values, precision=precision))  # type: ignore[type-var]

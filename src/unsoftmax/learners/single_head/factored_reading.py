@@ -1,0 +1,154 @@
+"""A head of low rank as it was read, in two factors, with what bounds its errors.
+
+With Π = Q(A Q)⁻¹A, the projection onto the columns' span along A's kernel, and W = C K, errors E
+of the columns C and F of the rows A W give Ŵ − W = (I − Π)E K + Q(A Q)⁻¹F, exactly
+(`unsoftmax.solve.skeleton`). What a rank too low may leave out is added, as are biases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.learners.single_head.column_space import SpanningColumns
+from unsoftmax.measure.logit_grid import LogitGrid
+from unsoftmax.measure.offsets import DENSE_GRID
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array
+from unsoftmax.solve.dense import DenseSolution
+from unsoftmax.solve.skeleton import Amplification, Skeleton, dependence
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroReading:
+    """W = 0, w = 0."""
+
+    values: Values
+    left_out: float
+    """What the norm of W may be all the same."""
+
+    @property
+    def model(self) -> SingleHead:
+        """The head."""
+        none = np.zeros((0, len(self.values.v)))
+        return SingleHead.from_factors(none, none, self.values.v, None, self.values.c)
+
+    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Bound the errors of W, v, w and c."""
+        v_error = float(np.linalg.norm(self.values.v_error))
+        errors = {"W": self.left_out, "v": v_error, "w": self.left_out, "c": self.values.c_error}
+        return errors, ("W has rank 0.",)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
+        return self.values.precision.why
+
+
+@dataclass(frozen=True, slots=True)
+class RowErrors:
+    """Bounds on what was read beside the columns, and what they make of the rows."""
+
+    shift: float
+    """Of A w."""
+    right: float
+    """Of ``right``, the row factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredReading:
+    """Columns and rows of W, joined."""
+
+    model: SingleHead
+    values: Values
+    columns: SpanningColumns
+    C: DenseSolution
+    """The columns, (d, r)."""
+    skeleton: Skeleton
+    """An orthonormal basis Q of their span, and the offsets A."""
+    right: DenseSolution
+    """W = Q right, (r, d)."""
+    bias: LogitGrid | None
+    """A w."""
+    rows: LogitGrid | None
+    """A W at the other tokens."""
+    refined: LogitGrid | None = None
+    """W at the row space."""
+
+    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Bound the errors of W, v, w and c."""
+        values, columns, skeleton = self.values, self.columns, self.skeleton
+        grows, spread, E = skeleton.amplification(), self._spread(), self._column_error()
+        from_columns, rows = grows.error(E, spread, 0.0), self._row_errors(grows, E)
+        # at (x, 1) a query token is longer than x, which is a unit vector
+        longest = np.sqrt(1 + len(skeleton.rows)) if columns.beta else 1.0
+        beyond = columns.left_out * grows.tilt * (1 + longest * spread)
+        w_error = (from_columns + beyond) * columns.beta + grows.gain * rows.shift
+        rounding = 8 * UNIT * grows.tilt * float(np.linalg.norm(self.right.matrix))
+        if self.refined is None:
+            W_error = from_columns + rows.right + beyond + rounding
+        else:
+            # the true row space may tilt against the one found: its factor counts twice
+            along = self._refined_error(self.refined, w_error)
+            W_error = along + 2 * rows.right + beyond + rounding
+        errors = {
+            "W": float(W_error),
+            "v": float(np.linalg.norm(values.v_error)),
+            "w": float(w_error),
+            "c": values.c_error,
+        }
+        further = columns.grid.unbounded(values)
+        further += self.rows.unbounded(values) if self.rows is not None else ()
+        return errors, (
+            f"W has rank {len(skeleton.rows)} or less"
+            + (", but for what is below the answers' noise" if columns.left_out else "")
+            + "; the row space found is close enough to the true one that it is seen through the "
+            "query tokens at least half as well.",
+            *further,
+        )
+
+    def _column_error(self) -> float:
+        """Bound ‖E‖_F."""
+        lengths = np.linalg.norm(self.C.matrix, axis=0)
+        stretch = self.C.offsets.largest
+        read = self.columns.grid.reading(self.values, lengths, np.zeros(1), stretch)
+        return self.C.error(read.total)
+
+    def _row_errors(self, grows: Amplification, E: float) -> RowErrors:
+        """Bound the row factor's error; where a token's column is known its rows are A Ĉ."""
+        values, w, skeleton = self.values, self.model.w, self.skeleton
+        stretch = float(np.linalg.norm(skeleton.rows, 2))
+        F = shift = 0.0
+        if self.bias is not None:
+            shift = self.bias.reading(values, np.zeros(1), w, stretch).total
+            F += np.sqrt(len(skeleton.rows)) * shift / self.columns.beta
+        if self.rows is not None:
+            lengths = np.linalg.norm(skeleton.coordinates(self.rows.measured().T), axis=0)
+            F += self.rows.reading(values, lengths, w, stretch, shift).total
+        return RowErrors(shift, self.right.error(grows.error(E, 1.0, F)))
+
+    def _refined_error(self, grid: LogitGrid, w_error: float) -> float:
+        """Bound the error of W on the row space found, whose tokens were rounded."""
+        K, stretch = self.model.arrays()["K"], self.C.offsets.largest
+        lengths = np.linalg.norm(K, axis=1)
+        read = grid.reading(self.values, lengths, self.model.w, stretch, stretch * w_error)
+        narrow = 1 - DENSE_GRID * np.sqrt(K.size)
+        return float(DenseSolution(self.C.offsets, K).error(read.total) / narrow)
+
+    def _spread(self) -> float:
+        """Bound ‖K‖₂ in W = C K: twice what the row space found gives.
+
+        Through the true one the query tokens are assumed to see half as much, or more.
+        """
+        right, tokens = self.right.matrix, self.right.offsets.rows[self.columns.tokens]
+        if self.columns.beta:  # columns of [W w/β] at (x, 1)
+            w: Array = self.skeleton.basis.T @ self.model.w / self.columns.beta
+            right = np.column_stack([right, w])
+            tokens = np.column_stack([tokens, np.ones(len(tokens))])
+        return 2 * dependence(right, tokens)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
+        return (*self.values.precision.why, *self.columns.notes)

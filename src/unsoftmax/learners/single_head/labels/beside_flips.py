@@ -1,0 +1,164 @@
+"""The hold-out of label learners: fresh sequences as close to a flip as the certificate allows.
+
+A label is one bit, and far from f = 0 even a wrong model predicts it. So the target is asked
+where the recovered head's own answer is close to 0:
+
+- *opening*, a quarter of the checks, asked first: three tokens at sizes 4⁻⁴ … 4³, labelled as
+  they come. They tell this target from another when a run is resumed.
+- *closing*, the rest, last: on the line between two sequences of 2 to 7 tokens with labels 1
+  and 0, the two points on either side of f̂ = 0 that are nearest to it among those where the
+  certificate leaves no doubt about the sign.
+
+A target other than this head flips elsewhere on that line. If its flip is further away than the
+certificate allows, one of the two labels is wrong, however small the difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.measure.bisection import Labels
+from unsoftmax.measure.precision import KAPPA, UNIT
+from unsoftmax.models import SingleHead
+from unsoftmax.models.attention import largest_mean_shift
+from unsoftmax.probes import Array, Sequences
+from unsoftmax.protocol import Certificate
+from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt
+from unsoftmax.validate.judge import Judgement, Residuals, from_the_side
+
+
+@dataclass(frozen=True, slots=True)
+class FlipTuning:
+    """Knobs of the hold-out at flips."""
+
+    lengths: tuple[int, ...] = (2, 3, 5, 7)
+    """Tokens of closing sequences, in turn."""
+    logits: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Root mean squares of their logits, in turn: moderate, so that W counts."""
+    most_moved: float = 0.05
+    """Sequences are kept so short that the certificate leaves their logits open by less: beyond
+    it labels are certain only far from the flip, and tell less."""
+    largest: float = 2.0**60
+    """Tokens are no longer than bisection's own may be."""
+    halvings: int = 60
+    """How often a line is halved to find its flip, and from there the first certain label:
+    until float64 ends, 2⁻⁶⁰ of it."""
+    certain: float = 1.01
+    """Labels are asked where f̂ is so many times what it may be off by. Below 1 right models are
+    refused; larger, small differences pass."""
+    telling: float = 0.5
+    """A sequence whose answer may be off by this share of its size is left out. Without any
+    other the evidence is that nothing was checked."""
+
+
+def at_flips(
+    model: SingleHead,
+    certificate: Certificate,
+    count: int,
+    rng: np.random.Generator,
+    tuning: FlipTuning,
+) -> list[Sequences]:
+    """Draw ``count`` sequences next to the recovered head's flips, one family per length."""
+    lengths = tuning.lengths
+    asked = np.bincount(np.arange(count) % len(lengths), minlength=len(lengths))
+    families = []
+    for length, wanted in zip(lengths, asked, strict=True):
+        if not wanted:
+            continue
+        pairs = (int(wanted) + 1) // 2
+        drawn = [rng.standard_normal((pairs, length, model.dim)) for _ in range(2)]
+        ends = np.stack([_sized(model, certificate, X, tuning) for X in drawn])
+        # f(−X) = −f(X): every sequence can be made to have either label
+        signs = np.where(model(ends.reshape(-1, length, model.dim)) > 0, 1.0, -1.0)
+        ends *= (signs.reshape(2, pairs) * np.array([[1.0], [-1.0]]))[..., None, None]
+        X = _beside_the_flip(model, certificate, ends, tuning)
+        families.append(Sequences(X[: int(wanted)], phase="hold-out, closing", purpose="check"))
+    return families
+
+
+def _sized(model: SingleHead, certificate: Certificate, drawn: Array, tuning: FlipTuning) -> Array:
+    """Scale normal sequences (pairs, N, d) so that their logits are moderate and known."""
+    X = drawn / np.sqrt(model.dim)
+    query = X[:, -1]
+    scores = np.einsum("bnd,bd->bn", X[:, :-1], model.scores_of(query))
+    wanted = np.resize(tuning.logits, len(X))
+    with np.errstate(divide="ignore"):
+        size = wanted / np.sqrt(np.mean(scores**2, axis=1))
+        reach = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(query, axis=1)
+        known = tuning.most_moved / (2 * reach * min(certificate.errors["W"], UNBOUNDED))
+    size = np.minimum(np.minimum(size, known), tuning.largest)
+    X[:, :-1] += query[:, None]
+    return np.asarray(X * np.sqrt(size)[:, None, None])
+
+
+def _beside_the_flip(
+    model: SingleHead, certificate: Certificate, ends: Array, tuning: FlipTuning
+) -> Array:
+    """Return sequences on the lines from ``ends[0]`` to ``ends[1]``, in pairs around f̂ = 0."""
+    ones, zeros = ends
+    count = len(ones)
+    low, high = np.zeros(count), np.ones(count)
+    for _ in range(tuning.halvings):
+        middle = (low + high) / 2
+        above = model(_between(ones, zeros, middle)) > 0
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    # from the flip outwards, to either end
+    near, far = np.tile((low + high) / 2, 2), np.repeat([0.0, 1.0], count)
+    ones, zeros = np.tile(ones, (2, 1, 1)), np.tile(zeros, (2, 1, 1))
+    for _ in range(tuning.halvings):
+        middle = (near + far) / 2
+        X = _between(ones, zeros, middle)
+        certain = np.abs(model(X)) >= tuning.certain * uncertainty(model, certificate, X)
+        near, far = np.where(certain, near, middle), np.where(certain, middle, far)
+    pairs = np.stack(np.split(_between(ones, zeros, far), 2), axis=1)
+    return pairs.reshape(2 * count, *ones.shape[1:])
+
+
+def _between(ones: Array, zeros: Array, place: Array) -> Array:
+    """Return points of the lines from ``ones`` (place 0) to ``zeros`` (place 1)."""
+    return np.asarray((1 - place[:, None, None]) * ones + place[:, None, None] * zeros)
+
+
+def uncertainty(model: SingleHead, certificate: Certificate, X: Array) -> Array:
+    """Bound how far the model's answer can be from what the target computes, ‖v‖ = 1."""
+    at = HeadAt.of(model, X)
+    values = X @ model.v
+    mean = np.sum(at.weights * values, axis=1)
+    # round-off twice: that of the target's scores and that of the scores as computed here
+    moved = at.score_moves(2 * UNIT, min(certificate.errors["W"], UNBOUNDED)).max(axis=1)
+    shifted = largest_mean_shift(at.weights, np.abs(values - mean[:, None]), moved)
+    return np.asarray(at.longest * (2 * KAPPA * UNIT + certificate.errors["v"]) + shifted)
+
+
+def compare_labels(
+    model: SingleHead, certificate: Certificate, X: Array, label: Labels, tuning: FlipTuning
+) -> Residuals:
+    """Compare labels with the recovered head's.
+
+    A residual is how far from 0, relative to max_i‖x_i‖, the head's answer is where the label
+    says that it has the other sign, and 0 where they agree. Its tolerance is what the
+    certificate lets the head be off by.
+    """
+    allowed, size = uncertainty(model, certificate, X), np.linalg.norm(X, axis=2).max(axis=1)
+    return Residuals.of(
+        from_the_side(model(X), label),
+        allowed=allowed,
+        size=size,
+        telling=allowed / size < tuning.telling,
+    )
+
+
+def refuse_wrong_labels(judgement: Judgement, dim: int) -> None:
+    """Refuse a head that some label contradicts by more than its certificate allows."""
+    evidence = judgement.evidence
+    if not judgement.blunt and not evidence.passed:
+        raise ModelMismatch(
+            "The recovered head gives fresh sequences the wrong label where its answer, up to "
+            f"{evidence.max_residual:.1e} of their size, is certain to have the right sign. The "
+            "target is not the sign of a single attention head without biases over "
+            f"{dim} dimensions, or some labels are wrong, or it computes more coarsely than "
+            "float64 (float32 supports 16 bits)."
+        )

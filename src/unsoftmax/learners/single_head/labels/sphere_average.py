@@ -1,0 +1,183 @@
+"""Theorem B.1 as the paper writes it: v by averaging over the sphere, W by bisection.
+
+    v̂ = (1/(R k)) Σ h(x_n) x_n          x_n uniform on the sphere, R = E|x_1|, h = ±1
+    X(a) = [(s/a)e_i + a e_j; a e_j]     s = −sign(α)/(2W), α = v_j/v_i: scores differ by sW_ij
+    a*² = σ(sW_ij)/(2W|α|)               the label flips once, in [√(μ/(8W)), √(1/(2Wμ))]
+    Ŵ_ij = σ⁻¹(2W|α̂|a*²)/s               after truncation to [σ(−½), σ(½)]
+
+k and the steps of bisection: `unsoftmax.theory.label_counts.label_head_paper`. Differences from the
+paper: (1) labels 0 and 1 are averaged as −1 and 1; as 0 and 1 their mean is R·v/2, not R·v;
+(2) a hold-out. Needs all |v_i| ≥ μ, and ends for d = 1, 2 and a coarse error only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, logit
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.labels.beside_flips import (
+    FlipTuning,
+    at_flips,
+    compare_labels,
+    refuse_wrong_labels,
+)
+from unsoftmax.learners.single_head.labels.label_probes import Sphere
+from unsoftmax.measure.bisection import Labels, read_labels
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array, Pairs, Sequences, UnitVectors
+from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.theory import label_counts
+from unsoftmax.validate import sequences
+from unsoftmax.validate.judge import Residuals, hold_out
+
+
+@dataclass(frozen=True, slots=True)
+class SphereTuning:
+    """Knobs of the paper's average."""
+
+    failure: float = 0.01
+    """Probability δ that the guarantee fails; k grows with ln(1/δ)."""
+    samples: int = 2**20
+    """Samples per round: 8 MiB of answers. A multiple of the block that samples are made in."""
+    slice: int = 2**14
+    """Samples that are in memory at a time to be averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What Theorem B.1 promises, and under which conditions."""
+
+    error: float
+    """ε_W: bound on ‖ΔW‖_F."""
+    margin: float
+    """μ: all |v_i| ≥ μ‖v‖."""
+    norm_bound: float
+    """W̄: ‖W‖_F ≤ W̄."""
+
+
+def learn_by_averaging(
+    dim: int,
+    promise: Promise,
+    checks: int,
+    seed: int,
+    *,
+    tuning: SphereTuning,
+    holdout: FlipTuning,
+) -> Steps[SingleHead]:
+    """Recover v up to scale and W to ``promise.error``; see `LabelHead`."""
+    error, margin, norm_bound = promise.error, promise.margin, promise.norm_bound
+    k, steps = label_counts.label_head_paper(dim, error, margin, norm_bound, tuning.failure)
+    v_error = label_counts.label_value_error(dim, error, margin, norm_bound)
+    rng = np.random.default_rng(seed)
+    opening = sequences.opening(dim, checks // 4, rng)
+    v, opened = yield from average(dim, k, seed, opening, tuning)
+    _refuse_value(v, v_error, margin)
+    W = yield from _scores(v, margin, norm_bound, steps)
+
+    model = SingleHead(W, v)
+    bounds = {"W": error, "v": float(np.sqrt(dim)) * v_error}
+    certificate = Certificate(bounds, _assumes(promise, tuning.failure))
+    closing = at_flips(model, certificate, checks - len(opened), rng, holdout)
+
+    def compare(X: Array, y: Array) -> Residuals:
+        return compare_labels(model, certificate, X, read_labels([y])[0], holdout)
+
+    judgement = yield from hold_out(
+        closing, compare, checks, [(opening.X, opened.astype(np.float64))]
+    )
+    refuse_wrong_labels(judgement, dim)
+    notes = ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1, to within its error.",)
+    return Found(model, certificate, judgement.evidence, notes)
+
+
+def _assumes(promise: Promise, failure: float) -> tuple[str, ...]:
+    return (
+        "The target is the sign of a single head without biases: what the hold-out tests, it "
+        "cannot prove.",
+        "‖v‖ = 1: labels do not determine it, and the bounds are for v/‖v‖.",
+        f"All |v_i| ≥ {promise.margin:g}·‖v‖ and ‖W‖_F ≤ {promise.norm_bound:g}, as Theorem B.1 "
+        "requires.",
+        f"The samples are typical: with probability {1 - failure:g} over them the bounds hold.",
+    )
+
+
+def _refuse_value(v: Array, v_error: float, margin: float) -> None:
+    """Refuse an average that is not of norm 1, or a v with entries too small for the theorem."""
+    if abs(np.linalg.norm(v) - 1) > np.sqrt(len(v)) * v_error:
+        raise ModelMismatch(
+            f"The labels of single tokens have a mean of norm {np.linalg.norm(v):.4f} instead of "
+            "1: some labels are wrong, or they are not the sign of x·v. The target is not the "
+            "sign of a single attention head without biases."
+        )
+    if np.min(np.abs(v)) < margin - v_error:
+        raise NotIdentifiable(
+            f"An entry of v is {np.min(np.abs(v)):.2g}, below margin={margin:g}: Theorem B.1 does "
+            'not reach W then. Use a smaller margin, or method="bisect", which needs none.',
+            determined={"v": v / np.linalg.norm(v)},
+        )
+
+
+def _rounds(dim: int, k: int, seed: int, most: int) -> Iterator[Sphere]:
+    for first in range(0, k, most):
+        count = min(most, k - first)
+        yield Sphere(dim, seed, first, count, phase="v", purpose="data")
+
+
+def average(
+    dim: int, k: int, seed: int, opening: Sequences, tuning: SphereTuning
+) -> Asking[tuple[Array, Labels]]:
+    """Average labelled samples of the sphere."""
+    total, ones, opened = np.zeros(dim), 0, np.zeros(0, dtype=bool)
+    for samples in _rounds(dim, k, seed, tuning.samples):
+        first = samples.first == 0
+        *start, labels = read_labels((yield [*([opening] if first else []), samples]))
+        opened = start[0] if first else opened
+        total += weighted_sum(samples, labels, tuning.slice)
+        ones += int(np.count_nonzero(labels))
+    if not ones and not opened.any():
+        raise NotIdentifiable(
+            f"All of {k:,} labels are 0, as with v = 0: then the softmax weights nothing, so W is "
+            "free and no query can determine it.",
+            determined={"v": np.zeros(dim)},
+        )
+    if ones in (0, k):
+        raise ModelMismatch(
+            f"All of {k:,} single tokens are labelled {ones // k}, but x and −x have opposite "
+            "labels for every attention head without biases."
+        )
+    return total / (label_counts.mean_projection(dim) * k), opened
+
+
+def weighted_sum(samples: Sphere, labels: Labels, most: int) -> Array:
+    """Return Σ_n ±x_n over the samples, + where the label is 1, ``most`` of them at a time."""
+    total = np.zeros(samples.dim)
+    for start in range(0, len(samples), most):
+        span = slice(start, min(start + most, len(samples)))
+        total += np.where(labels[span], 1.0, -1.0) @ samples[span][:, 0]
+    return total
+
+
+def _scores(v: Array, margin: float, norm_bound: float, steps: int) -> Asking[Array]:
+    """Bisect for every entry of W, all in parallel."""
+    d = len(v)
+    j, i = np.divmod(np.arange(d * d), d)
+    alpha = v[j] / v[i]
+    s = -np.sign(alpha) / (2 * norm_bound)
+    low = np.full(d * d, np.sqrt(margin / (8 * norm_bound)))
+    high = np.full(d * d, np.sqrt(1 / (2 * norm_bound * margin)))
+    for _ in range(steps):
+        a = (low + high) / 2
+        probes = Pairs(np.eye(d), UnitVectors(d), i, j, s / a, a, phase="W", purpose="data")
+        [label] = read_labels((yield [probes]))
+        above = label != (v[j] > 0)  # beyond the flip f has the sign of v_j
+        low, high = np.where(above, a, low), np.where(above, high, a)
+    p = 2 * norm_bound * np.abs(alpha) * ((low + high) / 2) ** 2
+    entries = logit(np.clip(p, expit(-0.5), expit(0.5))) / s
+    W = np.empty((d, d))
+    W[i, j] = entries
+    return W

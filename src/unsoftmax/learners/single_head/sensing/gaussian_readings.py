@@ -1,0 +1,234 @@
+"""Read t_k = a_k·(W b_k) for Gaussian pairs (a_k, b_k), one answer each (Theorem 5.1).
+
+By the two-token identity each answer gives one logit αβ t_k. All pairs share the scale 2^k = αβ:
+E t² = ‖W‖²_F whatever the pair. It is found on the way, with queries that count as data:
+
+1. the first few are pilots, asked again at another scale when their logits are out of range;
+2. the rest, at the scale that puts the pilots' RMS at ¼;
+3. again, what is still out of range.
+
+To lower a logit the query token is scaled down, to raise it the offset is scaled up: an answer
+is off by about u·‖a+b‖ and by its rounding, so ‖b‖ ≤ ‖a‖ and a large a are best.
+
+*Queries*: one per pair; asked again `spare_of` at most. v must be known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.precision import why
+from unsoftmax.measure.scales import Exponents
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array, Indices, Pairs, Purpose
+from unsoftmax.solve.rank_one_measurements import Measurements
+
+# Facts of float32, whose numbers have 24 bits: Gaussians are below 8, and on a grid of 2⁻¹⁰
+# a + b is exact with b up to 2¹⁰ times smaller.
+_GRID = 2.0**-10
+_APART = 10
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianTuning:
+    """How the common scale is searched, and when an answer is asked again."""
+
+    pilots: int = 8
+    """So many measurements set the scale. A product of Gaussians is anywhere: fewer may all be
+    small, or large, by chance."""
+    wanted: float = 0.25
+    """Root mean square of the logits. At rank 1 they are products of two Gaussians: the largest
+    is 12 times that."""
+    off: int = 4
+    """Octaves that the pilots' scale may be off before they are asked again."""
+    largest: float = 8.0
+    """A logit beyond this has lost four digits and is asked again."""
+    saturated: tuple[int, ...] = (20, 24, 24)
+    """Octaves by which pilots are lowered when none can be read, once for each entry; the
+    pilots are asked again as often at most."""
+    lowered: int = 6
+    """Octaves by which single answers that cannot be read are lowered."""
+    passes: int = 3
+    """Rounds in which answers out of range are asked again."""
+    spare_share: int = 4
+    """Of all answers one in so many may be asked again, but as many as there are pilots."""
+    farthest: int = 100
+    """Scales are within 2^±100: tokens and answers must stay in float32's range, 2^±126."""
+    trusted: float = 3.0
+    """A logit is read where p is this many times its error away from 0 and 1; an answer further
+    than that outside of [0, 1] is no head's."""
+    hopeless: float = 0.25
+    """Where p is known no better than this no scale helps: the offset is nearly orthogonal to
+    v. Such answers are not asked again."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds at most."""
+        return 2 + len(self.saturated) + self.passes
+
+    def spare_of(self, count: int) -> int:
+        """Return how many of ``count`` may be asked again: pilots, and a quarter of all."""
+        again = len(self.saturated) * min(self.pilots, count)
+        return again + max(self.pilots, count // self.spare_share)
+
+
+def _split(k: Exponents) -> tuple[Array, Array]:
+    """Split s = 2^k: offsets scaled up, query tokens down, and both where that is too far apart."""
+    size = np.abs(k)
+    apart = np.where(size > _APART, _APART - (size - _APART) % 2, size)
+    both = np.sign(k) * (size - apart) // 2
+    return np.exp2(both + np.where(k > 0, apart, 0)), np.exp2(both - np.where(k < 0, apart, 0))
+
+
+@dataclass(slots=True)
+class GaussianReadings:
+    """The answers to all pairs (a_k, b_k), with the scales they were asked at; NaN before."""
+
+    a: Array
+    b: Array
+    values: Values
+    tuning: GaussianTuning
+    y: Array = field(init=False)
+    alpha: Array = field(init=False)
+    beta: Array = field(init=False)
+
+    @classmethod
+    def draw(
+        cls, count: int, values: Values, rng: np.random.Generator, tuning: GaussianTuning
+    ) -> GaussianReadings:
+        """Draw the pairs."""
+        a, b = np.round(rng.standard_normal((2, count, len(values.v))) / _GRID) * _GRID
+        return cls(a, b, values, tuning)
+
+    def __post_init__(self) -> None:
+        self.y, self.alpha, self.beta = np.full((3, len(self.a)), np.nan)
+
+    # -- asking
+
+    def ask(self) -> Asking[None]:
+        """Ask every pair once, and some again at another scale."""
+        spare = self.tuning.spare_of(len(self.a))
+        pilots = np.arange(min(self.tuning.pilots, len(self.a)))
+        k, again = yield from self._piloted(pilots)
+        spare -= again
+        rest = np.arange(len(pilots), len(self.a))
+        if len(rest):
+            yield from self._put(rest, np.full(len(rest), k), "data")
+        for _ in range(self.tuning.passes):
+            which, scales = self._out_of_range()
+            which, scales = which[:spare], scales[:spare]
+            if not len(which):
+                break
+            yield from self._put(which, scales, "again")
+            spare -= len(which)
+        self._refuse_unreadable()
+
+    def _piloted(self, pilots: Indices) -> Asking[tuple[int, int]]:
+        """Find the scale with the pilots; return it with how many queries were asked again."""
+        # a guess at ‖W‖_F = √d, as for trained heads
+        k, again = int(np.round(np.log2(self.tuning.wanted / np.sqrt(self.a.shape[1])))), 0
+        yield from self._put(pilots, np.full(len(pilots), k), "pilot")
+        for lowered in self.tuning.saturated:
+            better = self._better(pilots, k, lowered)
+            near = abs(better - k) <= self.tuning.off
+            settled = near and bool(np.all(np.isfinite(self._logits(pilots))))
+            k, before = better, k
+            if settled or better == before:
+                return k, again
+            yield from self._put(pilots, np.full(len(pilots), k), "again")
+            again += len(pilots)
+        return self._better(pilots, k, 0), again
+
+    def _better(self, pilots: Indices, k: int, lowered: int) -> int:
+        """Suggest a scale from the pilots asked at 2^k; ``lowered`` where none can be read."""
+        tuning, logits = self.tuning, self._logits(pilots)
+        usable = np.isfinite(logits)
+        if not np.any(usable):
+            return max(k - lowered, -tuning.farthest)
+        rms = float(np.sqrt(np.mean(logits[usable] ** 2)))
+        # where W = 0 as far as the answers tell, an RMS of their error is assumed beside it
+        unsure = float(np.median(self.gates().logit_error[pilots][usable]))
+        octaves = int(np.round(np.log2(tuning.wanted / (rms + unsure))))
+        step = octaves if np.all(usable) else min(octaves, -tuning.lowered)
+        return int(np.clip(k + step, -tuning.farthest, tuning.farthest))
+
+    def _put(self, which: Indices, k: Exponents, purpose: Purpose) -> Asking[None]:
+        """Ask some pairs at scale 2^k."""
+        alpha, beta = _split(k)
+        self.alpha[which], self.beta[which] = alpha, beta
+        name = "W, again" if purpose == "again" else "W"
+        [y] = yield [Pairs(self.a, self.b, which, which, alpha, beta, phase=name, purpose=purpose)]
+        self.y[which] = y
+
+    def _out_of_range(self) -> tuple[Indices, Exponents]:
+        """Find answers whose logit is too large, the worst first, and better scales."""
+        tuning, gates = self.tuning, self.gates()
+        hopeful = gates.p_error < tuning.hopeless
+        size = np.where(gates.margin > tuning.trusted * gates.p_error, np.abs(gates.logit), np.inf)
+        which = np.flatnonzero(hopeful & (size > tuning.largest))
+        which = which[np.argsort(-size[which], kind="stable")]
+        k = np.log2(self.alpha[which] * self.beta[which])
+        with np.errstate(divide="ignore"):
+            at_one = np.round(-np.log2(size[which]))
+        k += np.where(np.isfinite(size[which]), at_one, -tuning.lowered)
+        return which, np.maximum(k, -tuning.farthest).astype(np.int64)
+
+    # -- what the answers say
+
+    def answered(self, values: Values | None = None) -> TwoTokenAnswers:
+        """Return all answers as they were asked; ``values`` may assume another precision."""
+        values = values or self.values
+        a, b = Vectors.of(self.a, values), Vectors.of(self.b, values)
+        return TwoTokenAnswers(self.y, a, b, self.alpha, self.beta, values)
+
+    def gates(self) -> Gates:
+        """Read every answer through the two-token identity."""
+        return self.answered().gates()
+
+    def measurements(
+        self, values: Values | None = None, W: SingleHead | None = None
+    ) -> Measurements:
+        """Return all that can be read, with bounds on their errors.
+
+        ``values`` holds the precision that is assumed; ``W`` is the head whose scores were
+        rounded, estimated by their size while there is none.
+        """
+        answered = self.answered(values)
+        known = np.isfinite(answered.gates().logit_error)
+        if W is None:  # for Gaussian b the norm ‖W b‖ is about ‖W‖_F, and that is the RMS of t
+            norm = np.sqrt(np.mean(answered.measured()[known] ** 2))
+        else:
+            norm = np.linalg.norm(W.scores_of(self.b), axis=1)
+        read = answered.reading(self.beta * norm, 0.0)
+        return Measurements(self.a[known], self.b[known], read.value[known], read.error[known])
+
+    def _logits(self, which: Indices) -> Array:
+        """Return logits, NaN where an answer is out of reach."""
+        gates = self.gates()
+        known = gates.margin > self.tuning.trusted * gates.p_error
+        return np.asarray(np.where(known, gates.logit, np.nan)[which])
+
+    def _refuse_unreadable(self) -> None:
+        """Refuse answers outside of what any weights can give."""
+        gates, values = self.gates(), self.values
+        outside = np.maximum(-gates.p, gates.p - 1) > self.tuning.trusted * gates.p_error
+        if np.any(outside):
+            raise ModelMismatch(
+                f"{np.count_nonzero(outside)} of {outside.size} answers to two tokens lie outside "
+                "of what any attention weights between them can give: the target is not a single "
+                "attention head."
+            )
+        readable = np.count_nonzero(np.isfinite(gates.logit_error))
+        if readable < len(self.a) / 2:
+            raise NotIdentifiable(
+                f"{len(self.a) - readable} of {len(self.a)} logits are out of the answers' reach: "
+                "the answers are too coarse, or attention is hard. v is determined, W is not."
+                + why(values.precision),
+                determined={"v": values.v, "c": values.c},
+            )

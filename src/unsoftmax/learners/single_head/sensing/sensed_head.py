@@ -1,0 +1,63 @@
+"""The matrix of least nuclear norm as a head, with what bounds its errors.
+
+The measurements' smallest gain among the matrices of its rank around it says how far W can be:
+see `unsoftmax.solve.fixed_rank`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.learners.single_head.sensing.gaussian_readings import GaussianReadings
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models import SingleHead
+from unsoftmax.solve.fixed_rank import fixed_rank_error
+from unsoftmax.solve.nuclear_norm import Minimiser
+
+
+@dataclass(frozen=True, slots=True)
+class SensedHead:
+    """The matrix of least nuclear norm with everything that bounds its errors."""
+
+    model: SingleHead
+    values: Values
+    asked: GaussianReadings
+    found: int
+    """Rank of the model's W."""
+    rank: int
+    """The largest rank that W may have."""
+
+    @classmethod
+    def of(cls, found: Minimiser, asked: GaussianReadings, rank: int) -> SensedHead:
+        """Split the minimiser into its factors."""
+        left, singular, right = np.linalg.svd(found.W)
+        root = np.sqrt(singular[: found.rank])[:, None]
+        K, Q = root * left[:, : found.rank].T, root * right[: found.rank]
+        model = SingleHead.from_factors(K, Q, asked.values.v)
+        return cls(model, asked.values, asked, found.rank, rank)
+
+    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Bound the errors by the measurements' gain on matrices near Ŵ."""
+        measured = self.asked.measurements(self.values, self.model)
+        errors = {
+            "W": fixed_rank_error(measured, self.model.W, self.found, self.rank),
+            "v": float(np.linalg.norm(self.values.v_error)),
+            "w": 0.0,
+            "c": 0.0,
+        }
+        unbounded = (
+            "No bound on W: the measurements' errors are too large beside its singular values, or "
+            "their gain is 0.",
+        )
+        return errors, (
+            *(() if np.isfinite(errors["W"]) else unbounded),
+            f"W has rank {self.rank} or less, and is near the matrix of least nuclear norm: the "
+            "bound comes from the measurements' smallest gain among the matrices of that rank "
+            "around it.",
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
+        return tuple(self.values.precision.why)

@@ -1,0 +1,106 @@
+"""Do two models compute the same function? Decided on canonical forms, shown by a witness.
+
+Every model class has one rule, a `ModelEquality` in a module of its own, which `RULES` lists. To
+add a class, write its rule and list it here: `canonical`, `equivalent`, across classes too, and
+`unsoftmax.load` then know it. Two models of different classes are compared by the first rule
+that can read both; where there is none they are different functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
+from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
+from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
+from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
+from unsoftmax.models.equality.transformer_equality import TransformerEquality
+from unsoftmax.models.model import FrozenModel
+
+__all__ = ["RULES", "Equivalence", "canonical", "equivalent"]
+
+M = TypeVar("M", bound=FrozenModel)
+Rules = Sequence[ModelEquality[Any]]
+
+RULES: Rules = (
+    SingleHeadEquality(),
+    MultiHeadEquality(),
+    ReluNetworkEquality(),
+    TransformerEquality(),
+)
+"""The rule of every model class; a class comes before those that its models can be read as."""
+
+
+def canonical(model: M, *, rules: Rules = RULES) -> M:
+    """Return the one model that stands for all that compute the same function.
+
+    Parameters
+    ----------
+    model : SingleHead, MultiHead, ReluNetwork or Transformer
+        A head; when v = 0 its W and w have no effect and become 0. Or several: those with equal
+        W and w are merged, those with v = 0 left out, the rest is ordered. Or a network:
+        parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
+        network's canonical form; where that is constant W and w become 0.
+    rules : sequence of ModelEquality, optional
+        One for each class; another one may have other tolerances for rounding.
+    """
+    found: M = _rule_of("canonical takes", model, rules).canonical(model)
+    return found
+
+
+def equivalent(
+    a: FrozenModel,
+    b: FrozenModel,
+    rtol: float = 1e-9,
+    atol: float = 0.0,
+    *,
+    rules: Rules = RULES,
+) -> Equivalence:
+    """Decide whether two models compute the same function.
+
+    Parameters
+    ----------
+    a, b : SingleHead, MultiHead, ReluNetwork or Transformer
+        The models; a head is compared with several as one of them, and a Transformer whose
+        network is affine is a head. A network takes other sequences than the others and is
+        different from them.
+    rtol, atol : float
+        [W w] (Frobenius norm) and [v c] (2-norm) count as equal when they differ by at most
+        ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality. Several
+        heads are matched by their [W w]; all v together and c are then one block. For
+        networks the norm is that of all jumps of the gradient and the affine part.
+    rules : sequence of ModelEquality, optional
+        One for each class; another one may search longer for a witness.
+
+    Returns
+    -------
+    Equivalence
+        With a witness when they differ: ``a(witness[None])`` is not ``b(witness[None])``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from unsoftmax.models import SingleHead
+    >>> a = SingleHead(np.eye(2), [1.0, 2.0])
+    >>> b = SingleHead(2 * np.eye(2), [1.0, 2.0])
+    >>> bool(equivalent(a, a)), equivalent(a, b).verdict
+    (True, 'different')
+    """
+    a, b = (_rule_of("equivalent compares", model, rules).simplest(model) for model in (a, b))
+    tolerance = Tolerance(rtol, atol)
+    if a.dim == b.dim:
+        for rule in rules:
+            mine, other = rule.read(a), rule.read(b)
+            if mine is not None and other is not None:
+                return rule.compare(mine, other, tolerance)
+    return Equivalence("different", None, float("inf"), "shape")
+
+
+def _rule_of(what: str, model: FrozenModel, rules: Rules) -> ModelEquality[Any]:
+    for rule in rules:
+        if isinstance(model, rule.model):
+            return rule
+    raise TypeError(
+        f"{what} models; this is a {type(model).__name__}. A recovery's model is recovery.model."
+    )

@@ -1,0 +1,130 @@
+"""The answer to whether two models are equal, and what the rule of a model class has to say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Literal, TypeVar
+
+import numpy as np
+
+from unsoftmax.models.model import FrozenModel
+from unsoftmax.probes import Array
+
+M = TypeVar("M", bound=FrozenModel)
+Verdict = Literal["equal", "different", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """The answer to `equivalent`; true exactly when the verdict is "equal".
+
+    Attributes
+    ----------
+    verdict : {"equal", "different", "undecided"}
+        "undecided": the parameters differ by more than the tolerance, yet no sequence was
+        found on which float64 tells the functions apart; or heads of one model are within
+        the tolerance of each other, and only if they count as one are the models equal; or
+        several heads are compared with a Transformer whose network is affine within the
+        tolerance.
+    witness : ndarray, shape (N, d), or None
+        A sequence on which the two functions differ; only with "different", and None even
+        then when the two do not take the same sequences.
+    gap : float
+        The largest difference between canonical parameters, [W w] and [v c] each relative
+        to the larger of the two norms, of several heads [W w] head by head and all v with c;
+        of ReLU networks, between all jumps of the gradient and the affine parts, relative to
+        theirs; a neuron whose hyperplane is far from 0 counts by its slope.
+    by : {"canonical form", "cells", "witness", "shape", "nothing"}
+        What decided: equal canonical forms; a network's values in the cells at all
+        hyperplanes; the witness; that the two take other sequences; or nothing.
+    """
+
+    verdict: Verdict
+    witness: Array | None
+    gap: float
+    by: Literal["canonical form", "cells", "witness", "shape", "nothing"] = "canonical form"
+
+    @classmethod
+    def unequal(cls, witness: Array | None, gap: float) -> Equivalence:
+        """Return the verdict on models whose parameters differ: undecided without a witness."""
+        if witness is None:
+            return cls("undecided", None, gap, "nothing")
+        return cls("different", witness, gap, "witness")
+
+    def __bool__(self) -> bool:
+        return self.verdict == "equal"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far parameters of equal models may be apart: ``rtol`` times their size plus ``atol``."""
+
+    rtol: float
+    atol: float
+
+    def __post_init__(self) -> None:
+        if not (self.rtol >= 0 and self.atol >= 0):
+            raise ValueError("rtol and atol must be 0 or more.")
+
+    @property
+    def exact(self) -> bool:
+        """Whether only equal numbers will do."""
+        return not (self.rtol or self.atol)
+
+    def allows(self, difference: float, size: float, unit: float = 1.0) -> bool:
+        """Tell whether a difference is within the tolerance; both were divided by ``unit``."""
+        return difference <= self.rtol * size + self.atol / unit
+
+    def compare(self, mine: Array, other: Array) -> tuple[bool, float]:
+        """Tell whether two arrays are within the tolerance, and their relative difference."""
+        unit = octave(max(largest_of(mine), largest_of(other)))
+        difference = norm_of(mine / unit - other / unit)
+        size = max(norm_of(mine / unit), norm_of(other / unit))
+        within = self.allows(difference, size, unit)
+        if self.exact:
+            within = np.array_equal(mine, other)
+        return within, difference / size if size else 0.0
+
+
+class ModelEquality(ABC, Generic[M]):
+    """Which models of one class compute the same function.
+
+    The fields of a rule are the knobs of its search for witnesses and of its tolerances for
+    rounding.
+    """
+
+    model: ClassVar[type[FrozenModel]]
+    """The class whose models the rule compares."""
+
+    @abstractmethod
+    def canonical(self, model: M) -> M:
+        """Return the one model that stands for all that compute the same function."""
+
+    @abstractmethod
+    def compare(self, a: M, b: M, tolerance: Tolerance) -> Equivalence:
+        """Decide whether two models over the same dimension compute the same function."""
+
+    @abstractmethod
+    def read(self, model: FrozenModel) -> M | None:
+        """Return a model of any class as one of this class, None where it cannot be one."""
+
+    def simplest(self, model: M) -> FrozenModel:
+        """Return the model as one of a simpler class, where it is one; else itself."""
+        return model
+
+
+def octave(size: float) -> float:
+    """Return the power of two up to ``size``: dividing by it is exact."""
+    return float(2.0 ** (np.frexp(size)[1] - 1))
+
+
+def largest_of(x: Array) -> float:
+    """Return the largest size of an entry, 0 of none."""
+    return float(np.max(np.abs(x), initial=0.0))
+
+
+def norm_of(x: Array) -> float:
+    """Return the 2-norm (Frobenius), also where the squares leave float64's range."""
+    unit = largest_of(x)
+    return unit * float(np.linalg.norm(x / unit)) if unit else 0.0

@@ -1,0 +1,138 @@
+"""How far the answers of a single head may be off, given bounds on its parameters.
+
+With f(X) = Σ_i α_i y_i, y_i = x_i·v + c, α = softmax(s), s_i = x_i·u, u = W x_N + w, an error of
+the parameters reaches an answer in two ways:
+
+- through the values: |Δ| ≤ Σ_i α_i |x_i|·ν + ν_c, ν the entrywise bound on v's error;
+- through the weights: a score moves by m_i ≤ ‖x_i − x_N‖·(‖x_N‖·‖ΔW‖ + ‖Δw‖) (a shift of all
+  scores changes nothing) and by its own round-off, ‖x_i‖·‖u‖·κ·unit.
+
+Two bounds on what moved scores do, for two kinds of learners:
+
+- `to_first_order`: Σ α_i |y_i − f|·m_i, for certificates so small that scores hardly move. A
+  sequence whose scores may move further is not telling. Random directions meet a ‖ΔW‖_F in a
+  small share of its size only (`JudgeTuning.alignment`).
+- `for_any_error`: for bounds that are rigorous and not small, whatever the direction. Scores
+  that move by at most m move the answer by at most (e^m − 1)·e^m·Σ α_i |y_i − f|, and never by
+  more than max_i |y_i − f| (`unsoftmax.models.attention.largest_mean_shift`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.measure.precision import KAPPA
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models import SingleHead
+from unsoftmax.models.attention import (
+    largest_mean_shift,
+    mean_shift,
+    pooled_tokens,
+    score_rounding,
+    score_shift,
+)
+from unsoftmax.probes import Array
+from unsoftmax.validate.judge import Residuals
+
+# Stands for an infinite bound: times a distance of 0 it is 0, not NaN.
+UNBOUNDED = 1e100
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTuning:
+    """Knobs of judging a head to first order in the errors of its scores."""
+
+    alignment: float = 2.0
+    """Random directions meet ‖ΔW‖_F in about 1/d of its size, one random direction in 1/√d; a
+    residual may be this many times that. Smaller: right heads are refused by chance; larger:
+    wrong ones pass. Certificates are loose enough for the rest: residuals of heads of 5 and more
+    dimensions (2,000 measured) stayed below a fifth of what 8 times would allow."""
+    most_moved: float = 0.01
+    """A sequence whose scores the certificate lets move by more than this is left out, and no
+    score is counted as moving further. Larger: tolerances of such sequences pass any model;
+    smaller: fewer sequences count."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAt:
+    """A head at some sequences: all that the errors of its answers there depend on."""
+
+    X: Array
+    """Sequences (B, N, d)."""
+    predicted: Array
+    """f̂(X), (B,)."""
+    vectors: Array
+    """The vectors W x_N + w that tokens are scored with, (B, d)."""
+    weights: Array
+    """Attention weights (B, N)."""
+    longest: Array
+    """max_i‖x_i‖, (B,)."""
+
+    @classmethod
+    def of(cls, model: SingleHead, X: Array) -> HeadAt:
+        """Evaluate a head at sequences (B, N, d)."""
+        longest = np.asarray(np.linalg.norm(X, axis=2).max(axis=1))
+        return cls(X, model(X), model.scores_of(X[:, -1]), model.attention(X), longest)
+
+    def score_moves(self, unit: float, W_error: ArrayLike, w_error: float = 0.0) -> Array:
+        """Bound how far the scores may be off, (B, N), by the parameters' errors and round-off."""
+        moved = score_shift(self.X, W_error, w_error)
+        return moved + score_rounding(self.X, self.vectors, KAPPA * unit)
+
+    def through_values(self, v_error: Array) -> Array:
+        """Bound what an entrywise error of v does to the answers, (B,)."""
+        return np.asarray(np.abs(pooled_tokens(self.X, self.weights)) @ v_error)
+
+
+def to_first_order(
+    at: HeadAt, y: Array, values: Values, errors: Mapping[str, float], tuning: JudgeTuning
+) -> Residuals:
+    """Compare answers with a head whose certificate leaves scores nearly as they are.
+
+    ``errors`` holds the certificate's bounds on W and w. Without finite ones every sequence is
+    telling, and the head must be right to ``most_moved`` all the same.
+    """
+    d = int(at.X.shape[2])
+    W_error, w_error = (min(errors[name], UNBOUNDED) for name in "Ww")
+    bounded = max(W_error, w_error) < UNBOUNDED
+    dense = np.count_nonzero(at.X[:, -1], axis=1) > 1
+    met = np.minimum(1.0, tuning.alignment / np.where(dense, d, np.sqrt(d)))
+    met_w = min(1.0, tuning.alignment / np.sqrt(d))
+    moved = at.score_moves(values.precision.unit, met * W_error, met_w * w_error)
+
+    size = at.longest * values.norm + abs(values.c)
+    deviations = np.abs(at.X @ values.v + values.c - at.predicted[:, None])
+    return Residuals.of(
+        y - at.predicted,
+        own=values.precision.error(size, y) + values.c_error + at.through_values(values.v_error),
+        allowed=mean_shift(at.weights, deviations, np.minimum(moved, tuning.most_moved)),
+        size=size,
+        telling=np.max(moved, axis=1) <= tuning.most_moved if bounded else True,
+    )
+
+
+def for_any_error(at: HeadAt, y: Array, values: Values, W_error: float) -> Residuals:
+    """Compare answers with a head without biases, each within all that the bounds allow."""
+    moved = at.score_moves(values.precision.unit, min(W_error, UNBOUNDED)).max(axis=1)
+    from_v = at.through_values(values.v_error)
+    deviations = np.abs(at.X @ values.v - at.predicted[:, None])
+    deviations = deviations + np.abs(at.X) @ values.v_error + from_v[:, None]
+    size = at.longest * values.norm
+    return Residuals.of(
+        y - at.predicted,
+        own=values.precision.error(size, y) + from_v,
+        allowed=largest_mean_shift(at.weights, deviations, moved),
+        size=size,
+    )
+
+
+def of_straight(x: Array, y: Array, values: Values) -> Residuals:
+    """Compare answers to single tokens ``x`` (B, d) with x·v̂ + ĉ."""
+    size = np.linalg.norm(x, axis=1) * values.norm + abs(values.c)
+    own = np.abs(x) @ values.v_error + values.c_error
+    missed = y - x @ values.v - values.c
+    return Residuals.of(missed, own=values.precision.error(size, y) + own, size=size)

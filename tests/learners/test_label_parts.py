@@ -1,0 +1,167 @@
+"""Parts of the label learner by hand: the hold-out at flips, ratios, the scale, the end checks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from unsoftmax.learners.single_head.labels.beside_flips import (
+    FlipTuning,
+    at_flips,
+    compare_labels,
+    refuse_wrong_labels,
+    uncertainty,
+)
+from unsoftmax.learners.single_head.labels.pair_logits import (
+    ScaleSearchTuning,
+    TokenPairs,
+    find_scale,
+)
+from unsoftmax.learners.single_head.labels.proved_head import EndChecks
+from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
+from unsoftmax.protocol import Certificate
+from unsoftmax.theory import label_counts
+from unsoftmax.validate.judge import judge
+
+FLIPS, SEARCH = FlipTuning(), ScaleSearchTuning()
+
+
+def head(d, seed=0, scale=1.0):
+    rng = np.random.default_rng([d, seed])
+    v = rng.standard_normal(d)
+    return us.SingleHead(scale * rng.standard_normal((d, d)), v / np.linalg.norm(v))
+
+
+def certificate(W=0.0, v=0.0):
+    return Certificate({"W": W, "v": v}, ())
+
+
+def driven(steps, target):
+    """Drive a generator with a target's labels; return the result and the rounds."""
+    rounds = [next(steps)]
+    while True:
+        labels = [(target(probes[:]) > 0).astype(float) for probes in rounds[-1]]
+        try:
+            rounds.append(steps.send(labels))
+        except StopIteration as end:
+            return end.value, rounds
+
+
+# -- the hold-out
+
+
+@pytest.mark.parametrize("W_error", [1e-13, 1e-9, 1e-5])
+@pytest.mark.parametrize("d", [1, 2, 7])
+def test_sequences_are_just_outside_of_what_is_uncertain(d, W_error):
+    model, known = head(d), certificate(W_error, 1e-14)
+    families = at_flips(model, known, 24, np.random.default_rng(1), FLIPS)
+    assert sum(len(family) for family in families) == 24
+    assert [family.tokens for family in families] == list(FLIPS.lengths)
+    for family in families:
+        off = uncertainty(model, known, family.X)
+        y = model(family.X)
+        assert np.all(np.abs(y) >= FLIPS.certain * off)
+        # no further away than rounding of the tokens asks for
+        assert np.median(np.abs(y) / off) < 1.5
+        assert np.all(np.sign(y[::2]) > 0)
+        assert np.all(np.sign(y[1::2]) < 0)
+
+
+def test_a_head_within_the_certificate_has_all_labels_right_and_one_beyond_does_not():
+    d, error = 5, 1e-6
+    model = head(d)
+    rng = np.random.default_rng(2)
+    known = certificate(error)
+    families = at_flips(model, known, 40, rng, FLIPS)
+
+    def judged(target):
+        return judge(
+            (compare_labels(model, known, f.X, target(f.X) > 0, FLIPS) for f in families), 40
+        )
+
+    for _ in range(20):
+        shift = rng.standard_normal((d, d))
+        near = us.SingleHead(model.W + error * shift / np.linalg.norm(shift), model.v)
+        judgement = judged(near)
+        assert judgement.evidence.passed
+        assert judgement.evidence.max_residual == 0
+    far = us.SingleHead(model.W + 300 * error * shift / np.linalg.norm(shift), model.v)
+    with pytest.raises(us.ModelMismatch, match="wrong label"):
+        refuse_wrong_labels(judged(far), d)
+
+
+def test_where_nothing_is_known_nothing_is_telling():
+    model, known = head(3), certificate(np.inf, 2.0)
+    X = np.random.default_rng(3).standard_normal((6, 3, 3))
+    judgement = judge(compare_labels(model, known, X, model(X) > 0, FLIPS), 6)
+    assert judgement.blunt
+    refuse_wrong_labels(judgement, 3)
+
+
+@pytest.mark.parametrize("W_error", [0.0, 1e-8, 1e-3, 0.5])
+def test_the_uncertainty_is_a_bound(W_error):
+    rng, d = np.random.default_rng(4), 4
+    model = head(d)
+    X = rng.standard_normal((30, 4, d))
+    off = uncertainty(model, certificate(W_error, 1e-6), X)
+    for _ in range(30):
+        shift, turn = rng.standard_normal((d, d)), 0.5e-6 * rng.standard_normal(d) / np.sqrt(d)
+        v = model.v + turn
+        other = us.SingleHead(
+            model.W + W_error * shift / np.linalg.norm(shift), v / np.linalg.norm(v)
+        )
+        assert np.linalg.norm(other.v - model.v) <= 1e-6
+        assert np.all(np.abs(other(X) - model(X)) <= off)
+
+
+# -- what is asked before
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 9, 70])
+def test_the_first_ratios(d):
+    target = head(d)
+    target = us.SingleHead(target.W, np.where(np.arange(d) == d - 1, 0.0 if d > 1 else 1, target.v))
+    signs = np.where(target.v > 0, 1.0, -1.0)
+    ratios, rounds = driven(first_ratios(signs, np.zeros(4, dtype=bool), 2.0**-60, 8), target)
+    bits = label_counts.rough_bits(d)
+    found, truth = ratios.value(), target.v / np.abs(target.v).max()
+    assert np.all(np.abs(found - truth) <= 2.0**-bits)
+    assert np.abs(found[ratios.top]) == 1
+    assert np.all(found[target.v == 0] == 0)
+    asked = sum(len(probes) for parts in rounds for probes in parts)
+    assert asked == label_counts.comparisons(d)[0] + 4 + bits * (d - 1)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0, 1e4, 1e8])
+def test_the_scale_is_the_largest_at_which_few_pilots_are_out(scale):
+    d = 6
+    target = head(d, scale=scale)
+    rng = np.random.default_rng(5)
+    pairs = TokenPairs.balanced(target.v, rng)
+    (pilots, octave), rounds = driven(find_scale(pairs, target.v, rng, SEARCH), target)
+    j, i = np.divmod(pilots, d)
+    logits = np.einsum("kd,de,ke->k", pairs.a_rows[i], target.W, pairs.b_rows[j])
+    most = len(pilots) // SEARCH.outside
+    assert np.count_nonzero(np.abs(2.0**octave * logits) > SEARCH.pilot) <= most
+    assert np.count_nonzero(np.abs(2.0 ** (octave + 1) * logits) > SEARCH.pilot) > most
+    assert len(rounds) == 3
+    asked = sum(len(probes) for parts in rounds for probes in parts)
+    assert asked == label_counts.label_head_pilots(d)
+
+
+def test_without_logits_the_scale_is_the_largest():
+    target = us.SingleHead(np.zeros((3, 3)), head(3).v)
+    rng = np.random.default_rng(6)
+    pairs = TokenPairs.balanced(target.v, rng)
+    (_, octave), _ = driven(find_scale(pairs, target.v, rng, SEARCH), target)
+    assert octave == SEARCH.highest
+
+
+def test_end_checks_stand_off_by_more_than_rounding():
+    low, high = np.array([0.0, 1.0]), np.array([0.5, 1.0])
+    ends = EndChecks.of(low, high, (low + high) / 2, np.array([1e-3, 1e-3]), 1 / 8)
+    assert np.allclose(ends.low, low - 2e-3 - (high - low) / 8)
+    assert np.allclose(ends.high, high + 2e-3 + (high - low) / 8)
+    # the flip is between the checks, and rounding may have moved it
+    assert np.allclose(ends.error, (ends.high - ends.low) / 2 + 1e-3)

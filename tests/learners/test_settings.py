@@ -1,0 +1,226 @@
+"""A learner's settings: its fields as JSON, checked where they are given, knobs where changed.
+
+The settings are a ledger's identity: they may not change by how a number was written, and must
+change with every knob that changes the probes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from unsoftmax.learners.settings import Configured, as_json, flag, one_of, positive, whole
+from unsoftmax.learners.single_head.exact import ExactTuning
+from unsoftmax.measure.logit_scales import LogitGridTuning, Stage
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class InnerTuning:
+    depth: int = 2
+    shares: tuple[float, ...] = (0.5, 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterTuning:
+    least: float = 1e-3
+    inner: InnerTuning = field(default=InnerTuning())
+
+
+@dataclass(frozen=True, slots=True)
+class Toy(Configured):
+    dim: int
+    rank: int | None = None
+    tolerance: float | None = None
+    biases: bool = False
+    probes: Literal["a", "b"] = "a"
+    bases: Any = None
+    seed: int = 0
+    tuning: OuterTuning = field(default=OuterTuning(), kw_only=True)
+
+    revision = 3
+
+
+# -- the same settings, however they were written
+
+
+def test_settings_are_the_fields_by_name():
+    assert Toy(4).settings() == {
+        "learner": "Toy",
+        "dim": 4,
+        "rank": None,
+        "tolerance": None,
+        "biases": False,
+        "probes": "a",
+        "bases": None,
+        "seed": 0,
+    }
+
+
+def test_public_learners_keep_the_settings_that_ledgers_hold():
+    """Written before settings were derived from fields, and before there were knobs."""
+    L = us.learners
+    assert json.dumps(L.ExactHead(8).settings()) == (
+        '{"learner": "ExactHead", "dim": 8, "biases": false, "probes": "balanced", "seed": 0}'
+    )
+    assert json.dumps(L.LowRankHead(8, 2, tolerance=1).settings()) == (
+        '{"learner": "LowRankHead", "dim": 8, "rank": 2, "biases": false, "tolerance": 1.0, '
+        '"seed": 0}'
+    )
+    assert json.dumps(L.SensingHead(8, 2, seed=3).settings()) == (
+        '{"learner": "SensingHead", "dim": 8, "rank": 2, "measurements": null, "seed": 3}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("plain", "numpy"),
+    [
+        ({"rank": 2, "tolerance": 0.5}, {"rank": np.int8(2), "tolerance": np.float64(0.5)}),
+        ({"dim": 4, "biases": True}, {"dim": np.int64(4), "biases": np.True_}),
+        ({"tolerance": 1.0}, {"tolerance": np.int64(1)}),
+        ({"tolerance": 1}, {"tolerance": np.float32(1)}),
+        ({"seed": 7}, {"seed": np.uint8(7)}),
+    ],
+)
+def test_numpy_numbers_are_the_numbers_they_hold(plain, numpy):
+    plain, numpy = (Toy(**{"dim": 4, **fields}) for fields in (plain, numpy))
+    assert json.dumps(numpy.settings()) == json.dumps(plain.settings())
+    types = {name: type(value) for name, value in numpy.settings().items()}
+    assert types == {name: type(value) for name, value in plain.settings().items()}
+
+
+def test_declared_types_say_what_a_number_is():
+    """1 is 1.0 where a float is declared: the identity is that of the value."""
+    assert json.dumps(Toy(4, tolerance=1).settings()["tolerance"]) == "1.0"
+    assert json.dumps(Toy(4, rank=1).settings()["rank"]) == "1"
+
+
+def test_arrays_are_named_by_their_shape_and_bits():
+    a, b = (Toy(4, bases=x).settings()["bases"] for x in (np.eye(2), np.eye(2).reshape(1, 4)))
+    assert a != b
+    assert a == Toy(4, bases=np.eye(2)).settings()["bases"]
+    assert len(a) == 64
+    assert Toy(4, bases=[np.eye(2), np.eye(2)]).settings()["bases"] == [a, a]
+
+
+def test_learners_inside_are_nested_with_their_revision():
+    settings = Toy(4, bases=Toy(2)).settings()["bases"]
+    assert settings == {**Toy(2).settings(), "revision": 3}
+
+
+# -- knobs
+
+
+def test_default_knobs_are_not_named():
+    assert "tuning" not in Toy(4).settings()
+    assert "tuning" not in Toy(4, tuning=OuterTuning(1e-3, InnerTuning(2))).settings()
+
+
+def test_changed_knobs_alone_are_named_and_nested():
+    changed = Toy(4, tuning=OuterTuning(inner=InnerTuning(shares=(1.0,))))
+    assert changed.settings() == {
+        **Toy(4).settings(),
+        "tuning": {"inner": {"shares": [1.0]}},
+    }
+    both = Toy(4, tuning=OuterTuning(0.5, InnerTuning(depth=3)))
+    assert both.settings()["tuning"] == {"least": 0.5, "inner": {"depth": 3}}
+
+
+def test_tables_among_knobs_are_json():
+    stages = (Stage(1, None, 1),)
+    tuning = ExactTuning(grid=LogitGridTuning(stages=stages))
+    settings = us.learners.ExactHead(8, tuning=tuning).settings()
+    assert settings["tuning"] == {"grid": {"stages": [[1, None, 1]]}}
+    assert json.loads(json.dumps(settings)) == settings
+
+
+def test_knobs_of_another_algorithm_are_refused():
+    with pytest.raises(TypeError, match="tuning must be a OuterTuning"):
+        Toy(4, tuning=InnerTuning()).settings()  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="tuning must be a ExactTuning"):
+        us.learners.ExactHead(4, tuning=LogitGridTuning()).settings()  # type: ignore[arg-type]
+
+
+def test_knobs_are_given_by_name():
+    with pytest.raises(TypeError, match="positional"):
+        us.learners.ExactHead(4, False, "balanced", 0, ExactTuning())  # type: ignore[call-arg]
+
+
+def test_a_changed_knob_is_another_learner_to_a_ledger(tmp_path):
+    """Probes depend on knobs: a ledger of other knobs is refused, one of the same goes on."""
+    rng = np.random.default_rng(0)
+    target = us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
+    tuned = us.learners.ExactHead(4, tuning=ExactTuning(grid=LogitGridTuning(wanted=0.25)))
+    ledger = tmp_path / "ledger.sqlite"
+    first = us.learn(target, tuned, ledger=ledger)
+    again = us.learn(target, tuned, ledger=ledger)
+    np.testing.assert_array_equal(first.model.W, again.model.W)
+    assert again.counts["data"] == first.counts["data"] == 16
+    with pytest.raises(us.LedgerMismatch):
+        us.learn(target, us.learners.ExactHead(4), ledger=ledger)
+
+
+def test_a_changed_knob_changes_what_is_done():
+    rng = np.random.default_rng(0)
+    target = us.SingleHead(rng.standard_normal((6, 6)), rng.standard_normal(6))
+    asked = list[Array]()
+    for wanted in (0.5, 0.125):
+        tokens = list[Array]()
+        tuning = ExactTuning(grid=LogitGridTuning(wanted=wanted))
+        recovery = us.learn(
+            lambda X, seen=tokens: (seen.append(X), target(X))[1],
+            us.learners.ExactHead(6, tuning=tuning),
+        )
+        np.testing.assert_allclose(recovery.model.W, target.W, rtol=0, atol=1e-12)
+        asked.append(np.concatenate([np.ravel(X) for X in tokens]))
+    assert not np.array_equal(asked[0], asked[1])
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "2", None, np.float64(2), [2]])
+def test_what_is_no_whole_number(value):
+    with pytest.raises(TypeError, match="rank must be a whole number"):
+        whole("rank", value, 0)
+
+
+def test_whole_numbers_have_a_least():
+    whole("rank", np.int32(3), 3)
+    with pytest.raises(ValueError, match="rank must be 3 or more; it is 2"):
+        whole("rank", 2, 3)
+
+
+def test_flags():
+    flag("biases", np.False_)
+    for value in (0, 1, "no", None):
+        with pytest.raises(TypeError, match="biases must be True or False"):
+            flag("biases", value)
+
+
+def test_positive_numbers():
+    for right in (1, 1e-60, np.float32(2), 1e60):
+        positive("tolerance", right)
+    for beyond in (0, -1, float("nan"), float("inf"), 1e-61):
+        with pytest.raises(ValueError, match="tolerance must be a number above 0"):
+            positive("tolerance", beyond)
+    for wrong in (True, "1", None):
+        with pytest.raises(TypeError, match="tolerance must be a number"):
+            positive("tolerance", wrong)
+
+
+def test_names():
+    one_of("probes", "a", ("a", "b"))
+    with pytest.raises(ValueError, match='probes must be "a", "b" or "c"; it is'):
+        one_of("probes", "d", ("a", "b", "c"))
+
+
+def test_numbers_alone():
+    assert as_json(None) is None
+    assert as_json("x") == "x"
+    assert as_json((1, 2.5, np.int64(3))) == [1, 2.5, 3]

@@ -1,0 +1,234 @@
+"""The logit grid by hand: `next` and `send`, answers made from a known W, no runner, no oracle.
+
+Answers are computed from M = z·(W b) itself, so that a reading has a truth to be held against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+import unsoftmax as us
+from unsoftmax.measure.logit_grid import LogitGrid, measure
+from unsoftmax.measure.logit_scales import LogitGridTuning, Stage
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.scales import beside_bias, free, offset_only
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.probes import Grid, Pairs, Probes
+
+
+class Scene:
+    """W, w and v, offsets that all see v, and query tokens."""
+
+    def __init__(self, seed=0, d=6, tokens=4, scale=1.0, precision=None, w=None):
+        rng = np.random.default_rng(seed)
+        self.rng, self.w = rng, np.zeros(d) if w is None else w
+        self.W = scale * rng.standard_normal((d, d))
+        self.v = np.ones(d)
+        self.Z = np.linalg.qr(rng.standard_normal((d, d)))[0]
+        self.Z *= np.sign(self.Z @ self.v)[:, None]
+        self.B = rng.standard_normal((tokens, d))
+        self.precision = precision or Precision()
+        self.values = Values(self.v, 0.0, np.zeros(d), 0.0, self.precision)
+
+    @property
+    def M(self):
+        return (self.B @ self.W.T) @ self.Z.T
+
+    def grid(self, **changes):
+        return LogitGrid(self.Z, self.B, self.values, **{"split": free, "phase": "W", **changes})
+
+    def answer(self, probes):
+        """Answers of a family of two-token probes, its logits from M."""
+        if isinstance(probes, Grid):
+            tokens, offsets = probes.queries.shape[0], probes.offsets.shape[0]
+            j, i = np.divmod(np.arange(tokens * offsets), offsets)
+            alpha, beta = probes.alpha[j], probes.beta[j]
+        else:
+            assert isinstance(probes, Pairs)
+            j, i, alpha, beta = probes.j, probes.i, probes.alpha, probes.beta
+        a, b = np.asarray(probes.offsets)[i], np.asarray(probes.queries)[j]
+        logit = alpha * np.sum(a * (beta[:, None] * (b @ self.W.T) + self.w), axis=1)
+        return beta * (b @ self.v) + alpha * (a @ self.v) * expit(logit)
+
+
+def drive(steps, scene, rounds=None):
+    """Send answers until the generator returns; return what it returned."""
+    answers = None
+    try:
+        while True:
+            [probes] = steps.send(answers)
+            if rounds is not None:
+                rounds.append(probes)
+            answers = [scene.answer(probes)]
+    except StopIteration as done:
+        return done.value
+
+
+# -- what is asked
+
+
+def test_the_stages_are_the_tables():
+    scene, rounds = Scene(d=8), list[Probes]()
+    grid = drive(measure(scene.grid(), 0), scene, rounds)
+    assert [len(probes) for probes in rounds] == [4, 4 * 1, 4 * 3, 4 * 3]
+    assert [probes.purpose for probes in rounds] == ["pilot", "data", "data", "data"]
+    assert grid.again == 0
+    assert np.all(np.isfinite(grid.y))
+
+
+def test_another_table_asks_otherwise():
+    scene, rounds = Scene(d=8), list[Probes]()
+    tuning = LogitGridTuning(stages=(Stage(1, None, 1),))
+    drive(measure(scene.grid(tuning=tuning), 0), scene, rounds)
+    assert [len(probes) for probes in rounds] == [4, 4 * 7]
+    assert tuning.rounds == LogitGridTuning().rounds - 2
+
+
+@pytest.mark.parametrize("d", [1, 2, 4, 5, 6])
+def test_few_offsets_have_fewer_stages(d):
+    scene, rounds = Scene(d=d), list[Probes]()
+    grid = drive(measure(scene.grid(), 8), scene, rounds)
+    assert sum(len(probes) for probes in rounds) == 4 * d + grid.again
+    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-9)
+
+
+@pytest.mark.parametrize("octaves", [-60, -20, 0, 20, 40])
+def test_scales_are_found_for_any_size_of_W(octaves):
+    """Saturated or unresolved pilots are asked again, twice at most, and only they."""
+    scene, rounds = Scene(scale=2.0**octaves), list[Probes]()
+    grid = drive(measure(scene.grid(), 16), scene, rounds)
+    truth = scene.M
+    assert np.max(np.abs(grid.measured() - truth)) <= 1e-11 * np.max(np.abs(truth))
+    pilots = [probes for probes in rounds if probes.phase == "W, again"]
+    assert sum(len(probes) for probes in pilots) == grid.again <= 12
+    rms = np.sqrt(np.mean((truth * grid.scale)[:, 5:] ** 2))
+    assert 0.05 < rms < 5
+
+
+def test_every_token_has_its_own_scale():
+    scene = Scene()
+    scene.B = scene.B * 10.0 ** np.array([[-6], [0], [3], [9]])
+    grid = drive(measure(scene.grid(), 16), scene)
+    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-9)
+    assert len(set(grid.scale[:, -1])) > 2
+
+
+def test_a_token_whose_column_is_zero_keeps_its_scale():
+    scene = Scene()
+    scene.W[:] = 0.0
+    grid = drive(measure(scene.grid(), 16), scene)
+    np.testing.assert_allclose(grid.measured(), 0.0, atol=1e-15)
+    assert grid.reading(scene.values, np.zeros(4), np.zeros(6), 1.0).bounded
+
+
+def test_no_more_than_spare_is_asked_again():
+    for spare in (0, 1, 3):
+        scene, rounds = Scene(d=12, scale=2.0**30), list[Probes]()
+        steps = measure(scene.grid(), spare)
+        with contextlib.suppress(us.NotIdentifiable):
+            drive(steps, scene, rounds)
+        again = [len(probes) for probes in rounds if probes.purpose == "again"]
+        assert sum(again) <= spare
+
+
+def test_poor_answers_are_asked_again_at_a_better_scale():
+    """One entry a thousand times the others: at their scale it is saturated, 6 octaves below
+    out of range, and then at a scale of its own."""
+    scene, rounds = Scene(d=8), list[Probes]()
+    scene.W = np.linalg.solve(scene.Z, np.ones((8, 8)))  # M = 1 for unit vectors
+    scene.W[:, 2] = np.linalg.solve(scene.Z, np.append(np.ones(7), 1e3))
+    scene.B = np.eye(8)
+    grid = drive(measure(scene.grid(), 16), scene, rounds)
+    again = [p for p in rounds if isinstance(p, Pairs) and p.purpose == "again"]
+    assert [(list(p.j), list(p.i)) for p in again] == [([2], [7])] * 2
+    assert grid.again == 2
+    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-10)
+
+
+# -- with a bias
+
+
+def test_the_bias_is_read_from_the_zero_token_and_taken_off():
+    w = np.linspace(-1, 1, 6)
+    scene = Scene(w=w)
+    zero = LogitGrid(scene.Z, np.zeros((1, 6)), scene.values, offset_only, "w")
+    bare, scene.B = scene.B, np.zeros((1, 6))
+    [shift] = drive(measure(zero, 2), scene).measured()
+    np.testing.assert_allclose(shift, scene.Z @ w, rtol=1e-12)
+    scene.B = bare
+    grid = scene.grid(split=beside_bias(shift), shift=shift)
+    drive(measure(grid, 8), scene)
+    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-9, atol=1e-11)
+
+
+# -- what is refused
+
+
+def test_answers_of_no_head_are_refused():
+    scene = Scene()
+    exact = scene.answer
+    scene.answer = lambda probes: 2 * exact(probes)  # type: ignore[method-assign]
+    with pytest.raises(us.ModelMismatch, match="no single attention head"):
+        drive(measure(scene.grid(), 4), scene)
+
+
+def test_hard_attention_is_refused_with_what_is_known():
+    scene = Scene()
+    scene.W *= 1e300
+    with pytest.raises(us.NotIdentifiable, match="as with hard attention") as caught:
+        drive(measure(scene.grid(), 12), scene)
+    np.testing.assert_array_equal(caught.value.determined["v"], scene.v)
+
+
+# -- readings
+
+
+@pytest.mark.parametrize("absolute", [1e-12, 1e-8, 1e-5])
+@pytest.mark.parametrize("spread", [0, 3])
+def test_readings_are_within_their_errors(absolute, spread, trials):
+    """Every answer is off by all that it may be; columns differ by a factor of 10^±spread."""
+    for seed in range(trials(10, 200)):
+        scene = Scene(seed, precision=Precision(absolute=absolute))
+        scene.B = scene.B * 10.0 ** scene.rng.uniform(-spread, spread, (4, 1))
+        truth, exact = scene.M, scene.answer
+        signs = scene.rng.choice([-1.0, 1.0], 10**4)
+
+        def off(probes, exact=exact, signs=signs, absolute=absolute):
+            y = exact(probes)
+            return y + (1 - 1e-3) * absolute * signs[: len(y)]
+
+        scene.answer = off  # type: ignore[method-assign]
+        grid = drive(measure(scene.grid(), 8), scene)
+        lengths = np.linalg.norm(scene.B @ scene.W.T, axis=1)
+        read = grid.reading(scene.values, lengths, scene.w, 1.0)
+        np.testing.assert_array_equal(read.value, grid.measured())
+        assert np.all(np.abs(read.value - truth) <= read.error)
+        assert np.linalg.norm(read.value - truth) <= read.total
+        assert read.total <= 1.01 * np.linalg.norm(read.error)
+
+
+def test_more_tokens_and_fewer():
+    scene = Scene()
+    grid = drive(measure(scene.grid(), 4), scene)
+    more = np.vstack([scene.B, scene.rng.standard_normal((2, 6))])
+    wider = grid.widened(more)
+    assert wider.shape == (6, 6)
+    np.testing.assert_array_equal(wider.y[:4], grid.y)
+    assert np.all(np.isnan(wider.y[4:]))
+    kept = wider.kept(np.array([0, 3]))
+    np.testing.assert_array_equal(kept.measured(), grid.measured()[[0, 3]])
+    assert kept.again == grid.again
+
+
+def test_unbounded_logits_are_counted():
+    scene = Scene(precision=Precision(absolute=1e-6))
+    grid = drive(measure(scene.grid(), 4), scene)
+    assert grid.unbounded(scene.values) == ()
+    grid.y[1, 2] = grid.beta[1, 2] * (scene.B @ scene.v)[1]  # p = 0
+    [why] = grid.unbounded(scene.values)
+    assert "1 of 24" in why
+    assert not grid.reading(scene.values, np.ones(4), np.zeros(6), 1.0).bounded

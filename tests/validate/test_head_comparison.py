@@ -1,0 +1,151 @@
+"""How far a head's answers move when its parameters do: within the bounds, and not far below."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.two_tokens import Values
+from unsoftmax.validate.head_comparison import (
+    HeadAt,
+    JudgeTuning,
+    for_any_error,
+    of_straight,
+    to_first_order,
+)
+from unsoftmax.validate.judge import judge
+
+EXACT = Precision()
+
+
+def head(d, rng, size=1.0):
+    return us.SingleHead(size * rng.standard_normal((d, d)) / d, rng.standard_normal(d))
+
+
+def known(model, v_error=0.0, precision=EXACT):
+    return Values(model.v, model.c, np.full(model.dim, v_error), 0.0, precision)
+
+
+def moved_by(model, W_error, rng):
+    """A head whose W is another by exactly ``W_error``, in a random direction."""
+    shift = rng.standard_normal(model.W.shape)
+    W = model.W + W_error * shift / np.linalg.norm(shift)
+    return us.SingleHead(W, model.v, model.w, model.c)
+
+
+@pytest.mark.parametrize("W_error", [0.0, 1e-9, 1e-3, 0.3, 10.0, 1e6])
+def test_no_head_within_the_bound_is_refused(W_error):
+    rng = np.random.default_rng(0)
+    for d in (1, 2, 6):
+        model = head(d, rng)
+        X = 3 * rng.standard_normal((40, 4, d))
+        at = HeadAt.of(model, X)
+        for _ in range(20):
+            y = moved_by(model, W_error, rng)(X)
+            assert judge(for_any_error(at, y, known(model), W_error), 40).evidence.passed
+
+
+def test_a_head_beyond_the_bound_is_refused():
+    rng = np.random.default_rng(1)
+    model = head(1, rng)
+    # one dimension: the worst direction is the only one
+    X = rng.standard_normal((40, 2, 1))
+    at = HeadAt.of(model, X)
+    y = us.SingleHead(model.W + 1e-3, model.v)(X)
+    # of two tokens the weight moves by p(1 − p)Δt; the bound is twice that
+    assert judge(for_any_error(at, y, known(model), 0.52e-3), 40).evidence.passed
+    judgement = judge(for_any_error(at, y, known(model), 0.48e-3), 40)
+    assert judgement.refuses
+    assert judgement.strain == pytest.approx(1 / 0.96, rel=1e-2)
+
+
+def test_errors_of_the_values_are_the_answers_own():
+    rng = np.random.default_rng(2)
+    model, X = head(5, rng), rng.standard_normal((30, 3, 5))
+    off = 1e-3 * rng.choice([-1, 1], 5)
+    y = us.SingleHead(model.W, model.v + off)(X)
+    for error, passes in ((1e-3, True), (1e-5, False)):
+        values = known(model, error)
+        at = HeadAt.of(model, X)
+        errors = {"W": 0.0, "w": 0.0}
+        assert judge(for_any_error(at, y, values, 0.0), 30).evidence.passed == passes
+        first = to_first_order(at, y, values, errors, JudgeTuning())
+        assert judge(first, 30).evidence.passed == passes
+        assert np.all(first.own >= at.through_values(values.v_error))
+
+
+@pytest.mark.parametrize("W_error", [1e-12, 1e-6, 1e-4])
+def test_to_first_order_random_errors_stay_within_their_share(W_error):
+    # certificates are loose: errors are an eighth of their bounds or less
+    errors = {"W": 8 * W_error, "w": 0.0}
+    rng = np.random.default_rng(3)
+    tuning, strains = JudgeTuning(), []
+    for _ in range(50):
+        model = head(8, rng)
+        X = rng.standard_normal((30, 4, 8))
+        y = moved_by(model, W_error, rng)(X)
+        at = HeadAt.of(model, X)
+        judgement = judge(to_first_order(at, y, known(model), errors, tuning), 30)
+        assert judgement.evidence.passed
+        strains.append(judgement.strain)
+    # the bound is of the size of what it bounds
+    assert 0.05 < max(strains) < 0.5
+
+
+def test_what_the_certificate_leaves_open_is_not_telling():
+    rng = np.random.default_rng(4)
+    model = head(4, rng)
+    X = rng.standard_normal((20, 3, 4)) * 10.0 ** np.arange(-10, 10)[:, None, None]
+    at = HeadAt.of(model, X)
+    tuning = JudgeTuning()
+    compared = to_first_order(at, model(X), known(model), {"W": 1e-3, "w": 0.0}, tuning)
+    assert compared.telling[:10].all()
+    assert not compared.telling[-5:].any()
+    # no finite bound: every sequence counts, and the head must be right to a share all the same
+    errors = {"W": np.inf, "w": 0.0}
+    free = to_first_order(at, 1.5 * model(X), known(model), errors, tuning)
+    assert free.telling.all()
+    assert np.isfinite(free.allowed).all()
+    assert judge(free, 20).refuses
+    wider = replace(tuning, most_moved=np.inf)
+    assert to_first_order(at, model(X), known(model), {"W": 1e-3, "w": 0.0}, wider).telling.all()
+
+
+def test_an_infinite_bound_lets_weights_be_anything():
+    rng = np.random.default_rng(5)
+    model, other = head(3, rng), head(3, rng, 100.0)
+    X = rng.standard_normal((40, 5, 3))
+    at = HeadAt.of(model, X)
+    values = known(model)
+    y = us.SingleHead(other.W, model.v)(X)
+    assert judge(for_any_error(at, y, values, np.inf), 40).evidence.passed
+    # but no head answers more than the largest of its values
+    assert judge(for_any_error(at, 2 * np.abs(X @ model.v).max(axis=1), values, np.inf), 40).refuses
+
+
+def test_one_token_leaves_the_weights_nothing():
+    rng = np.random.default_rng(6)
+    model, X = head(3, rng), rng.standard_normal((5, 1, 3))
+    at = HeadAt.of(model, X)
+    assert np.all(for_any_error(at, model(X), known(model), np.inf).allowed < 1e-14)
+    errors = {"W": 1.0, "w": 1.0}
+    first = to_first_order(at, model(X), known(model), errors, JudgeTuning())
+    assert np.all(first.allowed < 1e-14)
+    assert judge(first, 5).evidence.passed
+
+
+def test_single_tokens_are_straight_within_the_precision():
+    rng = np.random.default_rng(8)
+    x, v = rng.standard_normal((9, 4)), rng.standard_normal(4)
+    values = Values(v, 0.5, np.zeros(4), 0.0, EXACT)
+    assert judge(of_straight(x, x @ v + 0.5, values), 9).evidence.passed
+    bent = x @ v + 0.5 + 1e-9 * np.sum(x**2, axis=1)
+    assert judge(of_straight(x, bent, values), 9).refuses
+    coarse = replace(values, precision=Precision(absolute=1e-7))
+    assert judge(of_straight(x, bent, coarse), 9).evidence.passed
+    unsure = replace(values, v_error=np.full(4, 1e-8))
+    assert judge(of_straight(x, bent, unsure), 9).evidence.passed

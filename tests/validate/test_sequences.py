@@ -1,0 +1,140 @@
+"""Fresh sequences: how many, how long, at what logits, and exact in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from unsoftmax.protocol import Certificate
+from unsoftmax.validate import sequences
+from unsoftmax.validate.sequences import HoldoutTuning, Shares
+
+TUNING = HoldoutTuning()
+
+
+def certificate(W=0.0, w=0.0):
+    return Certificate({"W": W, "v": 0.0, "w": w, "c": 0.0}, ())
+
+
+def head(d, rng, biases=False):
+    w = rng.standard_normal(d) if biases else None
+    return us.SingleHead(rng.standard_normal((d, d)) / d, rng.standard_normal(d), w)
+
+
+def logits(model, X):
+    """Scores of all tokens but the last, beside the last one's."""
+    vector = model.scores_of(X[:, -1])
+    return np.einsum("bnd,bd->bn", X[:, :-1] - X[:, -1:], vector)
+
+
+@pytest.mark.parametrize("checks", [0, 1, 3, 4, 7, 8, 32, 101])
+def test_shares_add_up(checks):
+    share = Shares.of(checks)
+    assert share.opening + share.straight + share.repeats + share.closing == checks
+    assert min(share.opening, share.straight, share.repeats, share.closing) >= 0
+    assert share.repeats <= share.opening
+
+
+def test_every_family_is_exact_in_float32_and_says_what_it_is():
+    rng = np.random.default_rng(0)
+    model = head(5, rng)
+    first = sequences.opening(5, 16, rng)
+    families = [
+        first,
+        sequences.straight(5, 7, rng),
+        sequences.repeated(first, 9),
+        *sequences.closing(model, certificate(), 23, rng, tuning=TUNING),
+    ]
+    assert [len(family) for family in families[:3]] == [16, 7, 9]
+    assert sum(len(family) for family in families[3:]) == 23
+    for family in families:
+        assert np.array_equal(family.X, family.X.astype(np.float32))
+        assert family.purpose == "check"
+        assert family.phase.startswith("hold-out, ")
+    assert np.array_equal(families[2].X, first.X[:9])
+
+
+@pytest.mark.parametrize("radius", [1e-3, 1.0, 5.0])
+def test_no_token_is_longer_than_the_radius(radius):
+    rng = np.random.default_rng(1)
+    model = head(4, rng, biases=True)
+    loud = replace(TUNING, gain=2.0**40)
+    for family in (
+        sequences.opening(4, 16, rng, radius),
+        sequences.straight(4, 16, rng, radius),
+        *sequences.closing(model, certificate(), 24, rng, radius, tuning=loud),
+    ):
+        assert np.linalg.norm(family.X, axis=2).max() <= radius
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+def test_closing_logits_are_moderate_at_every_scale_of_W(size, biases):
+    rng = np.random.default_rng(2)
+    base = head(6, rng, biases)
+    model = us.SingleHead(size * base.W, base.v, size * base.w)
+    for family in sequences.closing(model, certificate(), 48, rng, tuning=TUNING):
+        rms = np.sqrt(np.mean(logits(model, family.X) ** 2, axis=1))
+        # sizes are powers of two; of random offsets a few meet W b by chance
+        assert np.all(rms < 3 * max(TUNING.logits))
+        assert np.median(rms) > min(TUNING.logits) / 3
+
+
+def test_a_gain_lengthens_offsets_and_leaves_logits():
+    model = head(6, np.random.default_rng(3))
+    plain, loud = (
+        sequences.closing(model, certificate(), 12, np.random.default_rng(4), tuning=tuning)
+        for tuning in (TUNING, replace(TUNING, gain=2.0**20))
+    )
+    for one, other in zip(plain, loud, strict=True):
+        assert np.allclose(logits(model, one.X), logits(model, other.X), rtol=1e-5, atol=1e-5)
+        longest = [np.linalg.norm(family.X, axis=2).max(axis=1) for family in (one, other)]
+        assert np.all(longest[1] > 2.0**15 * longest[0])
+
+
+def test_sizes_stay_where_the_certificate_leaves_logits_known():
+    rng = np.random.default_rng(5)
+    model = us.SingleHead(1e-9 * np.eye(4), np.ones(4))
+    for W_error in (0.0, 1e-9, 1e-3):
+        for family in sequences.closing(model, certificate(W_error), 24, rng, tuning=TUNING):
+            query = np.linalg.norm(family.X[:, -1], axis=1)
+            away = np.linalg.norm(family.X - family.X[:, -1:], axis=2).max(axis=1)
+            assert np.all(W_error * query * away <= TUNING.open_by)
+
+
+def test_without_logits_sizes_go_through_the_powers_of_four():
+    model = us.SingleHead(np.zeros((3, 3)), np.ones(3))
+    rng = np.random.default_rng(6)
+    families = sequences.closing(model, certificate(), 32, rng, tuning=TUNING)
+    longest = np.concatenate([np.linalg.norm(f.X, axis=2).max(axis=1) for f in families])
+    assert longest.max() / longest.min() > 4.0**6
+    with_none = sequences.closing(model, certificate(np.inf, np.inf), 4, rng, tuning=TUNING)
+    assert sum(len(family) for family in with_none) == 4
+
+
+def test_other_knobs_ask_other_sequences():
+    model = head(4, np.random.default_rng(7))
+    tuning = HoldoutTuning(lengths=(5,), logits=(1.0,))
+    [only] = sequences.closing(model, certificate(), 10, np.random.default_rng(8), tuning=tuning)
+    assert only.X.shape == (10, 5, 4)
+
+
+def test_families_are_one_per_length_in_order_of_appearance():
+    asked = [np.full((n, 2), float(k)) for k, n in enumerate((3, 2, 3, 5, 2))]
+    families = sequences.by_length(asked, "phase", "pilot")
+    assert [family.X.shape for family in families] == [(2, 3, 2), (2, 2, 2), (1, 5, 2)]
+    assert [family.X[:, 0, 0].tolist() for family in families] == [[0, 2], [1, 4], [3]]
+    assert {(family.phase, family.purpose) for family in families} == {("phase", "pilot")}
+    assert sequences.by_length([], "phase") == []
+
+
+def test_noise_is_estimated_from_repeats():
+    rng = np.random.default_rng(9)
+    truth = rng.standard_normal(4000)
+    first, second = (truth + 0.1 * rng.standard_normal(4000) for _ in range(2))
+    assert sequences.noise_of(first, second) == pytest.approx(0.1, rel=0.1)
+    assert sequences.noise_of(truth, truth) == 0
+    assert sequences.noise_of(truth[:0], truth[:0]) == 0
