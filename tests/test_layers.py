@@ -242,9 +242,11 @@ FACTS = {
     "learners.single_head.sensing.gaussian_readings._APART": "how far apart float32 adds on it",
     "theory.tolerances._CONSTANT": "the 80 of Theorem 6.1",
     "models.files.FORMAT_VERSION": "version of the format of a model's file",
-    "campaign.ledger.FORMAT_VERSION": "version of the ledger's format",
+    "campaign.ledger_format.FORMAT_VERSION": "version of the ledger's format",
     "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
-    "campaign.opening._APPLICATION_ID": "marks an SQLite file as a ledger",
+    "campaign.ledger_format.UPGRADES": "what makes a file of one format one of the next",
+    "campaign.ledger_file._APPLICATION_ID": "marks an SQLite file as a ledger",
+    "campaign.retries._MOST_S": "what one sleep of the operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
 }
 
