@@ -167,19 +167,25 @@ def test_without_any_pause_time_itself_ends_it():
 
 def test_waiting_is_no_try_and_a_failure_no_waiting(clock):
     """Failures between refusals are counted, and the first refusal's moment is not forgotten."""
-    turns = iter(["wait", "fail", "wait", "fail", "wait", "answer"])
 
-    def oracle(X):
-        turn = next(turns)
-        if turn == "wait":
-            raise us.RetryLater(1.0)
-        if turn == "fail":
-            raise ConnectionError
-        return first_number(X)
+    def oracle():
+        turns = iter(["wait", "fail", "wait", "fail", "wait", "answer"])
 
-    recovery = us.learn(oracle, Script([[sequences(4)]]), retries=us.Retries(longest_wait_s=60.0))
+        def answer(X):
+            turn = next(turns)
+            if turn == "wait":
+                raise us.RetryLater(1.0)
+            if turn == "fail":
+                raise ConnectionError
+            return first_number(X)
+
+        return answer
+
+    recovery = us.learn(oracle(), Script([[sequences(4)]]), retries=us.Retries(longest_wait_s=60.0))
     assert recovery.counts == {"data": 4, "failed": 8}
     assert clock.slept == pytest.approx([1.0, 0.1, 1.0, 0.2, 1.0])
+    with pytest.raises(us.OracleError, match=r"put off .* for 2 s and asks for 1 s more"):
+        us.learn(oracle(), Script([[sequences(4)]]), retries=us.Retries(longest_wait_s=3.0))
 
 
 def test_other_workers_go_on_meanwhile(tmp_path):

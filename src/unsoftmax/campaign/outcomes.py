@@ -110,9 +110,9 @@ def landed(call: PlannedCall, result: Result, retries: Retries, now: float) -> L
     if not CONSEQUENCES[outcome].again:
         return Landing(call, outcome, result)
     missing = result.missing if isinstance(result, OracleReply) else ((0, len(call.span)),)
-    failed = call.failed + 1
-    again = tuple(PlannedCall(call.span.within(*stretch), failed) for stretch in missing)
-    return Landing(call, outcome, result, again, retries.pause(failed))
+    tried = replace(call, failed=call.failed + 1)
+    again = tuple(tried.of(call.span.within(*stretch)) for stretch in missing)
+    return Landing(call, outcome, result, again, retries.pause(tried.failed))
 
 
 def _put_off(call: PlannedCall, refusal: RetryLater, retries: Retries, now: float) -> Landing:
