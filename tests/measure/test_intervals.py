@@ -10,7 +10,8 @@ from scipy.special import expit, logit
 
 from unsoftmax.measure.intervals import IntervalTuning, Pass, read_intervals, saturated
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 
 SIGNS = list(itertools.product((-1.0, 1.0), repeat=5))
 

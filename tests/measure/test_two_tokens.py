@@ -16,7 +16,8 @@ from scipy.special import expit
 
 import unsoftmax as us
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Values, Vectors
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.probes import Array, UnitVectors
 
 ROUNDING = 1e-12

@@ -13,7 +13,8 @@ from scipy.special import expit
 import unsoftmax as us
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT, Precision
-from unsoftmax.measure.two_tokens import TwoTokenAnswers, Values, Vectors
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 from unsoftmax.probes import Array, Grid
 from unsoftmax.solve.dense import solve, solve_error
 

@@ -9,7 +9,7 @@ import pytest
 
 import unsoftmax as us
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.two_tokens import Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.validate.head_comparison import (
     HeadAt,
     JudgeTuning,

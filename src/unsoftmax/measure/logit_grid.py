@@ -36,7 +36,8 @@ from unsoftmax.measure.logit_scales import (
 from unsoftmax.measure.precision import ADVICE, Precision
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.scales import Exponents, Split
-from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Values, Vectors
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows, pick
 from unsoftmax.protocol import Answers
 

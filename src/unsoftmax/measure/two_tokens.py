@@ -27,7 +27,7 @@ import numpy as np
 from unsoftmax.measure.offsets import chunks
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.reading import Reading
-from unsoftmax.measure.single_tokens import Values as Values
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array, LazyRows, Rows, UnitVectors
 
 
