@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, told
-from unsoftmax.models import equivalent, load
+from unsoftmax.models import Equivalence, equivalent, load
 
 _STATUS = {"equal": 0, "different": 1, "undecided": 3}
 
@@ -33,30 +33,33 @@ def compare(
     if result.witness is not None:
         values = [float(model(result.witness[None])[0]) for model in (first, second)]
     if as_json:
-        witness = None if result.witness is None else result.witness.tolist()
-        gap = result.gap if np.isfinite(result.gap) else None
-        show_json(
-            {
-                "verdict": result.verdict,
-                "by": result.by,
-                "gap": gap,
-                "witness": witness,
-                "answers": values,
-            }
-        )
+        show_json(_as_json(result, values))
     else:
-        rows = [
-            ("verdict", result.verdict),
-            ("decided by", result.by),
-            ("largest relative difference", f"{result.gap:.1e}"),
-        ]
+        rows = _rows(result, values)
         if first.dim != second.dim:
             rows[2] = ("dimensions", f"{first.dim} and {second.dim}")
-        if values is not None and result.witness is not None:
-            rows.append(
-                (f"answers to a sequence of {len(result.witness)} that tells them apart",
-                 f"{values[0]:.17g} and {values[1]:.17g}")
-            )  # fmt: skip
         stdout.print(f"{a} and {b}", markup=False, highlight=False, soft_wrap=True)
         show_table("", rows)
     raise typer.Exit(_STATUS[result.verdict])
+
+
+def _as_json(result: Equivalence, values: list[float] | None) -> dict[str, Any]:
+    return {
+        "verdict": result.verdict,
+        "by": result.by,
+        "gap": result.gap if np.isfinite(result.gap) else None,
+        "witness": None if result.witness is None else result.witness.tolist(),
+        "answers": values,
+    }
+
+
+def _rows(result: Equivalence, values: list[float] | None) -> list[tuple[str, str]]:
+    rows = [
+        ("verdict", result.verdict),
+        ("decided by", result.by),
+        ("largest relative difference", f"{result.gap:.1e}"),
+    ]
+    if values is not None and result.witness is not None:
+        told = f"answers to a sequence of {len(result.witness)} that tells them apart"
+        rows.append((told, f"{values[0]:.17g} and {values[1]:.17g}"))
+    return rows

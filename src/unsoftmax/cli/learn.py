@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,7 @@ from unsoftmax.cli.console import (
 )
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.plan import Model
+from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.
@@ -68,45 +71,23 @@ def learn(
 
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
-    # a target may know its dimension; where it need not, nothing of it runs before the check
-    learner = build(model, settings) if "dim" in settings else None
-    oracle = targets.resolve(target, coordinate)
-    if learner is None:
-        dim = getattr(oracle, "dim", None)
-        learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
-    plan = learner.plan()
-    book = ledger or out / "ledger.sqlite"
-    needed = (plan.queries or 0) + holdout
-    if budget is not None and budget < needed and not book.exists():
-        stderr.print(
-            f"A budget of {budget:,} will not be enough: the plan and a hold-out of {holdout} need "
-            f"{needed:,} queries.",
-            highlight=False,
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(f"--out {out} cannot be made: {error.strerror}.") from error
+    learner, oracle = _resolved(target, coordinate, model, settings)
+    book, plan = ledger or out / "ledger.sqlite", learner.plan()
+    _warn_of_budget(budget, (plan.queries or 0) + holdout, holdout, book)
+    _make(out)
     began = time.monotonic()
-    try:
-        with watching() as watcher:
-            recovery = run(
-                oracle,
-                learner,
-                Budget(budget, token_budget),
-                book,
-                holdout=holdout,
-                batch=batch,
-                workers=workers,
-                progress=watcher,
-                retries=Retries(tries=retries, longest_wait_s=longest_wait),
-            )
-    except ValueError as error:  # the learner cannot be run with these settings
-        raise Refusal(str(error)) from error
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(
-            f"every answer so far is in {book}. Run the same command to go on."
-        ) from interrupt
+    with _sentences(book), watching() as watcher:
+        recovery = run(
+            oracle,
+            learner,
+            Budget(budget, token_budget),
+            book,
+            holdout=holdout,
+            batch=batch,
+            workers=workers,
+            progress=watcher,
+            retries=Retries(tries=retries, longest_wait_s=longest_wait),
+        )
     seconds = time.monotonic() - began
     recovery.save(out)
     if as_json:
@@ -116,6 +97,48 @@ def learn(
     stdout.print(
         f"Written: {out}/model.safetensors, {out}/recovery.json", soft_wrap=True, markup=False
     )
+
+
+def _resolved(
+    target: str, coordinate: int | None, model: str, settings: Settings
+) -> tuple[Learner[AnyModel], Oracle]:
+    """Make the learner and the oracle; a target that knows its dimension need not be told."""
+    # with --dim nothing of the target runs before the settings are checked
+    learner = build(model, settings) if "dim" in settings else None
+    oracle = targets.resolve(target, coordinate)
+    if learner is None:
+        dim = getattr(oracle, "dim", None)
+        learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
+    return learner, oracle
+
+
+def _warn_of_budget(budget: int | None, needed: int, holdout: int, book: Path) -> None:
+    if budget is not None and budget < needed and not book.exists():
+        stderr.print(
+            f"A budget of {budget:,} will not be enough: the plan and a hold-out of {holdout} need "
+            f"{needed:,} queries.",
+            highlight=False,
+        )
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"--out {out} cannot be made: {error.strerror}.") from error
+
+
+@contextmanager
+def _sentences(book: Path) -> Iterator[None]:
+    """Say what settings that cannot be run and an interrupt mean here."""
+    try:
+        yield
+    except ValueError as error:  # the learner cannot be run with these settings
+        raise Refusal(str(error)) from error
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(
+            f"every answer so far is in {book}. Run the same command to go on."
+        ) from interrupt
 
 
 def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) -> None:
