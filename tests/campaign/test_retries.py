@@ -126,7 +126,21 @@ def test_waiting_is_bounded(clock, tmp_path):
     now = account(ledger)
     assert (now.recorded, now.open, oracle.oracle.queries) == (4, {}, 4)
     recovery = us.learn(first_number, script, ledger=ledger)
-    assert recovery.counts == {"data": 6, "fingerprint": 4, "failed": 2}
+    assert recovery.counts == {"data": 6, "fingerprint": 4}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_target_that_is_down_spends_no_budget(workers, tmp_path):
+    """However often the run is tried meanwhile: the last refusal is as free as the others."""
+    ledger, script = tmp_path / "ledger", Script([[sequences(10)]])
+    settings: dict[str, Any] = {"ledger": ledger, "batch": 5, "workers": workers, "budget": 10}
+    for _ in range(3):
+        with pytest.raises(us.OracleError, match="put off"):
+            us.learn(PuttingOff(dict.fromkeys(range(9), 3600.0)), script, **settings)
+    recovery = us.learn(first_number, script, **settings)
+    assert recovery.counts == {"data": 10}
+    [note] = recovery.notes
+    assert f"put off {3 * min(workers, 2)} calls" in note
 
 
 def test_a_wait_that_is_too_long_is_not_begun(clock):
@@ -567,7 +581,7 @@ def reply(*missing):
         (us.OracleError("no"), 0, CallOutcome.LOST),
         (us.DimensionRefused("no"), 0, CallOutcome.LOST),
         (us.RetryLater(5), 2, CallOutcome.PUT_OFF),
-        (us.RetryLater(601), 0, CallOutcome.LOST),
+        (us.RetryLater(601), 0, CallOutcome.OVERDUE),
         (KeyboardInterrupt(), 0, CallOutcome.INTERRUPTED),
         (GeneratorExit(), 2, CallOutcome.INTERRUPTED),
     ],
