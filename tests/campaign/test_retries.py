@@ -10,6 +10,7 @@ import pickle
 import signal
 import threading
 import time
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -386,6 +387,48 @@ def test_seconds_are_checked_and_cross_process_borders():
             us.RetryLater(bad)
 
 
+class Busy(us.RetryLater):
+    """A subclass that leaves out or spoils what it should say."""
+
+    def __init__(self, *seconds: Any) -> None:
+        Exception.__init__(self, "busy")
+        for number in seconds:
+            self.seconds = number
+
+
+@pytest.mark.parametrize("seconds", [(), ("soon",), (np.nan,), (-1.0,), (None,)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_refusal_without_sound_seconds_is_a_failed_try(workers, seconds, tmp_path):
+    script, ledger = Script([[sequences(4)], [sequences(2, seed=1)]]), tmp_path / "ledger"
+
+    def busy(X):
+        if len(X) == 2:
+            raise Busy(*seconds)
+        return first_number(X)
+
+    counted = Counted(busy)
+    with pytest.raises(us.OracleError, match=r"in 3 tries \(.*seconds must be"):
+        us.learn(counted, script, ledger=ledger, workers=workers, retries=AT_ONCE)
+    assert counted.queries == 4 + 3 * 2
+    now = account(ledger)
+    assert (now.recorded, now.failed, now.open) == (4, 6, {})
+
+
+def test_seconds_of_any_kind_of_number(clock):
+    for seconds in (Fraction(1, 2), np.float32(0.5), 1):
+        turns = iter([Busy(seconds), None])
+
+        def oracle(X, turns=turns):
+            if error := next(turns):
+                raise error
+            return first_number(X)
+
+        assert us.learn(oracle, Script([[sequences(4)]])).counts == {"data": 4}
+    assert clock.slept == [0.5, 0.5, 1.0]
+    with pytest.raises(ValueError, match="finite number"):
+        us.RetryLater(10**400)
+
+
 # -- answered in part
 
 
@@ -551,6 +594,27 @@ def test_bad_seconds_are_refused(name):
     for bad in ("1", None, True):
         with pytest.raises(TypeError, match=f"{name} must be a number"):
             us.Retries(**{name: bad})
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_number_that_is_masked_is_missing(workers, tmp_path):
+    """What lies under a mask is no answer."""
+    script, ledger, asked = Script([[sequences(6)]]), tmp_path / "ledger", []
+
+    def oracle(X):
+        asked.append(len(X))
+        y = np.ma.MaskedArray(first_number(X))
+        if len(X) == 6:
+            y[2] = np.ma.masked
+        return y
+
+    settings: dict[str, Any] = {"workers": workers, "retries": AT_ONCE}
+    recovery = us.learn(oracle, script, ledger=ledger, **settings)
+    assert asked == [6, 1]
+    assert recovery.counts == {"data": 6, "failed": 1}
+    assert np.array_equal(answers_of(recovery)[0][0], first_number(script.rounds[0][0].X))
+    whole = np.ma.MaskedArray(np.arange(6), mask=np.arange(6) == 2)
+    assert checked(whole, SPAN, "scalar").missing == ((2, 3),)
 
 
 # -- the table by itself

@@ -29,13 +29,21 @@ def failure(landing: Landing, ledger: Ledger, retries: Retries, batch: int) -> B
         return result
     if isinstance(result, OracleError) and not isinstance(result, RetryLater):
         kind = DimensionRefused if isinstance(result, DimensionRefused) else OracleError
-        error = kind(f"{result} {kept(ledger)}").with_traceback(result.__traceback__)
+        error = kind(f"{_said(result)} {kept(ledger)}").with_traceback(result.__traceback__)
         error.__cause__ = result.__cause__
         return error
     kind, sentence = _told(landing, ledger, retries, batch)
     error = kind(f"{sentence} {kept(ledger)}")
     error.__cause__ = result if isinstance(result, BaseException) else None
     return error
+
+
+def _said(error: BaseException) -> str:
+    """Return an exception's words; one that fails to say any must not end what still flies."""
+    try:
+        return str(error).strip()
+    except Exception as failure:
+        return f"its message cannot be read: {type(failure).__name__}"
 
 
 def _told(
@@ -60,7 +68,7 @@ def _told(
         return OracleError, (
             f"The target ran out of memory at {span}: use a smaller batch (now {batch})."
         )
-    said = f"{type(result).__name__}: {str(result).strip()}"
+    said = f"{type(result).__name__}: {_said(result)}"
     if not ledger.answered and isinstance(result, (ValueError, IndexError, AssertionError)):
         return DimensionRefused, (
             f"The target refused its first batch, {span} ({said}). It must take batches "
