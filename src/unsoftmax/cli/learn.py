@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,7 @@ def learn(
     oracle = targets.resolve(target, coordinate)
     if learner is None:
         dim = getattr(oracle, "dim", None)
-        learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
+        learner = build(model, {"dim": dim, **settings} if isinstance(dim, Integral) else settings)
     plan = learner.plan()
     book = ledger or out / "ledger.sqlite"
     needed = (plan.queries or 0) + holdout
