@@ -222,6 +222,17 @@ def test_outputs_are_scalar_or_vector():
         us.learn(first_number, Neither([[sequences(4)]]))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_learner_that_takes_numbers_now_gets_no_vectors_from_its_ledger(workers, tmp_path):
+    """The same settings and revision: not the first number of each row."""
+    ledger, rounds = tmp_path / "ledger", [[sequences(6)]]
+    us.learn(rows(3), Vectors(rounds), ledger=ledger)
+    with pytest.raises(us.LedgerMismatch, match=r"answers of 3 numbers .* takes 1"):
+        us.learn(first_number, Script(rounds), ledger=ledger, workers=workers)
+    assert account(ledger).paid == 6
+    assert len(answers_of(us.learn(rows(3), Vectors(rounds), ledger=ledger))[0][0]) == 6
+
+
 # -- what is bad in part
 
 

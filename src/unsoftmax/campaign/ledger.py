@@ -99,6 +99,12 @@ class Ledger:
         self._spent = self._sum()
         known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
         self.width = width if known is None else known[0]
+        if width is not None and self.width != width:
+            raise LedgerMismatch(
+                f"{self._name} holds answers of {self.width} numbers per sequence, where this "
+                f"learner takes {width}. Use the learner that it was written for, or another "
+                "ledger."
+            )
         [[self._rounds]] = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM parts")
         self.resumed = not anew
         return batch if anew else batch or recorded[1]

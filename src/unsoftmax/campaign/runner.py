@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -100,7 +101,8 @@ def learn(
     """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
     holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1)
-    batch = None if batch is None else whole("batch", batch, 1)
+    # the ledger keeps it, and SQLite no larger number
+    batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
