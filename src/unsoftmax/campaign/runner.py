@@ -265,7 +265,8 @@ class Campaign:
         def put(part: int, start: int, rows: Array) -> None:
             answers[part, start] = rows
 
-        if self.scheduler.run(known.spans, put, None):
+        # half a fingerprint recognises nobody
+        if not self.spending.covers(known.spans) or self.scheduler.run(known.spans, put, None):
             raise self.spending.exceeded(waiting)
         return known.in_order(answers)
 
