@@ -60,7 +60,7 @@ def _told(
         )
     if isinstance(result, RetryLater):
         return OracleError, (
-            f"The target has put off {span} for {landing.put_off_s:.0f} s and asks for "
+            f"The target has put off {span} for {landing.put_off_s:.3g} s and asks for "
             f"{result.seconds:g} s more; the limit is {retries.longest_wait_s:g} s. Allow more "
             "with retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
         )
