@@ -23,6 +23,7 @@ from tests.truth import Counted
 from unsoftmax.campaign import outcomes, scheduler
 from unsoftmax.campaign.answers import OracleReply, checked
 from unsoftmax.campaign.outcomes import CONSEQUENCES, CallOutcome, PlannedCall, landed
+from unsoftmax.campaign.retries import in_seconds
 from unsoftmax.campaign.spans import Span
 from unsoftmax.campaign.watching import Interrupts
 
@@ -146,7 +147,7 @@ def test_a_target_that_is_down_spends_no_budget(workers, tmp_path):
 
 def test_a_wait_that_is_too_long_is_not_begun(clock):
     oracle = PuttingOff({0: 3600.0})
-    with pytest.raises(us.OracleError, match="asks for 3600 s more; the limit is 600 s"):
+    with pytest.raises(us.OracleError, match="asks for 3,600 s more; the limit is 600 s"):
         us.learn(oracle, Script([[sequences(4)]]))
     assert (clock.slept, oracle.calls) == ([], 1)
     with pytest.raises(us.OracleError, match="the limit is 0 s"):
@@ -256,6 +257,14 @@ def test_waiting_is_told_to_the_watcher(clock):
     ]
     assert [report.answered for report in reports] == [2, 2, 4]
     assert reports[1].spent == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "0 s"), (0.25, "0.25 s"), (59.94, "59.9 s"), (100, "100 s"), (5400.4, "5,400 s")],
+)
+def test_durations_are_written_for_people(seconds, words):
+    assert in_seconds(seconds) == words
 
 
 def test_a_failed_try_is_not_told_to_the_watcher(clock):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unsoftmax.campaign.answers import OracleReply
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.outcomes import CallOutcome, Landing
-from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.errors import DimensionRefused, OracleError, RetryLater
 
 
@@ -60,8 +60,8 @@ def _told(
         )
     if isinstance(result, RetryLater):
         return OracleError, (
-            f"The target has put off {span} for {landing.put_off_s:.3g} s and asks for "
-            f"{result.seconds:g} s more; the limit is {retries.longest_wait_s:g} s. Allow more "
+            f"The target has put off {span} for {in_seconds(landing.put_off_s)} and asks for "
+            f"{in_seconds(result.seconds)} more; the limit is {in_seconds(retries.longest_wait_s)}. Allow more "
             "with retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
         )
     if isinstance(result, MemoryError):

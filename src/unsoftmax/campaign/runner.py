@@ -25,7 +25,7 @@ from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.outcomes import CallOutcome, Landing
 from unsoftmax.campaign.recovery import Recovery
-from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.campaign.scheduler import Scheduler
 from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
@@ -276,7 +276,7 @@ class Campaign:
         if self.progress is None:
             return
         if landing.outcome is CallOutcome.PUT_OFF:
-            self._tell(f"waiting {landing.pause_s:.3g} s: the target asks to")
+            self._tell(f"waiting {in_seconds(landing.pause_s)}: the target asks to")
         elif landing.rows_kept():
             self._tell(landing.call.span.probes.phase)
 
