@@ -261,7 +261,14 @@ def test_waiting_is_told_to_the_watcher(clock):
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.0, "0 s"), (0.25, "0.25 s"), (59.94, "59.9 s"), (100, "100 s"), (5400.4, "5,400 s")],
+    [
+        (0.0, "0 s"),
+        (0.25, "0.25 s"),
+        (59.94, "59.9 s"),
+        (100, "100 s"),
+        (5400.4, "5,400 s"),
+        (1e300, "1e+300 s"),
+    ],
 )
 def test_durations_are_written_for_people(seconds, words):
     assert in_seconds(seconds) == words

@@ -61,8 +61,9 @@ def _told(
     if isinstance(result, RetryLater):
         return OracleError, (
             f"The target has put off {span} for {in_seconds(landing.put_off_s)} and asks for "
-            f"{in_seconds(result.seconds)} more; the limit is {in_seconds(retries.longest_wait_s)}. Allow more "
-            "with retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
+            f"{in_seconds(result.seconds)} more; the limit is "
+            f"{in_seconds(retries.longest_wait_s)}. Allow more with "
+            "retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
         )
     if isinstance(result, MemoryError):
         return OracleError, (

@@ -14,7 +14,7 @@ _MOST_S = 1e6
 
 def in_seconds(duration: float) -> str:
     """Write a duration for people: three digits, and all of them from 100 s on."""
-    return f"{duration:,.0f} s" if duration >= 100 else f"{duration:.3g} s"
+    return f"{duration:,.0f} s" if 100 <= duration < 1e9 else f"{duration:.3g} s"
 
 
 @dataclass(frozen=True, slots=True)
