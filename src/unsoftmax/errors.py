@@ -54,13 +54,18 @@ class RetryLater(OracleError):
     ...     raise us.RetryLater(30)
     """
 
+    seconds: float
+
     def __init__(self, seconds: float) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, Real):
             raise TypeError(f"seconds must be a number; it is {seconds!r}.")
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"seconds must be a finite number, 0 or more; it is {seconds}.")
-        super().__init__(f"The target asks to be asked again in {seconds:g} s.")
-        self.seconds: float = float(seconds)
+        try:
+            self.seconds = float(seconds)
+        except OverflowError:  # a whole number larger than any float
+            self.seconds = float("inf")
+        if not 0 <= self.seconds < float("inf"):
+            raise ValueError(f"seconds must be a finite number, 0 or more; it is {self.seconds}.")
+        super().__init__(f"The target asks to be asked again in {self.seconds:g} s.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RetryLater, (self.seconds,)

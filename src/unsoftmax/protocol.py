@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.probes import Array, Round
 
@@ -94,6 +95,14 @@ def outputs_of(learner: object) -> Outputs:
     if outputs not in get_args(Outputs):
         raise TypeError(f'A learner\'s outputs are "scalar" or "vector"; they are {outputs!r}.')
     return outputs
+
+
+def as_array(answers: Any) -> NDArray[Any]:
+    """Return an oracle's answers as an array; a number that is masked is missing: NaN."""
+    y = np.asarray(answers)
+    if np.ma.is_masked(answers) and y.dtype.kind in "fiub":
+        return np.where(np.ma.getmaskarray(answers), np.nan, y)
+    return y
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,6 +228,23 @@ def test_asking_again_comes_on_top_of_the_plan(tmp_path):
     assert end.needed == 4 + 5 + 4
     recovery = finish(first_number, ledger, end.spent + end.needed, script)
     assert recovery.counts == {"again": 6, "data": 9, "fingerprint": 7}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_half_a_fingerprint_is_not_paid(batch, workers, tmp_path):
+    """In whatever batches: 7 queries, or 14 tokens, are too few to recognise the target."""
+    ledger = tmp_path / "ledger"
+    script = Script([[sequences(8)], [sequences(9, seed=1)]])
+    settings: dict[str, Any] = {"batch": batch, "workers": workers}
+    spend(first_number, ledger, 8, script, **settings)
+    for budget in (15, us.Budget(tokens=31)):
+        counted = Counted(first_number)
+        end = spend(counted, ledger, budget, script, **settings)
+        assert (counted.queries, end.spent) == (0, 8)
+    counted = Counted(first_number)
+    assert spend(counted, ledger, 16, script, **settings).spent == 16
+    assert counted.queries == 8
 
 
 def test_retries_of_the_fingerprint_stay_within_the_budget(tmp_path):

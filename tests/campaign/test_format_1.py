@@ -74,6 +74,13 @@ def test_another_target_is_noticed(ledger):
     assert us.learn(total, script(), ledger=ledger, holdout=0).counts["data"] == 11
 
 
+def test_after_a_kill_older_programs_see_its_format_too(ledger):
+    """They look into the file's header, not into the WAL."""
+    assert Life(total, script(), last=4, holdout=0, ledger=ledger).result() is None
+    assert ledger.with_name("ledger-wal").exists()
+    assert int.from_bytes(ledger.read_bytes()[60:64], "big") == 2
+
+
 @pytest.mark.parametrize("moment", range(8))
 def test_killed_while_it_goes_on(moment, ledger):
     """Before and after the commit that makes it format 2, and every other one."""

@@ -747,3 +747,9 @@ def test_without_a_ledger_nothing_is_written(tmp_path, monkeypatch, expected):
     recovery, counted = learn(None)
     assert recovery.queries == counted.queries == expected.queries
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_may_be_larger_than_any_number_that_sqlite_keeps(tmp_path):
+    for ledger in (tmp_path / "ledger", None):
+        recovery = us.learn(first_number, Script([[sequences(5)]]), ledger=ledger, batch=10**30)
+        assert recovery.counts == {"data": 5}

@@ -795,3 +795,32 @@ def test_a_learner_must_be_a_learner_with_its_settings():
 def test_an_oracle_must_be_callable():
     with pytest.raises(TypeError, match=r"must be callable.*ndarray"):
         us.learn(np.zeros(3), LEARNER)  # type: ignore[arg-type]
+
+
+class Mute(Exception):
+    """An error that fails when it is asked what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class MuteOracle(Mute, us.OracleError):
+    """The same for one that is not retried."""
+
+
+@pytest.mark.parametrize("error", [Mute, MuteOracle])
+def test_an_error_without_words_loses_nothing_that_flies(error, tmp_path):
+    ledger, failing = tmp_path / "ledger", threading.Event()
+    script = Script([[sequences(4)]])
+
+    def oracle(X):
+        if X[0, 0, 0] == script.rounds[0][0].X[0, 0, 0]:
+            failing.set()
+            raise error
+        assert failing.wait(30)
+        time.sleep(0.05)
+        return first_number(X)
+
+    with pytest.raises(us.OracleError, match="its message cannot be read: RuntimeError"):
+        us.learn(oracle, script, ledger=ledger, batch=2, workers=2, retries=1)
+    assert account(ledger).recorded == 2

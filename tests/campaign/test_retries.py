@@ -10,6 +10,7 @@ import pickle
 import signal
 import threading
 import time
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.truth import Counted
 from unsoftmax.campaign import outcomes, scheduler
 from unsoftmax.campaign.answers import OracleReply, checked
 from unsoftmax.campaign.outcomes import CONSEQUENCES, CallOutcome, PlannedCall, landed
+from unsoftmax.campaign.retries import in_seconds
 from unsoftmax.campaign.spans import Span
 from unsoftmax.campaign.watching import Interrupts
 
@@ -126,12 +128,26 @@ def test_waiting_is_bounded(clock, tmp_path):
     now = account(ledger)
     assert (now.recorded, now.open, oracle.oracle.queries) == (4, {}, 4)
     recovery = us.learn(first_number, script, ledger=ledger)
-    assert recovery.counts == {"data": 6, "fingerprint": 4, "failed": 2}
+    assert recovery.counts == {"data": 6, "fingerprint": 4}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_target_that_is_down_spends_no_budget(workers, tmp_path):
+    """However often the run is tried meanwhile: the last refusal is as free as the others."""
+    ledger, script = tmp_path / "ledger", Script([[sequences(10)]])
+    settings: dict[str, Any] = {"ledger": ledger, "batch": 5, "workers": workers, "budget": 10}
+    for _ in range(3):
+        with pytest.raises(us.OracleError, match="put off"):
+            us.learn(PuttingOff(dict.fromkeys(range(9), 3600.0)), script, **settings)
+    recovery = us.learn(first_number, script, **settings)
+    assert recovery.counts == {"data": 10}
+    [note] = recovery.notes
+    assert f"put off {3 * min(workers, 2)} calls" in note
 
 
 def test_a_wait_that_is_too_long_is_not_begun(clock):
     oracle = PuttingOff({0: 3600.0})
-    with pytest.raises(us.OracleError, match="asks for 3600 s more; the limit is 600 s"):
+    with pytest.raises(us.OracleError, match="asks for 3,600 s more; the limit is 600 s"):
         us.learn(oracle, Script([[sequences(4)]]))
     assert (clock.slept, oracle.calls) == ([], 1)
     with pytest.raises(us.OracleError, match="the limit is 0 s"):
@@ -184,7 +200,7 @@ def test_waiting_is_no_try_and_a_failure_no_waiting(clock):
     recovery = us.learn(oracle(), Script([[sequences(4)]]), retries=us.Retries(longest_wait_s=60.0))
     assert recovery.counts == {"data": 4, "failed": 8}
     assert clock.slept == pytest.approx([1.0, 0.1, 1.0, 0.2, 1.0])
-    with pytest.raises(us.OracleError, match=r"put off .* for 2 s and asks for 1 s more"):
+    with pytest.raises(us.OracleError, match=r"put off .* for 2.3 s and asks for 1 s more"):
         us.learn(oracle(), Script([[sequences(4)]]), retries=us.Retries(longest_wait_s=3.0))
 
 
@@ -241,6 +257,21 @@ def test_waiting_is_told_to_the_watcher(clock):
     ]
     assert [report.answered for report in reports] == [2, 2, 4]
     assert reports[1].spent == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0 s"),
+        (0.25, "0.25 s"),
+        (59.94, "59.9 s"),
+        (100, "100 s"),
+        (5400.4, "5,400 s"),
+        (1e300, "1e+300 s"),
+    ],
+)
+def test_durations_are_written_for_people(seconds, words):
+    assert in_seconds(seconds) == words
 
 
 def test_a_failed_try_is_not_told_to_the_watcher(clock):
@@ -370,6 +401,48 @@ def test_seconds_are_checked_and_cross_process_borders():
     for bad in ("5", None, True):
         with pytest.raises(TypeError, match="must be a number"):
             us.RetryLater(bad)
+
+
+class Busy(us.RetryLater):
+    """A subclass that leaves out or spoils what it should say."""
+
+    def __init__(self, *seconds: Any) -> None:
+        Exception.__init__(self, "busy")
+        for number in seconds:
+            self.seconds = number
+
+
+@pytest.mark.parametrize("seconds", [(), ("soon",), (np.nan,), (-1.0,), (None,)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_refusal_without_sound_seconds_is_a_failed_try(workers, seconds, tmp_path):
+    script, ledger = Script([[sequences(4)], [sequences(2, seed=1)]]), tmp_path / "ledger"
+
+    def busy(X):
+        if len(X) == 2:
+            raise Busy(*seconds)
+        return first_number(X)
+
+    counted = Counted(busy)
+    with pytest.raises(us.OracleError, match=r"in 3 tries \(.*seconds must be"):
+        us.learn(counted, script, ledger=ledger, workers=workers, retries=AT_ONCE)
+    assert counted.queries == 4 + 3 * 2
+    now = account(ledger)
+    assert (now.recorded, now.failed, now.open) == (4, 6, {})
+
+
+def test_seconds_of_any_kind_of_number(clock):
+    for seconds in (Fraction(1, 2), np.float32(0.5), 1):
+        turns = iter([Busy(seconds), None])
+
+        def oracle(X, turns=turns):
+            if error := next(turns):
+                raise error
+            return first_number(X)
+
+        assert us.learn(oracle, Script([[sequences(4)]])).counts == {"data": 4}
+    assert clock.slept == [0.5, 0.5, 1.0]
+    with pytest.raises(ValueError, match="finite number"):
+        us.RetryLater(10**400)
 
 
 # -- answered in part
@@ -539,6 +612,27 @@ def test_bad_seconds_are_refused(name):
             us.Retries(**{name: bad})
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_number_that_is_masked_is_missing(workers, tmp_path):
+    """What lies under a mask is no answer."""
+    script, ledger, asked = Script([[sequences(6)]]), tmp_path / "ledger", []
+
+    def oracle(X):
+        asked.append(len(X))
+        y = np.ma.MaskedArray(first_number(X))
+        if len(X) == 6:
+            y[2] = np.ma.masked
+        return y
+
+    settings: dict[str, Any] = {"workers": workers, "retries": AT_ONCE}
+    recovery = us.learn(oracle, script, ledger=ledger, **settings)
+    assert asked == [6, 1]
+    assert recovery.counts == {"data": 6, "failed": 1}
+    assert np.array_equal(answers_of(recovery)[0][0], first_number(script.rounds[0][0].X))
+    whole = np.ma.MaskedArray(np.arange(6), mask=np.arange(6) == 2)
+    assert checked(whole, SPAN, "scalar").missing == ((2, 3),)
+
+
 # -- the table by itself
 
 SPAN = Span(0, 10, 16, sequences(20))
@@ -567,7 +661,7 @@ def reply(*missing):
         (us.OracleError("no"), 0, CallOutcome.LOST),
         (us.DimensionRefused("no"), 0, CallOutcome.LOST),
         (us.RetryLater(5), 2, CallOutcome.PUT_OFF),
-        (us.RetryLater(601), 0, CallOutcome.LOST),
+        (us.RetryLater(601), 0, CallOutcome.OVERDUE),
         (KeyboardInterrupt(), 0, CallOutcome.INTERRUPTED),
         (GeneratorExit(), 2, CallOutcome.INTERRUPTED),
     ],

@@ -18,6 +18,7 @@ from tests.campaign.lives import account
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from tests.vector_learners import LinearMap, LinearModel
+from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Sequences
 
 
@@ -222,6 +223,17 @@ def test_outputs_are_scalar_or_vector():
         us.learn(first_number, Neither([[sequences(4)]]))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_learner_that_takes_numbers_now_gets_no_vectors_from_its_ledger(workers, tmp_path):
+    """The same settings and revision: not the first number of each row."""
+    ledger, rounds = tmp_path / "ledger", [[sequences(6)]]
+    us.learn(rows(3), Vectors(rounds), ledger=ledger)
+    with pytest.raises(us.LedgerMismatch, match=r"answers of 3 numbers .* takes 1"):
+        us.learn(first_number, Script(rounds), ledger=ledger, workers=workers)
+    assert account(ledger).paid == 6
+    assert len(answers_of(us.learn(rows(3), Vectors(rounds), ledger=ledger))[0][0]) == 6
+
+
 # -- what is bad in part
 
 
@@ -264,6 +276,33 @@ def test_one_changed_number_is_another_target(number, tmp_path):
     with pytest.raises(us.LedgerMismatch, match=rf"question \d, number {number} was"):
         us.learn(target(1e-6), script, ledger=ledger)
     assert us.learn(target(1e-15), script, ledger=ledger).counts["data"] == 16
+
+
+@pytest.mark.parametrize("decimals", [None, 3])
+def test_long_vectors_are_recognised_at_once(decimals, tmp_path, monkeypatch):
+    """Their format is read off some numbers; all of them are compared."""
+    read: list[int] = []
+    of_format = Precision.of_format
+
+    def noted(answers):
+        read.append(sum(part.size for part in answers))
+        return of_format(answers)
+
+    monkeypatch.setattr(Precision, "of_format", noted)
+    width, script, ledger = 30_001, Vectors([[sequences(8)]]), tmp_path / "ledger"
+    weights = np.random.default_rng(0).standard_normal((2, width))
+
+    def target(change):
+        factor = 1 + change * (np.arange(width) == 20_002)
+        exact = lambda X: X[:, 0] @ weights * factor  # noqa: E731
+        return exact if decimals is None else us.oracles.rounded(exact, decimals)
+
+    us.learn(target(0.0), script, ledger=ledger)
+    with pytest.raises(us.LedgerMismatch, match="number 20002 was"):
+        us.learn(target(0.1), script, ledger=ledger)
+    assert us.learn(target(0.0), script, ledger=ledger).counts["fingerprint"] > 8
+    assert read
+    assert max(read) <= 2**14 + 8
 
 
 def test_noise_on_vectors_is_estimated(tmp_path):

@@ -12,6 +12,7 @@ import unsoftmax as us
 from tests.truth import Counted
 from tests.vector_learners import LinearModel, VectorHead, VectorHeadModel
 
+ExactHead = us.learners.ExactHead
 rng = np.random.default_rng(0)
 TARGET = VectorHeadModel(
     c=rng.standard_normal(5), W=rng.standard_normal((3, 3)) / 2, V=rng.standard_normal((5, 3))
@@ -42,7 +43,7 @@ def test_the_same_sum_in_every_batch():
 
 def test_what_is_learned_of_one_number_is_its_head():
     for k, weights in ((3, np.eye(5)[3]), (np.linspace(-1, 1, 5), np.linspace(-1, 1, 5))):
-        recovery = us.learn(us.oracles.coordinate(TARGET, k), us.learners.ExactHead(3, biases=True))
+        recovery = us.learn(us.oracles.coordinate(TARGET, k), ExactHead(3, biases=True))
         assert us.equivalent(recovery.model, as_head(weights))
 
 
@@ -59,7 +60,7 @@ def test_a_wrong_index_is_told_at_the_first_call(k, tmp_path):
     oracle = Counted(TARGET)
     words = rf"gives 5 numbers per sequence: there is no coordinate {k}. Choose k from -5 to 4"
     with pytest.raises(us.OracleError, match=words) as caught:
-        us.learn(us.oracles.coordinate(oracle, k), us.learners.ExactHead(3))
+        us.learn(us.oracles.coordinate(oracle, k), ExactHead(3))
     assert not isinstance(caught.value, us.ModelMismatch)
     assert oracle.calls == 1
 
@@ -67,7 +68,7 @@ def test_a_wrong_index_is_told_at_the_first_call(k, tmp_path):
 def test_a_wrong_number_of_weights_is_told_at_the_first_call():
     oracle = Counted(TARGET)
     with pytest.raises(us.OracleError, match="5 numbers per sequence, and there are 4 weights"):
-        us.learn(us.oracles.coordinate(oracle, np.ones(4)), us.learners.ExactHead(3))
+        us.learn(us.oracles.coordinate(oracle, np.ones(4)), ExactHead(3))
     assert oracle.calls == 1
 
 
@@ -112,7 +113,7 @@ def test_it_composes_with_every_oracle():
     twice = us.oracles.coordinate(us.oracles.coordinate(TARGET, 2), 0)
     assert np.array_equal(twice(X), Y[:, 2])
     with pytest.raises(us.DimensionRefused, match="dim=3"):
-        us.learn(inside, us.learners.ExactHead(4))
+        us.learn(inside, ExactHead(4))
     with pytest.raises(TypeError, match="must be callable"):
         us.oracles.coordinate(Y, 0)
 
@@ -122,3 +123,32 @@ def test_a_learner_of_vectors_takes_one_number():
     assert np.allclose(recovery.model.V, TARGET.V[2:3], rtol=0, atol=1e-13)
     assert np.allclose(recovery.model.W, TARGET.W, rtol=0, atol=1e-9)
     assert isinstance(LinearModel(c=np.ones(1), M=np.ones((1, 2))).dim, int)
+
+
+@pytest.mark.parametrize("k", [1, [0.0, 1.0]])
+def test_what_is_no_array_is_an_oracle_error(k):
+    with pytest.raises(us.OracleError, match="no array") as caught:
+        us.learn(us.oracles.coordinate(lambda X: [[1.0, 2.0], [1.0]] * len(X), k), ExactHead(3))
+    assert not isinstance(caught.value, us.DimensionRefused)
+
+
+def test_a_masked_number_is_missing():
+    def masked(X):
+        return np.ma.MaskedArray(TARGET(X), mask=np.arange(5) + np.zeros((len(X), 1)) == 2)
+
+    assert np.array_equal(us.oracles.coordinate(masked, 1)(X), Y[:, 1])
+    assert np.all(np.isnan(us.oracles.coordinate(masked, 2)(X)))
+    assert np.all(np.isnan(us.oracles.coordinate(masked, np.ones(5))(X)))
+
+
+@pytest.mark.parametrize("dim", [None, "three", lambda: 3])
+def test_an_attribute_dim_that_is_no_number_says_nothing(dim):
+    class Odd:
+        def __init__(self):
+            self.dim = dim
+
+        def __call__(self, X):
+            return TARGET(X)
+
+    recovery = us.learn(us.oracles.coordinate(Odd(), 0), ExactHead(3, biases=True))
+    assert us.equivalent(recovery.model, as_head(np.eye(5)[0]))

@@ -112,3 +112,17 @@ def test_defences_stack():
     both = us.oracles.rounded(us.oracles.clipped(HEAD, -1.0, 1.0), 1)
     assert np.array_equal(both(X), np.round(np.clip(Y, -1, 1), 1))
     assert both.dim == 3
+
+
+def test_what_is_missing_has_no_label_and_no_noise():
+    def flawed(X):
+        return np.array([np.nan, 2.0, -np.inf, np.inf])
+
+    X = np.zeros((4, 1, 1))
+    assert np.array_equal(us.oracles.labels(flawed)(X), [np.nan, 1.0, 0.0, 1.0], equal_nan=True)
+
+    def masked(X):
+        return np.ma.MaskedArray([1.0, 2.0], mask=[True, False])
+
+    for defence in (us.oracles.labels(masked), us.oracles.noisy(masked, 0.0, 0)):
+        assert np.array_equal(np.isnan(defence(X[:2])), [True, False])

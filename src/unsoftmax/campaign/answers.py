@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.campaign.spans import Span
-from unsoftmax.errors import OracleError
+from unsoftmax.errors import OracleError, RetryLater
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Oracle, Outputs
+from unsoftmax.protocol import Answers, Oracle, Outputs, as_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,9 @@ def ask(oracle: Oracle, span: Span, outputs: Outputs) -> OracleReply:
         raw = oracle(span.probes[span.start : span.stop])
     except SystemExit as error:
         raise RuntimeError(f"the target called sys.exit({error.code!r})") from error
+    except RetryLater as refusal:
+        # a subclass may have left its seconds out, or written anything to them
+        raise RetryLater(getattr(refusal, "seconds", None)) from refusal  # type: ignore[arg-type]
     return checked(raw, span, outputs)
 
 
@@ -73,7 +76,7 @@ def checked(raw: Any, span: Span, outputs: Outputs) -> OracleReply:
         Not n real numbers, or (for a learner of vectors) not n rows of at least one.
     """
     try:
-        y = np.asarray(raw)
+        y = as_array(raw)
     except Exception as error:
         raise OracleError(f"The target's answer to {span} is no array: {error}.") from error
     if y.dtype.kind not in "fiub":
@@ -81,7 +84,7 @@ def checked(raw: Any, span: Span, outputs: Outputs) -> OracleReply:
     if y.shape == (len(span),):
         y = y[:, None]
     if y.ndim != 2 or len(y) != len(span) or not _fits(y.shape[1], outputs):
-        raise _wrong_shape(np.shape(raw), span, outputs)
+        raise _wrong_shape(y.shape, span, outputs)
     rows = y.astype(np.float64)
     finite = np.isfinite(rows)
     if finite.all():

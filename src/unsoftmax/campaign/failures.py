@@ -5,7 +5,7 @@ from __future__ import annotations
 from unsoftmax.campaign.answers import OracleReply
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.outcomes import CallOutcome, Landing
-from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.errors import DimensionRefused, OracleError, RetryLater
 
 
@@ -29,13 +29,21 @@ def failure(landing: Landing, ledger: Ledger, retries: Retries, batch: int) -> B
         return result
     if isinstance(result, OracleError) and not isinstance(result, RetryLater):
         kind = DimensionRefused if isinstance(result, DimensionRefused) else OracleError
-        error = kind(f"{result} {kept(ledger)}").with_traceback(result.__traceback__)
+        error = kind(f"{_said(result)} {kept(ledger)}").with_traceback(result.__traceback__)
         error.__cause__ = result.__cause__
         return error
     kind, sentence = _told(landing, ledger, retries, batch)
     error = kind(f"{sentence} {kept(ledger)}")
     error.__cause__ = result if isinstance(result, BaseException) else None
     return error
+
+
+def _said(error: BaseException) -> str:
+    """Return an exception's words; one that fails to say any must not end what still flies."""
+    try:
+        return str(error).strip()
+    except Exception as failure:
+        return f"its message cannot be read: {type(failure).__name__}"
 
 
 def _told(
@@ -52,15 +60,16 @@ def _told(
         )
     if isinstance(result, RetryLater):
         return OracleError, (
-            f"The target has put off {span} for {landing.put_off_s:.0f} s and asks for "
-            f"{result.seconds:g} s more; the limit is {retries.longest_wait_s:g} s. Allow more "
-            "with retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
+            f"The target has put off {span} for {in_seconds(landing.put_off_s)} and asks for "
+            f"{in_seconds(result.seconds)} more; the limit is "
+            f"{in_seconds(retries.longest_wait_s)}. Allow more with "
+            "retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
         )
     if isinstance(result, MemoryError):
         return OracleError, (
             f"The target ran out of memory at {span}: use a smaller batch (now {batch})."
         )
-    said = f"{type(result).__name__}: {str(result).strip()}"
+    said = f"{type(result).__name__}: {_said(result)}"
     if not ledger.answered and isinstance(result, (ValueError, IndexError, AssertionError)):
         return DimensionRefused, (
             f"The target refused its first batch, {span} ({said}). It must take batches "

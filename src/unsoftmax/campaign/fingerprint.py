@@ -31,6 +31,9 @@ class FingerprintTuning:
     # The coarsest format that answers are taken to have: bfloat16. A few answers may be short
     # numbers by chance, and a changed target would pass for a rounded one.
     coarsest: float = 2.0**-8
+    # Numbers off which that format is read, evenly spaced over the coordinates. A decimal number
+    # takes 10 µs to read: all of 8 vectors of 10⁶ would take a minute on every resume.
+    format_numbers: int = 2**14
     # Share of the first difference below which a third answer counts as the second one again.
     steady: float = 0.1
 
@@ -107,7 +110,8 @@ def _same_answer(before: Array, size: Array, moved: float, tuning: FingerprintTu
     Questions that moved by a few bits move their answers as coarser arithmetic would. Every
     coordinate has its own scale, as if it were asked for alone.
     """
-    precision = Precision.of_format([before])
+    every = max(1, -(-before.size // tuning.format_numbers))
+    precision = Precision.of_format([before[:, ::every]])
     scale = np.max(np.abs(before) / np.maximum(size, 1e-300), axis=0)
     arithmetic = tuning.units * KAPPA * max(precision.unit, moved) * scale * size
     # Two numbers that are nearly the same are rounded to neighbours at most.

@@ -24,7 +24,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,9 @@ class Ledger:
                 f"{self._name} belongs to another run: {changed}. "
                 "Use the same settings to go on with it, or another ledger, which asks all anew."
             )
+        [[version]] = self._db.execute("PRAGMA user_version").fetchall()
         with self._commit():
-            self._upgrade()
+            self._upgrade(version)
             self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
             if anew:
                 for table in ("runs", "parts", "designs"):
@@ -96,15 +97,24 @@ class Ledger:
                     "INSERT INTO runs VALUES (?, ?, ?)",
                     (text, batch, json.dumps(self._environment)),
                 )
+        if version < FORMAT_VERSION:
+            # into the file's header, where older programs look: after kill -9 the WAL has it alone
+            with suppress(sqlite3.Error):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._spent = self._sum()
         known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
         self.width = width if known is None else known[0]
+        if width is not None and self.width != width:
+            raise LedgerMismatch(
+                f"{self._name} holds answers of {self.width} numbers per sequence, where this "
+                f"learner takes {width}. Use the learner that it was written for, or another "
+                "ledger."
+            )
         [[self._rounds]] = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM parts")
         self.resumed = not anew
         return batch if anew else batch or recorded[1]
 
-    def _upgrade(self) -> None:
-        [[version]] = self._db.execute("PRAGMA user_version").fetchall()
+    def _upgrade(self, version: int) -> None:
         for older in range(version, FORMAT_VERSION):
             self._db.execute(UPGRADES[older])
         self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")

@@ -8,11 +8,12 @@
     FAILED         –                       failed       after a pause  goes on
     PUT_OFF        –                       put off      when told to   goes on
     LOST           kept                    failed       no             ends: OracleError
+    OVERDUE        –                       put off      no             ends: OracleError
     INTERRUPTED    –                       failed       no             ends: what was raised
 
 "Failed" queries are paid, those "put off" are not: the target says that it answered none.
 A row that is not finite is a missing answer. PARTLY and FAILED become LOST when their tries are
-used up, PUT_OFF when the target has put the batch off for too long.
+used up, PUT_OFF becomes OVERDUE when the target has put the batch off for too long.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class CallOutcome(Enum):
     FAILED = "failed, may be cured"
     PUT_OFF = "put off by the target"
     LOST = "failed for good"
+    OVERDUE = "put off for too long"
     INTERRUPTED = "interrupted"
 
 
@@ -54,6 +56,7 @@ CONSEQUENCES = {
     CallOutcome.FAILED: Consequence(again=True),
     CallOutcome.PUT_OFF: Consequence("put off", again=True),
     CallOutcome.LOST: Consequence(ends=True),
+    CallOutcome.OVERDUE: Consequence("put off", ends=True),
     CallOutcome.INTERRUPTED: Consequence(ends=True),
 }
 
@@ -119,7 +122,7 @@ def _put_off(call: PlannedCall, refusal: RetryLater, retries: Retries, now: floa
     since = now if call.put_off_since is None else call.put_off_since
     pause_s = max(refusal.seconds, retries.pause_s)
     if now - since + pause_s > retries.longest_wait_s:
-        return Landing(call, CallOutcome.LOST, refusal, put_off_s=now - since)
+        return Landing(call, CallOutcome.OVERDUE, refusal, put_off_s=now - since)
     again = replace(call, put_off_since=since)
     return Landing(call, CallOutcome.PUT_OFF, refusal, (again,), pause_s)
 

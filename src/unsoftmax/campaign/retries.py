@@ -12,6 +12,11 @@ from unsoftmax.campaign.budget import whole
 _MOST_S = 1e6
 
 
+def in_seconds(duration: float) -> str:
+    """Write a duration for people: three digits, and all of them from 100 s on."""
+    return f"{duration:,.0f} s" if 100 <= duration < 1e9 else f"{duration:.3g} s"
+
+
 @dataclass(frozen=True, slots=True)
 class Retries:
     """How often a sequence is asked, and how long the runner waits between the tries.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.outcomes import CallOutcome, Landing
 from unsoftmax.campaign.recovery import Recovery
-from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.campaign.scheduler import Scheduler
 from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
@@ -100,7 +101,8 @@ def learn(
     """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
     holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1)
-    batch = None if batch is None else whole("batch", batch, 1)
+    # the ledger keeps it, and SQLite no larger number
+    batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
@@ -263,7 +265,8 @@ class Campaign:
         def put(part: int, start: int, rows: Array) -> None:
             answers[part, start] = rows
 
-        if self.scheduler.run(known.spans, put, None):
+        # half a fingerprint recognises nobody
+        if not self.spending.covers(known.spans) or self.scheduler.run(known.spans, put, None):
             raise self.spending.exceeded(waiting)
         return known.in_order(answers)
 
@@ -273,7 +276,7 @@ class Campaign:
         if self.progress is None:
             return
         if landing.outcome is CallOutcome.PUT_OFF:
-            self._tell(f"waiting {landing.pause_s:.3g} s: the target asks to")
+            self._tell(f"waiting {in_seconds(landing.pause_s)}: the target asks to")
         elif landing.rows_kept():
             self._tell(landing.call.span.probes.phase)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unsoftmax.campaign.budget import Budget
@@ -35,6 +36,15 @@ class Spending:
         if self.budget.tokens is not None:
             limits.append((self.budget.tokens - spent.tokens) // span.probes.tokens)
         return max(0, int(min(limits)))
+
+    def covers(self, spans: Iterable[Span]) -> bool:
+        """Whether the budget still allows all of several spans."""
+        cost = [(len(span), len(span) * span.probes.tokens) for span in spans]
+        queries, tokens = map(sum, zip(*cost, strict=True))
+        budget, spent = self.budget, self.ledger.spent
+        return (budget.queries is None or spent.queries + queries <= budget.queries) and (
+            budget.tokens is None or spent.tokens + tokens <= budget.tokens
+        )
 
     def exceeded(self, pending: list[Span]) -> BudgetExceeded:
         """Say that ``pending`` cannot be paid, and what would be enough."""

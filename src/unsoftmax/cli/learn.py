@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated
 
@@ -108,7 +109,7 @@ def _resolved(
     oracle = targets.resolve(target, coordinate)
     if learner is None:
         dim = getattr(oracle, "dim", None)
-        learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
+        learner = build(model, {"dim": dim, **settings} if isinstance(dim, Integral) else settings)
     return learner, oracle
 
 

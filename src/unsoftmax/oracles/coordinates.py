@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from unsoftmax.errors import OracleError
 from unsoftmax.oracles.wrapped import WrappedOracle
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Oracle
+from unsoftmax.protocol import Oracle, as_array
 
 
 def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
@@ -60,7 +60,10 @@ def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
 
 def _vectors(answers: Any, X: Array) -> Any:
     """Return answers as (B, m); (B,) is m = 1."""
-    y = np.asarray(answers)
+    try:
+        y = as_array(answers)
+    except Exception as error:
+        raise OracleError(f"The target's answer is no array: {error}.") from error
     if y.shape == (len(X),):
         return y[:, None]
     if y.ndim != 2 or len(y) != len(X) or not y.shape[1]:

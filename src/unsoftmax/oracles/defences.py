@@ -14,7 +14,7 @@ import numpy as np
 from unsoftmax.errors import OracleError
 from unsoftmax.oracles.wrapped import WrappedOracle
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Oracle
+from unsoftmax.protocol import Oracle, as_array
 
 
 def rounded(oracle: Oracle, decimals: int) -> WrappedOracle:
@@ -135,7 +135,7 @@ norm 5. Ask shorter ones: give the learner the target's radius, if it takes one.
 
 
 def labels(oracle: Oracle) -> WrappedOracle:
-    """Answer only whether the value is positive: 1.0 if it is, else 0.0.
+    """Answer only whether the value is positive: 1.0 if it is, else 0.0; NaN where it is NaN.
 
     Examples
     --------
@@ -166,7 +166,8 @@ class _Clipped(WrappedOracle):
 @dataclass(frozen=True, eq=False)
 class _Labels(WrappedOracle):
     def __call__(self, X: Array, /) -> Any:
-        return np.where(np.asarray(self.oracle(X)) > 0, 1.0, 0.0)
+        y = as_array(self.oracle(X))
+        return np.where(y > 0, 1.0, np.where(y <= 0, 0.0, np.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +209,6 @@ class _Noisy(WrappedOracle):
 
     def __call__(self, X: Array, /) -> Any:
         call = self.calls.next()
-        answers = np.asarray(self.oracle(X), dtype=np.float64)
+        answers = as_array(self.oracle(X)).astype(np.float64)
         noise = np.random.default_rng([self.seed, call]).standard_normal(answers.shape)
         return answers + self.scale * noise

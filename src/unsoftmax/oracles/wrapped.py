@@ -25,9 +25,9 @@ class WrappedOracle(ABC):
             raise TypeError(f"An oracle must be callable; it is {type(self.oracle).__name__}.")
 
     @property
-    def dim(self) -> int:
+    def dim(self) -> Any:
         """Dimension of a token, where the wrapped oracle knows it (AttributeError otherwise)."""
-        return int(self.oracle.dim)  # type: ignore[attr-defined]
+        return self.oracle.dim  # type: ignore[attr-defined]
 
     @abstractmethod
     def __call__(self, X: Array, /) -> Any:
