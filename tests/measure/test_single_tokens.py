@@ -22,6 +22,9 @@ def read(v, c, scale, precision, biases, sign=0.0):
 
     exact = scale * np.longdouble(1) * v + (c if biases else 0.0)
     y, zero = (exact + off(exact)).astype(float), c - off(c)
+    # beside large answers the error asked for may be rounded up: take the float before it
+    beyond = np.abs(y - exact) > most * np.abs(exact) + precision.absolute
+    y = np.where(beyond, np.nextafter(y, exact.astype(float)), y)
     return SingleTokens(y, scale, float(zero) if biases else None).values(precision)
 
 
