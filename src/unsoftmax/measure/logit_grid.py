@@ -71,8 +71,7 @@ class LogitGrid:
 
     def __post_init__(self) -> None:
         self.y, self.alpha, self.beta = np.full((3, *self.shape), np.nan)
-        self.a = Vectors.of(self.offsets, self.values)
-        self.b = Vectors.of(self.queries, self.values).take((slice(None), None))
+        self.take(self.values)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -98,6 +97,17 @@ class LogitGrid:
     def scale(self) -> Array:
         """S = αβ of every answer."""
         return self.alpha * self.beta
+
+    def take(self, values: Values) -> None:
+        """Assume other errors of v and c, and another precision."""
+        self.values = values
+        self.a = Vectors.of(self.offsets, values)
+        self.b = Vectors.of(self.queries, values).take((slice(None), None))
+
+    def _listen(self) -> None:
+        """Let the answers tell their precision where single tokens left it open."""
+        if self.values.reread is not None:
+            self.take(self.values.told_by(self.answered().telling))
 
     # -- what the answers say
 
@@ -184,6 +194,7 @@ class LogitGrid:
         )
         [y] = yield [grid]
         self.y[tokens, offsets] = grid.table(y)
+        self._listen()
 
     def ask_some(self, j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Ask:
         """Ask for single pairs of a query token and an offset, at a scale each."""
@@ -192,6 +203,7 @@ class LogitGrid:
         name = f"{self.phase}, again" if purpose == "again" else self.phase
         pairs = Pairs(self.offsets, self.queries, i, j, alpha, beta, phase=name, purpose=purpose)
         [self.y[j, i]] = yield [pairs]
+        self._listen()
         self.again += len(j) if purpose == "again" else 0
 
     def pilot(self, tokens: Indices, k: Exponents, spare: int) -> Ask:

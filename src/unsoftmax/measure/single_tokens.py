@@ -10,7 +10,8 @@ the answers. Source: the first step of Theorem 4.1; c and the errors go beyond i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +31,10 @@ class Values:
         Bounds ν on their errors, entry by entry.
     precision : Precision
         Of the answers they came from, and of those to come.
+    reread : callable, optional
+        Where single tokens may be answered by round numbers because v is round: exact answers
+        are assumed, and this reads v and c again from what telling answers say, None where
+        these are too few to say anything.
     """
 
     v: Array
@@ -37,6 +42,12 @@ class Values:
     v_error: Array
     c_error: float
     precision: Precision
+    reread: Callable[[Array], Values | None] | None = field(default=None, compare=False, repr=False)
+
+    def told_by(self, y: Array) -> Values:
+        """Return v and c with the precision that answers ``y`` tell, if it was open."""
+        told = None if self.reread is None else self.reread(y)
+        return self if told is None else told
 
     @property
     def norm(self) -> float:

@@ -134,6 +134,16 @@ class TwoTokenAnswers:
             logit = np.log(p) - np.log(q)
             return Gates(p, p_error, logit, np.minimum(p, q) - p_error)
 
+    @property
+    def telling(self) -> Array:
+        """Return the answers that are round only if the target rounds: y has σ(t) in it.
+
+        One token alone (σ = 0 or 1), or both alike (σ = ½, t = 0), give round answers where
+        v and the tokens are round; any other σ(t) does not.
+        """
+        gates = self.gates()
+        return np.asarray(self.y[(gates.margin > 0) & (np.abs(gates.p - 0.5) > gates.p_error)])
+
     def measured(self, shift: Array | float = 0.0) -> Array:
         """Return M̂ alone; see `reading`."""
         return np.asarray((self.gates().logit / self.alpha - shift) / self.beta)

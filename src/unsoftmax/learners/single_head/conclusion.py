@@ -95,7 +95,14 @@ def conclude(
     certificate = certificate_of(head, first.checks)
     closing = holdout.closing(head.model, certificate, first.closing, rng, tuning=tuning.holdout)
     answered = yield from fresh_answers(closing, [first.answered])
-    head, evidence = _supported(head, answered, first.checks, otherwise, tuning)
+    try:
+        head, evidence = _supported(head, answered, first.checks, otherwise, tuning)
+    except ModelMismatch:
+        if head.values.reread is None or first.as_rounded is None:
+            raise
+        # no answer told its format while W was read, as with W = 0; now the hold-out does
+        rounded = replace(head, values=first.as_rounded)  # type: ignore[type-var]
+        head, evidence = _supported(rounded, answered, first.checks, otherwise, tuning)
     certificate = certificate_of(head, first.checks)
     _refuse_unknown(head, certificate, tuning)
     notes = head.notes()
@@ -114,6 +121,14 @@ def certificate_of(head: RecoveredHead, checks: int) -> Certificate:
         "max‖x_i‖·‖v‖ from rounding, beside what is named here.",
         *precision.why,
         *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
+        *(
+            ()
+            if head.values.reread is None
+            else (
+                "No answer told whether answers are rounded or the head's values are round: exact "
+                "float64 answers are taken for granted.",
+            )
+        ),
         *further,
     )
     return Certificate(errors, assumes)

@@ -132,7 +132,7 @@ class ExactHead(Configured):
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, tuning = np.random.default_rng(self.seed), self.tuning
-        given = FirstRoundSettings(bool(self.biases), tuning=tuning.first_round)
+        given = FirstRoundSettings(bool(self.biases), listens=True, tuning=tuning.first_round)
         first = yield from ask_first_round(self.dim, checks, rng, given)
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)
@@ -158,11 +158,14 @@ class ExactHead(Configured):
             spare -= bias.again
             w = solve(Z, bias.measured())
             [shift] = bias.measured()
-            split = beside_bias(shift)
+            split, values = beside_bias(shift), bias.values
         columns = LogitGrid(
             rows, UnitVectors(self.dim), values, split, "W", shift, tuning=grid_tuning
         )
         yield from measure(columns, spare)
+        values = columns.values
+        if bias is not None:
+            bias.take(values)
         W = solve(Z, columns.measured())
         model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
         W = replace(W, matrix=model.W)  # kept once

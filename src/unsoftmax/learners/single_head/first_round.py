@@ -7,11 +7,16 @@
 v and c are read by `unsoftmax.measure.single_tokens`; the precision is recognised from the
 answers' format, their noise, and what single tokens miss x·v + c by. What cannot be a head's
 answers is refused here, and v = 0, which leaves W free.
+
+Single tokens are answered by round numbers where v is round, so their answers tell no format:
+several tokens do. Where the hold-out asks too few of these first, float64 is assumed until the
+answers that W is read from tell (`Values.reread`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -56,6 +61,9 @@ class FirstRoundTuning:
     stands_out: float = 3.0
     """v counts as 0 where ‖v̂‖ is below so many times its error: offsets are balanced on v̂, so
     that its direction must be known."""
+    rounding_seen: float = 2.0**-40
+    """An answer tells whether it is rounded where a rounding like the single tokens' is more
+    than this share of it: far beyond float64's own."""
     precision: PrecisionTuning = field(default=PrecisionTuning())
     """How the answers' format and noise are recognised."""
 
@@ -72,6 +80,8 @@ class FirstRoundSettings:
     """Norm ρ of the single tokens that give v."""
     radius: float = np.inf
     """No token of the hold-out is longer."""
+    listens: bool = False
+    """Whether the learner passes answers to two tokens on to `Values.told_by`."""
     tuning: FirstRoundTuning = field(default=FirstRoundTuning())
 
     @property
@@ -94,6 +104,8 @@ class FirstRound:
     """Queries left for the hold-out's last round."""
     checks: int
     """Queries of the whole hold-out."""
+    as_rounded: Values | None = None
+    """Where it is open whether these answers are rounded: v and c if they are."""
 
     @property
     def answered(self) -> Answered:
@@ -129,14 +141,13 @@ def ask_first_round(
     again = np.empty(0)
     if share.repeats:
         [again] = yield [holdout.repeated(three, share.repeats)]
-    repeated = opened[: share.repeats], again
-    precision = _precision([opened, line, tokens.y], repeated, given)
-    values = _straightened(tokens, precision, straight.X[:, 0], line, given)
-    if np.linalg.norm(values.v) <= given.tuning.stands_out * np.linalg.norm(values.v_error):
+    asked = _Asked(tokens, (three.X, opened), (straight.X[:, 0], line), again, given)
+    values = asked.values()
+    if _counts_as_zero(values, given.tuning):
         longer = holdout.opening(dim, share.closing, rng, given.radius)
         [y] = yield [longer]
         _refuse_without_value(values, np.concatenate([three.X, longer.X]), np.append(opened, y))
-    return FirstRound(values, three, opened, share.closing, checks)
+    return FirstRound(values, three, opened, share.closing, checks, asked.as_rounded(values))
 
 
 def or_biased(biases: bool) -> str:
@@ -149,25 +160,84 @@ def or_biased(biases: bool) -> str:
     )
 
 
-def _precision(
-    seen: list[Array], repeated: tuple[Array, Array], given: FirstRoundSettings
-) -> Precision:
-    """Recognise the answers' format and noise, or hold what was declared against the repeats."""
-    if given.declared is not None:
-        _refuse_beyond(given.declared, *repeated)
-        return given.declared
-    tuning, (before, again) = given.tuning, repeated
-    precision = Precision.of_format(seen, tuning.precision)
-    deviation = holdout.noise_of(before, again)
-    precision = precision.with_noise(deviation, len(again), tuning.precision)
-    size = np.sqrt(np.mean(np.concatenate(seen[:2]) ** 2)) if precision.noise else 0.0
-    if precision.noise > tuning.most_noise * size:
-        raise ModelMismatch(
-            f"The same question got different answers: they vary by {precision.noise:.1e} "
-            f"from call to call and are only {size:.1e} large. Nothing can be learned "
-            "from them as values of a function; average the answers or fix the target."
-        )
-    return precision
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the first round asked and was answered."""
+
+    tokens: SingleTokens
+    three: Answered
+    """Three tokens: no weights make their answers round."""
+    line: Answered
+    """One token (n, d)."""
+    again: Array
+    """The first of the three tokens' answers once more."""
+    given: FirstRoundSettings
+
+    @property
+    def _answers(self) -> list[Array]:
+        return [self.three[1], self.line[1], self.tokens.y]
+
+    def values(self) -> Values:
+        """Read v and c; where these answers do not tell their format, exact ones are assumed."""
+        if self.given.declared is not None:
+            before = self.three[1][: len(self.again)]
+            _refuse_beyond(self.given.declared, before, self.again)
+            return self._straightened(self.given.declared)
+        form = Precision.of_format(self._answers, self.given.tuning.precision)
+        values = self._straightened(self._with_noise(form))
+        if not (self.given.listens and self._open(form)):
+            return values
+        exact = self.tokens.values(self._with_noise(Precision()))
+        return replace(exact, reread=partial(self._reread, form))
+
+    def as_rounded(self, values: Values) -> Values | None:
+        """Read v and c as if these answers were as rounded as they look, where that is open."""
+        if values.reread is None:
+            return None
+        form = Precision.of_format(self._answers, self.given.tuning.precision)
+        return self._straightened(self._with_noise(form))
+
+    def _open(self, form: Precision) -> bool:
+        """Say whether these answers may be round without being rounded, or are too few to tell."""
+        witnesses = self.given.tuning.precision.witnesses
+        few = np.count_nonzero(np.concatenate(self._answers)) < witnesses
+        return bool(np.count_nonzero(self.three[1]) < witnesses and (few or form != Precision()))
+
+    def _reread(self, form: Precision, y: Array) -> Values | None:
+        """Read v and c again with the format that telling answers have; ``form`` is to be seen."""
+        tuning = self.given.tuning
+        if form.absolute:  # what is relative to answers is seen in all of them
+            y = y[form.absolute > tuning.rounding_seen * np.abs(y)]
+        if len(y) < tuning.precision.witnesses:
+            return None
+        told = Precision.of_format([*self._answers, y], tuning.precision)
+        values = self._straightened(self._with_noise(told))
+        if _counts_as_zero(values, tuning):
+            _refuse_without_value(values, *self.three)
+        return values
+
+    def _with_noise(self, precision: Precision) -> Precision:
+        """Add the noise that repeated questions show; refuse where it leaves nothing."""
+        tuning, before = self.given.tuning, self.three[1][: len(self.again)]
+        deviation = holdout.noise_of(before, self.again)
+        precision = precision.with_noise(deviation, len(self.again), tuning.precision)
+        seen = np.concatenate(self._answers[:2])
+        size = np.sqrt(np.mean(seen**2)) if precision.noise else 0.0
+        if precision.noise > tuning.most_noise * size:
+            raise ModelMismatch(
+                f"The same question got different answers: they vary by {precision.noise:.1e} "
+                f"from call to call and are only {size:.1e} large. Nothing can be learned "
+                "from them as values of a function; average the answers or fix the target."
+            )
+        return precision
+
+    def _straightened(self, precision: Precision) -> Values:
+        return _straightened(self.tokens, precision, *self.line, self.given)
+
+
+def _counts_as_zero(values: Values, tuning: FirstRoundTuning) -> bool:
+    """Say whether v is 0 as far as its error tells."""
+    return bool(values.norm <= tuning.stands_out * np.linalg.norm(values.v_error))
 
 
 def _refuse_beyond(declared: Precision, before: Array, again: Array) -> None:

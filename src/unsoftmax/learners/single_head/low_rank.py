@@ -173,7 +173,9 @@ class LowRankHead(Configured):
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else tuning.single_gain
-        given = FirstRoundSettings(bool(self.biases), declared, long, tuning=tuning.first_round)
+        given = FirstRoundSettings(
+            bool(self.biases), declared, long, listens=True, tuning=tuning.first_round
+        )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)
         above = "" if self.rank is None else f", or its rank is above {self.rank}"
@@ -191,8 +193,10 @@ class LowRankHead(Configured):
         split = amplified(tuning.gain) if noisy else even
         probes = LowRankProbes(values, Z, T, split, bool(self.biases), tuning.grid)
         columns = yield from find_columns(probes, self.rank, tuning.columns)
+        values = columns.grid.values
         if not len(columns.tokens):
             return ZeroReading(values, columns.left_out)
+        probes = replace(probes, values=values)
         found = yield from read_rows(probes, columns, rng, tuning.rows)
         return (yield from refine(probes, found)) if noisy else found
 

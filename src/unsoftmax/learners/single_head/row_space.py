@@ -65,6 +65,7 @@ def read_rows(
         zero = np.zeros((1, dim))
         bias = probes.grid(skeleton.rows, zero, offset_only, "w, rows")
         yield from measure(bias, max(0, min(spare, 2)))
+        probes = replace(probes, values=bias.values)
         [shift] = bias.measured()
         split = beside_bias(shift, even)
         seen = seen - shift[:, None] / columns.beta
@@ -78,6 +79,10 @@ def read_rows(
         k = scale_for(float(np.sqrt(np.mean(seen**2))), probes.grid_tuning)
         yield from _ask_rows(rows, k, spare, tuning)
         by_token[rest] = rows.measured()
+    values = probes.values if rows is None else rows.values
+    for grid in (columns.grid, bias):
+        if grid is not None:
+            grid.take(values)
     right = skeleton.coordinates(probes.T.solve(by_token.T).T)
     w = None if shift is None else skeleton.solve(shift)
     model = SingleHead.from_factors(basis.T, right, values.v, w, values.c)

@@ -74,7 +74,9 @@ class Declared:
 
     def first_round(self, scale: float, tuning: ApproximateTuning) -> FirstRoundSettings:
         """Read v from single tokens of norm ``scale``."""
-        return FirstRoundSettings(False, self.precision, scale, self.longest, tuning.first_round)
+        return FirstRoundSettings(
+            False, self.precision, scale, self.longest, tuning=tuning.first_round
+        )
 
     @property
     def assumes(self) -> tuple[str, ...]:

@@ -165,6 +165,8 @@ class GaussianReadings:
         name = "W, again" if purpose == "again" else "W"
         [y] = yield [Pairs(self.a, self.b, which, which, alpha, beta, phase=name, purpose=purpose)]
         self.y[which] = y
+        if self.values.reread is not None:
+            self.values = self.values.told_by(self.answered().telling)
 
     def _out_of_range(self) -> tuple[Indices, Exponents]:
         """Find answers whose logit is too large, the worst first, and better scales."""

@@ -152,7 +152,7 @@ class SensingHead(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         self._refuse_too_many()
         rng, tuning = np.random.default_rng(self.seed), self.tuning
-        given = FirstRoundSettings(tuning=tuning.first_round)
+        given = FirstRoundSettings(listens=True, tuning=tuning.first_round)
         first = yield from ask_first_round(self.dim, checks, rng, given)
         asked = GaussianReadings.draw(self._count, first.values, rng, tuning.gaussian)
         yield from asked.ask()
