@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,8 +19,8 @@ def constant(X):
     return np.ones(len(X))
 
 
-WORST = {"hash": None, "truth": HEAD, "callable": constant}
-ORACLES = {
+WORST: dict[str, Any] = {"hash": None, "truth": HEAD, "callable": constant}
+ORACLES: dict[str, Any] = {
     "numbers": HEAD,
     "vectors": lambda X: X[:, -1],
     "float32": lambda X: HEAD(X).astype(np.float32),
@@ -52,7 +54,7 @@ def test_the_same_question_gets_the_same_answer_in_any_batch():
     assert np.array_equal(whole[order], liar(X[order]))
     zero = np.zeros((1, 2, 3))
     assert np.array_equal(liar(zero), liar(-zero))
-    single = X.astype(np.float32)
+    single: Any = X.astype(np.float32)
     assert np.array_equal(liar(single.astype(np.float64)) - liar(single), np.zeros((200, 3)))
 
 

@@ -168,7 +168,7 @@ def test_both_tolerances_of_the_theorem(how, trials):
         tau_v, tau_f = us.theory.tolerances_for(eps_v, eps_W, d, margin, norm)
         apart += tau_v < tau_f / 2
         lies = hostile(target, tau_f, how, seed, tau_single=tau_v)
-        paper = {"norm_bound": norm, "probes": "paper", "seed": seed}
+        paper: dict[str, Any] = {"norm_bound": norm, "probes": "paper", "seed": seed}
         recovery = us.learn(lies, Approximate(d, tau_f, single_tolerance=tau_v, **paper))
         v_error, W_error = errors(recovery, target)
         assert v_error <= recovery.certificate.v_error <= eps_v * (1 + 1e-6)
