@@ -234,6 +234,7 @@ def _one_by_one(model: Oracle) -> Oracle:
 CASES = [
     Case("ExactHead balanced", _exact(6), _head(6, False)),
     Case("ExactHead paper", _exact(6, probes="paper"), _head(6, False)),
+    Case("ExactHead paper, unit scales", _exact(6, probes="paper-unit"), _head(6, False)),
     Case("ExactHead gaussian", _exact(6, probes="gaussian"), _head(6, False)),
     Case("ExactHead with biases", _exact(7, biases=True), _head(7, True)),
     Case("ExactHead in one dimension", _exact(1), _head(1, False)),
