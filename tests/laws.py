@@ -216,12 +216,17 @@ def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
     return lambda seed: us.learners.ExactHead(dim, seed=seed, **settings)
 
 
+def _odd_part_of_softplus(model: Model) -> Oracle:
+    """f with f(X) − f(−X) the model: softplus of it, one by one."""
+    return _one_by_one(lambda X: np.logaddexp(0.0, model(X)))
+
+
 def _several(dim: int, heads: int, biases: bool, rank: int | None = None) -> Any:
     """Heads by `tests.heads`, with the target's biases."""
     return lambda seed: several(heads, dim, seed, rank, biases)
 
 
-def _one_by_one(model: Model) -> Oracle:
+def _one_by_one(model: Oracle) -> Oracle:
     """Matrix products round by the batch's size: where a run stopped would show in last bits."""
     return lambda X: np.concatenate([model(X[k : k + 1]) for k in range(len(X))])
 
@@ -229,6 +234,7 @@ def _one_by_one(model: Model) -> Oracle:
 CASES = [
     Case("ExactHead balanced", _exact(6), _head(6, False)),
     Case("ExactHead paper", _exact(6, probes="paper"), _head(6, False)),
+    Case("ExactHead paper, unit scales", _exact(6, probes="paper-unit"), _head(6, False)),
     Case("ExactHead gaussian", _exact(6, probes="gaussian"), _head(6, False)),
     Case("ExactHead with biases", _exact(7, biases=True), _head(7, True)),
     Case("ExactHead in one dimension", _exact(1), _head(1, False)),
@@ -376,6 +382,18 @@ CASES = [
         _transformer(5, 8, False),
         within=_attention_within,
         single=False,
+    ),
+    Case(
+        "Antisymmetric",
+        lambda seed: us.learners.Antisymmetric(us.learners.ExactHead(6, seed=seed)),
+        _head(6, False),
+        _odd_part_of_softplus,
+    ),
+    Case(
+        "Antisymmetric, low rank",
+        lambda seed: us.learners.Antisymmetric(us.learners.LowRankHead(9, 2, seed=seed)),
+        _low_rank(9, 2),
+        _odd_part_of_softplus,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

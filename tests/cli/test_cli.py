@@ -442,6 +442,21 @@ def test_settings_of_a_transformer_that_do_not_fit(folder, words, says):
     assert says in done.stderr
 
 
+def test_a_head_behind_a_network_that_nobody_can_learn(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write(
+            LAYER.replace("np.maximum(X[:, 0] @ A + bias, 0)", "np.logaddexp(0, X[:, 0] @ A)")
+        )
+    words = ["--model", "antisymmetric", "--dim", 6, "--rank", 2]
+    assert run(folder, "plan", *words).returncode == 0
+    done = run(folder, "learn", "mine:layer", *words, "--out", "head", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["learner"]["of"]["learner"] == "LowRankHead"
+    shown = run(folder, "plan", *words[:2])
+    assert shown.returncode == 2
+    assert "--dim is missing" in shown.stderr
+
+
 # -- several heads
 
 

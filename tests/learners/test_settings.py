@@ -77,6 +77,13 @@ def test_public_learners_keep_the_settings_that_ledgers_hold():
     )
 
 
+def test_settings_that_came_later_are_named_where_they_are_given():
+    """A ledger that was written before stays valid."""
+    plain = us.learners.ApproximateHead(8, 0.1, 2.0, probes="paper")
+    later = us.learners.ApproximateHead(8, 0.1, 2.0, probes="paper", single_tolerance=0.05)
+    assert later.settings() == {**plain.settings(), "single_tolerance": 0.05} != plain.settings()
+
+
 @pytest.mark.parametrize(
     ("plain", "numpy"),
     [

@@ -121,11 +121,13 @@ def test_bits_that_are_asked_again_are_told_from_others():
     assert not unknown.repeating.any()
 
 
-def test_labels_are_zeros_and_ones():
+def test_labels_are_ones_and_zeros_or_minus_ones():
     assert [part.tolist() for part in read_labels([np.array([1.0, 0.0]), np.zeros(0)])] == [
         [True, False],
         [],
     ]
-    for wrong in (np.array([0.0, -1.0]), np.array([2.0]), np.array([1.0, 0.5])):
+    signs = np.array([1.0, -1.0, 0.0])
+    assert [part.tolist() for part in read_labels([signs])] == [[True, False, False]]
+    for wrong in (np.array([0.0, -2.0]), np.array([2.0]), np.array([1.0, 0.5])):
         with pytest.raises(us.ModelMismatch, match=r"us\.oracles\.labels"):
             read_labels([np.ones(3), wrong])

@@ -21,6 +21,7 @@ DEFENCES = {
     "clipped": lambda oracle: us.oracles.clipped(oracle, -0.5, 0.25),
     "norm_capped": lambda oracle: us.oracles.norm_capped(oracle, 10.0),
     "labels": lambda oracle: us.oracles.labels(oracle),
+    "within": lambda oracle: us.oracles.within(oracle, 0.1),
 }
 
 

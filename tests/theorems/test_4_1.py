@@ -7,6 +7,7 @@ counted by the oracle.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -536,3 +537,57 @@ def test_without_a_hold_out_nothing_is_claimed():
 def test_settings_out_of_range(arguments):
     with pytest.raises((ValueError, TypeError), match=r"dim|probes|seed|biases"):
         us.learners.ExactHead(**arguments)
+
+
+# -- unit scales
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_the_theorem_as_written_at_unit_scales(zeros):
+    """d + d² queries: e_i, then [e_l + e_j; e_j], nothing scaled and nothing asked again."""
+    for d, seed in ((1, 0), (2, 1), (8, 2), (16, 3)):
+        rng = np.random.default_rng([d, seed])
+        v = rng.choice([-1.0, 1.0], d) * rng.uniform(0.5, 1, d)
+        if zeros and d > 1:
+            v[0] = 0.0
+        target = us.SingleHead(rng.standard_normal((d, d)), v)
+        asked: list[Any] = []
+
+        def record(X, f=target, asked=asked):
+            asked.extend(X if X.shape[1] == 2 else [])
+            return f(X)
+
+        learner = us.learners.ExactHead(d, probes="paper-unit", seed=seed)
+        recovery = us.learn(record, learner, holdout=0)
+        assert recovery.queries == learner.plan().at_most == d + d * d
+        assert set(np.unique(np.array(asked))) <= {0.0, 1.0, 2.0}
+        assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error < 1e-8
+        assert us.learn(target, learner).evidence.passed
+
+
+def test_at_unit_scales_logits_that_leave_float64_are_refused_and_not_hidden():
+    refused: dict[float, int] = {}
+    for size in (1.0, 10.0, 25.0, 60.0, 1e3, 1e6):
+        for seed in range(5):
+            rng = np.random.default_rng(seed)
+            W = rng.uniform(0.5, 1, (6, 6)) * rng.choice([-1.0, 1.0], (6, 6))
+            target = us.SingleHead(size * W, rng.choice([-1.0, 1.0], 6) * rng.uniform(0.5, 1, 6))
+            learner, refusal = us.learners.ExactHead(6, probes="paper-unit", seed=seed), None
+            try:
+                recovery = us.learn(target, learner)
+            except us.NotIdentifiable as error:
+                refusal = error
+            if refusal is not None:
+                refused[size] = refused.get(size, 0) + 1
+                assert np.allclose(refusal.determined["v"], target.v, rtol=0, atol=1e-12)
+                assert "W" in str(refusal)
+                continue
+            assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
+            assert us.learn(target, us.learners.ExactHead(6, probes="paper")).evidence.passed
+    assert 1.0 not in refused
+    assert [refused[size] for size in (60.0, 1e3, 1e6)] == [5, 5, 5]
+
+
+def test_unit_scales_take_no_biases():
+    with pytest.raises(ValueError, match="without biases"):
+        us.learners.ExactHead(3, biases=True, probes="paper-unit")

@@ -15,7 +15,7 @@ import pytest
 from scipy.special import expit, logit
 
 import unsoftmax as us
-from tests.hostile import ADVERSARIES, Hostile
+from tests.hostile import ADVERSARIES, hostile
 from tests.truth import Counted
 from unsoftmax.theory.information import jacobian
 
@@ -46,10 +46,6 @@ SHAPES_OF_W = ("generic", "identity", "rank one", "one entry")
 def hidden(target):
     """A bare function: nothing of the target to look at but its answers."""
     return lambda X: target(X)
-
-
-def hostile(target, tau, how, seed=0):
-    return hidden(Hostile(target, target.v, target.W, tau, how, seed))
 
 
 def errors(recovery, target):
@@ -159,6 +155,32 @@ def test_the_papers_guarantee_in_every_hostile_trial(zeros, trials, evidence):
     )
 
 
+@pytest.mark.parametrize("how", ["worst", "random", "outward"])
+def test_both_tolerances_of_the_theorem(how, trials):
+    """τ_v for single tokens, τ_f for pairs: the guarantee holds at both, up to d = 32."""
+    apart = 0
+    for seed in range(trials(8, 100)):
+        rng = np.random.default_rng([4, seed])
+        d, norm = int(rng.choice([2, 8, 32])), float(rng.choice([2.0, 5.0]))
+        target = head(d, seed, norm, 1.0, 0.3, 0.05, SHAPES_OF_W[seed % 4])
+        margin = min(1.0, float(np.min(np.abs(target.v[target.v != 0]))))
+        eps_v, eps_W = 10.0 ** rng.uniform(-7, -4), 10.0 ** rng.uniform(-2, 0)
+        tau_v, tau_f = us.theory.tolerances_for(eps_v, eps_W, d, margin, norm)
+        apart += tau_v < tau_f / 2
+        lies = hostile(target, tau_f, how, seed, tau_single=tau_v)
+        paper: dict[str, Any] = {"norm_bound": norm, "probes": "paper", "seed": seed}
+        recovery = us.learn(lies, Approximate(d, tau_f, single_tolerance=tau_v, **paper))
+        v_error, W_error = errors(recovery, target)
+        assert v_error <= recovery.certificate.v_error <= eps_v * (1 + 1e-6)
+        assert W_error <= recovery.certificate.W_error <= eps_W
+        if tau_v < tau_f:
+            assert any("single tokens" in sentence for sentence in recovery.certificate.assumes)
+        # single tokens as coarse as pairs: covered by one tolerance for all
+        both = us.learn(hostile(target, tau_f, how, seed), Approximate(d, tau_f, **paper))
+        assert within(both, target)
+    assert apart
+
+
 def literal_zero_row(W, v, norm_bound, query_scale):
     """Column of W read as the paper does for row 0 with v_0 = 0, from exact answers, p = 1."""
     f = us.SingleHead(W, v)
@@ -208,7 +230,7 @@ def test_the_certificate_holds_whatever_the_signs(radius, trials, evidence):
     looseness, count = [], trials(50, 1000)
     for seed in range(count):
         rng = np.random.default_rng([2, seed])
-        d = int(rng.choice([1, 2, 3, 5, 8, 16]))
+        d = int(rng.choice([1, 2, 3, 5, 8, 16, 32]))
         shape = SHAPES_OF_W[seed % 4]
         target = head(
             d, seed, 10.0 ** rng.uniform(-1, 0.7), 10.0 ** rng.uniform(-1, 1), 0.3, 0.0, shape
@@ -589,6 +611,9 @@ def test_hard_attention_has_no_finite_W():
         ({"probes": "paper"}, ValueError, "norm_bound must be given"),
         ({"probes": "paper", "norm_bound": 1.5}, ValueError, "2 or more"),
         ({"probes": "paper", "norm_bound": 2.0, "radius": 0.5}, ValueError, "radius must be 1"),
+        ({"single_tolerance": 0.05}, ValueError, "alone"),
+        ({"single_tolerance": 0.0}, ValueError, "single_tolerance"),
+        ({"probes": "paper", "norm_bound": 2.0, "single_tolerance": 0.2}, ValueError, "at most"),
     ],
 )
 def test_wrong_settings(wrong, error, name):

@@ -389,12 +389,14 @@ def test_one_logit_out_of_reach_of_all_scales_is_refused():
     assert len(scales) == 1 + label_counts.SCHEDULE.restarts
 
 
-@pytest.mark.parametrize("name", ["values", "signs", "classes"])
+@pytest.mark.parametrize("name", ["values", "twice the signs", "classes"])
 def test_answers_that_are_no_labels(name):
     target = head(3, 0)
-    answer = {"values": target, "signs": lambda X: np.sign(target(X)), "classes": lambda X: 2.0}
-    if name == "classes":
-        answer["classes"] = lambda X: np.where(target(X) > 0, 2.0, 1.0)
+    answer = {
+        "values": target,
+        "twice the signs": lambda X: 2 * np.sign(target(X)),
+        "classes": lambda X: np.where(target(X) > 0, 2.0, 1.0),
+    }
     with pytest.raises(us.ModelMismatch, match=r"us\.oracles\.labels"):
         us.learn(answer[name], learner(3))
 
@@ -573,6 +575,26 @@ def test_labels_are_read_as_bits():
     ]
     with pytest.raises(us.ModelMismatch, match=r"0\.5"):
         read_labels([np.array([0.0, 0.5])])
+
+
+@pytest.mark.parametrize("settings", [(3, 30), (1, 1, 4.0, 1.0, "paper")], ids=str)
+def test_labels_of_minus_one_and_one_say_the_same(settings):
+    """±1, np.sign and booleans are read as the same labels, in the hold-out as well."""
+    d = settings[0]
+    rng = np.random.default_rng(d)
+    v = rng.standard_normal(d)
+    target = us.SingleHead(rng.standard_normal((d, d)) / d, v / np.linalg.norm(v))
+    forms = (
+        lambda X: target(X) > 0,
+        lambda X: np.where(target(X) > 0, 1, -1),
+        lambda X: np.sign(target(X)),
+    )
+    runs = [us.learn(oracle, us.learners.LabelHead(*settings)) for oracle in forms]
+    assert runs[0].evidence.passed
+    for run in runs[1:]:
+        assert run.to_json() == runs[0].to_json()
+        assert np.array_equal(run.model.W, runs[0].model.W)
+        assert np.array_equal(run.model.v, runs[0].model.v)
 
 
 # -- settings

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
-from unsoftmax.theory import error_for, tolerance_for
+from unsoftmax.theory import error_for, tolerance_for, tolerances_for
 
 GRID = list(itertools.product((1, 2, 16, 384), (1.0, 0.3, 1e-3), (2.0, 7.5, 100.0)))
 
@@ -40,6 +40,15 @@ def test_their_ends():
 def test_the_paper_s_numbers():
     # μ ε_W / (80 W² d) at d=64, W=2, ε_W=0.1, μ=1/8
     assert tolerance_for(1.0, 0.1, 64, 0.125, 2.0) == 0.125 * 0.1 / (80 * 4 * 64)
+
+
+def test_single_tokens_need_the_more_precise_answers():
+    for dim, margin, norm in GRID:
+        for eps_v, eps_W in itertools.product((1e-9, 1e-3, np.inf), (1e-6, 1.0)):
+            singles, pairs = tolerances_for(eps_v, eps_W, dim, margin, norm)
+            assert singles == tolerance_for(eps_v, eps_W, dim, margin, norm) <= pairs
+            assert singles <= min(eps_v / np.sqrt(dim), margin / 2)
+            assert pairs == margin * eps_W / (80 * norm**2 * dim)
 
 
 @pytest.mark.parametrize(

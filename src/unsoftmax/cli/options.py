@@ -36,13 +36,13 @@ def build(model: str, settings: Settings) -> Learner[Model]:
     known = {field.name for field in fields(learner)}
     own = {name: value for name, value in settings.items() if name in known}
     rest = {name: value for name, value in settings.items() if name not in known}
-    if "dim" in known and "dim" not in settings:
+    if ("dim" in known or _parts(learner)) and "dim" not in settings:
         raise Refusal("--dim is missing: the dimension of a token.")
     try:
         for name, kinds in _parts(learner).items():
             kind, mine = _fitting(kinds, rest)
             if mine:
-                own[name] = kind(own["dim"], **mine)
+                own[name] = kind(**{"dim": settings["dim"], **mine})
                 rest = {key: value for key, value in rest.items() if key not in mine}
         for name in rest:
             raise Refusal(f"{_flag(name)} is no setting of --model {model}.")

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unsoftmax.learners.antisymmetric_part import Antisymmetric
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
     from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
     from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BY_NAME",
+    "Antisymmetric",
     "ApproximateHead",
     "ExactHead",
     "LabelHead",
@@ -43,10 +45,12 @@ MODELS = {
     "relu-network": "ReluNetworkLearner",
     "transformer": "TransformerLearner",
     "orthogonal-heads": "OrthogonalHeads",
+    "antisymmetric": "Antisymmetric",
 }
 """``--model`` on the command line, and the learner that it names."""
 
 _MODULES = {
+    "Antisymmetric": "antisymmetric_part",
     "ApproximateHead": "single_head.approximate.approximate_head",
     "ExactHead": "single_head.exact",
     "LabelHead": "single_head.labels.label_head",

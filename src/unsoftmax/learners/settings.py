@@ -55,8 +55,9 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
 class Configured:
     """A learner whose settings are its fields.
 
-    ``tuning``, a frozen dataclass of an algorithm's knobs, is named only where it differs from
-    its default: a ledger stays valid when a knob gets a name.
+    Keyword-only fields, those that were added later and ``tuning``, a frozen dataclass of an
+    algorithm's knobs, are named only where they differ from their defaults: a ledger stays valid
+    when a learner gets another setting, or a knob a name.
     """
 
     __slots__ = ()
@@ -69,10 +70,12 @@ class Configured:
         hints = get_type_hints(type(self))
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if field.name != "tuning":
-                settings[field.name] = as_json(value, hints[field.name])
-            elif value != field.default:
+            if field.kw_only and value == field.default:
+                continue
+            if field.name == "tuning":
                 settings["tuning"] = changed(value, field.default)
+            else:
+                settings[field.name] = as_json(value, hints[field.name])
         return settings
 
 

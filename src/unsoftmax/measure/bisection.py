@@ -51,19 +51,19 @@ class BisectionTuning:
 
 
 def read_labels(answers: Sequence[Array]) -> list[Labels]:
-    """Read labels: 1 where f(X) > 0, else 0.
+    """Read labels: 1 where f(X) > 0, else 0 or −1; so `np.sign`, which is 0 at 0, gives labels.
 
     Raises
     ------
     ModelMismatch
-        Anything but zeros and ones.
+        Anything but 1, 0 and −1.
     """
     for y in answers:
-        if other := np.unique(y[(y != 0) & (y != 1)])[:3].tolist():
+        if other := np.unique(y[(y != 0) & (np.abs(y) != 1)])[:3].tolist():
             raise ModelMismatch(
-                "A label is 1 (or True) where f(X) > 0 and 0 elsewhere; the target answered "
-                f"{', '.join(f'{value:g}' for value in other)}. If it answers values, or −1 and "
-                "1, wrap it: us.oracles.labels(oracle)."
+                "A label is 1 (or True) where f(X) > 0 and 0 or −1 elsewhere; the target answered "
+                f"{', '.join(f'{value:g}' for value in other)}. If it answers values wrap it: "
+                "us.oracles.labels(oracle)."
             )
     return [y == 1 for y in answers]
 

@@ -278,3 +278,23 @@ def measure(grid: LogitGrid, spare: int) -> Generator[Round, Answers, LogitGrid]
             yield from grid.ask(slice(None), slice(stage.first, stage.last), k)
     yield from grid.retry(k, spare)
     return grid
+
+
+def measure_unscaled(grid: LogitGrid) -> Generator[Round, Answers, LogitGrid]:
+    """Ask for every (query token, offset) once, at scale 1, whatever the logits are.
+
+    Raises
+    ------
+    ModelMismatch, NotIdentifiable
+        As `measure` does; logits may be out of reach here that another scale would bring back.
+    """
+    k = np.zeros(grid.shape[0], dtype=np.int64)
+    yield from grid.ask(slice(None), slice(None), k)
+    try:
+        yield from grid.retry(k, 0)
+    except NotIdentifiable as error:
+        raise NotIdentifiable(
+            f"{error} Only unit scales were allowed: others may bring them into range.",
+            determined=error.determined,
+        ) from error
+    return grid

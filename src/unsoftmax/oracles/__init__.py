@@ -2,5 +2,6 @@
 
 from unsoftmax.oracles.coordinates import coordinate
 from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, rounded
+from unsoftmax.oracles.hostile_errors import within
 
-__all__ = ["clipped", "coordinate", "labels", "noisy", "norm_capped", "rounded"]
+__all__ = ["clipped", "coordinate", "labels", "noisy", "norm_capped", "rounded", "within"]

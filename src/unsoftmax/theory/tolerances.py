@@ -26,8 +26,8 @@ from numbers import Integral, Real
 def tolerance_for(eps_v: float, eps_W: float, dim: int, margin: float, norm_bound: float) -> float:
     """Return the largest error of the answers for which Theorem 6.1 promises ε_v and ε_W.
 
-    τ = min{ε_v/√d, μ/2, μ·ε_W/(80·W̄²·d)}. The paper lets single tokens be answered less
-    precisely than pairs; this is one number for both.
+    τ = min{ε_v/√d, μ/2, μ·ε_W/(80·W̄²·d)}: one number for single tokens and pairs. The paper has
+    two, and lets pairs be answered less precisely than single tokens: `tolerances_for`.
 
     Parameters
     ----------
@@ -60,8 +60,40 @@ def tolerance_for(eps_v: float, eps_W: float, dim: int, margin: float, norm_boun
     >>> tolerance_for(0.1, 0.1, dim=4, margin=0.5, norm_bound=2.0)
     3.90625e-05
     """
+    return min(tolerances_for(eps_v, eps_W, dim, margin, norm_bound))
+
+
+def tolerances_for(
+    eps_v: float, eps_W: float, dim: int, margin: float, norm_bound: float
+) -> tuple[float, float]:
+    """Return (τ_v, τ_f): how far single tokens, and pairs, may be off for ε_v and ε_W.
+
+    τ_f = μ·ε_W/(80·W̄²·d) and τ_v = min{ε_v/√d, μ/2, τ_f}. Single tokens need the more precise
+    answers: v's own error is theirs, and W is read with v.
+
+    Parameters
+    ----------
+    eps_v, eps_W, dim, margin, norm_bound : float, float, int, float, float
+        As for `tolerance_for`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range, or not of its type.
+
+    Notes
+    -----
+    *Source*: Theorem 6.1 of arXiv 2601.16873, with zero entries of v at the same tolerances (the
+    paper halves them).
+
+    Examples
+    --------
+    >>> tolerances_for(1e-6, 0.1, dim=4, margin=0.5, norm_bound=2.0)
+    (5e-07, 3.90625e-05)
+    """
     _check(dim, margin, norm_bound, eps_v=eps_v, eps_W=eps_W)
-    return min(eps_v / math.sqrt(dim), margin / 2, margin * eps_W / (_gain(dim, norm_bound)))
+    pairs = margin * eps_W / _gain(dim, norm_bound)
+    return min(eps_v / math.sqrt(dim), margin / 2, pairs), pairs
 
 
 def error_for(tau: float, dim: int, margin: float, norm_bound: float) -> tuple[float, float]:

@@ -11,8 +11,9 @@ per query token. Determined up to nothing, unless v = 0: then W and w are free.
     f([a+b; b]) = b·v + c + (a·v)·σ(a·(W b + w))    W e_j from b = e_j, Z (W e_j) = t − Z w
 
 Differences from the paper: (1) the offsets z_i are balanced, so that the shape of v does not
-matter, unless ``probes`` asks for the paper's; (2) logits are scaled into range; (3) biases;
-(4) a hold-out and a certificate. It may not know anything of the target but its answers.
+matter, unless ``probes`` asks for the paper's; (2) logits are scaled into range, unless ``probes``
+is "paper-unit"; (3) biases; (4) a hold-out and a certificate. It may not know anything of the
+target but its answers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from unsoftmax.learners.single_head.first_round import (
     or_biased,
 )
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid, measure
+from unsoftmax.measure.logit_grid import LogitGrid, measure, measure_unscaled
 from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
@@ -69,10 +70,11 @@ class ExactHead(Configured):
         Dimension d of a token.
     biases : bool
         Also learn w (what a query bias adds to the scores) and c (value and output biases).
-    probes : {"balanced", "paper", "gaussian"}
+    probes : {"balanced", "paper", "gaussian", "paper-unit"}
         Offsets: balanced on v, so that W's accuracy does not depend on v's entries; the
         paper's e_l (e_l + e_p where v_l = 0), which lose digits where entries of v are
-        small; or the paper's Gaussian ones.
+        small; or the paper's Gaussian ones. "paper-unit" asks the paper's at unit scales as
+        well, as the theorem is written: W is refused where logits leave float64, beyond about 36.
     seed : int
         Decides the random offsets and the hold-out: the same seed asks the same.
     tuning : ExactTuning
@@ -104,7 +106,7 @@ class ExactHead(Configured):
 
     dim: int
     biases: bool = False
-    probes: Literal["balanced", "paper", "gaussian"] = "balanced"
+    probes: Literal["balanced", "paper", "gaussian", "paper-unit"] = "balanced"
     seed: int = 0
     tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
 
@@ -114,16 +116,19 @@ class ExactHead(Configured):
         whole("dim", self.dim, 1)
         whole("seed", self.seed, 0)
         flag("biases", self.biases)
-        one_of("probes", self.probes, ("balanced", "paper", "gaussian"))
+        one_of("probes", self.probes, ("balanced", "paper", "gaussian", "paper-unit"))
+        if self.probes == "paper-unit" and self.biases:
+            raise ValueError('probes="paper-unit" is Theorem 4.1 as written, without biases.')
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters."""
         d = int(self.dim)
         queries = counts.single_head(d, biases=self.biases)
         columns = singles = d + self.biases
+        again = 0 if self.probes == "paper-unit" else self.tuning.again_per_token
         return Plan(
             queries=queries,
-            at_most=queries + self.tuning.again_per_token * columns,
+            at_most=queries + again * columns,
             tokens=2 * queries - singles,
             rounds=3 + self.tuning.grid.rounds * (1 + self.biases),
             formula="d² + 2d + 1" if self.biases else "d + d²",
@@ -139,7 +144,7 @@ class ExactHead(Configured):
         return (yield from conclude(head, first, rng, or_biased(self.biases), tuning.conclusion))
 
     def _offsets(self, values: Values, rng: np.random.Generator) -> Offsets:
-        if self.probes == "paper":
+        if self.probes in ("paper", "paper-unit"):
             return offsets.paper(values.v, values.v_error)
         if self.probes == "gaussian":
             return offsets.gaussian(self.dim, rng)
@@ -162,10 +167,17 @@ class ExactHead(Configured):
         columns = LogitGrid(
             rows, UnitVectors(self.dim), values, split, "W", shift, tuning=grid_tuning
         )
+<<<<<<< HEAD
         yield from measure(columns, spare)
         values = columns.values
         if bias is not None:
             bias.take(values)
+=======
+        if self.probes == "paper-unit":
+            yield from measure_unscaled(columns)
+        else:
+            yield from measure(columns, spare)
+>>>>>>> h13/antisym
         W = solve(Z, columns.measured())
         model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
         W = replace(W, matrix=model.W)  # kept once

@@ -67,6 +67,9 @@ class ApproximateHead(Configured):
     probes : {"balanced", "paper"}
         Balanced offsets, or the paper's e_i and e_i + e_p, whose accuracy falls with the
         smallest entry of v; they assume ‖v‖ ≤ 1.
+    single_tolerance : float, optional
+        τ_v: how far answers to single tokens may be off, at most ``tolerance``, which is then the
+        τ_f of Theorem 6.1 (``probes="paper"`` alone; `unsoftmax.theory.tolerances_for` has both).
     seed : int
         Decides offsets, bases and the hold-out: the same seed asks the same.
     tuning : ApproximateTuning
@@ -103,6 +106,7 @@ class ApproximateHead(Configured):
     repeats: int = 1
     probes: Literal["balanced", "paper"] = "balanced"
     seed: int = 0
+    single_tolerance: float | None = field(default=None, kw_only=True)
     tuning: ApproximateTuning = field(default=ApproximateTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
@@ -112,21 +116,32 @@ class ApproximateHead(Configured):
         whole("seed", self.seed, 0)
         whole("repeats", self.repeats, 1)
         positive("tolerance", self.tolerance)
-        for name in ("norm_bound", "radius"):
+        for name in ("norm_bound", "radius", "single_tolerance"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
         one_of("probes", self.probes, ("balanced", "paper"))
         if self.probes == "paper":
-            if self.norm_bound is None or self.norm_bound < 2:
-                raise ValueError(
-                    'norm_bound must be given, 2 or more, for probes="paper": Theorem 6.1 scales '
-                    f"its probes by it; it is {self.norm_bound}."
-                )
-            if self.radius is not None and self.radius < 1:
-                raise ValueError(
-                    f'radius must be 1 or more for probes="paper"; it is {self.radius}. Balanced '
-                    "probes keep to any radius."
-                )
+            self._check_paper()
+        elif self.single_tolerance is not None:
+            raise ValueError('single_tolerance goes with probes="paper" alone.')
+
+    def _check_paper(self) -> None:
+        if self.norm_bound is None or self.norm_bound < 2:
+            raise ValueError(
+                'norm_bound must be given, 2 or more, for probes="paper": Theorem 6.1 scales '
+                f"its probes by it; it is {self.norm_bound}."
+            )
+        if self.radius is not None and self.radius < 1:
+            raise ValueError(
+                f'radius must be 1 or more for probes="paper"; it is {self.radius}. Balanced '
+                "probes keep to any radius."
+            )
+        if self.single_tolerance is not None and self.single_tolerance > self.tolerance:
+            raise ValueError(
+                "single_tolerance must be at most the tolerance: Theorem 6.1 needs single tokens "
+                f"at least as precise as pairs. They are {self.single_tolerance} and "
+                f"{self.tolerance}."
+            )
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
@@ -146,7 +161,7 @@ class ApproximateHead(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         d, repeats, tuning = int(self.dim), int(self.repeats), self.tuning
         rng = np.random.default_rng(self.seed)
-        declared = Declared(self.tolerance, self.norm_bound, self.radius)
+        declared = Declared(self.tolerance, self.norm_bound, self.radius, self.single_tolerance)
         if self.probes == "paper":
             learned = learn_by_coordinates(d, declared, repeats, checks, rng, tuning=tuning)
             return (yield from learned)

@@ -8,7 +8,7 @@ a wider bound. What the user declares (τ, a norm bound, a radius) is taken at f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -60,12 +60,28 @@ class Declared:
     tolerance: float
     norm_bound: float | None
     radius: float | None
+    single_tolerance: float | None = None
+    """τ_v, of single tokens; the tolerance where None."""
+
+    @property
+    def of_singles(self) -> float:
+        """How far answers to single tokens may be off: τ_v."""
+        return self.tolerance if self.single_tolerance is None else self.single_tolerance
 
     @property
     def precision(self) -> Precision:
         """±tolerance, and float64 inside."""
-        sentence = f"Answers are taken to be within ±{self.tolerance:g} of the head's, as declared."
+        apart = self.of_singles < self.tolerance
+        single = f", those to single tokens within ±{self.of_singles:g}" if apart else ""
+        sentence = (
+            f"Answers are taken to be within ±{self.tolerance:g} of the head's{single}, as "
+            "declared."
+        )
         return Precision(absolute=self.tolerance, why=(sentence,))
+
+    def of_unit_tokens(self, values: Values) -> Values:
+        """Bound v by the tolerance of single tokens, where e_1 … e_d were asked for it."""
+        return replace(values, v_error=values.v_error - (self.tolerance - self.of_singles))
 
     @property
     def longest(self) -> float:

@@ -3,11 +3,12 @@
     f([e_i]) ≈ v_i,   f([e_i/W̄ + e_j/2; e_j/2]) ≈ v_j/2 + (v_i/W̄)·σ(W_ij/(2W̄))
 
 for ‖W‖_F ≤ W̄, W̄ ≥ 2, ‖v‖ ≤ 1; σ̂ is clipped to [σ(−½), σ(½)]. Where v̂_i is 0 as far as the
-tolerance tells, the offset is e_i + e_p with the largest |v̂_p|, and Ŵ_pj is subtracted.
+tolerance tells, the offset is e_i + e_p with the largest |v̂_p|, and Ŵ_pj is subtracted. Single
+tokens may be declared more precise than pairs, as the theorem has it: τ_v ≤ τ_f.
 Queries: d + d² per repetition. Differences from the paper: (1) for zero rows the query token is
 e_j/(2√2), or logits leave the clip (`unsoftmax.theory.tolerances` has the proof that nothing else
-need change); (2) μ is not known: an entry counts as 0 when |v̂_i| ≤ τ, which is right whenever
-τ < μ/2.
+need change); (2) μ is not known: an entry counts as 0 when |v̂_i| ≤ τ_v, which is right whenever
+τ_v < μ/2.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ def learn_by_coordinates(
 ) -> Steps[SingleHead]:
     """Ask what Theorem 6.1 asks, ``repeats`` times, and return what was found."""
     first = yield from ask_first_round(dim, checks, rng, declared.first_round(1.0, tuning))
-    values = first.values
+    values = declared.of_unit_tokens(first.values)
     if repeats > 1:
         singles = Singles(UnitVectors(dim), phase="v", purpose="data")
         further = yield [singles] * (repeats - 1)
         values = replace(values, v=np.mean([values.v, *further], axis=0))
 
-    zero = np.abs(values.v) <= declared.tolerance
+    zero = np.abs(values.v) <= declared.of_singles
     asked = yield from _asked(values, zero, declared, repeats)
     # an entry that counts as 0 is 0, or at most |v̂_i| + τ
     counted = replace(

@@ -1,7 +1,7 @@
 """Theorem B.1: one attention head from labels alone, by whether f(X) > 0.
 
 Recovers W, and v up to its norm, of f(X) = Σ_i α_i x_i·v, α = softmax_i(x_i·W x_N), from an
-oracle that answers 1 where f(X) > 0 and 0 elsewhere. "bisect": about one query per bit of a
+oracle that answers 1 where f(X) > 0 and 0, or −1, elsewhere. "bisect": about one query per bit of a
 parameter, bits·(d² + d) and a few hundred more, in about bits + 28 rounds. "paper": k + d²·steps,
 with the k of the theorem, affordable for d ≤ 2 only.
 
@@ -40,7 +40,7 @@ _MOST_PAPER_BITS, _LEAST_MARGIN = 200, 1e-12
 
 @dataclass(frozen=True, slots=True)
 class LabelHead(Configured):
-    """Learn a single head from labels: 1 where f(X) > 0, else 0 (Theorem B.1).
+    """Learn a single head from labels: 1 where f(X) > 0, else 0 or −1 (Theorem B.1).
 
     Parameters
     ----------

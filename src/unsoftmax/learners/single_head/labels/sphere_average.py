@@ -5,9 +5,10 @@
     a*² = σ(sW_ij)/(2W|α|)               the label flips once, in [√(μ/(8W)), √(1/(2Wμ))]
     Ŵ_ij = σ⁻¹(2W|α̂|a*²)/s               after truncation to [σ(−½), σ(½)]
 
-k and the steps of bisection: `unsoftmax.theory.label_counts.label_head_paper`. Differences from the
-paper: (1) labels 0 and 1 are averaged as −1 and 1; as 0 and 1 their mean is R·v/2, not R·v;
-(2) a hold-out. Needs all |v_i| ≥ μ, and ends for d = 1, 2 and a coarse error only.
+k and the steps of bisection: `unsoftmax.theory.label_counts.label_head_paper`. As in the paper's
+equation 14 h is ±1 in the average, where answers are 1 and 0: as 1 and 0 the mean is R·v/2, not
+R·v. Difference from the paper: a hold-out. Needs all |v_i| ≥ μ, and ends for d = 1, 2 and a coarse
+error only.
 """
 
 from __future__ import annotations
