@@ -1,9 +1,9 @@
 """Is this still the same target? Some recorded questions, asked again on every resume.
 
-`witnesses` chooses them; here their answers are compared. Each may differ by what the target's
-arithmetic allows at that question's own size, and by the format of all answers. Where some differ
-by more, all are asked a third time, each alone: answers that change from call to call are noise,
-whose size goes into the notes; answers that stay where they are come from another target.
+`recorded_questions` chooses them; here their answers are compared. Each may differ by what the
+target's arithmetic allows at that question's own size, and by the format of all answers. Where
+some differ by more, all are asked a third time, each alone: answers that change from call to call
+are noise, whose size goes into the notes; answers that stay come from another target.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning, Witness, Witnesses
 from unsoftmax.campaign.spans import Span
-from unsoftmax.campaign.witnesses import Witness, Witnesses, WitnessTuning
 from unsoftmax.errors import LedgerMismatch
 from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.probes import Array, Sequences
@@ -24,7 +24,7 @@ class FingerprintTuning:
     """How recorded answers are compared with later ones."""
 
     # Which questions are asked again, and how many.
-    witnesses: WitnessTuning = field(default_factory=WitnessTuning)
+    witnesses: RecordedQuestionTuning = field(default_factory=RecordedQuestionTuning)
     # Roundoffs, times `KAPPA`, by which answers of the same target may differ: in a batch of
     # another size it adds up in another order. Smaller refuses good targets.
     units: float = 64.0

@@ -23,13 +23,13 @@ from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.outcomes import CallOutcome, Landing
+from unsoftmax.campaign.recorded_questions import Witnesses
 from unsoftmax.campaign.recovery import Recovery
 from unsoftmax.campaign.retries import Retries
 from unsoftmax.campaign.scheduler import Scheduler
 from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
-from unsoftmax.campaign.witnesses import Witnesses
 from unsoftmax.campaign.workers import executor
 from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable
 from unsoftmax.probes import Array, Round

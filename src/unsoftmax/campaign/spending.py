@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from unsoftmax.campaign.budget import Budget
 from unsoftmax.campaign.failures import kept
 from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
 from unsoftmax.campaign.spans import Span
-from unsoftmax.campaign.witnesses import WitnessTuning
 from unsoftmax.errors import BudgetExceeded
 
 
@@ -22,7 +22,7 @@ class Spending:
     """Queries of the plan and the hold-out; None where the plan knows only a bound."""
     at_most: int
     """The same with everything that the plan may ask again."""
-    fingerprint: WitnessTuning
+    fingerprint: RecordedQuestionTuning
     """By how many queries a resumed run recognises its target."""
     noisy: bool = False
     """Whether those queries were answered otherwise than before: then they are asked twice."""

@@ -23,7 +23,7 @@ from unsoftmax.probes import Array, Indices, Probes
 
 
 @dataclass(frozen=True, slots=True)
-class WitnessTuning:
+class RecordedQuestionTuning:
     """How many recorded questions are looked at, and which are asked again."""
 
     # Questions asked again: one in so many of those recorded, within these limits. More cost more
@@ -90,11 +90,11 @@ class Witnesses:
     """Whether the hold-out comes last: then it was chosen to tell most."""
     count: int
     """How many are asked again."""
-    tuning: WitnessTuning
+    tuning: RecordedQuestionTuning
     found: list[Witness] = field(default_factory=list)
 
     @classmethod
-    def of(cls, recorded: list[RecordedPart], tuning: WitnessTuning) -> Witnesses:
+    def of(cls, recorded: list[RecordedPart], tuning: RecordedQuestionTuning) -> Witnesses:
         """Choose places among what is recorded."""
         total = sum(part.answered for part in recorded)
         count = tuning.asked(total)
