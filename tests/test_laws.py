@@ -148,4 +148,4 @@ def test_a_run_that_stopped_goes_on_and_nothing_is_asked_twice(case, tmp_path):
             us.learn(counted, case.learner(5), budget=int(part * whole.queries), ledger=ledger)
     again = us.learn(counted, case.learner(5), ledger=ledger)
     assert same_bits(again.model, whole.model)
-    assert counted.queries == again.queries <= whole.queries + 2 * 8
+    assert counted.queries == again.queries <= whole.queries + 2 * 32

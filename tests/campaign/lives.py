@@ -247,7 +247,7 @@ class Account:
     open: Mapping[int, int] = field(default_factory=dict)
     """Queries of every intent that has no outcome."""
     first: int = 0
-    """What a run that goes on asks again: of round 0, and at most 8."""
+    """What a run that goes on asks again: one in 16 of what is recorded, 8 to 32."""
 
 
 def account(ledger: Path) -> Account:
@@ -261,7 +261,6 @@ def account(ledger: Path) -> Account:
             return Account()
         with closing(sqlite3.connect(copy)) as db:
             [(recorded,)] = db.execute("SELECT coalesce(sum(count), 0) FROM answers")
-            [(first,)] = db.execute("SELECT coalesce(sum(count), 0) FROM answers WHERE round = 0")
             rows = db.execute("SELECT id, purpose, queries, outcome FROM asked").fetchall()
     return Account(
         recorded=recorded,
@@ -269,5 +268,5 @@ def account(ledger: Path) -> Account:
         fingerprint=sum(n for _, why, n, end in rows if (why, end) == ("fingerprint", "answered")),
         failed=sum(n for _, _, n, end in rows if end == "failed"),
         open={number: n for number, _, n, end in rows if end is None},
-        first=min(8, first),
+        first=min(recorded, max(8, min(recorded // 16, 32))),
     )

@@ -225,9 +225,9 @@ def test_asking_again_comes_on_top_of_the_plan(tmp_path):
     script, ledger = Script(rounds, planned=9 - HOLDOUT), tmp_path / "ledger"
     assert spend(first_number, ledger, 3, script).needed == 6 + 3
     end = spend(first_number, ledger, 3 + 3 + 1 + 2, script)
-    assert end.needed == 4 + 5 + 4
+    assert end.needed == 4 + 5 + 6
     recovery = finish(first_number, ledger, end.spent + end.needed, script)
-    assert recovery.counts == {"again": 6, "data": 9, "fingerprint": 7}
+    assert recovery.counts == {"again": 6, "data": 9, "fingerprint": 3 + 6}
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -130,7 +130,8 @@ def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
     ledger = tmp_path / "ledger"
     with pytest.raises(us.BudgetExceeded):
         us.learn(first_number, script, ledger=ledger, budget=1200)
-    assert Life(first_number, script, last=22, batch=2, ledger=ledger).result() is None
+    # 32 queries tell whether it is the same target
+    assert Life(first_number, script, last=46, batch=2, ledger=ledger).result() is None
     file, wal = ledger.read_bytes(), ledger.with_name("ledger-wal").read_bytes()
     assert account(ledger).recorded > 1200
 
@@ -149,7 +150,7 @@ def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
             assert ledger.with_name("ledger-wal").read_bytes() == wal
         else:
             outcomes["whole"] += 1
-            assert counted.queries < 8 + 8
+            assert counted.queries < 32 + 8
             for known, answers in zip(whole, answers_of(recovery), strict=True):
                 assert np.array_equal(known[0], answers[0])
     assert outcomes["whole"] >= 1
@@ -548,7 +549,8 @@ def test_a_target_is_recognised_at_the_precision_of_its_answers(form, tmp_path):
         rounded = np.round(rounded, 2)
 
     def answering(y):
-        return lambda X: y[: len(X)] if len(X) > 1 else np.zeros(1)
+        known = {X.tobytes(): answer for X, answer in zip(probes.X, y, strict=True)}
+        return lambda X: np.array([known.get(question.tobytes(), 0.0) for question in X])
 
     with pytest.raises(us.BudgetExceeded):
         us.learn(answering(rounded), script, ledger=ledger, budget=8)
@@ -731,7 +733,7 @@ def test_a_run_goes_on_in_its_own_batches_or_in_others(tmp_path):
 
         recovery = us.learn(oracle, script, ledger=ledger, batch=batch)
         assert max(sizes) == (batch or 3)
-        assert sum(sizes) == 25 - 7 + 5
+        assert sum(sizes) == 25 - 7 + 7
         assert np.array_equal(answers_of(recovery)[1][0], script.rounds[1][0].X[:, 0, 0])
 
 

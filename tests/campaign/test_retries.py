@@ -501,7 +501,7 @@ def test_what_stays_missing_ends_the_run_and_the_rest_is_kept(workers, tmp_path)
     assert now.recorded >= 4 + 5
     counted = Counted(first_number)
     recovery = us.learn(counted, script, **settings)
-    assert counted.queries == 13 - now.recorded + 4
+    assert counted.queries == 13 - now.recorded + 8
     assert np.array_equal(answers_of(recovery)[1][0], X)
 
 

@@ -1,30 +1,30 @@
-"""Is this still the same target? The first questions of a ledger, asked again on every resume.
+"""Is this still the same target? Some recorded questions, asked again on every resume.
 
-Their answers may differ by what the target's arithmetic and the format of its answers allow.
-Where they differ by more they are asked a third time: answers that change from call to call are
-noise, whose size goes into the notes; answers that stay where they are come from another target.
+`recorded_questions` chooses them; here their answers are compared. Each may differ by what the
+target's arithmetic allows at that question's own size, and by the format of all answers. Where
+some differ by more, all are asked a third time, each alone: answers that change from call to call
+are noise, whose size goes into the notes; answers that stay come from another target.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning, Witness, Witnesses
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import LedgerMismatch
 from unsoftmax.measure.precision import KAPPA, Precision
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Sequences
 
 
 @dataclass(frozen=True, slots=True)
 class FingerprintTuning:
-    """How the first answers are compared with later ones."""
+    """How recorded answers are compared with later ones."""
 
-    # Most questions that are asked again. More cost more on every resume; fewer may miss a
-    # parameter, and a format is read off 4 answers or more.
-    questions: int = 8
+    # Which questions are asked again, and how many.
+    witnesses: RecordedQuestionTuning = field(default_factory=RecordedQuestionTuning)
     # Roundoffs, times `KAPPA`, by which answers of the same target may differ: in a batch of
     # another size it adds up in another order. Smaller refuses good targets.
     units: float = 64.0
@@ -36,38 +36,60 @@ class FingerprintTuning:
     format_numbers: int = 2**14
     # Share of the first difference below which a third answer counts as the second one again.
     steady: float = 0.1
+    # Share of the answers that differ of which more must stay where they are, in another target.
+    # Noise comes as near to itself in 6 of 100.
+    most: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The first questions of a ledger and their recorded answers.
+    """Recorded questions that are asked again, and what is known of their answers.
 
     Attributes
     ----------
-    spans : tuple of Span
-        The questions.
-    before : array (k, m)
-        Their answers, in the order of the spans.
+    asked : tuple of Witness
+        The questions, those of one shape beside each other.
+    recorded : array (n, m)
+        Answers to all questions that were looked at.
+    sizes : array (n,)
+        Longest tokens of those questions.
+    labels : bool
+        Whether answers are labels.
     moved : float
         Largest relative difference between the recorded questions and those asked now.
     """
 
-    spans: tuple[Span, ...]
-    before: Array
+    asked: tuple[Witness, ...]
+    recorded: Array
+    sizes: Array
+    labels: bool
     moved: float
     tuning: FingerprintTuning
 
     @classmethod
-    def of(cls, ledger: Ledger, parts: Round, tuning: FingerprintTuning) -> Fingerprint | None:
-        """Read it off a ledger; None where round 0 has no answer."""
-        pieces = ledger.first_answers(tuning.questions)
-        if not pieces:
-            return None
-        spans = tuple(Span(part, start, start + len(y), parts[part]) for part, start, y in pieces)
-        return cls(spans, np.concatenate([y for _, _, y in pieces]), ledger.moved, tuning)
+    def of(cls, known: Witnesses, moved: float, tuning: FingerprintTuning) -> Fingerprint:
+        """Read it off what is recorded."""
+        asked = tuple(sorted(known.chosen(), key=lambda witness: witness.X.shape))
+        sizes = np.array([witness.size for witness in known.found])
+        return cls(asked, known.answers(), sizes, known.labels(), moved, tuning)
+
+    @property
+    def before(self) -> Array:
+        """Recorded answers to what is asked: (k, m)."""
+        return np.array([witness.y for witness in self.asked])
+
+    def spans(self, *, alone: bool = False) -> list[Span]:
+        """Return the questions, one family per shape; ``alone``: one per call."""
+        found = []
+        for family, shape in enumerate(sorted({witness.X.shape for witness in self.asked})):
+            X = np.stack([witness.X for witness in self.asked if witness.X.shape == shape])
+            probes = Sequences(X, phase="fingerprint", purpose="check")
+            step = 1 if alone else len(X)
+            found += [Span(family, k, k + step, probes) for k in range(0, len(X), step)]
+        return found
 
     def in_order(self, answers: dict[tuple[int, int], Array]) -> Array:
-        """Arrange rows, by part and start of their piece, in the order of the spans."""
+        """Arrange rows, by family and start of their piece, in the order of the questions."""
         return np.concatenate([answers[place] for place in sorted(answers)])
 
     def differs(self, now: Array) -> bool:
@@ -82,42 +104,55 @@ class Fingerprint:
         LedgerMismatch
             They do not: this is another target.
         """
-        changes = rms(again - now)
-        if changes < self.tuning.steady * rms(now - self.before):
-            question, number = np.unravel_index(np.argmax(self._excess(now)), now.shape)
+        excess, changes = self._excess(now), np.abs(again - now)
+        differs = excess > 1
+        moved, wavers = np.abs(now - self.before)[differs], changes[differs]
+        # one large answer decides the mean, and may come near itself by chance: ask the others
+        stays = np.mean(wavers < self.tuning.steady * moved) > self.tuning.most
+        if stays and rms(wavers) < self.tuning.steady * rms(moved):
+            question, number = np.unravel_index(np.argmax(excess), now.shape)
             which = f", number {number}" if now.shape[1] > 1 else ""
             raise LedgerMismatch(
                 "The ledger was written for another target, or the target has changed: the answer "
                 f"to its question {question}{which} was {self.before[question, number]} and is "
                 f"{now[question, number]}. Start another ledger to learn the target as it is now."
             )
-        return float(changes / np.sqrt(2))
+        return float(rms(changes) / np.sqrt(2))
 
     def _excess(self, now: Array) -> Array:
-        bound = _same_answer(self.before, self._sizes(), self.moved, self.tuning)
-        excess: Array = np.abs(now - self.before) / np.maximum(bound, 1e-300)
+        excess: Array = np.abs(now - self.before) / np.maximum(self._allowed(now), 1e-300)
         return excess
 
-    def _sizes(self) -> Array:
-        """Measure the largest token of every question: (k, 1)."""
-        probes = [span.probes[span.start : span.stop] for span in self.spans]
-        return np.concatenate([np.linalg.norm(X, axis=2).max(axis=1) for X in probes])[:, None]
+    def _allowed(self, now: Array) -> Array:
+        """Bound how far each second answer (k, m) of one target may be from the first.
 
+        Questions that moved by a few bits move their answers as coarser arithmetic would. Answers
+        that are finer now than those recorded come from a target that does not round as it did.
+        """
+        if self.labels:
+            return np.zeros_like(now)
+        numbers = [self.recorded, now]
+        every = max(1, -(-sum(y.size for y in numbers) // self.tuning.format_numbers))
+        precision = Precision.of_format([y.ravel()[::every] for y in numbers])
+        arithmetic = self.tuning.units * KAPPA * max(precision.unit, self.moved)
+        # Two numbers that are nearly the same are rounded to neighbours at most.
+        relative = min(precision.relative, self.tuning.coarsest)
+        bound: Array = arithmetic * self._natural_sizes()
+        return bound + 2 * (relative * np.abs(self.before) + precision.absolute)
 
-def _same_answer(before: Array, size: Array, moved: float, tuning: FingerprintTuning) -> Array:
-    """Bound how far a second answer (k, m) of one target may be from the first.
+    def _natural_sizes(self) -> Array:
+        """Bound the size of the terms of each answer (k, m) from below, by recorded answers.
 
-    Questions that moved by a few bits move their answers as coarser arithmetic would. Every
-    coordinate has its own scale, as if it were asked for alone.
-    """
-    every = max(1, -(-before.size // tuning.format_numbers))
-    precision = Precision.of_format([before[:, ::every]])
-    scale = np.max(np.abs(before) / np.maximum(size, 1e-300), axis=0)
-    arithmetic = tuning.units * KAPPA * max(precision.unit, moved) * scale * size
-    # Two numbers that are nearly the same are rounded to neighbours at most.
-    relative = min(precision.relative, tuning.coarsest)
-    bound: Array = arithmetic + 2 * (relative * np.abs(before) + precision.absolute)
-    return bound
+        Terms grow with the longest token, at most in proportion but for a constant. So an answer
+        to shorter tokens is a bound as it is, and one to longer tokens in proportion to the
+        lengths. Every coordinate has its own, as if it were asked for alone.
+        """
+        found = []
+        for witness in self.asked:
+            size = max(witness.size, np.finfo(float).tiny)
+            share = size / np.maximum(self.sizes, size)
+            found.append(np.max(share[:, None] * np.abs(self.recorded), axis=0))
+        return np.array(found)
 
 
 def rms(x: Array) -> float:

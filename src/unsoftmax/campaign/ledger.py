@@ -30,7 +30,14 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.campaign.designs import DesignArray, family
-from unsoftmax.campaign.ledger_format import FORMAT_VERSION, UPGRADES, Bill, Settlement, Spent
+from unsoftmax.campaign.ledger_format import (
+    FORMAT_VERSION,
+    UPGRADES,
+    Bill,
+    RecordedPart,
+    Settlement,
+    Spent,
+)
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
 
@@ -147,18 +154,25 @@ class Ledger:
         ):
             yield start, self._rows(data)
 
-    def first_answers(self, count: int) -> list[tuple[int, int, Array]]:
-        """Return the first recorded answers of round 0, ``count`` at most: (part, start, rows)."""
-        pieces = []
-        for part, start, data in self._db.execute(
-            "SELECT part, start, data FROM answers WHERE round = 0 ORDER BY part, start LIMIT ?",
-            (count,),
+    def recorded(self) -> list[RecordedPart]:
+        """Return the parts that have answers, up to the first round that is not complete."""
+        pieces: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
+        for index, part, head, start, count in self._db.execute(
+            "SELECT parts.round, parts.part, head, start, count FROM parts LEFT JOIN answers "
+            "USING (round, part) ORDER BY parts.round, parts.part, start"
         ):
-            rows = self._rows(data)[:count]
-            count -= len(rows)
-            if len(rows):
-                pieces.append((part, start, rows))
-        return pieces
+            known = pieces.setdefault((index, part, head), [])
+            known += [] if count is None else [(start, count)]
+        parts, last = [], float("inf")
+        for (index, part, head), known in pieces.items():
+            _, length, tokens, dim, purpose = json.loads(head)
+            if index > last:
+                break
+            if known:
+                parts.append(RecordedPart(index, part, tokens, dim, purpose, tuple(known)))
+            if sum(count for _, count in known) < length:
+                last = index
+        return parts
 
     def _rows(self, data: bytes) -> Array:
         return np.frombuffer(data, dtype="<f8").reshape(-1, self.width or 1)

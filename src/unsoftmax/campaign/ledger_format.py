@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from unsoftmax.probes import Array
+import numpy as np
+
+from unsoftmax.probes import Array, Indices
 
 FORMAT_VERSION = 2
 SCHEMA = f"""
@@ -62,3 +64,40 @@ class Spent:
     queries: int
     tokens: int
     in_doubt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPart:
+    """A part of a round of which answers are recorded.
+
+    Attributes
+    ----------
+    round, part : int
+        Its place.
+    tokens, dim : int
+        Shape of its sequences.
+    purpose : str
+        What they are for.
+    pieces : tuple of (start, count)
+        Which rows are answered, in order.
+    """
+
+    round: int
+    part: int
+    tokens: int
+    dim: int
+    purpose: str
+    pieces: tuple[tuple[int, int], ...]
+
+    @property
+    def answered(self) -> int:
+        """How many rows are answered."""
+        return sum(count for _, count in self.pieces)
+
+    def rows(self, numbers: Indices) -> Indices:
+        """Return the rows that are the ``numbers``-th of those answered."""
+        starts, counts = np.array(self.pieces, dtype=np.intp).T
+        ends = np.cumsum(counts)
+        piece = np.searchsorted(ends, numbers, side="right")
+        found: Indices = starts[piece] + numbers - (ends - counts)[piece]
+        return found

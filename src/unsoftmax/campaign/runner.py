@@ -24,6 +24,7 @@ from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.outcomes import CallOutcome, Landing
+from unsoftmax.campaign.recorded_questions import Witnesses
 from unsoftmax.campaign.recovery import Recovery
 from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.campaign.scheduler import Scheduler
@@ -31,7 +32,7 @@ from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
 from unsoftmax.campaign.workers import executor
-from unsoftmax.errors import DimensionRefused
+from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs, outputs_of
 
@@ -118,7 +119,7 @@ def learn(
             budget=budget,
             expected=None if plan.queries is None else plan.queries + holdout,
             at_most=plan.at_most + holdout,
-            fingerprint=fingerprint.questions,
+            fingerprint=fingerprint.witnesses,
         )
         campaign = Campaign(
             ask=lambda span: ask(oracle, span, outputs),
@@ -185,6 +186,8 @@ class Campaign:
     fingerprint: FingerprintTuning
     noise: float = 0.0
     """Deviation of the fingerprint's answers, where a resumed run's change from call to call."""
+    witnesses: Witnesses | None = None
+    """Recorded questions of a resumed run, until its target is recognised by them."""
     scheduler: Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -217,6 +220,7 @@ class Campaign:
         """Drive the learner's generator to its end."""
         if self.ledger.answered:
             self._tell("going on")
+            self.witnesses = Witnesses.of(self.ledger.recorded(), self.fingerprint.witnesses)
         steps = learner.steps(holdout)
         try:
             index, parts = 0, next(steps)
@@ -224,8 +228,12 @@ class Campaign:
                 answers = self.answer(index, parts)
                 index, parts = index + 1, steps.send(answers)
         except StopIteration as end:
+            self._recognise([])
             found: Found[M] = end.value
             return found
+        except (NotIdentifiable, ModelMismatch):
+            self._recognise([])
+            raise
         finally:
             steps.close()
 
@@ -239,26 +247,31 @@ class Campaign:
             for start, rows in self.ledger.known(index, part) if recorded else ():
                 answers.put(part, start, rows)
                 known.append((start, start + len(rows)))
+                if self.witnesses is not None:
+                    self.witnesses.keep(index, part, probes, start, rows)
             waiting += gaps(part, probes, known)
-        with self.interrupts.held():
-            if index == 0 and self.ledger.resumed:
-                self._recognise(parts, waiting)
-            if pending := self.scheduler.run(waiting, answers.put, index):
-                raise self.spending.exceeded(pending)
+        if waiting:
+            self._recognise(waiting)
+            with self.interrupts.held():
+                if pending := self.scheduler.run(waiting, answers.put, index):
+                    raise self.spending.exceeded(pending)
         return answers.for_learner(self.ledger.width)
 
-    def _recognise(self, parts: Round, waiting: list[Span]) -> None:
-        """Ask the first questions again and compare, before anything new is paid."""
-        known = Fingerprint.of(self.ledger, parts, self.fingerprint)
-        if known is None:
+    def _recognise(self, waiting: list[Span]) -> None:
+        """Ask recorded questions again and compare, before anything new is paid."""
+        witnesses, self.witnesses = self.witnesses, None
+        if witnesses is None:
             return
-        now = self._ask_apart(known, waiting)
-        if known.differs(now):
-            # until a third answer says otherwise it is noise
-            self.spending.noisy = True
-            self.noise = known.noise(now, self._ask_apart(known, waiting))
+        known = Fingerprint.of(witnesses, self.ledger.moved, self.fingerprint)
+        with self.interrupts.held():
+            now = self._ask_apart(known.spans(), known, waiting)
+            if known.differs(now):
+                # until a third answer says otherwise it is noise
+                self.spending.noisy = True
+                again = self._ask_apart(known.spans(alone=True), known, waiting)
+                self.noise = known.noise(now, again)
 
-    def _ask_apart(self, known: Fingerprint, waiting: list[Span]) -> Array:
+    def _ask_apart(self, spans: list[Span], known: Fingerprint, waiting: list[Span]) -> Array:
         """Ask a fingerprint outside any round: paid, not recorded."""
         answers: dict[tuple[int, int], Array] = {}
 
@@ -266,7 +279,7 @@ class Campaign:
             answers[part, start] = rows
 
         # half a fingerprint recognises nobody
-        if not self.spending.covers(known.spans) or self.scheduler.run(known.spans, put, None):
+        if not self.spending.covers(spans) or self.scheduler.run(spans, put, None):
             raise self.spending.exceeded(waiting)
         return known.in_order(answers)
 
@@ -306,7 +319,7 @@ class Campaign:
             )
         if self.noise:
             notes.append(
-                "When the run was resumed the first questions got other answers than before, and "
+                "When the run was resumed recorded questions got other answers than before, and "
                 f"others again: noise of standard deviation about {self.noise:.1e}."
             )
         if self.ledger.moved:

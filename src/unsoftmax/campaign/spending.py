@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unsoftmax.campaign.budget import Budget
 from unsoftmax.campaign.failures import kept
 from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import BudgetExceeded
 
@@ -22,8 +23,8 @@ class Spending:
     """Queries of the plan and the hold-out; None where the plan knows only a bound."""
     at_most: int
     """The same with everything that the plan may ask again."""
-    fingerprint: int
-    """Most queries by which a resumed run recognises its target."""
+    fingerprint: RecordedQuestionTuning
+    """By how many queries a resumed run recognises its target."""
     noisy: bool = False
     """Whether those queries were answered otherwise than before: then they are asked twice."""
 
@@ -73,8 +74,8 @@ class Spending:
         done = sum(counts.get(purpose, 0) for purpose in ("data", "pilot", "check"))
         now = sum(map(len, pending))
         # what is asked again comes on top of the plan
-        again = sum(len(span) for span in pending if span.probes.purpose == "again")
-        needed = max(now, (self.expected or 0) - done + again)
-        # a resumed run asks its first questions again: twice if the target is noisy
-        first = sum(len(rows) for _, _, rows in self.ledger.first_answers(self.fingerprint))
-        return needed + (2 * first if self.noisy else first)
+        repeats = sum(len(span) for span in pending if span.probes.purpose == "again")
+        needed = max(now, (self.expected or 0) - done + repeats)
+        # a resumed run asks some questions again: twice if the target is noisy
+        again = self.fingerprint.asked(self.ledger.answered)
+        return needed + (2 * again if self.noisy else again)

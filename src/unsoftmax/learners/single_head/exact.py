@@ -167,17 +167,13 @@ class ExactHead(Configured):
         columns = LogitGrid(
             rows, UnitVectors(self.dim), values, split, "W", shift, tuning=grid_tuning
         )
-<<<<<<< HEAD
-        yield from measure(columns, spare)
-        values = columns.values
-        if bias is not None:
-            bias.take(values)
-=======
         if self.probes == "paper-unit":
             yield from measure_unscaled(columns)
         else:
             yield from measure(columns, spare)
->>>>>>> h13/antisym
+        values = columns.values
+        if bias is not None:
+            bias.take(values)
         W = solve(Z, columns.measured())
         model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
         W = replace(W, matrix=model.W)  # kept once

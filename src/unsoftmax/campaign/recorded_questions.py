@@ -1,0 +1,199 @@
+"""Which recorded questions show best whether a target is still the same.
+
+Hold-out sequences come first, those of the last round before all and the long ones before the
+short: they are generic, so that every parameter of a model moves their answers. Where they are
+fewer than wanted a spread over all that is recorded follows. Labels move only at a flip: beside
+the last hold-out the recorded questions serve that are nearest to one of the other label, but not
+so near that another order of summation flips them.
+
+The questions of a resumed run are known only as its learner is replayed, round by round. So their
+places are chosen from the ledger beforehand, and each is kept as its round comes by. Purposes,
+places, tokens and answers are all that is used: nothing is known here of models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+
+import numpy as np
+
+from unsoftmax.campaign.ledger_format import Place, RecordedPart
+from unsoftmax.probes import Array, Indices, Probes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedQuestionTuning:
+    """How many recorded questions are looked at, and which are asked again."""
+
+    # Questions asked again: one in so many of those recorded, within these limits. More cost more
+    # on every resume; fewer may miss a neuron that few questions see.
+    one_in: int = 16
+    fewest: int = 8
+    most: int = 32
+    # Recorded questions that are looked at beside the hold-out: a spread over all, and the last
+    # ones, where a bisection is nearest to its flips. More take more memory.
+    spread: int = 256
+    last: int = 768
+    # Most numbers in the questions that are looked at: 16 MiB.
+    numbers: int = 2**21
+    # Distance, relative to the tokens, within which a label may flip by rounding: 2¹² roundoffs.
+    # Smaller: good targets are refused. Larger: smaller changes pass.
+    flip: float = 2.0**-40
+    # Questions with one label that are nearer to each other, relative to the tokens, are beside the
+    # same flip. Larger: flips are taken for one. Smaller: one flip is asked about many times.
+    apart: float = 2.0**-7
+    # Fewer answers of two values are no labels: they may be two by chance.
+    labels: int = 8
+
+    def asked(self, recorded: int) -> int:
+        """Return how many questions are asked again where so many are recorded."""
+        return min(recorded, max(self.fewest, min(recorded // self.one_in, self.most)))
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A recorded question.
+
+    Attributes
+    ----------
+    place : (round, part, row)
+        Where it was recorded.
+    X : array (N, d)
+        Its tokens, as they are asked today.
+    y : array (m,)
+        Its answer.
+    turn : int or None
+        Its turn among the hold-out, first the one that shows most; None for the others.
+    """
+
+    place: Place
+    X: Array
+    y: Array
+    turn: int | None
+
+    @property
+    def size(self) -> float:
+        """Length of the longest token."""
+        return float(np.linalg.norm(self.X, axis=1).max())
+
+
+@dataclass(slots=True)
+class Witnesses:
+    """The recorded questions that are looked at, collected as their rounds come by."""
+
+    rows: dict[tuple[int, int], Indices]
+    """Which to keep, in order, by round and part."""
+    turns: dict[Place, int]
+    """Turns of those of the hold-out."""
+    closing: bool
+    """Whether the hold-out comes last: then it was chosen to tell most."""
+    count: int
+    """How many are asked again."""
+    tuning: RecordedQuestionTuning
+    found: list[Witness] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, recorded: list[RecordedPart], tuning: RecordedQuestionTuning) -> Witnesses:
+        """Choose places among what is recorded."""
+        total = sum(part.answered for part in recorded)
+        count = tuning.asked(total)
+        turns = _turns(recorded, count)
+        largest = max((part.tokens * part.dim for part in recorded), default=1)
+        share = min(1.0, tuning.numbers / largest / (tuning.spread + tuning.last))
+        spread = np.linspace(0, max(0, total - 1), max(count, int(share * tuning.spread)))
+        last = np.arange(max(0, total - int(share * tuning.last)), total)
+        numbers = np.union1d(spread.astype(np.intp), last)
+        rows: dict[tuple[int, int], Indices] = {}
+        before = 0
+        for part in recorded:
+            own = numbers[(numbers >= before) & (numbers < before + part.answered)] - before
+            held = [row for *where, row in turns if tuple(where) == (part.round, part.part)]
+            rows[part.round, part.part] = np.union1d(part.rows(own), np.array(held, dtype=np.intp))
+            before += part.answered
+        closing = bool(turns) and turns[0][0] == recorded[-1].round
+        return cls(rows, {place: k for k, place in enumerate(turns)}, closing, count, tuning)
+
+    def keep(self, index: int, part: int, probes: Probes, start: int, y: Array) -> None:
+        """Keep what is wanted of a recorded piece of answers."""
+        rows = self.rows.get((index, part), np.zeros(0, dtype=np.intp))
+        for row in rows[(rows >= start) & (rows < start + len(y))].tolist():
+            place = (index, part, row)
+            X = probes[row : row + 1][0]
+            self.found.append(Witness(place, X, y[row - start].copy(), self.turns.get(place)))
+
+    def labels(self) -> bool:
+        """Say whether the answers are labels: two values and no more."""
+        y = self.answers()
+        return len(y) >= self.tuning.labels and len(np.unique(y)) == 2
+
+    def answers(self) -> Array:
+        """Return the answers of all that is looked at: (n, m)."""
+        return np.array([witness.y for witness in self.found])
+
+    def chosen(self) -> list[Witness]:
+        """Choose what is asked again, in the order of their places."""
+        held = sorted((w for w in self.found if w.turn is not None), key=lambda w: w.turn or 0)
+        near = self._nearest_flips() if self.labels() else []
+        late = len(held) if self.closing or not near else 0
+        spread = (self.found[k] for k in evenly(len(self.found)))
+        picked: dict[Place, Witness] = {}
+        for witness in chain(held[:late], near, held[late:], spread):
+            if len(picked) < self.count:
+                picked[witness.place] = witness
+        return [picked[place] for place in sorted(picked)]
+
+    def _nearest_flips(self) -> list[Witness]:
+        """Order labelled questions by their distance to the nearest of the other label.
+
+        Of those beside one flip, with one label, the nearest comes first and the others last.
+        """
+        families: dict[tuple[int, ...], list[Witness]] = {}
+        for witness in self.found:
+            families.setdefault(witness.X.shape, []).append(witness)
+        first: list[list[Witness]] = []
+        others: list[Witness] = []
+        for _, family in sorted(families.items(), key=lambda pair: pair[0], reverse=True):
+            X = np.stack([witness.X.ravel() for witness in family])
+            label = np.array([witness.y[0] for witness in family])
+            alone: list[int] = []
+            for k in _by_distance(X, label, self.tuning.flip):
+                beside = [j for j in alone if label[j] == label[k]]
+                apart = np.linalg.norm(X[beside] - X[k], axis=1)
+                if np.all(apart > self.tuning.apart * np.linalg.norm(X[k])):
+                    alone.append(k)
+                else:
+                    others.append(family[k])
+            first.append([family[k] for k in alone])
+        lines = chain.from_iterable(zip_longest(*first))
+        return [witness for witness in lines if witness is not None] + others
+
+
+def _by_distance(X: Array, label: Array, safe: float) -> list[int]:
+    """Order rows by their distance to the nearest of the other label; too near ones are left."""
+    found = []
+    for k, x in enumerate(X):
+        other, size = X[label != label[k]], float(np.linalg.norm(x))
+        if len(other) and size:
+            distance = float(np.linalg.norm(other - x, axis=1).min()) / size
+            found.append((distance, k))
+    return [k for distance, k in sorted(found) if distance >= safe]
+
+
+def evenly(count: int) -> Indices:
+    """Order ``count`` places so that the first few, however many, are spread over all."""
+    golden = (np.sqrt(5.0) - 1) / 2
+    return np.argsort(np.arange(count) * golden % 1.0, kind="stable")
+
+
+def _turns(recorded: list[RecordedPart], count: int) -> list[Place]:
+    """Order hold-out questions: the last round first; in it long ones, family by family."""
+    turns: list[Place] = []
+    for index in sorted({part.round for part in recorded}, reverse=True):
+        families = [p for p in recorded if p.round == index and p.purpose == "check"]
+        families.sort(key=lambda part: -part.tokens)
+        rows = [part.rows(evenly(part.answered)[:count]).tolist() for part in families]
+        for line in zip_longest(*rows):
+            asked = zip(families, line, strict=True)
+            turns += [(index, part.part, row) for part, row in asked if row is not None]
+    return turns[:count]

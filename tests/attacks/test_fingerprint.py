@@ -1,0 +1,140 @@
+"""A resumed run is never answered by another target, and never refuses its own.
+
+Every learner of `tests.laws` is attacked: register a learner there and it is attacked here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.laws import CASES
+from tests.truth import Counted
+
+pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+# By how much one parameter changes where 1e-6 of it cannot show in the answers.
+COARSE = {
+    "LowRankHead, approximate values": 1e-2,
+    "ApproximateHead": 1.0,
+    "ApproximateHead within a radius": 1e-3,
+    "LabelHead": 1e-2,
+    "LabelHead in one dimension": 1e-2,
+    "LabelHead paper": 10.0,
+}
+# Labels in one dimension do not tell the length of v.
+UNSEEN = {"LabelHead in one dimension": {"v"}, "LabelHead paper": {"v"}}
+SHARES = (1.0, 0.25, 0.5, 0.75, 0.95)
+
+
+def made_of(target, arrays):
+    """Return a model of the same class with other arrays."""
+    kind = type(target)
+    return kind.from_arrays(arrays) if hasattr(kind, "from_arrays") else kind(**arrays)
+
+
+def changed(case, target, rng):
+    """Return another target, or this one with one parameter changed, and what was changed."""
+    if rng.random() < 0.2:
+        return case.target(int(rng.integers(100, 10**6))), "all"
+    arrays = {name: np.array(array) for name, array in target.arrays().items()}
+    places = [
+        (name, place)
+        for name in sorted(arrays.keys() - UNSEEN.get(case.name, set()))
+        for place in np.argwhere(arrays[name] != 0).tolist()
+    ]
+    name, place = places[rng.integers(len(places))]
+    sign = rng.choice([-1.0, 1.0])
+    arrays[name][tuple(place)] *= 1 + sign * COARSE.get(case.name, 1e-6)
+    return made_of(target, arrays), f"{name}{place}"
+
+
+def asked(oracle, learner, **settings):
+    """Run as far as it comes, to a result or to a refusal."""
+    with suppress(us.BudgetExceeded, us.ModelMismatch, us.NotIdentifiable):
+        us.learn(oracle, learner, **settings)
+
+
+def started(case, seed, share, ledger):
+    """Write a ledger of a run that came to this share of its end; return what is its target."""
+    target = case.target(seed)
+    counted = Counted(case.oracle(target))
+    asked(counted, case.learner(seed), ledger=ledger)
+    if share < 1:
+        ledger.unlink()
+        budget = int(share * counted.queries)
+        asked(case.oracle(target), case.learner(seed), ledger=ledger, budget=budget)
+    return target
+
+
+def resumed(case, seed, target, ledger, **settings):
+    """Say how a run ends that goes on with a target."""
+    try:
+        recovery = us.learn(case.oracle(target), case.learner(seed), ledger=ledger, **settings)
+    except us.LedgerMismatch:
+        return "mismatch"
+    except (us.ModelMismatch, us.NotIdentifiable):
+        return "refused"
+    return "right" if case.within(recovery, target) else "accepted"
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_changed_target_is_not_accepted(case, share, trials, evidence, tmp_path):
+    count = trials(4, 200)
+    ends: Counter[str] = Counter()
+    for trial in range(count):
+        seed = trial // 20
+        ledger, copy = tmp_path / f"{seed}", tmp_path / "copy"
+        if not ledger.exists():
+            target = started(case, seed, share, ledger)
+        shutil.copy(ledger, copy)
+        other, what = changed(case, target, np.random.default_rng([trial, int(100 * share)]))
+        end = resumed(case, seed, other, copy)
+        assert end != "accepted", (trial, what)
+        ends[end] += 1
+        copy.unlink()
+    evidence(f"changed target, {case.name}, {share:.0%} of its ledger", runs=count, **ends)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_the_same_target_is_recognised_in_other_batches(case, share, trials, evidence, tmp_path):
+    count = trials(2, 60)
+    for seed in range(count):
+        ledger = tmp_path / f"{seed}"
+        target = started(case, seed, share, ledger)
+        assert resumed(case, seed, target, ledger, batch=(1, 3, 64)[seed % 3]) != "mismatch"
+    evidence(f"same target, {case.name}, {share:.0%} of its ledger", runs=count, refused=0)
+
+
+def wavering(oracle, size):
+    """Compute more coarsely, and otherwise in other batches."""
+
+    def answer(X):
+        y = oracle(X)
+        rng = np.random.default_rng([len(X), *np.frombuffer(X[0].tobytes(), dtype=np.uint32)])
+        return y * (1 + size * rng.uniform(-1, 1, np.shape(y)))
+
+    return answer
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6])
+def test_the_same_target_is_recognised_through_noise(case, size, trials, tmp_path):
+    """Also through arithmetic that is as coarse, and adds up otherwise from batch to batch."""
+    if case.name.startswith("Label"):
+        pytest.skip("labels that waver are wrong labels")
+    for seed in range(trials(1, 20)):
+        oracle = case.oracle(case.target(seed))
+        counted = Counted(oracle)
+        us.learn(counted, case.learner(seed))
+        for number, disturbed in enumerate(
+            (us.oracles.noisy(oracle, size, seed=1), wavering(oracle, size))
+        ):
+            ledger = tmp_path / f"{seed} {number}"
+            for share in (0.5, 1.0):
+                budget = int(share * counted.queries) + 64
+                asked(disturbed, case.learner(seed), ledger=ledger, budget=budget, batch=5)
