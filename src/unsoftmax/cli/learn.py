@@ -20,24 +20,24 @@ from unsoftmax.cli.console import (
     show_table,
     stderr,
     stdout,
-    told,
     watching,
+    with_exit_status,
 )
 from unsoftmax.cli.options import Settings, build, with_settings
-from unsoftmax.cli.plan import Model
-from unsoftmax.protocol import Model as AnyModel
+from unsoftmax.cli.plan import ModelName
+from unsoftmax.protocol import Model
 
 # What a certificate bounds that is no parameter of its own.
 _NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖,"}
 
 
 @with_settings
-@told
+@with_exit_status
 def learn(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
     out: Annotated[Path, typer.Option(help="Folder for model, recovery.json and ledger.")],
-    model: Model = "exact",
+    model: ModelName = "exact",
     budget: Annotated[
         int | None, typer.Option(min=0, help="Most queries over the ledger's life.")
     ] = None,
@@ -75,9 +75,9 @@ def learn(
         dim = getattr(oracle, "dim", None)
         learner = build(model, {"dim": dim, **settings} if isinstance(dim, int) else settings)
     plan = learner.plan()
-    book = ledger or out / "ledger.sqlite"
+    ledger_path = ledger or out / "ledger.sqlite"
     needed = (plan.queries or 0) + holdout
-    if budget is not None and budget < needed and not book.exists():
+    if budget is not None and budget < needed and not ledger_path.exists():
         stderr.print(
             f"A budget of {budget:,} will not be enough: the plan and a hold-out of {holdout} need "
             f"{needed:,} queries.",
@@ -94,7 +94,7 @@ def learn(
                 oracle,
                 learner,
                 Budget(budget, token_budget),
-                book,
+                ledger_path,
                 holdout=holdout,
                 batch=batch,
                 workers=workers,
@@ -105,7 +105,7 @@ def learn(
         raise Refusal(str(error)) from error
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(
-            f"every answer so far is in {book}. Run the same command to go on."
+            f"every answer so far is in {ledger_path}. Run the same command to go on."
         ) from interrupt
     seconds = time.monotonic() - began
     recovery.save(out)
@@ -118,7 +118,7 @@ def learn(
     )
 
 
-def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) -> None:
+def show_recovery(recovery: Recovery[Model], formula: str, seconds: float) -> None:
     """Print what was recovered, at what cost, and how sure it is."""
     rows = query_rows(recovery, formula)
     for name, bound in recovery.certificate.errors.items():
