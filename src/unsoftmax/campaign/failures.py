@@ -32,7 +32,7 @@ def failure(landing: Landing, ledger: Ledger, retries: Retries, batch: int) -> B
         error = kind(f"{_said(result)} {kept(ledger)}").with_traceback(result.__traceback__)
         error.__cause__ = result.__cause__
         return error
-    kind, sentence = _told(landing, ledger, retries, batch)
+    kind, sentence = _described(landing, ledger, retries, batch)
     error = kind(f"{sentence} {kept(ledger)}")
     error.__cause__ = result if isinstance(result, BaseException) else None
     return error
@@ -46,9 +46,10 @@ def _said(error: BaseException) -> str:
         return f"its message cannot be read: {type(failure).__name__}"
 
 
-def _told(
+def _described(
     landing: Landing, ledger: Ledger, retries: Retries, batch: int
 ) -> tuple[type[OracleError], str]:
+    """Return the kind of error for a lost call, and the sentence that says what happened."""
     span, result = landing.call.span, landing.result
     count = landing.call.failed + 1
     tries = f"in {count} tries" if count > 1 else "in 1 try"

@@ -6,8 +6,9 @@ process killed at any moment leaves a file that says what is paid and known (``a
 what is paid and unknown (an ``asked`` row without an outcome: in doubt).
 
 An answer's identity is its place, (round, part, start), never its content: asking the same
-probe twice on purpose is two rows. Presence is by row, never by truthiness. An answer is a row
-of m numbers, m = 1 for an oracle of numbers; the first answer of the file's life fixes m.
+probe twice on purpose is two rows. A place is answered if it has a row, whatever the value. An
+answer is a row of m numbers, m = 1 for an oracle of numbers; the first answer of the file's life
+fixes m.
 
 What became of the queries of an ``asked`` row: *answered*; *failed* (paid, nothing usable came
 back); *in doubt* (in flight when an earlier process died: paid); *put off* (the target asked to
@@ -320,12 +321,12 @@ class Ledger:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:
-    """Say what was otherwise, setting by setting."""
-    told = []
+    """List the settings that differ, with both values."""
+    differences = []
     for name in sorted(before.keys() | now.keys()):
         was, is_now = before.get(name), now.get(name)
         if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-            told.append(_differences(was, is_now, f"{name}."))
+            differences.append(_differences(was, is_now, f"{name}."))
         elif was != is_now:
-            told.append(f"{within}{name} was {was!r} and is now {is_now!r}")
-    return "; ".join(filter(None, told))
+            differences.append(f"{within}{name} was {was!r} and is now {is_now!r}")
+    return "; ".join(filter(None, differences))

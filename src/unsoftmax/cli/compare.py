@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, told
+from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, with_exit_status
 from unsoftmax.models import Equivalence, equivalent, load
 
 _STATUS = {"equal": 0, "different": 1, "undecided": 3}
 
 
-@told
+@with_exit_status
 def compare(
     a: Annotated[Path, typer.Argument(help="A model.safetensors.", metavar="A")],
     b: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],

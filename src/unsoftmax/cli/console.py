@@ -47,7 +47,7 @@ class LineTiming:
 
 
 class Refusal(Exception):
-    """A user's mistake, told in a sentence."""
+    """A user's mistake; its message says what to do instead."""
 
 
 def status_of(error: BaseException) -> int:
@@ -64,7 +64,7 @@ def status_of(error: BaseException) -> int:
     return next(status for kind, status in statuses if isinstance(error, kind))
 
 
-def told(command: F) -> F:
+def with_exit_status(command: F) -> F:
     """Turn errors of a command into a sentence on stderr and an exit status."""
 
     @functools.wraps(command)
@@ -77,10 +77,10 @@ def told(command: F) -> F:
             stderr.print(f"{'Error' if name == 'Refusal' else name}: {message}", markup=False,
                          highlight=False, soft_wrap=True)  # fmt: skip
             if kwargs.get("as_json"):
-                told = {"error": name, "message": message, "status": status_of(error)}
+                content = {"error": name, "message": message, "status": status_of(error)}
                 if isinstance(error, BudgetExceeded):
-                    told |= {"spent": error.spent, "needed": error.needed}
-                show_json(told)
+                    content |= {"spent": error.spent, "needed": error.needed}
+                show_json(content)
             raise typer.Exit(status_of(error)) from error
 
     return run  # type: ignore[return-value]
@@ -125,8 +125,8 @@ def holdout_row(recovery: Recovery[Model]) -> tuple[str, str]:
     evidence = recovery.evidence
     if not evidence.passed:
         return "hold-out error, relative", "not checked: the result may be wrong"
-    told = f"{evidence.max_residual:.1e} (at most {evidence.tolerance:.1e} expected: passed)"
-    return "hold-out error, relative", told
+    error = f"{evidence.max_residual:.1e} (at most {evidence.tolerance:.1e} expected: passed)"
+    return "hold-out error, relative", error
 
 
 @contextmanager

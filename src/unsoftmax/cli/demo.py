@@ -1,4 +1,4 @@
-"""`unsoftmax demo`: the main job on real trained weights, held against the truth."""
+"""`unsoftmax demo`: real trained heads recovered and compared with their weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from unsoftmax.cli.console import (
     show_columns,
     show_json,
     stdout,
-    told,
     watching,
+    with_exit_status,
 )
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
 from unsoftmax.learners import ExactHead, LowRankHead, MultiHeadLearner
@@ -29,7 +29,7 @@ from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner
 
 
-@told
+@with_exit_status
 def demo(
     *,
     model: Annotated[

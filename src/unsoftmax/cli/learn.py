@@ -23,11 +23,11 @@ from unsoftmax.cli.console import (
     show_table,
     stderr,
     stdout,
-    told,
     watching,
+    with_exit_status,
 )
 from unsoftmax.cli.options import Settings, build, with_settings
-from unsoftmax.cli.plan import Model
+from unsoftmax.cli.plan import ModelName
 from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.protocol import Model as AnyModel
 
@@ -36,12 +36,12 @@ _NAMES = {"constant": "the function at x = 0", "slope": "the function, more per 
 
 
 @with_settings
-@told
+@with_exit_status
 def learn(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
     out: Annotated[Path, typer.Option(help="Folder for model, recovery.json and ledger.")],
-    model: Model = "exact",
+    model: ModelName = "exact",
     budget: Annotated[
         int | None, typer.Option(min=0, help="Most queries over the ledger's life.")
     ] = None,

@@ -119,7 +119,7 @@ def _options() -> dict[str, Any]:
             if model not in models:
                 models.append(model)
     return {
-        name: Annotated[kind | None, typer.Option(_flag(name), help=_told(texts[name]))]
+        name: Annotated[kind | None, typer.Option(_flag(name), help=_help_text(texts[name]))]
         for name, kind in kinds.items()
     }
 
@@ -136,8 +136,8 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _told(texts: Mapping[str, list[str]]) -> str:
-    """Say once what all models take, and else who means what."""
+def _help_text(texts: Mapping[str, list[str]]) -> str:
+    """Return one text where all models agree, else each text with the models it is for."""
     if sum(map(len, texts.values())) == len(BY_NAME):
         return next(iter(texts))
     return " ".join(f"({', '.join(models)}) {text}" for text, models in texts.items())

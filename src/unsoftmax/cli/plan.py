@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
-from unsoftmax.cli.console import AsJson, show_json, show_table, told
+from unsoftmax.cli.console import AsJson, show_json, show_table, with_exit_status
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.learners import MODELS
 
 _HOLDOUT = 32
 
-Model = Annotated[str, typer.Option(help=f"What to learn: {', '.join(MODELS)}.", show_default=True)]
+ModelName = Annotated[
+    str, typer.Option(help=f"What to learn: {', '.join(MODELS)}.", show_default=True)
+]
 
 
 @with_settings
-@told
-def plan(*, model: Model = "exact", as_json: AsJson = False, settings: Settings) -> None:
+@with_exit_status
+def plan(*, model: ModelName = "exact", as_json: AsJson = False, settings: Settings) -> None:
     """Say what recovering a model would cost, without asking anything."""
     learner = build(model, settings)
     cost = learner.plan()

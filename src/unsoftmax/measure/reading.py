@@ -1,7 +1,7 @@
-"""A reading: numbers that answers told, with what they may be off by.
+"""A reading: numbers read off answers, with what they may be off by.
 
-The one datum between ``measure`` and ``solve``. How it was read does not matter to who solves
-it: two-token answers, answers through a network, one head's window, bisected labels.
+It is all that ``measure`` hands to ``solve``, which need not know how a number was read: from
+two-token answers, through a network, in one head's window, or by bisecting labels.
 """
 
 from __future__ import annotations
