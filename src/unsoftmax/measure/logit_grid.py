@@ -241,6 +241,14 @@ class LogitGrid:
         gates, values = self.gates(), self.values
         asked = np.isfinite(self.y)
         outside = np.maximum(-gates.p, gates.p - 1) > self.tuning.trusted * gates.p_error
+        if np.any(outside) and values.reread is not None:
+            raise NotIdentifiable(
+                "The answers are too coarse to determine W, or the target is no single attention "
+                f"head: {np.count_nonzero(outside)} of {outside.size} answers to two tokens lie "
+                "outside of what exact answers allow, and no answer told whether they are rounded "
+                "or the head's values are round. v is determined." + ADVICE,
+                determined={"v": values.v, "c": values.c},
+            )
         if np.any(outside):
             raise ModelMismatch(
                 f"{np.count_nonzero(outside)} of {outside.size} answers to two tokens lie outside "
@@ -266,7 +274,8 @@ def measure(grid: LogitGrid, spare: int) -> Generator[Round, Answers, LogitGrid]
     ModelMismatch
         Answers lie outside of what any attention weights can give.
     NotIdentifiable
-        Logits are out of the answers' reach at every scale tried.
+        Logits are out of the answers' reach at every scale tried; or answers lie outside of what
+        exact ones allow while their format is open (`Values.reread`).
     """
     tokens, count = grid.shape
     k = grid.first_scale()
