@@ -91,7 +91,7 @@ class Fingerprint:
         return float(changes / np.sqrt(2))
 
     def _excess(self, now: Array) -> Array:
-        bound = _same_answer(self.before, self._sizes(), self.moved, self.tuning)
+        bound = _allowed_change(self.before, self._sizes(), self.moved, self.tuning)
         excess: Array = np.abs(now - self.before) / np.maximum(bound, 1e-300)
         return excess
 
@@ -101,7 +101,7 @@ class Fingerprint:
         return np.concatenate([np.linalg.norm(X, axis=2).max(axis=1) for X in probes])[:, None]
 
 
-def _same_answer(before: Array, size: Array, moved: float, tuning: FingerprintTuning) -> Array:
+def _allowed_change(before: Array, size: Array, moved: float, tuning: FingerprintTuning) -> Array:
     """Bound how far a second answer (k, m) of one target may be from the first.
 
     Questions that moved by a few bits move their answers as coarser arithmetic would. Every
