@@ -96,7 +96,7 @@ class LogitGrid:
 
     @property
     def scale(self) -> Array:
-        """S = αβ of every answer."""
+        """The scales s = αβ of all answers."""
         return self.alpha * self.beta
 
     # -- what the answers say
