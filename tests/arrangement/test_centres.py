@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unsoftmax.arrangement.centres import CellShapes, CentreTuning
-from unsoftmax.measure.reflections import beside
+from unsoftmax.measure.reflections import orthogonal_to
 
 
 def cells(rng, D, K, count, upright):
@@ -72,7 +72,7 @@ def test_steps_stay_in_the_cell_and_go_half_the_way(upright):
     assert np.all(np.abs(steps) <= shapes.tuning.longest)
     assert np.all(steps != 0)
     for j in range(5):
-        E = beside(y, np.full(5, j))
+        E = orthogonal_to(y, np.full(5, j))
         for times, inside in ((1.0, True), (2.0 + 1e-6, False)):
             at = y + times * steps[:, j, None] * E
             walls = np.all(sides * (at @ n.T) > 0, axis=1) & (not upright or at[:, -1] > 0)

@@ -195,7 +195,7 @@ def test_what_follows_the_next_step_is_not_promised(tmp_path):
     script = Script([[sequences(5)], [sequences(20, seed=1)]], planned=None)
     end = spend(first_number, tmp_path / "ledger", 3, script)
     assert "for the next step" in str(end)
-    assert "how many follow the target decides" in str(end)
+    assert "how many follow depends on the target" in str(end)
     assert "finished" not in str(end)
 
 

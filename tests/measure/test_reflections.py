@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsoftmax.measure.reflections import HouseholderFrames, beside, mirrors
+from unsoftmax.measure.reflections import HouseholderFrames, mirrors, orthogonal_to
 
 ROUNDING = 1e-14
 
@@ -48,7 +48,7 @@ def test_axes_near_the_first_coordinate_do_not_cancel(sign):
     Y /= np.linalg.norm(Y)
     u = mirrors(Y)
     assert np.isclose(np.linalg.norm(u), np.sqrt(2), rtol=ROUNDING)
-    rows = np.concatenate([beside(Y, np.array([j])) for j in (0, 1)])
+    rows = np.concatenate([orthogonal_to(Y, np.array([j])) for j in (0, 1)])
     assert np.abs(rows @ Y[0]).max() <= 2e-16
     assert np.abs(rows @ rows.T - np.eye(2)).max() <= ROUNDING
 

@@ -23,7 +23,7 @@ class CellLines:
     middle: Array
     """Midpoints of the cells' two answers, (K + 1,)."""
     width: Array
-    """A cell is as wide as both sides of its midpoint allow."""
+    """Twice the distance from each midpoint to the nearer end of its cell."""
     value: Array
     """F at the midpoints."""
     tangent: Array

@@ -29,7 +29,7 @@ class CentreTuning:
     farthest: float = 1e3
     """Limit of the line search, in Newton steps."""
     short: float = 1e-6
-    """The line search ends by this share before the nearest hyperplane."""
+    """The line search stops short of the nearest hyperplane by this share of the way."""
     ridge: float = 1e-15
     """Multiple of its trace that is added to the Hessian: hyperplanes at a distance of 1e-8
     dominate it to the last bit, and it would be singular."""
@@ -104,10 +104,10 @@ class CellShapes:
         return np.asarray((low + high) / 2)
 
     def steps(self, sides: Array, y: Array) -> Array:
-        """Return signed steps from points y in the D − 1 directions beside them, (n, D − 1).
+        """Return signed steps from points y in the D − 1 directions orthogonal to them.
 
-        They go part of the way to the next hyperplane, forwards or backwards, where it is farther.
-        ``sides`` (n, K) are the cells' s_j.
+        (n, D − 1): part of the way to the next hyperplane, forwards or backwards, where it is
+        farther. ``sides`` (n, K) are the cells' s_j.
         """
         n, tuning = self.n, self.tuning
         if self.upright:

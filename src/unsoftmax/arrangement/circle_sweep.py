@@ -107,7 +107,7 @@ class CircleSweep:
         gone = self.insignificant(lines.theta, cells)
         if np.any(gone):
             cells = cells.without(gone)
-        return _written(circle, cells)
+        return _as_form(circle, cells)
 
     def lines(self, theta: Array, deviation: float) -> Generator[Round, Answers, CellLines]:
         """Ask each cell's line; leave out kinks that are not significant, the least one first."""
@@ -166,7 +166,7 @@ class CircleSweep:
         cos, sin = np.cos(lines.middle)[:, None], np.sin(lines.middle)[:, None]
         along = (value * cos - tangent * sin) * circle.P
         along += (value * sin + tangent * cos) * circle.Q
-        # the line is read over .86 of the cell's width
+        # the line is read between the cell's two answers, 1 − 2·ends of its width apart
         squares = np.sum(step**-2.0, axis=1) + ((1 - 2 * self.tuning.ends) * lines.width) ** -2.0
         deviation = np.hypot(self.noise.deviation, np.spacing(lines.middle) * np.abs(lines.tangent))
         if self.known is not None:
@@ -192,18 +192,18 @@ class CircleSweep:
         return np.asarray(~keep)
 
 
-def _written(circle: Circle, cells: CellGradients) -> Swept:
+def _as_form(circle: Circle, cells: CellGradients) -> Swept:
     """Write the cells as one form.
 
-    Its neurons are inactive in the cell that tells the affine part, the most accurate one: those
-    far out, with biases 10⁵ times as large as others, then count for nothing where they are dead.
+    Its neurons are inactive in the most accurate cell, which gives the affine part: those far out,
+    with biases 10⁵ times as large as others, then add nothing where they are inactive.
     """
     eps, J = cells.rising, cells.jumps
-    widest = int(np.argmin(cells.error))
-    rising = np.where(np.arange(len(J)) < widest, -1.0, 1.0)
-    g_error = float(np.sqrt(circle.lift.D) * cells.error[widest])
+    best = int(np.argmin(cells.error))
+    rising = np.where(np.arange(len(J)) < best, -1.0, 1.0)
+    g_error = float(np.sqrt(circle.lift.D) * cells.error[best])
     a = (rising * eps)[:, None] * J
-    form = PiecewiseLinear(cells.gradient[widest], a, eps, cells.jump_error, g_error)
+    form = PiecewiseLinear(cells.gradient[best], a, eps, cells.jump_error, g_error)
     return Swept(circle, form, rising, cells.middle, cells.error)
 
 

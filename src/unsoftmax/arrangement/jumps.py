@@ -12,7 +12,7 @@ next:
     no piece at all (NaN)          it stays, and is cut elsewhere next time
 
 An interval that is isolated may still hide several jumps close to each other: its two pieces differ
-by their sum. Who reads more inside and finds them calls `bisect` and `isolate` again.
+by their sum. A caller that finds them by reading more inside calls `bisect` and `isolate` again.
 
 Values are NaN in a *transition*, where the function does not jump but changes smoothly from one
 piece to the next: intervals around them stay as wide as these are.

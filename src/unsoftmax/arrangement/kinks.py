@@ -75,7 +75,7 @@ class KinkSearch:
 
     def cut(self, now: KinkIntervals, chosen: Flags) -> Generator[Round, Answers, KinkIntervals]:
         """Ask inside all intervals, keep the kinks that are found, return what is left."""
-        self._weigh(now)
+        self._check_crowding(now)
         share = self.rng.uniform(*self.tuning.inside, len(now))
         left, right = (
             EndLines.of(now, rows, self.noise, self.tuning) for rows in (now.left, now.right)
@@ -91,10 +91,10 @@ class KinkSearch:
         kept = self._judged(now, seen, answers)
         return KinkIntervals.joined([kept, *self._split(now, seen, answers)])
 
-    def _weigh(self, now: KinkIntervals) -> None:
+    def _check_crowding(self, now: KinkIntervals) -> None:
         """Refuse too many intervals; assume more noise where they crowd."""
         tuning, count = self.tuning, sum(len(part) for part in self.found)
-        # every interval but one in two, the other half of its parent, holds a kink
+        # of the two halves of an interval at least one holds a kink: at most twice as many as kinks
         covered = float(np.sum(now.width)) / self.span
         if count > self.most or len(now) > 2 * (self.most + tuning.start):
             few = count < len(now) * tuning.everywhere

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
-from unsoftmax.measure.reflections import beside
+from unsoftmax.measure.reflections import orthogonal_to
 from unsoftmax.probes import Array, Design, Indices, LazyRows, Purpose, Round, Singles
 from unsoftmax.protocol import Answers
 
@@ -54,7 +54,7 @@ class WrittenPoints(LiftedPoints):
 
 @dataclass(frozen=True, slots=True)
 class PointsAround(LiftedPoints):
-    """Points Y_i + s·E_j; E_j are rows of ``directions``, or where None of `beside` (Y_i)."""
+    """Points Y_i + s·E_j, E_j of ``directions``, or where None of `orthogonal_to` (Y_i)."""
 
     centres: Array
     directions: Array | None
@@ -68,7 +68,7 @@ class PointsAround(LiftedPoints):
 
     def lifted(self, index: Indices) -> Array:  # noqa: D102
         centres, j = self.centres[self.i[index]], self.j[index]
-        E = beside(centres, j) if self.directions is None else self.directions[j]
+        E = orthogonal_to(centres, j) if self.directions is None else self.directions[j]
         return np.asarray(centres + self.step[index, None] * E)
 
     def design(self) -> Design:  # noqa: D102

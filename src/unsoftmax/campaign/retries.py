@@ -8,7 +8,7 @@ import numpy as np
 
 from unsoftmax.campaign.budget import whole
 
-# The longest that one sleep of the operating system is trusted with: 11 days.
+# Upper limit of both durations, 11 days: the operating system may refuse a longer sleep.
 _MOST_S = 1e6
 
 

@@ -108,14 +108,14 @@ def learn(
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
     with (
-        open_ledger(ledger, environment()) as book,
-        interrupts() as held,
+        open_ledger(ledger, environment()) as opened,
+        interrupts() as interrupted,
         executor(workers) as pool,
     ):
-        batch = book.claim(run, batch, width=1 if outputs == "scalar" else None)
+        batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         plan = learner.plan()
         spending = Spending(
-            ledger=book,
+            ledger=opened,
             budget=budget,
             expected=None if plan.queries is None else plan.queries + holdout,
             at_most=plan.at_most + holdout,
@@ -124,13 +124,13 @@ def learn(
         campaign = Campaign(
             ask=lambda span: ask(oracle, span, outputs),
             outputs=outputs,
-            ledger=book,
+            ledger=opened,
             spending=spending,
             sizes=BatchSizes(batch),
             retries=retries,
             workers=workers,
             pool=pool,
-            interrupts=held,
+            interrupts=interrupted,
             progress=progress,
             fingerprint=fingerprint,
         )

@@ -55,8 +55,9 @@ class Spending:
         allowed = f"With a budget of {spent.queries + needed:,} queries{more}"
         if self.expected is None:
             wanted = f"{needed:,} more queries are needed for the next step"
-            enough = f"{allowed} that can be asked; how many follow the target decides, " + (
-                f"the plan allows {self.at_most:,} in all."
+            enough = (
+                f"{allowed} that step can be asked; how many follow depends on the target, and the "
+                f"plan allows {self.at_most:,} in all."
             )
         else:
             wanted = f"about {needed:,} more queries are needed"

@@ -60,7 +60,7 @@ class HessianTuning:
     """What exceeds this many times the answers' error is a reading. Smaller: noise passes for
     logits; larger: small heads beside the precision are missed."""
     lucky: float = 0.1
-    """A saturated logit is sought along a z whose z·v is this share of a random one's at worst."""
+    """Smallest |z·v|, as a share of a random z's, at which a saturated logit must still show."""
 
     @property
     def octaves(self) -> Array:
@@ -84,7 +84,7 @@ class HessianScale:
 
     @property
     def limit(self) -> float:
-        """The relative singular value half way between noise and what counts."""
+        """Relative singular values up to √noise, half way to 1 in logarithms, count as 0."""
         return float(np.sqrt(self.noise))
 
     @classmethod
@@ -94,7 +94,7 @@ class HessianScale:
         return cls(float(np.exp2(max(octave, 0.0))), float(np.exp2(min(octave, 0.0))), noise)
 
     def lower(self, remainder: float, tuning: HessianTuning) -> HessianScale:
-        """Return a scale at which further orders are small, not ``remainder``: they go as t⁴."""
+        """Return a scale at which further orders, ``remainder`` here, are small: they go as t⁴."""
         octaves = np.log2(min(remainder, 1.0) / tuning.small_remainder) / 4
         octave = np.log2(self.alpha * self.beta) - octaves
         return HessianScale.at(octave, self.noise * 2.0**octaves, tuning)

@@ -95,7 +95,7 @@ class LogitGrid:
 
     @property
     def scale(self) -> Array:
-        """S = αβ of every answer."""
+        """The scales s = αβ of all answers."""
         return self.alpha * self.beta
 
     def take(self, values: Values) -> None:

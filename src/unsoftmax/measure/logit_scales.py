@@ -42,7 +42,8 @@ class LogitGridTuning:
     """With fewer offsets than this the pilot is a large share of the data: it is asked again
     where it is below ``smallest``."""
     smallest: float = 0.1
-    """Relative digits of a logit fall in proportion to it below 1."""
+    """Below 1 the relative precision of a logit falls in proportion to it; a pilot below this is
+    small."""
     stages: tuple[Stage, ...] = (Stage(1, 2, 3), Stage(2, 5, 2), Stage(5, None, 0))
     """After the pilot. One logit may be small by chance, and a scale that is too large costs
     the answers of its stage: so few are asked first, well below the scale they suggest."""
@@ -62,7 +63,7 @@ class LogitGridTuning:
     2^±126, for ‖v‖ up to 10⁶."""
     trusted: float = 3.0
     """A logit suggests a scale only where p is this many times its error away from 0 and 1;
-    answers further than that outside of [0, 1] are no head's."""
+    answers further outside of [0, 1] than that cannot be a head's."""
     again: int = 3
     """Rounds in which answers are asked again, for the plan: seldom more than two."""
 

@@ -1,6 +1,6 @@
 """How round numbers are: significant bits, shortest decimals, their digits and decimals.
 
-Facts of given numbers; what they say of the answers' precision is `unsoftmax.measure.precision`'s.
+Facts of given numbers; `unsoftmax.measure.precision` says what they mean for answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Householder reflections: orthonormal vectors beside given ones, made row by row.
+"""Householder reflections: orthonormal vectors orthogonal to given ones, made row by row.
 
     I − u uᵀ,  u = (y ± e_0)·√2/‖y ± e_0‖,       swaps a unit vector y with ∓e_0,
 
@@ -22,7 +22,7 @@ def mirrors(Y: Array) -> Array:
     return np.asarray(u * (np.sqrt(2.0) / np.linalg.norm(u, axis=1, keepdims=True)))
 
 
-def beside(Y: Array, j: Indices) -> Array:
+def orthogonal_to(Y: Array, j: Indices) -> Array:
     """Return for each row the j-th, 0 ≤ j < D − 1, of D − 1 unit vectors orthogonal to it."""
     u = mirrors(Y)
     rows = np.arange(len(Y))

@@ -3,8 +3,8 @@
     f([0]) = c              with biases, one query
     f([ρe_k]) = ρv_k + c    k = 1 … d, d queries
 
-A softmax over one token weights nothing, so these answers hold whatever W is, for one head and
-for sums of heads. Nothing is asked or refused here: `SingleTokens` says what to ask and reads
+A softmax over one token gives it the weight 1, so these answers hold whatever W is, for one head
+and for sums of heads. Nothing is asked or refused here: `SingleTokens` says what to ask and reads
 the answers. Source: the first step of Theorem 4.1; c and the errors go beyond it.
 """
 

@@ -4,7 +4,7 @@ A label is the sign of what the target computes, off by at most η(X) = κu·max
 by the rounding of the scores, κu‖x_i‖‖W x_N‖. With ‖v‖ = 1:
 
     f([g_i e_i − ρ g_p e_p]) = |v_i| − ρ|v_p|                flips at ρ = |v_i|/|v_p|
-    X = [αa + (β)b; (β)b],  b·v < 0 < a·v:
+    X = [αa + βb; βb],  b·v < 0 < a·v:
     f(X) = β b·v + (αa·v)·σ(t), t = αβ a·(W b)                flips at σ(t) = −(β/α)(b·v)/(a·v)
 
 With αβ = s fixed the logit stays and α moves the threshold: α² = s·(−b·v/a·v)·(1 + e^{−t}).
@@ -81,16 +81,16 @@ def direction_error(ratios: Array, errors: Array) -> float:
 class ThroughValues:
     """What an error of v̂ does to logits that were read through it.
 
-    v̂ and v are unit vectors; scaling v moves no threshold, so only the part η of v that is
-    orthogonal to v̂ counts: ‖η‖ ≤ tan φ where 2 sin(φ/2) = ‖v̂ − v‖.
+    v̂ and v are unit vectors; scaling v moves no threshold, so only the part ω of v that is
+    orthogonal to v̂ counts: ‖ω‖ ≤ tan φ where 2 sin(φ/2) = ‖v̂ − v‖.
     """
 
     a_shift: float
-    """Bound on √Σ_a (a·η/a·v̂)²."""
+    """Bound on √Σ_a (a·ω/a·v̂)²."""
     b_shift: float
     """The same of the query tokens."""
     largest: float
-    """Bound on any |a·η/a·v̂| or |b·η/b·v̂|."""
+    """Bound on any |a·ω/a·v̂| or |b·ω/b·v̂|."""
 
     @classmethod
     def of(cls, v: Array, v_error: float, a: Array, b: Array) -> ThroughValues:
@@ -106,8 +106,8 @@ class ThroughValues:
     def error(self, t: Array, scale: Array) -> float:
         """Bound ‖Δ(t/s)‖_F for logits t (query tokens, offsets) read at scales s.
 
-        dt = d(log p)/(1 − p), and log p moves by log(1 + b·η/b·v̂) − log(1 + a·η/a·v̂), each at
-        most x/(1 − x) for x = ``largest``. From x = ½ on v̂ is not worth a bound.
+        dt = d(log p)/(1 − p), and log p moves by log(1 + b·ω/b·v̂) − log(1 + a·ω/a·v̂), each at
+        most x/(1 − x) for x = ``largest``. From x = ½ on there is no useful bound.
         """
         x = self.largest
         if x >= 0.5:

@@ -124,11 +124,11 @@ def choose_windows(
         Offsets are too short for the logits.
     """
     u, v = heads
-    return [_Design(h, u, v, error, room, tuning).chosen(rng) for h in range(len(u))]
+    return [_WindowChoice(h, u, v, error, room, tuning).chosen(rng) for h in range(len(u))]
 
 
 @dataclass(frozen=True, slots=True)
-class _Design:
+class _WindowChoice:
     """The choice of one head's window."""
 
     h: int

@@ -3,8 +3,8 @@
 Readings t_k = a_k·(W b_k), each within its bound, weighted by the bounds' inverses: in these
 units they are off by 1 at most. On the tangent space of the matrices of rank r at Ŵ the
 measurements have a smallest gain σ, anywhere a largest gain Σ. So ‖Ŵ − W‖ ≤ B + c‖Ŵ − W‖² with
-B = (what t and 𝒜(Ŵ) are apart)/σ and c = (1 + Σ/σ)/σ_r(Ŵ). Where Ŵ's last singular values are
-within its error they bend the bound for nothing: it is tried without them, and they are added.
+B = ‖𝒜(Ŵ) − 𝒜(W)‖/σ, which t bounds, and c = (1 + Σ/σ)/σ_r(Ŵ). Singular values of Ŵ within its
+error make c large: the bound is also taken without them, their norm added, and the least counts.
 
 Needs no ground truth: readings and Ŵ in, error out. Source: beyond Theorem 5.1, whose guarantee
 has no constants.
@@ -66,7 +66,7 @@ def fixed_rank_error(measured: Measurements, W: Array, found: int, rank: int) ->
     """
     near = _Neighbourhood.of(measured, W, rank)
     sure = np.sqrt(len(measured))
-    # singular values within the error are no part of the rank that bends the bound
+    # singular values within the error would make the curvature large for nothing
     unsure = (sure + near.missed(W)) / near.smallest
     clear = int(np.count_nonzero(near.values[:found] > unsure))
     bounds = []

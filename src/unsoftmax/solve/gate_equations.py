@@ -2,8 +2,8 @@
 
 n ≥ H·d equations for H·d unknowns, each with the noise of its right side: the first H·d are
 solved, the others check. Where two heads are close, the derivative along one direction is as
-small as they are far apart, and as far again from the solution lies another one: the equations
-that check tell which is right.
+small as their distance, and a second solution lies about as far away as they do from each other:
+the equations that check tell which is right.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NewtonTuning:
     """Step along it, as a share of ‖u‖, from which the second derivative is taken."""
     farthest: float = 0.5
     """Another solution that is further away than this share of ‖u‖ is none."""
-    told: float = 10.0
+    clearly_better: float = 10.0
     """Of two solutions one must fit the equations that check so many times better, or the distance
     between the two counts as error."""
 
@@ -90,10 +90,10 @@ def solve_gates(
     if second is None:
         return first.u, first.errors
     checks = [float(np.linalg.norm(equations.missed(x.u)[u.size :])) for x in (first, second)]
-    if tuning.told * checks[1] < checks[0]:
+    if tuning.clearly_better * checks[1] < checks[0]:
         return second.u, second.errors
     errors = first.errors
-    if checks[1] < tuning.told * checks[0]:
+    if checks[1] < tuning.clearly_better * checks[0]:
         errors = np.hypot(errors, np.linalg.norm(second.u - first.u, axis=1))
     return first.u, errors
 

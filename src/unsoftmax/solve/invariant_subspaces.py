@@ -31,8 +31,8 @@ class AlignmentTuning:
     deviations: float = 6.0
     """Noise is bounded by so many standard deviations: exceeded by 2e-9 of Gaussian entries."""
     underestimated: float = 1e-3
-    """The standard deviation is bounded by what this share of its estimates falls short of (χ²
-    of the residual)."""
+    """Probability that the bound on the standard deviation is too small by chance (χ² of the
+    residual)."""
     unseen: float = 1e-14
     """Directions of K below this relative singular value are left as they are and have no bound:
     the equations determine them by rounding alone."""

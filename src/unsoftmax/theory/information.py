@@ -62,6 +62,6 @@ def cramer_rao(head: SingleHead, X: Array, deviation: float) -> tuple[float, flo
     (0.01, True)
     """
     d = head.dim
-    # (JᵀJ)⁻¹ = RR ᵀ with R = J⁺: no squared condition
+    # (JᵀJ)⁻¹ = RRᵀ with R = J⁺, which does not square J's condition number
     R = deviation * np.linalg.pinv(jacobian(head, X))
     return float(np.linalg.norm(R[:d])), float(np.linalg.norm(R[d:]))

@@ -17,8 +17,8 @@ class LabelSchedule:
     """Pairs of tokens, at most, that find the scale of W. Fewer: their entries of W may all be
     far below the others, and the scale is wrong for those."""
     probed_scales: int = 12
-    """Scales tried for each pair, a third of them in each of 3 rounds: 4 cut the rest of 125
-    octaves into fifths, down to one octave. Another number n needs (n/3 + 1)³ octaves."""
+    """Scales tried for each pair, a third of them in each of 3 rounds: 4 a round cut 125 octaves
+    into fifths three times, down to one octave. n scales cover (n/3 + 1)³ octaves."""
     first_bits: int = 4
     """Bits after which an entry is tested for being out of range, and starts again at a smaller
     scale. More: a wrong scale wastes more labels; fewer: rounding may look out of range."""
@@ -60,7 +60,7 @@ def rough_bits(dim: int) -> int:
 
 
 def label_head(dim: int, bits: int, schedule: LabelSchedule = SCHEDULE) -> int:
-    """Count the labels that bisection asks: a bit each, d² + d − 1 parameters, two checks of each.
+    """Count the labels that bisection asks: ``bits`` and two checks for each of d² + d − 1 numbers.
 
     On top come d signs and 4 tests of them, `comparisons`, and the pilots; entries that start
     again are counted apart (`label_head_again`).
@@ -81,7 +81,7 @@ def label_head_pilots(dim: int, schedule: LabelSchedule = SCHEDULE) -> int:
 
 
 def label_head_again(dim: int, schedule: LabelSchedule = SCHEDULE) -> int:
-    """Count the labels that entries ask which start again, for at most a quarter of them."""
+    """Count the labels spent on entries that start again, a quarter of all entries at most."""
     return schedule.first_bits * (dim**2 // 4 + schedule.pilots)
 
 

@@ -1,6 +1,6 @@
 """What fresh sequences a hold-out asks: sequences that a learner never learns from.
 
-Four families share the queries that ``checks`` allows a learner of single-token values:
+Learners that read v from single tokens divide their ``checks`` queries among four families:
 
 - *opening*, a quarter, asked first: three tokens at sizes 4⁻⁴ … 4³. They depend on all
   parameters, so they also tell this target from another when a run is resumed.
@@ -10,7 +10,7 @@ Four families share the queries that ``checks`` allows a learner of single-token
   are moderate, half of them with a query token e_j, so that single columns of W are seen.
 
 Learners of several heads, of networks and of labels draw closing sequences of their own kind:
-what makes a wrong model show depends on the class. What a residual may be is `validate.judge`'s.
+what makes a wrong model show depends on the class. `validate.judge` says what a residual may be.
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ class ColumnTableTuning:
     noises: float = 30.0
     """Rows that are left may be so many times their noise instead."""
     seen: int = 64
-    """Answers are disturbed at random until so many errors of a head's entries were seen: the
+    """Answers are perturbed at random until so many errors of a head's entries were seen: the
     largest of few would be too small by chance."""
     disturbed: int = 2
-    """Times that they are disturbed at least; the largest change is taken as the error of W_h."""
+    """Times that they are perturbed at least; the largest change is taken as the error of W_h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +181,13 @@ class ColumnTable:
         """
         tuning, errors = self.tuning, np.zeros(len(self.W))
         for _ in range(max(tuning.disturbed, tuning.seen // self.W[0].size)):
-            other = self._disturbed(rng)
+            other = self._perturbed(rng)
             columns = np.linalg.norm(other.W - self.W, axis=(1, 2))
             along = np.linalg.norm(other.heads.u - self.heads.u, axis=1) / self.heads.error.length
             errors = np.maximum(errors, np.hypot(columns, along))
         return errors
 
-    def _disturbed(self, rng: np.random.Generator) -> ColumnTable:
+    def _perturbed(self, rng: np.random.Generator) -> ColumnTable:
         """Return what other answers and values, off by as much as they may be, would have given."""
         heads = self.heads
         off = [heads.error.of_answers(window.a, heads.v)[:, None] for window in heads.windows]

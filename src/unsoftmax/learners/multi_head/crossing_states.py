@@ -159,7 +159,7 @@ class ReadOnce:
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """u = (α, β) from two readings that others may have disturbed."""
+    """u = (α, β) from two readings to which other heads may have added."""
 
     u: Array
     slope: float

@@ -51,9 +51,9 @@ class FreshResiduals:
     """How far a model misses fresh answers, and may, in shares of their natural size (n,)."""
 
     residuals: Residuals
-    """What they allow confirms a model."""
+    """A model within what these allow is confirmed."""
     explained: Array
-    """What its errors explain, which may be more than tells it from a wrong one."""
+    """What its errors explain (n,); it may be more than tells a right model from a wrong one."""
 
     @property
     def missed(self) -> Array:
@@ -87,8 +87,8 @@ def fresh_residuals(
     size = np.where(size > 0, size, 1.0)
     own = tuning.times * reduced.precision.error(size)
     moved = tuning.times * _moved(found, [X for X, _ in answered], rng, tuning)
-    telling = np.minimum(moved, max(tuning.most, tuning.most_coarse * reduced.eta) * size)
-    residuals = Residuals.of(missed, own=own, allowed=telling, size=size, most=tuning.blunt)
+    allowed = np.minimum(moved, max(tuning.most, tuning.most_coarse * reduced.eta) * size)
+    residuals = Residuals.of(missed, own=own, allowed=allowed, size=size, most=tuning.blunt)
     return FreshResiduals(residuals, (own + moved) / size)
 
 

@@ -1,4 +1,4 @@
-"""When several heads are searched for again, and how: a table.
+"""After which outcomes several heads are searched for again, and how: a table.
 
 A search takes one query token and one half circle. It may end without a model for two reasons
 that call for different remedies:
@@ -70,7 +70,7 @@ class SearchState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartTuning:
-    """How often is searched, and how much each outcome counts."""
+    """How many searches there are, and how much each outcome counts."""
 
     starts: tuple[tuple[int, float], ...] = (
         (1, 1.0),

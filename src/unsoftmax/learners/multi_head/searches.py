@@ -75,8 +75,8 @@ class HeadSearches:
         """Compare heads with fresh answers; correct those that are right but not precise enough."""
         vague, tuning = self.sought.tuning.search.vague, self.sought.tuning
         fresh = yield from self._fresh(found)
-        blunt = found.vague(vague) or np.any(fresh.allowed < fresh.explained)
-        if np.all(fresh.missed <= fresh.explained) and blunt:
+        imprecise = found.vague(vague) or np.any(fresh.allowed < fresh.explained)
+        if np.all(fresh.missed <= fresh.explained) and imprecise:
             # right as far as it is known, which is not far enough: close heads, as a rule
             better = yield from corrected(
                 found, self.reduced, self.sought.biases, self.rng, tuning.correction

@@ -4,9 +4,9 @@ The learner asks within one subspace at a time; only sequences that leave the su
 the heads add up and that there is nothing between them. The opening is a single head's
 (`learners.single_head.first_round`); the closing has three to six tokens, at sizes that make the
 logits of one head after the other moderate. Every sequence counts. A residual may be what the
-heads' bounds allow, but exact answers must be missed by no more than a right model misses them;
-and where coarse answers allow more, at a head's own logits, than what that head says, nothing is
-confirmed of it.
+heads' bounds allow, but exact answers must be missed by no more than a right model misses them.
+Where coarse answers allow more, at a head's own logits, than what that head contributes, they
+confirm nothing of it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class ClosingTuning:
     """A head within its error of W = 0 counts as W = 0 where that error is this small beside the
     largest ‖W_h‖."""
     telling: float = 0.3
-    """A tolerance of more than this share of what a head says beside its mean tells nothing of
-    that head."""
+    """A tolerance of more than this share of what a head's scores contribute tells nothing of that
+    head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class BoundedHeads:
     ) -> tuple[Residuals, NDArray[np.bool_]]:
         """Compare answers with predictions, within what the heads' bounds allow.
 
-        Returns also, (B, H), whether the tolerance leaves something of what each head says.
+        Returns also, (B, H), whether what each head contributes stands out of the tolerance.
         """
         model = self.model
         W_error, v_error = (np.minimum(e, UNBOUNDED) for e in (self.W_error, self.v_error))
@@ -97,8 +97,8 @@ class BoundedHeads:
             # a right model of exact answers misses them by far less than its bounds allow
             allowed = np.minimum(allowed, tuning.agrees * size)
         own = precision.error(size, y)
-        said = np.sum(np.abs(score_gradient(weights, values)), axis=2)
-        telling = (own + allowed)[:, None] <= tuning.telling * said
+        contribution = np.sum(np.abs(score_gradient(weights, values)), axis=2)
+        telling = (own + allowed)[:, None] <= tuning.telling * contribution
         return Residuals.of(y - model(X), own=own, allowed=allowed, size=size), telling
 
 
@@ -136,14 +136,15 @@ def judged(
     answered = yield from fresh_answers(families, [opened.answered])
     compared = [found.compared(X, y, precision, tuning) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
-    told: dict[int, bool] = {}
+    resolved: dict[int, bool] = {}
     for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
         aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]
         for h, tells in zip(aimed, telling[np.arange(len(aimed)), aimed], strict=True):
-            told[h] = told.get(h, False) or bool(tells)
-    if precision != Precision() and not all(told.values()) and judgement.excess <= tuning.clearly:
+            resolved[h] = resolved.get(h, False) or bool(tells)
+    coarse = precision != Precision() and not all(resolved.values())
+    if coarse and judgement.excess <= tuning.clearly:
         raise NotIdentifiable(
-            f"The answers are too coarse for {list(told.values()).count(False)} of "
+            f"The answers are too coarse for {list(resolved.values()).count(False)} of "
             f"{found.model.H} heads: with bounds like theirs fresh sequences tell nothing of "
             "them, where their logits are moderate. LowRankHead and ApproximateHead learn a "
             "single head from coarse answers." + why(precision),

@@ -1,4 +1,4 @@
-"""Proposition C.2 as it stands: subspaces that the user names, and v_h as their parts of Σ v_h."""
+"""Proposition C.2 as it stands: subspaces that the user names, and v_h as its parts in them."""
 
 from __future__ import annotations
 

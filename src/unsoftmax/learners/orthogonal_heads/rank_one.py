@@ -1,4 +1,4 @@
-"""Heads of rank one, and heads too small to be told: what blocks of A(b) do not show by themselves.
+"""Heads of rank one, and heads too small to be seen: what blocks of A(b) do not show by themselves.
 
 For a head of rank one, W_h = k qᵀ, A(b) is (q·b)(k v_hᵀ + v_h kᵀ) on U_h: its two eigenvectors
 are the same for all b, so the commutant splits U_h into two lines. Their eigenvalues are of

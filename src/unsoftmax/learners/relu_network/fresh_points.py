@@ -43,8 +43,8 @@ class FreshPointTuning:
     """Number of length scales beyond which misses are weighted less."""
     far_share: float = 1 / 250
     """Weight of misses there. Weight decay leaves neurons with slopes of 1e-8 of the others' and
-    hyperplanes 10⁶ length scales away; they cannot be told from the others' errors and do not
-    matter. A neuron that matters is a thousand times as large."""
+    hyperplanes 10⁶ length scales away; they drown in the others' errors and do not matter. A
+    neuron that matters is a thousand times as large."""
 
     def limit(self, noise: NoiseLevel, size: float) -> float:
         """Return the largest relative error of a network that is accepted."""

@@ -1,7 +1,7 @@
 """Before the search: a typical length, whether answers change at all, and how precise they are.
 
-The length scale takes 68 queries, with biases only; a constant is told from 6 answers, confirmed
-by 32; the noise takes 48, and without biases 48 more where it is more than rounding.
+The length scale takes 68 queries, with biases only; a constant shows in 6 answers and is
+confirmed by 32; the noise takes 48, and without biases 48 more where it is more than rounding.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LiftTuning:
     helps: float = 0.1
     """The longer tokens are kept if they reduce the relative noise below this share."""
     coarsest: float = 1e-4
-    """Relative noise above which the target is refused: no kinks can be told from it."""
+    """Relative noise above which the target is refused: it hides all kinks."""
 
     @property
     def lengths(self) -> Array:

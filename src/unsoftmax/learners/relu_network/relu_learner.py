@@ -80,7 +80,7 @@ class ReluNetworkLearner(Configured):
     max_neurons : int, optional
         More distinct neurons than this are refused; 16·dim + 1024 by default.
     polish : bool
-        Measure every neuron once more where its cells are fat: as many queries again, errors
+        Measure every neuron once more where its cells are wide: as many queries again, errors
         of about 1e-13 instead of 1e-10.
     seed : int
         Decides circles and the hold-out: the same seed asks the same.

@@ -2,8 +2,8 @@
 
 A cell that is thin on the circle, where F̂ came from, is usually wide elsewhere: at its analytic
 centre (`unsoftmax.arrangement.centres`) answers tell ∇(F − F̂) with steps of order 1: D queries per
-cell, for the centre itself and D − 1 directions beside it. With R_i the gradient left over in
-cell i, the jumps between cells i and i + 1 gain R_(i+1) − R_i.
+cell, for the centre itself and D − 1 directions orthogonal to it. With R_i the gradient left over
+in cell i, the jumps between cells i and i + 1 gain R_(i+1) − R_i.
 """
 
 from __future__ import annotations
@@ -143,11 +143,11 @@ class WalkedForm:
         )
         F = yield from ask_points(points, "polish", self.form)
         radial, aside = F[: len(y)], F[len(y) :].reshape(step.shape)
-        # I − u uᵀ maps e_0 to ∓y and e_(l+1) to the directions beside it
-        beside = (aside - radial[:, None]) / step
+        # I − u uᵀ maps e_0 to ∓y and e_(l+1) to the directions orthogonal to it
+        across = (aside - radial[:, None]) / step
         u = mirrors(y)
         lead = np.where(y[:, 0] >= 0, -radial, radial)
-        coefficients = np.column_stack([lead, beside])
+        coefficients = np.column_stack([lead, across])
         R = coefficients - u * np.sum(u * coefficients, axis=1, keepdims=True)
         error = deviation * np.sqrt((1 + 2 * np.sum(step**-2.0, axis=1)) / D)
         return replace(self, left=self.left.improved(cells, R, error))

@@ -2,8 +2,8 @@
 
 A `RecoveredHead` bounds its own errors from the answers' precision. The hold-out either supports
 the bounds, or widens them as far as coarser answers may explain what it shows, or refuses the
-head. *Queries*: what the first round left of the hold-out. How answers are compared is
-`unsoftmax.validate`'s.
+head. *Queries*: what the first round left of the hold-out. `unsoftmax.validate` compares the
+answers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from unsoftmax.validate.sequences import HoldoutTuning
 
 @dataclass(frozen=True, slots=True)
 class ConclusionTuning:
-    """How much a hold-out may change of what the answers' format says."""
+    """How far a hold-out may widen the precision that the answers' format suggests."""
 
     most_unexplained: float = 2.0**12
-    """So many times as coarse as they look float64 answers may be to explain the hold-out. A
+    """To explain the hold-out, float64 answers may be this many times as coarse as they look. A
     second head that is 1e-5 of the first would take 10⁵ times and more."""
     most_unexplained_coarse: float = 2.0
     """The same for answers whose format is known, which is exact."""

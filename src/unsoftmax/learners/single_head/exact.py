@@ -3,7 +3,7 @@
 Recovers W, v (and w, c with biases) of f(X) = Σ_i α_i x_i·v + c, α = softmax_i(x_i·(W x_N + w)),
 from an oracle of exact values, with d + d² queries, (d+1)² with biases: as many as there are
 parameters. Queries asked again because their logit was out of range come on top, at most 2
-per query token. Determined up to nothing, unless v = 0: then W and w are free.
+per query token. All parameters are determined, unless v = 0: then W and w are free.
 
     f([0]) = c                                      c
     f([x]) = x·v + c                                v from x = e_1 … e_d
@@ -176,7 +176,7 @@ class ExactHead(Configured):
             bias.take(values)
         W = solve(Z, columns.measured())
         model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
-        W = replace(W, matrix=model.W)  # kept once
+        W = replace(W, matrix=model.W)  # one array instead of two
         return ExactReading(model, values, columns, W, bias, w, self.tuning.large_bias)
 
 

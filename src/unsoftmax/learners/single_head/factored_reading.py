@@ -28,7 +28,7 @@ class ZeroReading:
 
     values: Values
     left_out: float
-    """What the norm of W may be all the same."""
+    """Estimate of the norm that W may have nevertheless."""
 
     @property
     def model(self) -> SingleHead:

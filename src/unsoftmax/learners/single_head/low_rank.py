@@ -3,7 +3,7 @@
 Recovers W of rank r, v (and w, c with biases) from an oracle of exact values with
 d + r(2d − r) queries, 1 + d + r(2d + 1 − r) with biases: as many as there are free
 parameters. Where r is not given it is found with at most 2d queries more. Queries asked again
-come on top, at most 2(r + 1). Determined up to nothing, unless v = 0.
+come on top, at most 2(r + 1). All parameters are determined, unless v = 0.
 
 A matrix of rank r is the product of any r of its columns and any r of its rows that span
 them. With X (d × r) query tokens, A (r × d) offsets, one answer for each entry:
@@ -68,13 +68,13 @@ class LowRankTuning:
     """The same for the single tokens that give v: longer still, since every offset sees v's
     error."""
     most_unexplained: float = 2.0**4
-    """With a given rank answers may be so many times as coarse as they look to explain the
-    hold-out: what too small a rank leaves out must not pass for coarse arithmetic. Naive loops
+    """To explain the hold-out with a given rank, answers may be this many times as coarse as they
+    look: what too small a rank leaves out must not pass for coarse arithmetic. Naive loops
     at d = 1024 are 8 times as coarse as is assumed."""
     largest_opening: float = 64.0
     """Norm of the hold-out's largest first tokens: with rank 0 they bound what W may be."""
     few_see: float = 2.0**10
-    """So many times less than usual of such a W may be seen by a few random tokens."""
+    """A few random tokens may see this many times less of such a W than usual."""
     first_round: FirstRoundTuning = field(default=FirstRoundTuning())
     columns: ColumnTuning = field(default=ColumnTuning())
     rows: RowTuning = field(default=RowTuning())

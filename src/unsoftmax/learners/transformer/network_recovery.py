@@ -1,8 +1,8 @@
 """What comes before the attention: the hold-out's first sequences, and the network with its error.
 
 The first sequences of the hold-out are asked before anything is learned: they tell the precision
-of the answers, and whether the same question is answered alike. Single tokens, T([x]) = g(x),
-are any network learner's; here is what its result means for the attention.
+of the answers, and whether the same question is answered alike. Any network learner may learn g
+from single tokens, T([x]) = g(x); here is what its result means for the attention.
 """
 
 from __future__ import annotations

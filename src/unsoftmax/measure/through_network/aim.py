@@ -32,8 +32,8 @@ class AimTuning:
     """c of the offsets c·h + Q ε. Larger: steeper, and the triangular equations for W x + w are
     worse conditioned, by about c√d."""
     steep: float = 0.25
-    """Smallest slope over the mean one at which a segment is taken at once: an answer's error
-    counts up to 1/steep times."""
+    """Ratio of the smallest slope to the mean one at which a segment is taken at once: an answer's
+    error counts up to 1/steep times."""
     flat: float = 0.02
     """The same at which a segment is not used at all: an answer's error would count 50 times."""
     other_lengths: tuple[float, ...] = (4.0, 0.25, 16.0, 64.0, 256.0, 1024.0, 4096.0)
@@ -101,7 +101,7 @@ class AimedSegments:
     alpha: Array
     """Lengths of the offsets, (k·r,)."""
     steep: Array
-    """Smallest slope over the mean one along each, (k·r,)."""
+    """Ratio of the smallest slope to the mean one along each, (k·r,)."""
 
     def usable(self, tuning: AimTuning) -> bool:
         """Whether ĝ is monotone, and not nearly flat, along every segment."""

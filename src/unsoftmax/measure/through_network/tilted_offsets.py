@@ -6,9 +6,9 @@ The unit offsets of query token x with gradient h = ∇g(x)/‖∇g(x)‖ are
 
 Q an orthonormal basis of the space that u = W x + w is known to lie in (all of R^d at first),
 ε_0 along Qᵀh, ε_l orthogonal to it and to each other. All of them lean towards h, so g is steep
-along them. With κ_l = a_l·u times its norm and sign, and y = (ε_l·Qᵀu)_l, the equations
+along them. With t_l = a_l·u·s_l·‖c_l·h + Q ε_l‖ and y_l = ε_l·Qᵀu, the equations
 
-    κ_0 = (1 + c_0‖Qᵀh‖)·y_0,      κ_l = y_l + c_l‖Qᵀh‖·y_0
+    t_0 = (1 + c_0‖Qᵀh‖)·y_0,      t_l = y_l + c_l‖Qᵀh‖·y_0
 
 are triangular: r logits give Qᵀu by substitution.
 """

@@ -77,10 +77,10 @@ class HingeSum:
 def squared_distance(first: HingeSum, second: HingeSum, near: float) -> float:
     """Return the squared norm of the difference of all jumps and the affine part.
 
-    A jump counts no more than its neuron can show. Turned to be 0 at x = 0, neuron k reaches at
-    most ‖s_k u_k‖ without u_k's bias times ‖Y‖: with a hyperplane far from 0 it is next to
-    nothing. Hyperplanes are compared where each is the other's nearest and 1 − |cos| < ``near``;
-    the others stand against none.
+    A jump counts for no more than its neuron can add to an answer: turned to be 0 at x = 0,
+    neuron k adds at most ``reach[k]``·‖Y‖, next to nothing where its hyperplane is far from 0.
+    Hyperplanes are compared where each is the other's nearest and 1 − |cos| < ``near``; the others
+    count as missing in the other network.
     """
     first, second = (parts.turned(parts.u[:, -1] > 0) for parts in (first, second))
     linear = first.linear - second.linear

@@ -92,7 +92,7 @@ class TransformerEquality(ModelEquality[Transformer]):
         return Equivalence.unequal(witness, gap)
 
     def _sequences(self, a: Transformer, b: Transformer) -> Iterator[Array]:
-        """Make sequences that tell two attentions apart: as for heads with steep values."""
+        """Make sequences that tell two attentions apart, as for heads with v = A w_o or A|w_o|."""
         network = a.network
         for weights in (network.w_o, np.abs(network.w_o)):
             v = network.A @ weights

@@ -2,7 +2,7 @@
 
 Recovers W of rank r and v of f(X) = Σ_i α_i x_i·v, α = softmax_i(x_i·(W x_N)), from an oracle of
 exact values, with d + m queries: the theorem says m = O(rd), m = 3·r(2d−r) + 4d does it in
-practice. Determined up to nothing, unless v = 0: then W is free.
+practice. All parameters are determined, unless v = 0: then W is free.
 
     f([x]) = x·v                              v from x = e_1 … e_d
     f([a+b; b]) = b·v + (a·v)·σ(a·(W b))      t_k = a_k·(W b_k) for a_k, b_k ~ N(0, I), k = 1 … m
