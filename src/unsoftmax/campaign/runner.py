@@ -243,6 +243,7 @@ class Campaign:
                 self._recognise(parts, waiting)
             if pending := self.scheduler.run(waiting, answers.put, index):
                 raise self.spending.exceeded(pending)
+        self.ledger.checkpoint()
         return answers.for_learner(self.ledger.width)
 
     def _recognise(self, parts: Round, waiting: list[Span]) -> None:
