@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ import pytest
 import unsoftmax as us
 from tests.campaign.lives import Life, account
 from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.test_format_1 import DUMP
 from tests.truth import Counted
+from unsoftmax.campaign import ledger_salvage
 from unsoftmax.campaign.ledger_salvage import salvage, summary
 
 ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
@@ -176,3 +180,63 @@ def test_the_command_shows_and_salvages(folder):
     done = run(folder / "nowhere", "--json")
     assert done.returncode == 2
     assert "no ledger" in done.stderr
+
+
+def test_pages_of_nothing(folder):
+    """Every page but the first: what lies on the others is kept."""
+    ledger, script = folder / "ledger", Script([[sequences(300)]])
+    us.learn(target, script, ledger=ledger, batch=1)
+    data, kept = ledger.read_bytes(), []
+    for page in range(4096, len(data), 4096):
+        ledger.write_bytes(data[:page] + b"\xff" * 4096 + data[page + 4096 :])
+        counted = Counted(target)
+        with pytest.raises(us.LedgerError, match="damaged"):
+            us.learn(counted, script, ledger=ledger)
+        assert counted.calls == 0
+        found = salvage(ledger, folder / f"{page}")
+        assert found.paid >= 300
+        kept.append(found.answers)
+        recovery = us.learn(target, script, ledger=folder / f"{page}")
+        assert np.array_equal(answers_of(recovery)[0][0], script.rounds[0][0].X[:, 0, 0])
+    assert any(0 < count < 300 for count in kept)
+
+
+def test_a_part_without_its_questions_is_asked_again(folder):
+    ledger = folder / "ledger"
+    at_rest(ledger)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("UPDATE parts SET head = 'x' WHERE part = 1")
+        db.commit()
+    assert salvage(ledger, folder / "new").answers == 50
+
+
+def test_calls_put_off_are_not_paid(folder):
+    calls: list[int] = []
+
+    def slow(X):
+        calls.append(len(X))
+        if len(calls) == 2:
+            raise us.RetryLater(0)
+        return target(X)
+
+    us.learn(slow, script(), ledger=folder / "ledger", **SETTINGS)
+    assert summary(folder / "ledger").paid == 56
+    assert salvage(folder / "ledger", folder / "new").paid == 56
+
+
+def test_a_ledger_of_format_1_is_shown_and_salvaged(folder):
+    with closing(sqlite3.connect(folder / "ledger")) as db:
+        db.executescript(DUMP.read_text(encoding="utf-8"))
+    assert summary(folder / "ledger").paid == 12
+    assert salvage(folder / "ledger", folder / "new").in_doubt == 2
+
+
+def test_a_copy_that_cannot_be_written_is_named(folder, monkeypatch):
+    def full(*_):
+        raise sqlite3.OperationalError("disk is full")
+
+    at_rest(folder / "ledger")
+    monkeypatch.setattr(ledger_salvage, "insertion", full)
+    with pytest.raises(us.LedgerError, match="could not be written"):
+        salvage(folder / "ledger", folder / "new")
+    assert not (folder / "new").exists()

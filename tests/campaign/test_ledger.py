@@ -25,6 +25,7 @@ from tests.campaign.lives import PATIENCE_S, Life, Remote, Served, account, one_
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 
 DIM = 4
@@ -826,3 +827,71 @@ def test_without_a_ledger_nothing_is_written(tmp_path, monkeypatch, expected):
     recovery, counted = learn(None)
     assert recovery.queries == counted.queries == expected.queries
     assert list(tmp_path.iterdir()) == []
+
+
+# -- what its parts say when they fail
+
+
+class Failing:
+    """A connection that can do nothing any more."""
+
+    in_transaction = True
+
+    def __init__(self, connection):
+        self.close = connection.close
+
+    def execute(self, *_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_checkpoint_that_fails_is_named_and_costs_nothing(tmp_path):
+    ledger = tmp_path / "ledger"
+    with open_ledger(ledger, {}) as book:
+        book.claim({}, None)
+        vars(book).update(_db=Failing(book._db), _checked=float("-inf"))
+        with pytest.raises(us.LedgerError, match=r"-wal and .*-paid"):
+            book.checkpoint()
+    recovery, _ = learn(ledger)
+    assert recovery.queries
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+def test_a_counter_that_cannot_be_made_is_named(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    (tmp_path / "ledger-paid").mkdir()
+    with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
+        learn(ledger)
+
+
+def test_headers_that_mislead_sqlite_are_named(killed, tmp_path):
+    for place, value, word in ((63, 0, "format is 0"), (19, 1, "belongs to it")):
+        data = bytearray(killed[0])
+        data[place] = value
+        for name, content in zip(("", "-wal", "-paid"), (data, *killed[1:]), strict=True):
+            (tmp_path / f"ledger{name}").write_bytes(content)
+        refused(tmp_path / "ledger", word)
+
+
+def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("DELETE FROM file")
+        db.commit()
+    refused(ledger, "0 rows instead of 1")
+
+
+def test_a_design_that_moved_and_is_not_kept_is_a_mismatch(tmp_path):
+    ledger, X = tmp_path / "ledger", sequences(5).X
+
+    def script(factor):
+        return Script([[Sequences(X * factor, phase="a", purpose="data")]])
+
+    us.learn(first_number, script(1), ledger=ledger)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("DELETE FROM designs")
+        db.commit()
+    with pytest.raises(us.LedgerMismatch, match="round 0"):
+        us.learn(first_number, script(1 + 1e-12), ledger=ledger)
+    us.learn(first_number, script(1), ledger=ledger)

@@ -51,14 +51,16 @@ def open_ledger(
     if not os.path.exists(file):
         create(file)
     with alone(file) as wal:
-        with closing(_sound(file, wal)) as db:
-            counter = PaidCounter(file)
-            ledger, closed = Ledger(db, str(file), environment, counter), False
-            try:
-                yield ledger
-            finally:
-                closed = ledger.close()
-        counter.end(closed=closed)
+        counter, closed = PaidCounter(file), False
+        try:
+            with closing(_sound(file, wal)) as db:
+                ledger = Ledger(db, str(file), environment, counter)
+                try:
+                    yield ledger
+                finally:
+                    closed = ledger.close()
+        finally:
+            counter.end(closed=closed)
 
 
 def _sound(file: Path, wal: bytes | None) -> sqlite3.Connection:
@@ -216,12 +218,9 @@ def problems(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
 
 
 def restore(file: Path, before: bytes | None) -> None:
-    """Leave the WAL of a refused ledger as it was: SQLite makes one, and deletes a useless one."""
+    """Leave the WAL of a refused ledger as it was: SQLite deletes one that it has no use for."""
     wal = beside(file)[0]
-    if before is None:
-        if wal.is_file() and not wal.stat().st_size:
-            wal.unlink()
-    elif not wal.exists():
+    if before is not None and not wal.exists():
         with open(os.open(wal, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as stream:
             stream.write(before)
 

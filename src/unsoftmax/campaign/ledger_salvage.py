@@ -110,11 +110,9 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> Ledger
         try:
             with closing(sqlite3.connect(copy, isolation_level=None)) as into:
                 _copy(db, into, sums)
-        except BaseException as error:
+        except sqlite3.Error as error:
             copy.unlink()
-            if isinstance(error, sqlite3.Error):
-                raise LedgerError(f"{copy} could not be written ({error}).") from error
-            raise
+            raise LedgerError(f"{copy} could not be written ({error}).") from error
     return summary(copy)
 
 
@@ -129,8 +127,6 @@ def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
                     yield db, problems(db, file, has_wal=wal is not None)
                 finally:
                     leave(db)
-        except sqlite3.Error as error:
-            raise LedgerError(f"{file} cannot be read: {error}.") from error
         finally:
             restore(file, wal)
 
@@ -192,12 +188,13 @@ def _copy(db: sqlite3.Connection, into: sqlite3.Connection, sums: _SoundSums) ->
                 asked_for.add(row[:2])
             if table != "answers" or row[:2] in asked_for:
                 into.execute(*insertion(table, *row))
-    number = 0
+    last = 0  # rows behind a broken page come in descending order
     for number, *fields, outcome in TableWalk(db, "asked"):
+        last = max(last, number)
         into.execute(*insertion("asked", number, *fields, outcome or "in doubt"))
     if (lost := sums.lost).queries:
         doubt = ("lost", lost.queries, lost.tokens, "in doubt")
-        into.execute(*insertion("asked", number + 1, *doubt))
+        into.execute(*insertion("asked", last + 1, *doubt))
     [[name]] = into.execute("SELECT id FROM file")
     into.execute("DELETE FROM file")
     into.execute(*insertion("file", name, 0, 1, *Totals.of(into)))
