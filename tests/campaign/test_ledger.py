@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import tempfile
 import threading
+import zlib
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from tests.campaign.lives import PATIENCE_S, Life, Remote, Served, account, one_
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 
 DIM = 4
@@ -79,13 +81,13 @@ def closed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A ledger after kill -9: half of the run in the file, some more in its WAL."""
+    """A ledger after kill -9: half of the run in the file, some more in its WAL; its counter."""
     ledger = tmp_path_factory.mktemp("killed") / "ledger"
     with pytest.raises(us.BudgetExceeded):
         learn(ledger, budget=10)
     life = Life(ORACLE, LEARNER, last=40, **SETTINGS, ledger=ledger)
     assert life.result() is None
-    return ledger.read_bytes(), ledger.with_name("ledger-wal").read_bytes()
+    return [ledger.with_name(name).read_bytes() for name in ("ledger", "ledger-wal", "ledger-paid")]
 
 
 def refused(ledger, *words):
@@ -157,20 +159,55 @@ def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
     assert outcomes["refused"] >= 8
 
 
-def test_a_torn_wal_loses_its_end_and_nothing_else(killed, expected, tmp_path):
-    file, wal = killed
+def test_a_torn_wal_is_named_unless_nothing_is_missing(killed, expected, tmp_path):
+    file, wal, paid = killed
     ledger = tmp_path / "ledger"
+    ledger.write_bytes(file)
+    ledger.with_name("ledger-wal").write_bytes(wal)
+    account_of_all = account(ledger)
     known: list[int] = []
     for size in np.linspace(0, len(wal), 12).astype(int):
         ledger.write_bytes(file)
         ledger.with_name("ledger-wal").write_bytes(wal[:size])
+        ledger.with_name("ledger-paid").write_bytes(paid)
         now = account(ledger)
         known.append(now.recorded)
-        recovery, counted = learn(ledger)
+        try:
+            recovery, counted = learn(ledger)
+        except us.LedgerError:
+            refused(ledger, "paid queries", "are not in it")
+            continue
+        assert now == account_of_all
         assert counted.queries == expected.queries - now.recorded + now.first
         assert bits(recovery) == bits(expected)
     assert known == sorted(known)
     assert known[0] < known[-1]
+
+
+@pytest.mark.parametrize("left", [{"ledger"}, {"ledger", "ledger-wal"}, {"ledger", "ledger-paid"}])
+def test_a_copy_that_lacks_a_file_is_named(left, killed, tmp_path):
+    for name, data in zip(("ledger", "ledger-wal", "ledger-paid"), killed, strict=True):
+        if name in left:
+            (tmp_path / name).write_bytes(data)
+    missing = "ledger-wal" if "ledger-paid" in left else "ledger-paid"
+    refused(tmp_path / "ledger", missing, "is missing", "--salvage")
+
+
+@pytest.mark.parametrize("left", ["ledger-wal", "ledger-paid"])
+def test_what_belongs_to_a_ledger_that_is_gone_is_named(left, killed, tmp_path):
+    (tmp_path / left).write_bytes(killed[1])
+    refused(tmp_path / "ledger", left, "is missing")
+
+
+def test_a_counter_of_another_ledger_is_named(killed, tmp_path):
+    for name, data in zip(("ledger", "ledger-wal"), killed[:2], strict=True):
+        (tmp_path / name).write_bytes(data)
+    line = b"0" * 16 + killed[2][16:-10]
+    (tmp_path / "ledger-paid").write_bytes(line + b" %08x\n" % zlib.crc32(line))
+    refused(tmp_path / "ledger", "belongs to another ledger")
+    (tmp_path / "ledger-paid").unlink()
+    (tmp_path / "ledger-paid").mkdir()
+    refused(tmp_path / "ledger", "ledger-paid")
 
 
 def test_foreign_files_are_refused(tmp_path):
@@ -235,7 +272,7 @@ def test_a_ledger_is_readable_by_its_owner_alone(tmp_path):
         learn(ledger, looking)
     finally:
         os.umask(before)
-    assert modes == {("ledger", 0o600), ("ledger-wal", 0o600)}
+    assert modes == {(name, 0o600) for name in ("ledger", "ledger-wal", "ledger-paid")}
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
 
 
@@ -327,6 +364,49 @@ def test_a_ledger_in_use_by_this_process_is_refused_and_stays_locked(tmp_path, e
         thread.join(PATIENCE_S)
     [recovery] = results
     assert bits(recovery) == bits(expected)
+
+
+# -- its files, taken away while it is in use
+
+
+@pytest.mark.parametrize("taken", ["", "-wal", "-paid"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_taken_away_is_noticed_and_nothing_is_lost(
+    taken, replaced, tmp_path, expected
+):
+    ledger = tmp_path / "ledger"
+    calls: list[int] = []
+
+    def oracle(X):
+        calls.append(len(X))
+        if len(calls) == 6:
+            (tmp_path / f"ledger{taken}").unlink()
+            if replaced:
+                (tmp_path / f"ledger{taken}").write_bytes(b"other")
+        return ORACLE(X)
+
+    with pytest.raises(us.LedgerError, match="deleted, moved or replaced") as caught:
+        us.learn(oracle, LEARNER, ledger=ledger, **SETTINGS)
+    assert str(ledger) + taken in str(caught.value)
+    assert len(calls) == 6
+    kept = ledger if taken else tmp_path / "ledger-rescued"
+    now = account(kept)
+    assert now.recorded == sum(calls)
+    recovery, counted = learn(kept)
+    assert counted.queries == expected.queries - now.recorded + now.first
+    assert bits(recovery) == bits(expected)
+
+
+def test_a_ledger_whose_folder_is_gone_is_named(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def oracle(X):
+        shutil.rmtree(folder, ignore_errors=True)
+        return ORACLE(X)
+
+    with pytest.raises(us.LedgerError, match="could not be copied"):
+        us.learn(oracle, LEARNER, ledger=folder / "ledger", **SETTINGS)
 
 
 # -- a full disk
@@ -755,3 +835,71 @@ def test_a_batch_may_be_larger_than_any_number_that_sqlite_keeps(tmp_path):
     for ledger in (tmp_path / "ledger", None):
         recovery = us.learn(first_number, Script([[sequences(5)]]), ledger=ledger, batch=10**30)
         assert recovery.counts == {"data": 5}
+
+
+# -- what its parts say when they fail
+
+
+class Failing:
+    """A connection that can do nothing any more."""
+
+    in_transaction = True
+
+    def __init__(self, connection):
+        self.close = connection.close
+
+    def execute(self, *_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_checkpoint_that_fails_is_named_and_costs_nothing(tmp_path):
+    ledger = tmp_path / "ledger"
+    with open_ledger(ledger, {}) as book:
+        book.claim({}, None)
+        vars(book).update(_db=Failing(book._db), _checked=float("-inf"))
+        with pytest.raises(us.LedgerError, match=r"-wal and .*-paid"):
+            book.checkpoint()
+    recovery, _ = learn(ledger)
+    assert recovery.queries
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+def test_a_counter_that_cannot_be_made_is_named(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    (tmp_path / "ledger-paid").mkdir()
+    with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
+        learn(ledger)
+
+
+def test_headers_that_mislead_sqlite_are_named(killed, tmp_path):
+    for place, value, word in ((63, 0, "format is 0"), (19, 1, "belongs to it")):
+        data = bytearray(killed[0])
+        data[place] = value
+        for name, content in zip(("", "-wal", "-paid"), (data, *killed[1:]), strict=True):
+            (tmp_path / f"ledger{name}").write_bytes(content)
+        refused(tmp_path / "ledger", word)
+
+
+def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("DELETE FROM file")
+        db.commit()
+    refused(ledger, "0 rows instead of 1")
+
+
+def test_a_design_that_moved_and_is_not_kept_is_a_mismatch(tmp_path):
+    ledger, X = tmp_path / "ledger", sequences(5).X
+
+    def script(factor):
+        return Script([[Sequences(X * factor, phase="a", purpose="data")]])
+
+    us.learn(first_number, script(1), ledger=ledger)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("DELETE FROM designs")
+        db.commit()
+    with pytest.raises(us.LedgerMismatch, match="round 0"):
+        us.learn(first_number, script(1 + 1e-12), ledger=ledger)
+    us.learn(first_number, script(1), ledger=ledger)

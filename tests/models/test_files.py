@@ -282,3 +282,12 @@ def test_a_folder_is_not_replaced(path):
 def test_a_missing_folder_is_an_error(path):
     with pytest.raises(FileNotFoundError):
         dense().save(path.parent / "missing" / "model.safetensors")
+
+
+def test_a_model_saved_again_and_again_is_one_file(path):
+    """The library writes metadata in an order of its own, another one every time."""
+    written = set()
+    for _ in range(20):
+        dense(3).save(path)
+        written.add(path.read_bytes())
+    assert len(written) == 1

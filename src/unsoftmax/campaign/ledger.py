@@ -23,22 +23,26 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unsoftmax.campaign.designs import DesignArray, family
 from unsoftmax.campaign.ledger_format import (
-    FORMAT_VERSION,
-    UPGRADES,
+    COLUMNS,
     Bill,
     RecordedPart,
     Settlement,
     Spent,
+    Totals,
+    insertion,
 )
+from unsoftmax.campaign.ledger_upgrade import upgrade
+from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
 
@@ -51,18 +55,25 @@ class Ledger:
         connection: sqlite3.Connection,
         name: str,
         environment: Mapping[str, Any],
+        counter: PaidCounter | None = None,
         *,
-        lasting: bool = True,
         same_design: float = 1e-9,
+        checkpoint_s: float = 1.0,
     ) -> None:
         self._db = connection
         self._name = name
-        self.lasting = lasting
+        self._counter = counter
+        self._claimed = False
+        self.lasting = counter is not None
         """Whether the answers outlive this process."""
         self._environment = dict(environment)
         # Largest relative difference by which another BLAS may move a design: its last bits.
         # Larger would take another question for the same.
         self._same_design = same_design
+        # Least time between checkpoints, each several flushes of the disk. Longer: more rounds
+        # may be in a WAL that is lost. Shorter: rounds of one batch take several times as long.
+        self._checkpoint_s = checkpoint_s
+        self._checked = float("-inf")
         self.resumed = False
         self.moved = 0.0
         """Largest relative difference between a recorded design and today's."""
@@ -70,6 +81,7 @@ class Ledger:
         """Numbers per answer, m; None until the first."""
         [[self.answered]] = self._db.execute("SELECT coalesce(sum(count), 0) FROM answers")
         """Recorded answers."""
+        self._totals = Totals()
         self._rounds = 0  # recorded by earlier runs
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._spent = self._sum()
@@ -94,21 +106,21 @@ class Ledger:
                 f"{self._name} belongs to another run: {changed}. "
                 "Use the same settings to go on with it, or another ledger, which asks all anew."
             )
-        [[version]] = self._db.execute("PRAGMA user_version").fetchall()
         with self._commit():
-            self._upgrade(version)
-            self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
+            upgrade(self._db)
+            if self._counter is not None:
+                [[name]] = self._db.execute("SELECT id FROM file")
+                self._counter.begin(name, Totals.of(self._db))
+            self._doubt()
             if anew:
                 for table in ("runs", "parts", "designs"):
                     self._db.execute(f"DELETE FROM {table}")
-                self._db.execute(
-                    "INSERT INTO runs VALUES (?, ?, ?)",
-                    (text, batch, json.dumps(self._environment)),
-                )
-        if version < FORMAT_VERSION:
-            # into the file's header, where older programs look: after kill -9 the WAL has it alone
-            with suppress(sqlite3.Error):
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._insert("runs", text, batch, json.dumps(self._environment))
+            self._mark(is_open=True)
+        self._claimed = True
+        self.checkpoint()
+        if self._counter is not None:
+            self._counter.watch()
         self._spent = self._sum()
         known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
         self.width = width if known is None else known[0]
@@ -122,22 +134,66 @@ class Ledger:
         self.resumed = not anew
         return batch if anew else batch or recorded[1]
 
-    def _upgrade(self, version: int) -> None:
-        for older in range(version, FORMAT_VERSION):
-            self._db.execute(UPGRADES[older])
-        self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+    def _doubt(self) -> None:
+        """Call what was in flight when an earlier process died by its name."""
+        flying = self._db.execute(f"SELECT {COLUMNS['asked']} FROM asked WHERE outcome IS NULL")
+        for *fields, _ in flying.fetchall():
+            self._replace("asked", *fields, "in doubt")
+
+    def _mark(self, *, is_open: bool) -> None:
+        """Write whether the file is in use, and its totals as of now."""
+        [[name, holes]] = self._db.execute("SELECT id, holes FROM file")
+        self._totals = Totals.of(self._db)
+        self._db.execute("DELETE FROM file")
+        self._insert("file", name, int(is_open and self.lasting), holes, *self._totals)
+
+    def _insert(self, table: str, *values: object) -> None:
+        self._db.execute(*insertion(table, *values))
+
+    def _replace(self, table: str, *values: object) -> None:
+        self._db.execute(*insertion(table, *values, verb="INSERT OR REPLACE"))
+
+    def checkpoint(self) -> None:
+        """Move what the WAL holds into the file, at the end of a round, and empty it."""
+        if self.lasting and time.monotonic() - self._checked >= self._checkpoint_s:
+            try:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.Error as error:
+                raise self._unwritten(error) from error
+            self._checked = time.monotonic()
+
+    def close(self) -> bool:
+        """Put everything into the one file; return whether that was done."""
+        if not self._claimed or not self.lasting:
+            return False
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._db.execute("BEGIN IMMEDIATE")
+            self._mark(is_open=False)
+            self._db.execute("COMMIT")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error:
+            return False  # it stays marked as in use, with its WAL and counter beside it
+        return True
 
     def begin(self, index: int, parts: Round) -> bool:
         """Record a round, or check that the recorded one asks the same: return whether it was."""
         if index >= self._rounds:
-            self._record(index, parts)
+            self._record(index, parts, range(len(parts)))
             return False
-        recorded = self._db.execute(
-            "SELECT part, head, arrays FROM parts WHERE round = ? ORDER BY part", (index,)
-        ).fetchall()
-        same = len(recorded) == len(parts)
-        for (_, head, arrays), probes in zip(recorded, parts, strict=False):
-            same = same and head == family(probes) and self._same(json.loads(arrays), probes)
+        recorded = {
+            part: (head, arrays)
+            for part, head, arrays in self._db.execute(
+                "SELECT part, head, arrays FROM parts WHERE round = ?", (index,)
+            )
+        }
+        [[holes]] = self._db.execute("SELECT holes FROM file")
+        lost = set(range(len(parts))) - recorded.keys() if holes else set()
+        same = recorded.keys() | lost == set(range(len(parts)))
+        for part, (head, arrays) in sorted(recorded.items()) if same else ():
+            same = same and head == family(parts[part])
+            same = same and self._same(json.loads(arrays), parts[part])
         if not same:
             was = self._db.execute("SELECT environment FROM runs").fetchone()[0]
             raise LedgerMismatch(
@@ -145,6 +201,7 @@ class Ledger:
                 f"It was written with {was}; this is {json.dumps(self._environment)}. Go on in "
                 "that environment, or start another ledger."
             )
+        self._record(index, parts, lost)
         return True
 
     def known(self, index: int, part: int) -> Iterator[tuple[int, Array]]:
@@ -178,25 +235,23 @@ class Ledger:
     def _rows(self, data: bytes) -> Array:
         return np.frombuffer(data, dtype="<f8").reshape(-1, self.width or 1)
 
-    def _record(self, index: int, parts: Round) -> None:
-        """Write a round; it is committed with the first intent to ask for any of it."""
-        for part, probes in enumerate(parts):
+    def _record(self, index: int, parts: Round, which: Iterable[int]) -> None:
+        """Write parts of a round; committed with the first intent to ask for any of it."""
+        for part in which:
             names = {}
-            for name, array in probes.design().items():
+            for name, array in parts[part].design().items():
                 kept = DesignArray.of(array)
                 names[name] = kept.key.hex()
+                shape = json.dumps(kept.array.shape)
                 self._pending.append(
-                    (
-                        "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?)",
-                        (kept.key, kept.array.dtype.str, json.dumps(kept.array.shape), kept.blob),
+                    insertion(
+                        "designs",
+                        *(kept.key, kept.array.dtype.str, shape, kept.blob),
+                        verb="INSERT OR IGNORE",
                     )
                 )
-            self._pending.append(
-                (
-                    "INSERT INTO parts VALUES (?, ?, ?, ?)",
-                    (index, part, family(probes), json.dumps(names)),
-                )
-            )
+            head = family(parts[part])
+            self._pending.append(insertion("parts", index, part, head, json.dumps(names)))
 
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
         """Compare a recorded design with today's, and note how far it has moved."""
@@ -207,13 +262,13 @@ class Ledger:
             now = DesignArray.of(array)
             if now.key.hex() == recorded[name]:
                 continue
-            was = DesignArray.read(
-                *self._db.execute(
-                    "SELECT dtype, shape, data FROM designs WHERE hash = ?",
-                    (bytes.fromhex(recorded[name]),),
-                ).fetchone()
-            )
-            moved = now.moved_from(was)
+            kept = self._db.execute(
+                "SELECT dtype, shape, data FROM designs WHERE hash = ?",
+                (bytes.fromhex(recorded[name]),),
+            ).fetchone()
+            if kept is None:  # a salvaged ledger may lack it
+                return False
+            moved = now.moved_from(DesignArray.read(*kept))
             if not moved <= self._same_design:
                 return False
             self.moved = max(self.moved, moved)
@@ -235,28 +290,21 @@ class Ledger:
             self._close(intent, settled)
             for place, rows in settled.recorded:
                 data = np.ascontiguousarray(rows, dtype="<f8").tobytes()
-                self._db.execute(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*place, len(rows), data, zlib.crc32(data), rows.shape[1]),
-                )
+                self._insert("answers", *place, len(rows), data, rows.shape[1])
                 self.width = rows.shape[1]
                 self.answered += len(rows)
+                self._totals = self._totals.plus(answered=len(rows))
             return None if following is None else self._intend(following)
 
     def _close(self, intent: int, settled: Settlement) -> None:
         """Give an intent its outcome, and a second row where it has two."""
         bill, answered = settled.bill, settled.answered
         outcome, missing = "answered" if answered else settled.otherwise, bill.queries - answered
-        self._db.execute("UPDATE asked SET outcome = ? WHERE id = ?", (outcome, intent))
+        queries = answered or missing
+        self._replace("asked", intent, bill.purpose, queries, queries * bill.tokens, outcome)
+        self._totals = self._totals.plus(settled=2 if answered and missing else 1)
         if answered and missing:
-            self._db.execute(
-                "UPDATE asked SET queries = ?, tokens = ? WHERE id = ?",
-                (answered, answered * bill.tokens, intent),
-            )
-            self._db.execute(
-                "INSERT INTO asked (purpose, queries, tokens, outcome) VALUES (?, ?, ?, ?)",
-                (bill.purpose, missing, missing * bill.tokens, settled.otherwise),
-            )
+            self._add(bill.purpose, missing, missing * bill.tokens, settled.otherwise)
         if settled.otherwise == "put off":
             self._pay(-missing, -missing * bill.tokens)
 
@@ -264,13 +312,15 @@ class Ledger:
         for statement, values in self._pending:
             self._db.execute(statement, values)
         self._pending = []
-        row = self._db.execute(
-            "INSERT INTO asked (purpose, queries, tokens) VALUES (?, ?, ?)",
-            (bill.purpose, bill.queries, bill.queries * bill.tokens),
-        )
-        self._pay(bill.queries, bill.queries * bill.tokens)
-        assert row.lastrowid is not None
-        return row.lastrowid
+        tokens = bill.queries * bill.tokens
+        self._pay(bill.queries, tokens)
+        self._totals = self._totals.plus(queries=bill.queries, tokens=tokens)
+        return self._add(bill.purpose, bill.queries, tokens, None)
+
+    def _add(self, purpose: str, queries: int, tokens: int, outcome: str | None) -> int:
+        [[number]] = self._db.execute("SELECT coalesce(max(id), 0) + 1 FROM asked")
+        self._insert("asked", number, purpose, queries, tokens, outcome)
+        return int(number)
 
     def _pay(self, queries: int, tokens: int) -> None:
         was = self._spent
@@ -314,10 +364,37 @@ class Ledger:
             yield
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise LedgerError(
-                f"{self._name} could not be written ({error}). Everything recorded before is "
-                "safe; free some disk space, or move the ledger, and run the same again."
-            ) from error
+            raise self._unwritten(error) from error
+        if self._claimed and self._counter is not None:
+            self._counter.count(self._totals)
+            if (gone := self._counter.gone()) is not None:
+                raise self._gone(gone)
+
+    def _unwritten(self, error: sqlite3.Error) -> LedgerError:
+        return LedgerError(
+            f"{self._name} could not be written ({error}). Everything recorded before is "
+            "safe; free some disk space, or move the ledger together with the files beside it, "
+            f"{self._name}-wal and {self._name}-paid, and run the same again."
+        )
+
+    def _gone(self, gone: Path) -> LedgerError:
+        """Say that a file of the ledger was taken away, and keep what it held."""
+        if str(gone) != self._name:
+            kept = "Everything recorded is in the ledger: run the same again to go on."
+        else:
+            copy = f"{self._name}-rescued"
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._mark(is_open=False)
+                self._db.execute("COMMIT")
+                self._db.execute("VACUUM INTO ?", (copy,))
+                kept = f"Everything recorded was copied into {copy}; see `unsoftmax ledger`."
+            except sqlite3.Error as error:
+                kept = f"What it held could not be copied into {copy} ({error})."
+        return LedgerError(
+            f"{gone} was deleted, moved or replaced while the ledger was in use; nothing more was "
+            f"asked. {kept}"
+        )
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:

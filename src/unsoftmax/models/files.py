@@ -5,6 +5,7 @@ The only module of this room that does I/O. It knows arrays, not classes.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -30,11 +31,23 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) 
             temporary,
             metadata={"class": kind, "format_version": str(FORMAT_VERSION)},
         )
+        _sort_metadata(Path(temporary))
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _sort_metadata(path: Path) -> None:
+    """Give the header one order: the library writes the metadata in any."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    metadata = dict(sorted(header.pop("__metadata__").items()))
+    text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:

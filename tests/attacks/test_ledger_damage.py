@@ -1,0 +1,242 @@
+"""A flipped bit, anywhere in a ledger's files: it has no effect, or it is named before paying.
+
+The count is the oracle's: what was asked before the damage, and what is asked after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.campaign.lives import Life, account
+from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.test_format_1 import DUMP
+from tests.truth import Counted
+from unsoftmax.campaign import ledger_salvage
+from unsoftmax.campaign.ledger_salvage import salvage, summary
+
+ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
+SETTINGS: dict[str, Any] = {"batch": 3, "holdout": 0}
+COMMAND = Path(sys.executable).parent / "unsoftmax"
+
+
+def target(X):
+    return X[:, 0, 0].copy()
+
+
+def script():
+    return Script([list(asked) for asked in ROUNDS])
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ledger")
+
+
+def at_rest(ledger):
+    us.learn(target, script(), ledger=ledger, **SETTINGS)
+
+
+def killed(ledger):
+    """Kill -9 in the midst, with the rounds' last answers in the WAL."""
+    assert Life(target, script(), last=44, ledger=ledger, **SETTINGS).result() is None
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def put(folder, contents):
+    for path in folder.iterdir():
+        path.unlink()
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+
+
+def flipped(rng, contents):
+    """Flip one bit: the file is drawn first, so that small ones have their share."""
+    name = rng.choice(sorted(name for name, data in contents.items() if data))
+    data = bytearray(contents[name])
+    place = int(rng.integers(len(data)))
+    data[place] ^= 1 << int(rng.integers(8))
+    return name, {**contents, name: bytes(data)}
+
+
+@pytest.mark.parametrize("state", [at_rest, killed], ids=["at rest", "killed"])
+def test_a_flipped_bit_has_no_effect_or_is_named(state, folder, trials, evidence):
+    ledger = folder / "ledger"
+    state(ledger)
+    sound, before = files(folder), account(ledger)
+    if state is killed:
+        sound["ledger-shm"] = bytes(range(256)) * 128
+        assert len(sound) == 4
+    rng, seen = np.random.default_rng(len(sound)), Counter[str]()
+    for _ in range(trials(60, 500)):
+        name, damaged = flipped(rng, sound)
+        put(folder, damaged)
+        counted = Counted(target)
+        try:
+            recovery = us.learn(counted, script(), ledger=ledger, **SETTINGS)
+        except us.LedgerError:
+            assert counted.queries == 0
+            seen["named"] += 1
+            if {name: data for name, data in files(folder).items() if data} != damaged:
+                seen[f"changed {name}"] += 1
+            continue
+        seen["no effect"] += 1
+        assert counted.queries == 56 - before.recorded + before.first
+        assert recovery.queries == before.paid + counted.queries
+        for known, asked in zip(answers_of(recovery), ROUNDS, strict=True):
+            for y, probes in zip(known, asked, strict=True):
+                assert np.array_equal(y, probes.X[:, 0, 0])
+    assert seen["named"]
+    assert seen["no effect"] + seen["named"] == sum(seen.values()), seen
+    evidence(
+        f"one bit of a ledger flipped, {state.__name__.replace('_', ' ')}", **seen, silent_losses=0
+    )
+
+
+@pytest.mark.parametrize("state", [at_rest, killed], ids=["at rest", "killed"])
+def test_what_is_sound_is_salvaged_and_the_bill_never_shrinks(state, folder, trials):
+    ledger, new = folder / "ledger", folder / "new"
+    state(ledger)
+    sound, before = files(folder), account(ledger)
+    rng, saved = np.random.default_rng(1), 0
+    for _ in range(trials(30, 250)):
+        put(folder, flipped(rng, sound)[1])
+        try:
+            copied = salvage(ledger, new)
+        except us.LedgerError:
+            continue
+        saved += 1
+        assert not copied.damage
+        assert copied.paid >= before.paid
+        counted = Counted(target)
+        recovery = us.learn(counted, script(), ledger=new, **SETTINGS)
+        assert recovery.queries == copied.paid + counted.queries
+        for known, asked in zip(answers_of(recovery), ROUNDS, strict=True):
+            for y, probes in zip(known, asked, strict=True):
+                assert np.array_equal(y, probes.X[:, 0, 0])
+    assert saved > trials(30, 250) / 2
+
+
+def test_a_lost_wal_costs_its_answers_and_not_the_bill(folder):
+    ledger = folder / "ledger"
+    killed(ledger)
+    before = account(ledger)
+    (folder / "ledger-wal").unlink()
+    with pytest.raises(us.LedgerError, match="ledger-wal, which belongs to it, is missing"):
+        us.learn(target, script(), ledger=ledger, **SETTINGS)
+    found = summary(ledger)
+    assert found.paid == before.paid
+    assert salvage(ledger, folder / "new").paid == before.paid
+
+
+def run(*words):
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [COMMAND, "ledger", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+
+
+def test_the_command_shows_and_salvages(folder):
+    ledger = folder / "ledger"
+    at_rest(ledger)
+    done = run(ledger)
+    assert done.returncode == 0, done.stderr
+    for word in ("sound", "Script", "56"):
+        assert word in done.stdout
+    shutil.copy(ledger, folder / "sound")
+    data = ledger.read_bytes()
+    place = data.index(target(ROUNDS[0][0].X[:3]).tobytes())
+    ledger.write_bytes(data[:place] + b"\x00" + data[place + 1 :])
+    done = run(ledger)
+    assert done.returncode == 2
+    assert "1 row does not match the checksum" in done.stdout
+    assert "--salvage" in done.stderr
+    done = run(ledger, "--salvage", folder / "new", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert not told["sound"]
+    assert told["salvaged"]["answers"] == 53
+    assert told["salvaged"]["paid"] == told["paid"] == 56
+    assert run(ledger, "--salvage", folder / "new").returncode == 2
+    done = run(folder / "nowhere", "--json")
+    assert done.returncode == 2
+    assert "no ledger" in done.stderr
+
+
+def test_pages_of_nothing(folder):
+    """Every page but the first: what lies on the others is kept."""
+    ledger, script = folder / "ledger", Script([[sequences(300)]])
+    us.learn(target, script, ledger=ledger, batch=1)
+    data, kept = ledger.read_bytes(), []
+    for page in range(4096, len(data), 4096):
+        ledger.write_bytes(data[:page] + b"\xff" * 4096 + data[page + 4096 :])
+        counted = Counted(target)
+        with pytest.raises(us.LedgerError, match="damaged"):
+            us.learn(counted, script, ledger=ledger)
+        assert counted.calls == 0
+        found = salvage(ledger, folder / f"{page}")
+        assert found.paid >= 300
+        kept.append(found.answers)
+        recovery = us.learn(target, script, ledger=folder / f"{page}")
+        assert np.array_equal(answers_of(recovery)[0][0], script.rounds[0][0].X[:, 0, 0])
+    assert any(0 < count < 300 for count in kept)
+
+
+def test_a_part_without_its_questions_is_asked_again(folder):
+    ledger = folder / "ledger"
+    at_rest(ledger)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("UPDATE parts SET head = 'x' WHERE part = 1")
+        db.commit()
+    assert salvage(ledger, folder / "new").answers == 50
+
+
+def test_calls_put_off_are_not_paid(folder):
+    calls: list[int] = []
+
+    def slow(X):
+        calls.append(len(X))
+        if len(calls) == 2:
+            raise us.RetryLater(0)
+        return target(X)
+
+    us.learn(slow, script(), ledger=folder / "ledger", **SETTINGS)
+    assert summary(folder / "ledger").paid == 56
+    assert salvage(folder / "ledger", folder / "new").paid == 56
+
+
+def test_a_ledger_of_format_1_is_shown_and_salvaged(folder):
+    with closing(sqlite3.connect(folder / "ledger")) as db:
+        db.executescript(DUMP.read_text(encoding="utf-8"))
+    assert summary(folder / "ledger").paid == 12
+    assert salvage(folder / "ledger", folder / "new").in_doubt == 2
+
+
+def test_a_copy_that_cannot_be_written_is_named(folder, monkeypatch):
+    def full(*_):
+        raise sqlite3.OperationalError("disk is full")
+
+    at_rest(folder / "ledger")
+    monkeypatch.setattr(ledger_salvage, "insertion", full)
+    with pytest.raises(us.LedgerError, match="could not be written"):
+        salvage(folder / "ledger", folder / "new")
+    assert not (folder / "new").exists()
