@@ -5,6 +5,7 @@ The count is the oracle's: what was asked before the damage, and what is asked a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,9 +23,8 @@ import pytest
 import unsoftmax as us
 from tests.campaign.lives import Life, account
 from tests.campaign.script import Script, answers_of, sequences
-from tests.campaign.test_format_1 import DUMP
+from tests.campaign.test_older_formats import DUMP
 from tests.truth import Counted
-from unsoftmax.campaign import ledger_salvage
 from unsoftmax.campaign.ledger_salvage import salvage, summary
 
 ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
@@ -232,11 +232,11 @@ def test_a_ledger_of_format_1_is_shown_and_salvaged(folder):
 
 
 def test_a_copy_that_cannot_be_written_is_named(folder, monkeypatch):
-    def full(*_):
-        raise sqlite3.OperationalError("disk is full")
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     at_rest(folder / "ledger")
-    monkeypatch.setattr(ledger_salvage, "insertion", full)
-    with pytest.raises(us.LedgerError, match="could not be written"):
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(us.LedgerError, match=r"new.*No space left"):
         salvage(folder / "ledger", folder / "new")
-    assert not (folder / "new").exists()
+    assert [path.name for path in folder.iterdir()] == ["ledger"]

@@ -168,6 +168,19 @@ class Mortal:
             self.point()
 
 
+def checkpoint_once() -> None:
+    """Leave all but the run's beginning in the WAL, as where the disk is slow."""
+    from unsoftmax.campaign.ledger import Ledger
+
+    checkpoint, name = Ledger.checkpoint, "checkpoint"
+
+    def first(ledger):
+        checkpoint(ledger)
+        ledger._next_checkpoint = float("inf")
+
+    setattr(Ledger, name, first)
+
+
 def _live(oracle, learner, settings: dict[str, Any], last: int | None, result: Connection) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(oracle, "pipe_to"):
@@ -178,6 +191,7 @@ def _live(oracle, learner, settings: dict[str, Any], last: int | None, result: C
 
         for name in ("claim", "intend", "settle"):
             setattr(Ledger, name, point.around(getattr(Ledger, name)))
+        checkpoint_once()
         learner = Mortal(learner, point)
     result.send("begun")
     try:

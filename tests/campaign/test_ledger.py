@@ -21,11 +21,21 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.campaign.lives import PATIENCE_S, Life, Remote, Served, account, one_by_one
+from tests.campaign.lives import (
+    PATIENCE_S,
+    Life,
+    Remote,
+    Served,
+    account,
+    checkpoint_once,
+    one_by_one,
+)
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
+from unsoftmax.campaign.ledger_format import Bill, Settlement
+from unsoftmax.campaign.ledger_rescue import rescued
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 
 DIM = 4
@@ -240,9 +250,9 @@ def test_a_newer_ledger_is_refused(closed, tmp_path):
     ledger = tmp_path / "ledger"
     ledger.write_bytes(closed)
     with closing(sqlite3.connect(ledger)) as db:
-        db.execute("PRAGMA user_version = 3")
+        db.execute("PRAGMA user_version = 4")
         db.execute("PRAGMA journal_mode = DELETE")
-    refused(ledger, "format 3", "upgrade")
+    refused(ledger, "format 4", "upgrade")
 
 
 def test_a_read_only_ledger_is_refused(closed, tmp_path):
@@ -282,19 +292,37 @@ def test_an_unreadable_file_is_refused():
         learn("/proc/self/mem")
 
 
-def test_another_process_may_make_the_ledger_first(tmp_path, monkeypatch, expected):
-    ledger, make = tmp_path / "ledger", tempfile.mkstemp
+@pytest.mark.parametrize("nameless", [True, False])
+def test_another_process_may_make_the_ledger_first(nameless, tmp_path, monkeypatch, expected):
+    ledger, link = tmp_path / "ledger", os.link
 
-    def slowly(**settings):
+    def slowly(*args, **settings):
         monkeypatch.undo()
         learn(ledger)
-        return make(**settings)
+        return link(*args, **settings)
 
-    monkeypatch.setattr(tempfile, "mkstemp", slowly)
+    monkeypatch.setattr(os, "link", slowly)
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     recovery, counted = learn(ledger)
     assert counted.queries == account(ledger).first
     assert bits(recovery) == bits(expected)
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
+def test_killed_while_it_is_made_a_ledger_leaves_nothing(tmp_path, monkeypatch):
+    """Nothing is there before the whole ledger is."""
+    seen = []
+
+    def look(*_, **__):
+        seen.append(list(tmp_path.iterdir()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", look)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "ledger")
+    assert seen == [[]]
 
 
 # -- who has it
@@ -366,6 +394,18 @@ def test_a_ledger_in_use_by_this_process_is_refused_and_stays_locked(tmp_path, e
     assert bits(recovery) == bits(expected)
 
 
+class Failing:
+    """A connection that can do nothing any more."""
+
+    in_transaction = True
+
+    def __init__(self, connection):
+        self.close = getattr(connection, "close", None)
+
+    def execute(self, *_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+
 # -- its files, taken away while it is in use
 
 
@@ -397,16 +437,48 @@ def test_a_file_that_is_taken_away_is_noticed_and_nothing_is_lost(
     assert bits(recovery) == bits(expected)
 
 
-def test_a_ledger_whose_folder_is_gone_is_named(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
+@pytest.mark.parametrize("anywhere", [True, False])
+def test_a_ledger_whose_folder_is_gone_is_kept_elsewhere(anywhere, tmp_path, monkeypatch, expected):
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    calls = []
 
     def oracle(X):
-        shutil.rmtree(folder, ignore_errors=True)
+        calls.append(len(X))
+        if len(calls) == 6:
+            shutil.rmtree(folder, ignore_errors=True)
+            if not anywhere:
+                elsewhere.rmdir()
         return ORACLE(X)
 
-    with pytest.raises(us.LedgerError, match="could not be copied"):
+    folder.mkdir()
+    with pytest.raises(us.LedgerError, match=f"copied.*{'elsewhere' if anywhere else 'No such'}"):
         us.learn(oracle, LEARNER, ledger=folder / "ledger", **SETTINGS)
+    if anywhere:
+        recovery, _ = learn(elsewhere / "ledger-rescued")
+        assert bits(recovery) == bits(expected)
+
+
+def test_a_ledger_that_is_deleted_at_the_very_end_is_kept_elsewhere(tmp_path, caplog, expected):
+    ledger = tmp_path / "ledger"
+    (tmp_path / "ledger-rescued").write_text("an older one")
+    with open_ledger(ledger, {}) as book:
+        book.claim({}, None)
+        number = book.intend(Bill("data", 1, 1))
+        book.settle(number, Settlement(Bill("data", 1, 1), 0))
+        ledger.unlink()
+    assert "ledger-rescued-2" in caplog.text
+    assert account(tmp_path / "ledger-rescued-2").paid == 1
+    assert stat.S_IMODE((tmp_path / "ledger-rescued-2").stat().st_mode) == 0o600
+
+
+def test_a_copy_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    failing: Any = Failing(None)
+    said = rescued(failing, tmp_path / "ledger")
+    assert said.count("disk I/O error") == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- a full disk
@@ -418,21 +490,26 @@ class Cramped:
 
     remote: Remote
     most_bytes: int
+    wal: bool
+    """Whether everything stays in the WAL, as where the disk is slow."""
 
     def pipe_to(self, pipe):
+        if self.wal:
+            checkpoint_once()
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.most_bytes, resource.RLIM_INFINITY))
 
     def __call__(self, X):
         return self.remote(X)
 
 
+@pytest.mark.parametrize("wal", [True, False])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_full_disk_keeps_what_was_recorded(workers, tmp_path, expected):
+def test_a_full_disk_keeps_what_was_recorded(workers, wal, tmp_path, expected):
     failed = Counter[str]()
     with Served(head()) as served:
         for most_kb in (1, 8, 40, 60, 80, 120, 160, 200, 240):
             ledger = tmp_path / str(most_kb)
-            oracle = Cramped(Remote(served.address, str(most_kb)), most_kb * 1024)
+            oracle = Cramped(Remote(served.address, str(most_kb)), most_kb * 1024, wal)
             life = Life(oracle, LEARNER, **SETTINGS, workers=workers, ledger=ledger)
             error = life.result()
             asked = sum(served.asked().get(str(most_kb), Counter()).values())
@@ -452,7 +529,7 @@ def test_a_full_disk_keeps_what_was_recorded(workers, tmp_path, expected):
             assert bits(recovery) == bits(expected)
             assert recovery.counts.get("in doubt", 0) == sum(now.open.values())
     assert failed["with nothing"]
-    assert failed["midway"] >= 2
+    assert failed["midway"] >= 2 * wal
     assert [file for file in tmp_path.iterdir() if ".new" in file.name] == []
 
 
@@ -840,23 +917,11 @@ def test_a_batch_may_be_larger_than_any_number_that_sqlite_keeps(tmp_path):
 # -- what its parts say when they fail
 
 
-class Failing:
-    """A connection that can do nothing any more."""
-
-    in_transaction = True
-
-    def __init__(self, connection):
-        self.close = connection.close
-
-    def execute(self, *_):
-        raise sqlite3.OperationalError("disk I/O error")
-
-
 def test_a_checkpoint_that_fails_is_named_and_costs_nothing(tmp_path):
     ledger = tmp_path / "ledger"
     with open_ledger(ledger, {}) as book:
         book.claim({}, None)
-        vars(book).update(_db=Failing(book._db), _checked=float("-inf"))
+        vars(book).update(_db=Failing(book._db), _next_checkpoint=float("-inf"))
         with pytest.raises(us.LedgerError, match=r"-wal and .*-paid"):
             book.checkpoint()
     recovery, _ = learn(ledger)

@@ -22,10 +22,12 @@ nor how the file came to be open: that is `ledger_file`.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,26 @@ from unsoftmax.campaign.ledger_format import (
     Totals,
     insertion,
 )
+from unsoftmax.campaign.ledger_rescue import rescued
 from unsoftmax.campaign.ledger_upgrade import upgrade
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
+
+_log = logging.getLogger("unsoftmax")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTuning:
+    """How designs are compared, and how often the WAL is emptied."""
+
+    # Largest relative difference by which another BLAS may move a design: its last bits. Larger
+    # would take another question for the same.
+    same_design: float = 1e-9
+    # Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms
+    # every 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where
+    # every round has one. Smaller: more answers are lost with a WAL.
+    checkpoints: float = 0.05
 
 
 class Ledger:
@@ -56,9 +74,7 @@ class Ledger:
         name: str,
         environment: Mapping[str, Any],
         counter: PaidCounter | None = None,
-        *,
-        same_design: float = 1e-9,
-        checkpoint_s: float = 1.0,
+        tuning: LedgerTuning | None = None,
     ) -> None:
         self._db = connection
         self._name = name
@@ -67,13 +83,8 @@ class Ledger:
         self.lasting = counter is not None
         """Whether the answers outlive this process."""
         self._environment = dict(environment)
-        # Largest relative difference by which another BLAS may move a design: its last bits.
-        # Larger would take another question for the same.
-        self._same_design = same_design
-        # Least time between checkpoints, each several flushes of the disk. Longer: more rounds
-        # may be in a WAL that is lost. Shorter: rounds of one batch take several times as long.
-        self._checkpoint_s = checkpoint_s
-        self._checked = float("-inf")
+        self._tuning = tuning or LedgerTuning()
+        self._next_checkpoint = float("-inf")
         self.resumed = False
         self.moved = 0.0
         """Largest relative difference between a recorded design and today's."""
@@ -98,25 +109,16 @@ class Ledger:
         """
         recorded = self._db.execute("SELECT run, batch FROM runs").fetchone()
         text = json.dumps(run, sort_keys=True)
+        own = recorded is not None and recorded[0] == text
         # a ledger without answers belongs to nobody: only what was paid stays
-        anew = recorded is None or (recorded[0] != text and not self.answered)
-        if not anew and recorded[0] != text:
+        if recorded is not None and not own and self.answered:
             changed = _differences(json.loads(recorded[0]), run)
             raise LedgerMismatch(
                 f"{self._name} belongs to another run: {changed}. "
                 "Use the same settings to go on with it, or another ledger, which asks all anew."
             )
         with self._commit():
-            upgrade(self._db)
-            if self._counter is not None:
-                [[name]] = self._db.execute("SELECT id FROM file")
-                self._counter.begin(name, Totals.of(self._db))
-            self._doubt()
-            if anew:
-                for table in ("runs", "parts", "designs"):
-                    self._db.execute(f"DELETE FROM {table}")
-                self._insert("runs", text, batch, json.dumps(self._environment))
-            self._mark(is_open=True)
+            self._take_over(None if own else (text, batch, json.dumps(self._environment)))
         self._claimed = True
         self.checkpoint()
         if self._counter is not None:
@@ -131,8 +133,22 @@ class Ledger:
                 "ledger."
             )
         [[self._rounds]] = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM parts")
-        self.resumed = not anew
-        return batch if anew else batch or recorded[1]
+        self.resumed = own or bool(self.answered)
+        return batch or recorded[1] if own else batch
+
+    def _take_over(self, run: tuple[object, ...] | None) -> None:
+        """Make the file today's, and this run's; None where it is already."""
+        upgrade(self._db)
+        if self._counter is not None:
+            [[name]] = self._db.execute("SELECT id FROM file")
+            self._counter.begin(name, Totals.of(self._db))
+        self._doubt()
+        if run is not None:
+            # answers of a salvaged ledger that has lost its run stay: `begin` compares questions
+            for table in ("runs",) if self.answered else ("runs", "parts", "designs"):
+                self._db.execute(f"DELETE FROM {table}")
+            self._insert("runs", *run)
+        self._mark(is_open=True)
 
     def _doubt(self) -> None:
         """Call what was in flight when an earlier process died by its name."""
@@ -154,18 +170,26 @@ class Ledger:
         self._db.execute(*insertion(table, *values, verb="INSERT OR REPLACE"))
 
     def checkpoint(self) -> None:
-        """Move what the WAL holds into the file, at the end of a round, and empty it."""
-        if self.lasting and time.monotonic() - self._checked >= self._checkpoint_s:
-            try:
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            except sqlite3.Error as error:
-                raise self._unwritten(error) from error
-            self._checked = time.monotonic()
+        """Move what the WAL holds into the file, and empty it: as often as the tuning allows."""
+        began = time.monotonic()
+        if not self.lasting or began < self._next_checkpoint:
+            return
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            raise self._unwritten(error) from error
+        ended = time.monotonic()
+        self._next_checkpoint = ended + (ended - began) / self._tuning.checkpoints
 
     def close(self) -> bool:
         """Put everything into the one file; return whether that was done."""
-        if not self._claimed or not self.lasting:
+        if not self._claimed or self._counter is None:
             return False
+        if (gone := self._counter.gone()) is not None:
+            _log.warning(self._taken_away(gone))
+        return self._put_together()
+
+    def _put_together(self) -> bool:
         try:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -269,7 +293,7 @@ class Ledger:
             if kept is None:  # a salvaged ledger may lack it
                 return False
             moved = now.moved_from(DesignArray.read(*kept))
-            if not moved <= self._same_design:
+            if not moved <= self._tuning.same_design:
                 return False
             self.moved = max(self.moved, moved)
         return True
@@ -368,7 +392,8 @@ class Ledger:
         if self._claimed and self._counter is not None:
             self._counter.count(self._totals)
             if (gone := self._counter.gone()) is not None:
-                raise self._gone(gone)
+                raise LedgerError(f"{self._taken_away(gone)} Nothing more was asked.")
+            self.checkpoint()
 
     def _unwritten(self, error: sqlite3.Error) -> LedgerError:
         return LedgerError(
@@ -377,24 +402,13 @@ class Ledger:
             f"{self._name}-wal and {self._name}-paid, and run the same again."
         )
 
-    def _gone(self, gone: Path) -> LedgerError:
-        """Say that a file of the ledger was taken away, and keep what it held."""
-        if str(gone) != self._name:
-            kept = "Everything recorded is in the ledger: run the same again to go on."
-        else:
-            copy = f"{self._name}-rescued"
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._mark(is_open=False)
-                self._db.execute("COMMIT")
-                self._db.execute("VACUUM INTO ?", (copy,))
-                kept = f"Everything recorded was copied into {copy}; see `unsoftmax ledger`."
-            except sqlite3.Error as error:
-                kept = f"What it held could not be copied into {copy} ({error})."
-        return LedgerError(
-            f"{gone} was deleted, moved or replaced while the ledger was in use; nothing more was "
-            f"asked. {kept}"
-        )
+    def _taken_away(self, gone: Path) -> str:
+        """Say that a file of the ledger is no longer there, and keep what it held."""
+        kept = "Everything recorded is in the ledger: run the same again to go on."
+        if str(gone) == self._name:
+            self._put_together()
+            kept = rescued(self._db, gone)
+        return f"{gone} was deleted, moved or replaced while the ledger was in use. {kept}"
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import FORMAT_VERSION, SCHEMA, Totals, insertion
@@ -43,13 +43,13 @@ def open_ledger(
         another run. It is left as it was found.
     """
     if path is None:
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-            make_tables(db)
+        with empty() as db:
             yield Ledger(db, "The ledger", environment)
         return
     file = Path(path)
     if not os.path.exists(file):
-        create(file)
+        with empty() as db:
+            create(file, db)  # where another process was faster, its lock decides
     with alone(file) as wal:
         counter, closed = PaidCounter(file), False
         try:
@@ -85,10 +85,14 @@ def alone(file: Path) -> Iterator[bytes | None]:
         yield wal.read_bytes() if wal.is_file() else None
 
 
-def make_tables(db: sqlite3.Connection) -> None:
-    """Make an empty ledger's tables."""
-    db.executescript(SCHEMA)
-    db.execute(*insertion("file", secrets.token_hex(8), 0, 0, *Totals()))
+@contextmanager
+def empty() -> Iterator[sqlite3.Connection]:
+    """Make an empty ledger in memory."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        db.executescript(SCHEMA)
+        db.execute(*insertion("file", secrets.token_hex(8), 0, 0, *Totals()))
+        yield db
 
 
 @contextmanager
@@ -113,8 +117,14 @@ def _sole(file: Path) -> Iterator[None]:
         _open.discard(key)
 
 
-def create(file: Path) -> None:
-    """Make an empty ledger, all or nothing, mode 0600."""
+def create(file: Path, db: sqlite3.Connection) -> bool:
+    """Write a ledger to a new file, all or nothing, mode 0600; return False where one exists.
+
+    Raises
+    ------
+    LedgerError
+        It cannot be written, or other files lie there that belong to a ledger of this name.
+    """
     for left in beside(file):
         if left.exists():
             raise LedgerError(
@@ -122,22 +132,47 @@ def create(file: Path) -> None:
                 "were paid may be in them. Bring the ledger back to where it was, or delete "
                 f"{left.name} as well to ask all anew."
             )
+    data = db.serialize()
     try:
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
+        try:
+            _link_nameless(file, data)
+        except FileExistsError:
+            raise
+        except (OSError, AttributeError):  # not Linux, or another kind of file system
+            _link_named(file, data)
+    except FileExistsError:
+        return False
     except OSError as error:
         raise LedgerError(f"No ledger can be made at {file}: {error.strerror}.") from error
-    os.close(handle)
+    return True
+
+
+def _link_nameless(file: Path, data: bytes) -> None:
+    """Write a file that has no name yet: where this is killed nothing is left behind."""
+    folder = os.open(file.parent, os.O_RDONLY)
     try:
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
-            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            make_tables(db)
+        with open(os.open(file.parent, os.O_TMPFILE | os.O_WRONLY, 0o600), "wb") as stream:
+            _write(stream, data)
+            # with a folder's handle, Python follows the link in /proc
+            os.link(f"/proc/self/fd/{stream.fileno()}", file, src_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _link_named(file: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
+    try:
+        with open(handle, "wb") as stream:
+            _write(stream, data)
         os.link(temporary, file)
-    except FileExistsError:
-        pass  # another process was faster: its lock decides
-    except (sqlite3.Error, OSError) as error:
-        raise LedgerError(f"No ledger can be made at {file}: {error}.") from error
     finally:
         os.unlink(temporary)
+
+
+def _write(stream: BinaryIO, data: bytes) -> None:
+    stream.write(data)
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _inspect(file: Path) -> None:

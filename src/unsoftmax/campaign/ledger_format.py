@@ -12,7 +12,7 @@ import numpy as np
 
 from unsoftmax.probes import Array, Indices
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SCHEMA = f"""
 PRAGMA user_version = {FORMAT_VERSION};
 CREATE TABLE file (
@@ -49,9 +49,20 @@ COLUMNS = {
     "asked": "id, purpose, queries, tokens, outcome",
     "answers": "round, part, start, count, data, width",
 }
-# In format 1 answers were numbers, m = 1, and nothing but them had a checksum. It had no `file`.
-FORMAT_1 = {**COLUMNS, "answers": "round, part, start, count, data, 1"}
-del FORMAT_1["file"]
+
+
+def columns(version: int) -> dict[str, str]:
+    """Return the columns of every table of a format, which make rows of today's.
+
+    Before format 3 there was no `file`, and nothing but the data of answers had a checksum. In
+    format 1 answers were numbers, m = 1.
+    """
+    if version == FORMAT_VERSION:
+        return COLUMNS
+    older = {table: names for table, names in COLUMNS.items() if table != "file"}
+    if version == 1:
+        older["answers"] = "round, part, start, count, data, 1"
+    return older
 
 
 def checksum(table: str, values: Sequence[object]) -> int:

@@ -6,6 +6,7 @@ the totals, in the file and in its counter, at rows that are no longer there. It
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -13,7 +14,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from unsoftmax.campaign.ledger_format import COLUMNS, FORMAT_1, SCHEMA, Totals, checksum
+from unsoftmax.campaign.ledger_format import (
+    COLUMNS,
+    FORMAT_VERSION,
+    SCHEMA,
+    Totals,
+    checksum,
+    columns,
+)
 from unsoftmax.campaign.paid_counter import beside, last_totals
 
 Row: TypeAlias = tuple[Any, ...]
@@ -24,7 +32,7 @@ class TableWalk:
 
     def __init__(self, db: sqlite3.Connection, table: str) -> None:
         self._db, self._table = db, table
-        self._old = is_old(db)
+        self._version = version_of(db)
         self.damage = ""
         """What is wrong with the others; known when all have been seen."""
 
@@ -50,30 +58,43 @@ class TableWalk:
             self.damage = f"{self._table}: {rows} not match the checksum"
 
     def _query(self) -> str:
-        columns = (FORMAT_1 if self._old else COLUMNS)[self._table]
-        crc = "NULL" if self._old and self._table != "answers" else "crc"
-        return f"SELECT rowid, {crc}, {columns} FROM {self._table} NOT INDEXED ORDER BY rowid"
+        names = columns(self._version)[self._table]
+        crc = "crc" if self._version == FORMAT_VERSION or self._table == "answers" else "NULL"
+        return f"SELECT rowid, {crc}, {names} FROM {self._table} NOT INDEXED ORDER BY rowid"
 
     def _checksum(self, values: list[Any]) -> int | None:
-        if not self._old:
+        if self._version == FORMAT_VERSION:
             return checksum(self._table, values)
-        if self._table != "answers":
-            return None
-        # a count that is none, or data that are no bytes, match nothing
-        count, data = values[3:5]
-        whole = isinstance(data, bytes) and len(data) == 8 * count
-        return zlib.crc32(data) if whole else -1
+        return _older_checksum(self._table, values)
 
 
-def tables_of(db: sqlite3.Connection) -> tuple[str, ...]:
-    """Return the tables of a file, of any format."""
-    return tuple(FORMAT_1 if is_old(db) else COLUMNS)
+def _older_checksum(table: str, values: list[Any]) -> int | None:
+    """Return the checksum of a row before format 3; one that no row has where it makes no sense."""
+    numbers, texts = {
+        "runs": ([], values[:1]),
+        "designs": ([], values[2:3]),
+        "parts": (values[:2], values[2:4]),
+        "asked": (values[2:4], []),
+        "answers": (values[:4] + values[5:], []),
+    }[table]
+    try:
+        for text in texts:
+            json.loads(text)
+    except (TypeError, ValueError):
+        return -1
+    if not all(isinstance(number, int) for number in numbers):
+        return -1
+    if table != "answers":
+        return None
+    count, data, width = values[3:6]
+    whole = isinstance(data, bytes) and len(data) == 8 * count * width
+    return zlib.crc32(data) if whole else -1
 
 
-def is_old(db: sqlite3.Connection) -> bool:
-    """Whether a file is of format 1."""
+def version_of(db: sqlite3.Connection) -> int:
+    """Return a file's format."""
     [[version]] = db.execute("PRAGMA user_version").fetchall()
-    return bool(version == 1)
+    return int(version)
 
 
 def damage(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
@@ -82,13 +103,13 @@ def damage(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
     ``has_wal``: whether its WAL was there before SQLite made one.
     """
     found = _structure(db)
-    for table in tables_of(db):
+    for table in columns(version_of(db)):
         walk = TableWalk(db, table)
         for _ in walk:
             pass
         if walk.damage:
             found.append(walk.damage)
-    if not found and not is_old(db):
+    if not found and version_of(db) == FORMAT_VERSION:
         found += _lost(db, file, has_wal=has_wal)
     return found
 
@@ -98,11 +119,16 @@ def _structure(db: sqlite3.Connection) -> list[str]:
     [[said]] = db.execute("PRAGMA integrity_check(1)").fetchall()
     if said != "ok":
         return [str(said)]
-    written = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
-    with closing(sqlite3.connect(":memory:")) as model:
-        model.executescript(SCHEMA)
-        same = model.execute(written).fetchall() == db.execute(written).fetchall()
-    return [] if same or is_old(db) else ["its tables are not those of a ledger"]
+    version = version_of(db)
+    if version == FORMAT_VERSION:
+        written = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
+        with closing(sqlite3.connect(":memory:")) as model:
+            model.executescript(SCHEMA)
+            same = model.execute(written).fetchall() == db.execute(written).fetchall()
+    else:
+        names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        same = {name for [name] in names} == columns(version).keys()
+    return [] if same else ["its tables are not those of a ledger"]
 
 
 def _lost(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:

@@ -17,14 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unsoftmax.campaign.ledger_file import alone, connect, create, leave, problems, restore
-from unsoftmax.campaign.ledger_format import Totals, insertion
-from unsoftmax.campaign.ledger_health import Row, TableWalk, tables_of
+from unsoftmax.campaign.ledger_file import alone, connect, create, empty, leave, problems, restore
+from unsoftmax.campaign.ledger_format import Totals, columns, insertion
+from unsoftmax.campaign.ledger_health import Row, TableWalk, version_of
 from unsoftmax.campaign.paid_counter import last_totals
 from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
 from unsoftmax.errors import LedgerError
-
-_RECORDED = ("runs", "designs", "parts", "answers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class LedgerSummary:
 class _SoundSums:
     """Sums over the sound rows of a ledger."""
 
-    run: dict[str, Any] | None = None
+    run: dict[str, Any] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     known: Totals = field(default_factory=Totals)
     """What the file or its counter says that they were."""
@@ -102,17 +100,11 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> Ledger
         The ledger cannot be read, or ``new`` exists or cannot be made.
     """
     file, copy = Path(path), Path(new)
-    if os.path.lexists(copy):
-        raise LedgerError(f"{copy} exists: name a new file to copy into.")
-    with _reading(file) as (db, _):
-        sums = _sums(db, file)
-        create(copy)
-        try:
-            with closing(sqlite3.connect(copy, isolation_level=None)) as into:
-                _copy(db, into, sums)
-        except sqlite3.Error as error:
-            copy.unlink()
-            raise LedgerError(f"{copy} could not be written ({error}).") from error
+    with _reading(file) as (db, _), empty() as into:
+        _copy(db, into, _sums(db, file))
+        # all or nothing: a copy of half of it would look sound
+        if not create(copy, into):
+            raise LedgerError(f"{copy} exists: name a new file to copy into.")
     return summary(copy)
 
 
@@ -133,7 +125,7 @@ def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
 
 def _sums(db: sqlite3.Connection, file: Path) -> _SoundSums:
     sums = _SoundSums()
-    if "file" in tables_of(db):
+    if "file" in columns(version_of(db)):
         for _, _, _, *totals in TableWalk(db, "file"):
             sums.known = Totals(*totals)
         sums.known = sums.known.most(_counted(file))
@@ -163,7 +155,7 @@ def _counted(file: Path) -> Totals:
 
 
 def _summary(sums: _SoundSums, damage: list[str]) -> LedgerSummary:
-    run, lost = sums.run or {}, sums.lost
+    run, lost = sums.run, sums.lost
     first = [data for _, _, data in sorted(sums.first)[: RecordedQuestionTuning().fewest]]
     return LedgerSummary(
         fingerprint=hashlib.sha256(b"".join(first)).hexdigest()[:16] if first else None,
@@ -179,10 +171,10 @@ def _summary(sums: _SoundSums, damage: list[str]) -> LedgerSummary:
 
 
 def _copy(db: sqlite3.Connection, into: sqlite3.Connection, sums: _SoundSums) -> None:
-    """Copy the sound rows; without a run nobody knows whose answers they are."""
+    """Copy the sound rows; answers whose questions are not known are asked again."""
     into.execute("BEGIN IMMEDIATE")
     asked_for: set[tuple[int, int]] = set()
-    for table in _RECORDED if sums.run is not None else ():
+    for table in ("runs", "designs", "parts", "answers"):
         for row in TableWalk(db, table):
             if table == "parts":
                 asked_for.add(row[:2])

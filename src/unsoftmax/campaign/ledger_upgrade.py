@@ -1,20 +1,21 @@
-"""A ledger of format 1 becomes one of format 2, in the commit of the run that takes it over."""
+"""A ledger of an older format becomes one of today's when a run takes it over, in that commit."""
 
 from __future__ import annotations
 
 import secrets
 import sqlite3
 
-from unsoftmax.campaign.ledger_format import FORMAT_1, SCHEMA, Totals, insertion
-from unsoftmax.campaign.ledger_health import TableWalk, is_old
+from unsoftmax.campaign.ledger_format import FORMAT_VERSION, SCHEMA, Totals, columns, insertion
+from unsoftmax.campaign.ledger_health import TableWalk, version_of
 
 
 def upgrade(db: sqlite3.Connection) -> None:
     """Rewrite the tables, whose rows get their checksums now; a file of today's is left alone."""
-    if not is_old(db):
+    version = version_of(db)
+    if version == FORMAT_VERSION:
         return
-    rows = {table: list(TableWalk(db, table)) for table in FORMAT_1}
-    for table in FORMAT_1:
+    rows = {table: list(TableWalk(db, table)) for table in columns(version)}
+    for table in rows:
         db.execute(f"DROP TABLE {table}")
     for statement in SCHEMA.split(";"):
         db.execute(statement)

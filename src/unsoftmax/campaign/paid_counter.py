@@ -63,10 +63,7 @@ class PaidCounter:
             self.count(totals)
             os.fsync(self._line)
         except OSError as error:
-            raise LedgerError(
-                f"{path} cannot be written ({error.strerror}): see that its folder can be written "
-                "and its disk is not full, or name another ledger."
-            ) from error
+            raise self._unwritten(error) from error
 
     def watch(self) -> None:
         """Remember which files these are: from now on they must stay where they are."""
@@ -79,18 +76,28 @@ class PaidCounter:
         assert self._line is not None
         numbers = " ".join(f"{number:020d}" for number in totals)
         line = f"{self._name} {numbers}".encode()
-        os.pwrite(self._line, line + b" %08x\n" % zlib.crc32(line), 0)
+        try:
+            os.pwrite(self._line, line + b" %08x\n" % zlib.crc32(line), 0)
+        except OSError as error:
+            raise self._unwritten(error) from error
 
     def gone(self) -> Path | None:
-        """Return the first of the ledger's files that is no longer where it was."""
+        """Return the first of the ledger's files that is no longer where it was; once."""
         for path, identity in self._identities.items():
             try:
                 known = os.stat(path)
             except OSError:
-                return path
-            if (known.st_dev, known.st_ino) != identity:
+                known = None
+            if known is None or (known.st_dev, known.st_ino) != identity:
+                self._identities = {}
                 return path
         return None
+
+    def _unwritten(self, error: OSError) -> LedgerError:
+        return LedgerError(
+            f"{beside(self._file)[1]} cannot be written ({error.strerror}): see that its folder "
+            "can be written and its disk is not full, or name another ledger."
+        )
 
     def end(self, *, closed: bool) -> None:
         """Let go of the file, and delete it where the ledger was closed."""

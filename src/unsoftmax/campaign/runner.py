@@ -255,7 +255,6 @@ class Campaign:
             with self.interrupts.held():
                 if pending := self.scheduler.run(waiting, answers.put, index):
                     raise self.spending.exceeded(pending)
-        self.ledger.checkpoint()
         return answers.for_learner(self.ledger.width)
 
     def _recognise(self, waiting: list[Span]) -> None:
