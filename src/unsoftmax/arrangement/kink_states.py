@@ -33,7 +33,7 @@ from typing import Self
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import Measure, ask_where
+from unsoftmax.arrangement.breakpoints import AskAngles, ask_where
 from unsoftmax.arrangement.kink_lines import EndLines, KinkIntervals, KinkTuning
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
@@ -131,7 +131,7 @@ class KinkQuestions:
         pair = tuning.pair * w
         return cls(state, now.low, now.high, stale_left, stale_right, cut, step, left, right, pair)
 
-    def asked(self, measure: Measure) -> Generator[Round, Answers, KinkAnswers]:
+    def asked(self, measure: AskAngles) -> Generator[Round, Answers, KinkAnswers]:
         """Ask what the states say, all in one round."""
         beside = self.are(*BESIDE_THE_CUT)
         answers = yield from ask_where(

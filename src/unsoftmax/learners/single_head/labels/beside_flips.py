@@ -49,7 +49,7 @@ class FlipTuning:
     certain: float = 1.01
     """Labels are asked where f̂ is so many times what it may be off by. Below 1 right models are
     refused; larger, small differences pass."""
-    telling: float = 0.5
+    most_share: float = 0.5
     """A sequence whose answer may be off by this share of its size is left out. Without any
     other the evidence is that nothing was checked."""
 
@@ -147,7 +147,7 @@ def compare_labels(
         from_the_side(model(X), label),
         allowed=allowed,
         size=size,
-        telling=allowed / size < tuning.telling,
+        telling=allowed / size < tuning.most_share,
     )
 
 
