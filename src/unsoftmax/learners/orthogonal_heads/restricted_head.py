@@ -155,7 +155,7 @@ class HeadSubspace:
         blocks = yield from restricted(self._ask(Z, complement, tuning), B)
         W = Z.solve(np.concatenate([block.measured() for block in blocks]))
         tilts = self.tilt + KAPPA * UNIT * len(self.basis), complement.tilt
-        measured = _Measured(self, Z, blocks, W, tilts)
+        measured = _BlockReadings(self, Z, blocks, W, tilts)
         exact = replace(self.values.precision, unit=self.unit)
         first, second = measured.leaked(tuning)
         return SubspaceHead(
@@ -194,7 +194,7 @@ class HeadSubspace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _BlockReadings:
     """What was measured of a head, and what its W may be off by."""
 
     place: HeadSubspace
