@@ -138,18 +138,19 @@ def _lost(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
         return [f"file: {len(known)} rows instead of 1"]
     [[name, is_open, _, *totals]] = known
     lost = [_shortfall(Totals(*totals), db)]
-    if is_open:
-        wal, counter = beside(file)
-        try:
-            last = last_totals(file)
-        except ValueError as error:
-            return [f"{counter.name}: {error}"]
-        if last is None or last[0] != name:
-            whose = "is missing" if last is None else "belongs to another ledger"
-            return [
-                f"it was in use, and {counter.name} {whose}, which tells whether {wal.name} is "
-                "whole: the three belong together"
-            ]
+    wal, counter = beside(file)
+    try:
+        last = last_totals(file)
+    except ValueError as error:
+        return [f"{counter.name}: {error}"]
+    if last is None and is_open:
+        return [
+            f"it was in use, and {counter.name} is missing, which tells whether {wal.name} is "
+            "whole: the three belong together"
+        ]
+    if last is not None:
+        if last[0] != name:
+            return [f"{counter.name} belongs to another ledger, and {wal.name} may as well"]
         lost.append(_shortfall(last[1], db))
         if lost[-1] and not has_wal:
             lost[-1] += f"; {wal.name}, which belongs to it, is missing"
