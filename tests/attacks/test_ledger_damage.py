@@ -210,6 +210,43 @@ def test_a_part_without_its_questions_is_asked_again(folder):
     assert salvage(ledger, folder / "new").answers == 50
 
 
+def broken(ledger, which):
+    """Give answers or other rows a checksum that is wrong, and salvage the ledger."""
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute(f"UPDATE {which.replace(' ', ' SET crc = crc + 1 ', 1)}")
+        db.commit()
+    new = ledger.with_name("new")
+    return new, salvage(ledger, new)
+
+
+@pytest.mark.parametrize(
+    ("which", "left"), [("answers WHERE round = 0", 20), ("answers WHERE start < 12", 26)]
+)
+def test_rounds_that_begin_with_a_gap_are_recognised_all_the_same(which, left, folder):
+    at_rest(folder / "ledger")
+    new, copied = broken(folder / "ledger", which)
+    assert copied.answers == left
+    shutil.copy(new, folder / "copy")
+    with pytest.raises(us.LedgerMismatch, match="another target"):
+        us.learn(lambda X: X[:, 0, 1], script(), ledger=folder / "copy", **SETTINGS)
+    recovery = us.learn(target, script(), ledger=new, **SETTINGS)
+    assert recovery.counts["data"] == 56 + 56 - left - recovery.counts.get("in doubt", 0)
+
+
+def test_answers_whose_run_is_not_known_belong_to_who_asks_the_same(folder):
+    at_rest(folder / "ledger")
+    new, copied = broken(folder / "ledger", "runs WHERE 1")
+    assert copied.learner is None
+    assert copied.answers == 56
+    counted = Counted(target)
+    with pytest.raises(us.LedgerMismatch, match="other questions in round 0"):
+        us.learn(counted, Script([[sequences(30, seed=9)]]), ledger=new, **SETTINGS)
+    assert counted.queries == 0
+    us.learn(counted, script(), ledger=new, **SETTINGS)
+    assert counted.queries == 8
+    assert summary(new).learner == {"learner": "Script", "name": "script"}
+
+
 def test_calls_put_off_are_not_paid(folder):
     calls: list[int] = []
 

@@ -34,8 +34,9 @@ from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
-from unsoftmax.campaign.ledger_format import Bill, Settlement
+from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
 from unsoftmax.campaign.ledger_rescue import rescued
+from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 
 DIM = 4
@@ -930,11 +931,25 @@ def test_a_checkpoint_that_fails_is_named_and_costs_nothing(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
 
 
-def test_a_counter_that_cannot_be_made_is_named(closed, tmp_path):
+def test_a_counter_that_cannot_be_written_is_named(tmp_path):
+    counter = PaidCounter(tmp_path / "nowhere" / "ledger")
+    with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
+        counter.begin("0", Totals())
+    counter = PaidCounter(tmp_path / "ledger")
+    counter.begin("0", Totals())
+    line = vars(counter)["_line"]
+    vars(counter)["_line"] = os.open(tmp_path / "ledger-paid", os.O_RDONLY)
+    with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
+        counter.count(Totals())
+    os.close(line)
+    counter.end(closed=True)
+
+
+def test_a_folder_in_the_place_of_the_counter_is_named(closed, tmp_path):
     ledger = tmp_path / "ledger"
     ledger.write_bytes(closed)
     (tmp_path / "ledger-paid").mkdir()
-    with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
+    with pytest.raises(us.LedgerError, match=r"ledger-paid: .*directory"):
         learn(ledger)
 
 

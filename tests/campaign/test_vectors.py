@@ -324,7 +324,7 @@ def test_rows_are_there_for_a_second_connection(tmp_path):
     us.learn(rows(3), script, ledger=ledger, batch=2)
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
         recorded = db.execute("SELECT start, count, width, data FROM answers").fetchall()
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
     for start, count, width, data in recorded:
         y = np.frombuffer(data, dtype="<f8").reshape(count, width)
         assert np.array_equal(y, rows(3)(script.rounds[0][0].X[start : start + count]))

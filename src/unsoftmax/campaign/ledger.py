@@ -143,9 +143,12 @@ class Ledger:
             [[name]] = self._db.execute("SELECT id FROM file")
             self._counter.begin(name, Totals.of(self._db))
         self._doubt()
-        if run is not None:
-            # answers of a salvaged ledger that has lost its run stay: `begin` compares questions
-            for table in ("runs",) if self.answered else ("runs", "parts", "designs"):
+        if run is not None and self.answered:
+            # A salvaged ledger that has lost its run: whose it is shows when `begin` has compared
+            # the questions.
+            self._pending.append(insertion("runs", *run))
+        elif run is not None:
+            for table in ("runs", "parts", "designs"):
                 self._db.execute(f"DELETE FROM {table}")
             self._insert("runs", *run)
         self._mark(is_open=True)
@@ -219,7 +222,8 @@ class Ledger:
             same = same and head == family(parts[part])
             same = same and self._same(json.loads(arrays), parts[part])
         if not same:
-            was = self._db.execute("SELECT environment FROM runs").fetchone()[0]
+            known = self._db.execute("SELECT environment FROM runs").fetchone()
+            was = "settings that are not known" if known is None else known[0]
             raise LedgerMismatch(
                 f"{self._name} holds other questions in round {index} than this program asks now. "
                 f"It was written with {was}; this is {json.dumps(self._environment)}. Go on in "
@@ -237,7 +241,10 @@ class Ledger:
             yield start, self._rows(data)
 
     def recorded(self) -> list[RecordedPart]:
-        """Return the parts that have answers, up to the first round that is not complete."""
+        """Return the parts that have answers, up to a round that is not complete.
+
+        A salvaged ledger may have lost its first rounds; these are skipped.
+        """
         pieces: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
         for index, part, head, start, count in self._db.execute(
             "SELECT parts.round, parts.part, head, start, count FROM parts LEFT JOIN answers "
@@ -245,10 +252,11 @@ class Ledger:
         ):
             known = pieces.setdefault((index, part, head), [])
             known += [] if count is None else [(start, count)]
-        parts, last = [], float("inf")
+        last = float("inf")
+        parts: list[RecordedPart] = []
         for (index, part, head), known in pieces.items():
             _, length, tokens, dim, purpose = json.loads(head)
-            if index > last:
+            if parts and index > last:
                 break
             if known:
                 parts.append(RecordedPart(index, part, tokens, dim, purpose, tuple(known)))

@@ -38,23 +38,22 @@ class TableWalk:
 
     def __iter__(self) -> Iterator[Row]:
         seen: set[int] = set()
-        wrong: set[int] = set()
+        wrong = 0
         # what lies behind a page that cannot be read is reached from the other end
         for direction in ("", " DESC"):
             try:
                 for number, crc, *values in self._db.execute(self._query() + direction):
-                    if number in seen or number in wrong:
-                        continue
-                    sound = crc == self._checksum(values)
-                    (seen if sound else wrong).add(number)
-                    if sound:
+                    first, sound = number not in seen, crc == self._checksum(values)
+                    seen.add(number)
+                    wrong += first and not sound
+                    if first and sound:
                         yield tuple(values)
             except sqlite3.Error as error:
                 self.damage = f"{self._table}: {error}"
             else:
                 break
         if wrong:
-            rows = "1 row does" if len(wrong) == 1 else f"{len(wrong)} rows do"
+            rows = "1 row does" if wrong == 1 else f"{wrong} rows do"
             self.damage = f"{self._table}: {rows} not match the checksum"
 
     def _query(self) -> str:
