@@ -247,6 +247,48 @@ def test_answers_whose_run_is_not_known_belong_to_who_asks_the_same(folder):
     assert summary(new).learner == {"learner": "Script", "name": "script"}
 
 
+@pytest.mark.parametrize(
+    ("change", "answers"),
+    [
+        *((f"DROP TABLE {table}", 56) for table in ("file", "runs", "designs", "asked")),
+        ("DROP TABLE parts", 0),
+        ("DROP TABLE answers", 0),
+        ("DELETE FROM file", 56),
+        ("INSERT INTO file SELECT * FROM file", 56),
+        ("UPDATE answers SET data = 'text' WHERE start = 0", 47),
+        ("UPDATE answers SET data = CAST(data AS TEXT) WHERE start = 0", 47),
+        ("UPDATE answers SET count = 'three' WHERE start = 0", 47),
+        ("UPDATE designs SET data = 'text'", 56),
+        ("UPDATE designs SET data = NULL", 56),
+        ("UPDATE parts SET head = x'ff' WHERE part = 1", 50),
+        ("UPDATE asked SET queries = 'many'", 56),
+        ("UPDATE asked SET outcome = CAST(x'ff' AS TEXT) WHERE id = 5", 56),
+        ("UPDATE asked SET queries = -1", 56),
+        ("UPDATE file SET queries = x'00'", 56),
+        ("CREATE TABLE notes (text)", 56),
+        ("CREATE TRIGGER t AFTER INSERT ON asked BEGIN DELETE FROM answers; END", 56),
+        ("PRAGMA user_version = 2", 56),
+        ("PRAGMA user_version = 1", 56),
+    ],
+)
+def test_tables_that_were_meddled_with_are_named_and_salvaged(change, answers, folder):
+    at_rest(folder / "ledger")
+    with closing(sqlite3.connect(folder / "ledger")) as db:
+        db.execute(change)
+        db.commit()
+    counted = Counted(target)
+    with pytest.raises(us.LedgerError, match=r"damaged.*--salvage"):
+        us.learn(counted, script(), ledger=folder / "ledger", **SETTINGS)
+    assert counted.queries == 0
+    assert summary(folder / "ledger").damage
+    copied = salvage(folder / "ledger", folder / "new")
+    assert not copied.damage
+    assert copied.answers == answers
+    assert copied.paid == 56
+    us.learn(counted, script(), ledger=folder / "new", **SETTINGS)
+    assert counted.queries == 56 - answers + min(8, answers)
+
+
 def test_calls_put_off_are_not_paid(folder):
     calls: list[int] = []
 

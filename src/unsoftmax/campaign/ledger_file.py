@@ -222,6 +222,8 @@ def connect(file: Path) -> sqlite3.Connection:
         Another process has it, SQLite cannot read it, or the folder cannot be used.
     """
     db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
+    # a text that is none is a row that is damaged, and not the end of its table
+    db.text_factory = lambda data: data.decode(errors="replace")
     try:
         # EXCLUSIVE before WAL: the lock is held until the connection closes or the process dies
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
