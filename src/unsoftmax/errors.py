@@ -13,13 +13,14 @@
     └── DimensionRefused     both ModelMismatch and OracleError: the target takes another dim
 
 Wrong arguments are ValueError or TypeError and name the fix. Only the command line turns
-any of these into an exit status.
+any of these into an exit status. `Terminated` is no error: a signal asked the program to end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
+from types import FrameType
 from typing import Any
 
 
@@ -131,6 +132,27 @@ class DimensionRefused(ModelMismatch, OracleError):
     It is the target that refused (an `OracleError`), and what it refused is the assumed
     model class (a `ModelMismatch`): asking again cannot help, another ``dim`` can.
     """
+
+
+class Terminated(SystemExit):
+    """A signal asked the program to end, and what was in flight is recorded.
+
+    Parameters
+    ----------
+    number : int
+        The signal. The exit status is 128 more, as shells have it: 143 for SIGTERM, 129 for SIGHUP.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Terminated, (int(self.code or 0) - 128,)
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by `Terminated`, at once."""
+    raise Terminated(number)
 
 
 def _rebuild(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.campaign.spans import Span
-from unsoftmax.errors import OracleError, RetryLater
+from unsoftmax.errors import OracleError, RetryLater, Terminated
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, as_array
 
@@ -59,6 +59,8 @@ def ask(oracle: Oracle, span: Span, outputs: Outputs) -> OracleReply:
     """
     try:
         raw = oracle(span.probes[span.start : span.stop])
+    except Terminated:
+        raise  # a signal, not the target
     except SystemExit as error:
         raise RuntimeError(f"the target called sys.exit({error.code!r})") from error
     except RetryLater as refusal:

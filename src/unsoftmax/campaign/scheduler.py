@@ -22,10 +22,11 @@ from unsoftmax.campaign.answers import OracleReply, as_wide_as
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import Bill, Place, Settlement
 from unsoftmax.campaign.outcomes import Landing, PlannedCall, Result, landed
-from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.campaign.spans import BatchSizes, Span
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts
+from unsoftmax.campaign.workers import Threads
 from unsoftmax.probes import Array
 
 
@@ -42,12 +43,13 @@ class WorkerSlot:
 
 
 class Flight(NamedTuple):
-    """A call that was made: in which slot, at what cost, under which intent."""
+    """A call that was made: in which slot, at what cost, under which intent, and when."""
 
     slot: WorkerSlot
     call: PlannedCall
     bill: Bill
     intent: int
+    began: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +92,8 @@ class Scheduler:
     ask: Callable[[Span], OracleReply]
     pool: Executor
     workers: int
+    timeout_s: float
+    """How long a call may take; infinite where nobody said."""
     sizes: BatchSizes
     retries: Retries
     ledger: Ledger
@@ -119,10 +123,7 @@ class Scheduler:
             self._launch_all(errand, now)
             rest_s = errand.rest_s(now)
             if errand.flying:
-                # with one worker every call is back by now, and `wait` costs as much as the rest
-                back = [future for future in errand.flying if future.done()]
-                for future in back or wait(errand.flying, rest_s, FIRST_COMPLETED).done:
-                    self._land(errand, errand.flying.pop(future), future)
+                self._land_all(errand, rest_s)
             elif rest_s is not None:
                 with self.interrupts.released():
                     time.sleep(rest_s)
@@ -132,9 +133,30 @@ class Scheduler:
             raise errand.trouble
         return errand.pending()
 
+    def _land_all(self, errand: Errand, rest_s: float | None) -> None:
+        """Wait until a call is back, or late, or a slot has rested; land all that are."""
+        # with one worker every call is back by now, and `wait` costs as much as the rest
+        back = {future for future in errand.flying if future.done()}
+        if not back:
+            due = min(flight.began for flight in errand.flying.values()) + self.timeout_s
+            left_s = min(due - time.monotonic(), float("inf") if rest_s is None else rest_s)
+            limit_s = None if left_s == float("inf") else max(0.0, left_s)
+            back = wait(errand.flying, limit_s, FIRST_COMPLETED).done
+        now = time.monotonic()
+        for future in [*errand.flying]:
+            if future in back:
+                error = future.exception()
+                result = future.result() if error is None else error
+                self._land(errand, errand.flying.pop(future), result)
+            elif now - errand.flying[future].began >= self.timeout_s:
+                assert isinstance(self.pool, Threads)
+                self.pool.leave(future)
+                late = TimeoutError(f"no answer within {in_seconds(self.timeout_s)}")
+                self._land(errand, errand.flying.pop(future), late)
+
     def _notice_interrupts(self, errand: Errand) -> None:
-        if errand.trouble is None and self.interrupts.pressed:
-            errand.trouble = KeyboardInterrupt()
+        if errand.trouble is None and self.interrupts.number is not None:
+            errand.trouble = self.interrupts.ending()
 
     def _launch_all(self, errand: Errand, now: float) -> None:
         """Make a call in every free slot that has one which the budget allows."""
@@ -143,11 +165,14 @@ class Scheduler:
                 continue
             if (call := self._next(errand, slot)) is not None:
                 bill = errand.bill(call.span)
-                self._launch(errand, Flight(slot, call, bill, self.ledger.intend(bill)))
+                self._launch(errand, slot, call, bill, self.ledger.intend(bill))
 
-    def _launch(self, errand: Errand, flight: Flight) -> None:
-        flight.slot.busy = True
-        errand.flying[self.pool.submit(self.ask, flight.call.span)] = flight
+    def _launch(
+        self, errand: Errand, slot: WorkerSlot, call: PlannedCall, bill: Bill, intent: int
+    ) -> None:
+        slot.busy = True
+        flight = Flight(slot, call, bill, intent, time.monotonic())
+        errand.flying[self.pool.submit(self.ask, call.span)] = flight
 
     def _next(self, errand: Errand, slot: WorkerSlot) -> PlannedCall | None:
         """Take the next call of a slot, cut to what the budget allows; None if that is nothing."""
@@ -166,12 +191,12 @@ class Scheduler:
             call = call.of(call.span.first(count))
         return call
 
-    def _land(self, errand: Errand, flight: Flight, future: Future[OracleReply]) -> None:
+    def _land(self, errand: Errand, flight: Flight, result: Result) -> None:
         """Record what became of a call, and make the next one of its slot."""
-        now, slot, span = time.monotonic(), flight.slot, flight.call.span
-        result: Result | None = future.exception()
-        if result is None:
-            result = as_wide_as(future.result(), self.ledger.width, span)
+        now, slot = time.monotonic(), flight.slot
+        self.interrupts.note(now - flight.began)
+        if isinstance(result, OracleReply):
+            result = as_wide_as(result, self.ledger.width, flight.call.span)
         landing = landed(flight.call, result, self.retries, now)
         ends = landing.consequence.ends
         slot.own.extendleft(reversed(landing.again))
@@ -188,7 +213,7 @@ class Scheduler:
         except Exception as failure:  # the caller's own; what flies is paid for
             errand.trouble = errand.trouble or failure
         if following is not None and bill is not None and intent is not None:
-            self._launch(errand, Flight(slot, following, bill, intent))
+            self._launch(errand, slot, following, bill, intent)
 
     def _settlement(self, errand: Errand, landing: Landing, bill: Bill) -> Settlement:
         """Hand over the rows that came, and say what the ledger books."""

@@ -27,7 +27,9 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.out_folder import prepare, written
 from unsoftmax.cli.plan import ModelName
+from unsoftmax.errors import Terminated
 from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.protocol import Model as AnyModel
 
@@ -65,6 +67,10 @@ def learn(
         float,
         typer.Option(min=0, help="Seconds for which a target may put off a call (RetryLater)."),
     ] = Retries().longest_wait_s,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds after which a call has failed. [default: none]"),
+    ] = None,
     as_json: AsJson = False,
     settings: Settings,
 ) -> None:
@@ -75,7 +81,7 @@ def learn(
     learner, oracle = _resolved(target, coordinate, model, settings)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
     _warn_of_budget(budget, (plan.queries or 0) + holdout, holdout, book)
-    _make(out)
+    prepare(out, ("model.safetensors", "recovery.json"))
     began = time.monotonic()
     with _sentences(book), watching() as watcher:
         recovery = run(
@@ -88,9 +94,11 @@ def learn(
             workers=workers,
             progress=watcher,
             retries=Retries(tries=retries, longest_wait_s=longest_wait),
+            timeout=timeout,
         )
-    seconds = time.monotonic() - began
-    recovery.save(out)
+        seconds = time.monotonic() - began
+        with written(out, book):
+            recovery.save(out)
     if as_json:
         show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
         return
@@ -122,13 +130,6 @@ def _warn_of_budget(budget: int | None, needed: int, holdout: int, book: Path) -
         )
 
 
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(f"--out {out} cannot be made: {error.strerror}.") from error
-
-
 @contextmanager
 def _sentences(book: Path) -> Iterator[None]:
     """Say what settings that cannot be run and an interrupt mean here."""
@@ -136,10 +137,10 @@ def _sentences(book: Path) -> Iterator[None]:
         yield
     except ValueError as error:  # the learner cannot be run with these settings
         raise Refusal(str(error)) from error
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(
-            f"every answer so far is in {book}. Run the same command to go on."
-        ) from interrupt
+    except (KeyboardInterrupt, Terminated) as end:
+        if book.exists():
+            end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
+        raise
 
 
 def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) -> None:
