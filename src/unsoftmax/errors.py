@@ -89,16 +89,29 @@ class BudgetExceeded(UnsoftmaxError):
         Queries paid over the ledger's life, repeated and in-doubt ones included.
     needed : int
         Queries that are still needed to finish, as far as is known now. A budget of
-        ``spent + needed`` queries is enough unless some must be asked again.
+        ``spent + needed`` queries is enough unless some must be asked again; the message bounds
+        how many.
+    needed_tokens : int or None
+        The same in tokens, where the budget limits them; what is not yet known of the hold-out's
+        lengths comes on top, as the message says.
     in_doubt : int
         Queries that were in flight when an earlier process died: asked, perhaps answered,
         never recorded. They are part of ``spent``.
     """
 
-    def __init__(self, message: str, *, spent: int, needed: int, in_doubt: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        spent: int,
+        needed: int,
+        in_doubt: int,
+        needed_tokens: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.spent = spent
         self.needed = needed
+        self.needed_tokens = needed_tokens
         self.in_doubt = in_doubt
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -128,6 +128,8 @@ def learn(
             budget=budget,
             expected=None if plan.queries is None else plan.queries + holdout,
             at_most=plan.at_most + holdout,
+            tokens=None if plan.queries is None else plan.tokens,
+            checks=holdout,
             fingerprint=fingerprint.witnesses,
         )
         campaign = Campaign(

@@ -97,6 +97,7 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
         content = {"error": name, "message": message, "status": status_of(error)}
         if isinstance(error, BudgetExceeded):
             content |= {"spent": error.spent, "needed": error.needed}
+            content["needed_tokens"] = error.needed_tokens
         show_json(content)
 
 

@@ -30,7 +30,7 @@ from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import prepare, written
 from unsoftmax.cli.plan import ModelName
 from unsoftmax.errors import Terminated
-from unsoftmax.protocol import Learner, Oracle
+from unsoftmax.protocol import Learner, Oracle, Plan
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.
@@ -80,7 +80,8 @@ def learn(
     """
     learner, oracle = _resolved(target, coordinate, model, settings)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
-    _warn_of_budget(budget, (plan.queries or 0) + holdout, holdout, book)
+    if not book.exists():
+        _warn_of_budget(Budget(budget, token_budget), plan, holdout)
     prepare(out, ("model.safetensors", "recovery.json"))
     began = time.monotonic()
     with _sentences(book), watching() as watcher:
@@ -121,11 +122,19 @@ def _resolved(
     return learner, oracle
 
 
-def _warn_of_budget(budget: int | None, needed: int, holdout: int, book: Path) -> None:
-    if budget is not None and budget < needed and not book.exists():
+def _warn_of_budget(budget: Budget, plan: Plan, holdout: int) -> None:
+    """Say beforehand that a budget is too small, where the plan knows it."""
+    needed, tokens = (plan.queries or 0) + holdout, 0 if plan.queries is None else plan.tokens
+    if budget.queries is not None and budget.queries < needed:
         stderr.print(
-            f"A budget of {budget:,} will not be enough: the plan and a hold-out of {holdout} need "
-            f"{needed:,} queries.",
+            f"A budget of {budget.queries:,} will not be enough: the plan and a hold-out of "
+            f"{holdout} need {needed:,} queries.",
+            highlight=False,
+        )
+    if budget.tokens is not None and budget.tokens < tokens + holdout:
+        stderr.print(
+            f"A budget of {budget.tokens:,} tokens will not be enough: the plan needs {tokens:,}, "
+            f"and a hold-out of {holdout} queries more.",
             highlight=False,
         )
 
