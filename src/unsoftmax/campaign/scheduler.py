@@ -21,7 +21,7 @@ from typing import NamedTuple
 from unsoftmax.campaign.answers import OracleReply, as_wide_as
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import Bill, Place, Settlement
-from unsoftmax.campaign.outcomes import Landing, PlannedCall, Result, landed
+from unsoftmax.campaign.outcomes import CallEnd, PlannedCall, Result, end_of
 from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.campaign.spans import BatchSizes, Span
 from unsoftmax.campaign.spending import Spending
@@ -42,7 +42,7 @@ class WorkerSlot:
     """Whether a call of it is in flight."""
 
 
-class Flight(NamedTuple):
+class RunningCall(NamedTuple):
     """A call that was made: in which slot, at what cost, under which intent, and when."""
 
     slot: WorkerSlot
@@ -53,7 +53,7 @@ class Flight(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Errand:
+class RoundState:
     """What is asked for, where the answers go, and how far it has come."""
 
     waiting: deque[PlannedCall]
@@ -63,7 +63,7 @@ class Errand:
     index: int | None
     """The round that the ledger records them in; None: the fingerprint, paid and not recorded."""
     slots: list[WorkerSlot]
-    flying: dict[Future[OracleReply], Flight] = field(default_factory=dict)
+    flying: dict[Future[OracleReply], RunningCall] = field(default_factory=dict)
     trouble: BaseException | None = None
     """What ends it: nothing new is asked, and what flies is waited for."""
 
@@ -87,7 +87,7 @@ class Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """Makes the calls of an errand."""
+    """Makes the calls of a round."""
 
     ask: Callable[[Span], OracleReply]
     pool: Executor
@@ -99,9 +99,9 @@ class Scheduler:
     ledger: Ledger
     spending: Spending
     interrupts: Interrupts
-    report: Callable[[Landing], None]
+    report: Callable[[CallEnd], None]
     """Tells the caller's watcher."""
-    explain: Callable[[Landing], BaseException]
+    explain: Callable[[CallEnd], BaseException]
     """Makes the error of a call that was lost or interrupted."""
 
     def run(
@@ -116,74 +116,74 @@ class Scheduler:
         """
         slots = [WorkerSlot() for _ in range(self.workers)]
         calls = deque(PlannedCall(span) for span in waiting)
-        errand = Errand(waiting=calls, put=put, index=index, slots=slots)
+        state = RoundState(waiting=calls, put=put, index=index, slots=slots)
         while True:
             now = time.monotonic()
-            self._notice_interrupts(errand)
-            self._launch_all(errand, now)
-            rest_s = errand.rest_s(now)
-            if errand.flying:
-                self._land_all(errand, rest_s)
+            self._notice_interrupts(state)
+            self._launch_all(state, now)
+            rest_s = state.rest_s(now)
+            if state.flying:
+                self._end_all(state, rest_s)
             elif rest_s is not None:
                 with self.interrupts.released():
                     time.sleep(rest_s)
             else:
                 break
-        if errand.trouble is not None:
-            raise errand.trouble
-        return errand.pending()
+        if state.trouble is not None:
+            raise state.trouble
+        return state.pending()
 
-    def _land_all(self, errand: Errand, rest_s: float | None) -> None:
-        """Wait until a call is back, or late, or a slot has rested; land all that are."""
+    def _end_all(self, state: RoundState, rest_s: float | None) -> None:
+        """Wait until a call is back, or late, or a slot has rested; end all that are."""
         # with one worker every call is back by now, and `wait` costs as much as the rest
-        back = {future for future in errand.flying if future.done()}
+        back = {future for future in state.flying if future.done()}
         if not back:
-            due = min(flight.began for flight in errand.flying.values()) + self.timeout_s
+            due = min(running.began for running in state.flying.values()) + self.timeout_s
             left_s = min(due - time.monotonic(), float("inf") if rest_s is None else rest_s)
             limit_s = None if left_s == float("inf") else max(0.0, left_s)
-            back = wait(errand.flying, limit_s, FIRST_COMPLETED).done
+            back = wait(state.flying, limit_s, FIRST_COMPLETED).done
         now = time.monotonic()
-        for future in [*errand.flying]:
+        for future in [*state.flying]:
             if future in back:
                 error = future.exception()
                 result = future.result() if error is None else error
-                self._land(errand, errand.flying.pop(future), result)
-            elif now - errand.flying[future].began >= self.timeout_s:
+                self._end(state, state.flying.pop(future), result)
+            elif now - state.flying[future].began >= self.timeout_s:
                 assert isinstance(self.pool, Threads)
                 self.pool.leave(future)
                 late = TimeoutError(f"no answer within {in_seconds(self.timeout_s)}")
-                self._land(errand, errand.flying.pop(future), late)
+                self._end(state, state.flying.pop(future), late)
 
-    def _notice_interrupts(self, errand: Errand) -> None:
-        if errand.trouble is None and self.interrupts.number is not None:
-            errand.trouble = self.interrupts.ending()
+    def _notice_interrupts(self, state: RoundState) -> None:
+        if state.trouble is None and self.interrupts.number is not None:
+            state.trouble = self.interrupts.ending()
 
-    def _launch_all(self, errand: Errand, now: float) -> None:
+    def _launch_all(self, state: RoundState, now: float) -> None:
         """Make a call in every free slot that has one which the budget allows."""
-        for slot in errand.slots:
+        for slot in state.slots:
             if slot.busy or slot.due > now:
                 continue
-            if (call := self._next(errand, slot)) is not None:
-                bill = errand.bill(call.span)
-                self._launch(errand, slot, call, bill, self.ledger.intend(bill))
+            if (call := self._next(state, slot)) is not None:
+                bill = state.bill(call.span)
+                self._launch(state, slot, call, bill, self.ledger.intend(bill))
 
     def _launch(
-        self, errand: Errand, slot: WorkerSlot, call: PlannedCall, bill: Bill, intent: int
+        self, state: RoundState, slot: WorkerSlot, call: PlannedCall, bill: Bill, intent: int
     ) -> None:
         slot.busy = True
-        flight = Flight(slot, call, bill, intent, time.monotonic())
-        errand.flying[self.pool.submit(self.ask, call.span)] = flight
+        running = RunningCall(slot, call, bill, intent, time.monotonic())
+        state.flying[self.pool.submit(self.ask, call.span)] = running
 
-    def _next(self, errand: Errand, slot: WorkerSlot) -> PlannedCall | None:
+    def _next(self, state: RoundState, slot: WorkerSlot) -> PlannedCall | None:
         """Take the next call of a slot, cut to what the budget allows; None if that is nothing."""
-        source = slot.own or errand.waiting
-        if errand.trouble is not None or not source:
+        source = slot.own or state.waiting
+        if state.trouble is not None or not source:
             return None
         call = source.popleft()
         size = min(len(call.span), self.sizes.of(call.span.probes, self.ledger.width))
         count = min(size, self.spending.allowed(call.span))
         # half a fingerprint recognises nobody
-        if not count or (errand.index is None and count < size):
+        if not count or (state.index is None and count < size):
             source.appendleft(call)
             return None
         if count < len(call.span):
@@ -191,37 +191,37 @@ class Scheduler:
             call = call.of(call.span.first(count))
         return call
 
-    def _land(self, errand: Errand, flight: Flight, result: Result) -> None:
+    def _end(self, state: RoundState, running: RunningCall, result: Result) -> None:
         """Record what became of a call, and make the next one of its slot."""
-        now, slot = time.monotonic(), flight.slot
-        self.interrupts.note(now - flight.began)
+        now, slot = time.monotonic(), running.slot
+        self.interrupts.note(now - running.began)
         if isinstance(result, OracleReply):
-            result = as_wide_as(result, self.ledger.width, flight.call.span)
-        landing = landed(flight.call, result, self.retries, now)
-        ends = landing.consequence.ends
-        slot.own.extendleft(reversed(landing.again))
-        slot.due, slot.busy = now + landing.pause_s, False
-        self._notice_interrupts(errand)
-        following = None if landing.again or ends else self._next(errand, slot)
-        bill = None if following is None else errand.bill(following.span)
-        settlement = self._settlement(errand, landing, flight.bill)
-        intent = self.ledger.settle(flight.intent, settlement, bill)
-        if ends and errand.trouble is None:
-            errand.trouble = self.explain(landing)
+            result = as_wide_as(result, self.ledger.width, running.call.span)
+        end = end_of(running.call, result, self.retries, now)
+        ends = end.consequence.ends
+        slot.own.extendleft(reversed(end.again))
+        slot.due, slot.busy = now + end.pause_s, False
+        self._notice_interrupts(state)
+        following = None if end.again or ends else self._next(state, slot)
+        bill = None if following is None else state.bill(following.span)
+        settlement = self._settlement(state, end, running.bill)
+        intent = self.ledger.settle(running.intent, settlement, bill)
+        if ends and state.trouble is None:
+            state.trouble = self.explain(end)
         try:
-            self.report(landing)
+            self.report(end)
         except Exception as failure:  # the caller's own; what flies is paid for
-            errand.trouble = errand.trouble or failure
+            state.trouble = state.trouble or failure
         if following is not None and bill is not None and intent is not None:
-            self._launch(errand, slot, following, bill, intent)
+            self._launch(state, slot, following, bill, intent)
 
-    def _settlement(self, errand: Errand, landing: Landing, bill: Bill) -> Settlement:
+    def _settlement(self, state: RoundState, end: CallEnd, bill: Bill) -> Settlement:
         """Hand over the rows that came, and say what the ledger books."""
-        span, index, answered = landing.call.span, errand.index, 0
+        span, index, answered = end.call.span, state.index, 0
         recorded: list[tuple[Place, Array]] = []
-        for start, rows in landing.rows_kept():
-            errand.put(span.part, start, rows)
+        for start, rows in end.rows_kept():
+            state.put(span.part, start, rows)
             answered += len(rows)
             if index is not None:
                 recorded.append(((index, span.part, start), rows))
-        return Settlement(bill, answered, landing.consequence.books, recorded)
+        return Settlement(bill, answered, end.consequence.books, recorded)
