@@ -32,6 +32,10 @@ class OracleError(UnsoftmaxError):
     """The target did not answer, or its answer is not one finite number (or row) per sequence."""
 
 
+class BadWait(ValueError):
+    """The seconds of a `RetryLater` are negative or not finite: the oracle's own mistake."""
+
+
 class RetryLater(OracleError):
     """An oracle raises this to be asked again after some seconds: it did not answer the batch.
 
@@ -65,7 +69,7 @@ class RetryLater(OracleError):
         except OverflowError:  # a whole number larger than any float
             self.seconds = float("inf")
         if not 0 <= self.seconds < float("inf"):
-            raise ValueError(f"seconds must be a finite number, 0 or more; it is {self.seconds}.")
+            raise BadWait(f"seconds must be a finite number, 0 or more; it is {self.seconds}.")
         super().__init__(f"The target asks to be asked again in {self.seconds:g} s.")
 
     def __reduce__(self) -> tuple[Any, ...]:

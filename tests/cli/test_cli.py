@@ -200,6 +200,27 @@ def test_a_target_that_asks_to_wait(folder):
     done = run(folder, *words, "--longest-wait", 20)
     assert done.returncode == 5
     assert "asks for 30 s more; the limit is 20 s" in done.stderr
+    assert "On the command line longest_wait_s is --longest-wait" in done.stderr
+
+
+def test_debug_shows_the_chain_of_causes(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write(
+            "\nturns = [ConnectionError('first'), TimeoutError('second')]\n"
+            "def failing(X):\n    raise turns.pop(0)\n"
+        )
+    words = ["learn", "mine:failing", "--dim", 6, "--retries", 2, "--out", "o"]
+    plain = run(folder, *words)
+    assert plain.returncode == 5
+    assert "(TimeoutError: second). Earlier tries failed" in plain.stderr
+    assert "another kind (ConnectionError: first)" in plain.stderr
+    assert "--debug shows the causes" in plain.stderr
+    assert "Traceback" not in plain.stderr
+    shown = run(folder, *words, "--debug", "--json")
+    assert shown.returncode == 5
+    assert "ExceptionGroup: what went wrong in the tries (2 sub-exceptions)" in shown.stderr
+    assert "raise turns.pop(0)" in shown.stderr
+    assert json.loads(shown.stdout)["error"] == "OracleError"
 
 
 def test_retries_are_set(folder):

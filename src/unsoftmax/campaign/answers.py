@@ -46,6 +46,10 @@ class OracleReply:
         row = self.missing[0][0]
         return row, float(next(y for y in self.rows[row] if not np.isfinite(y)))
 
+    def error(self) -> FloatingPointError:
+        """Say what is missing, as if it had been raised."""
+        return FloatingPointError("{1} in row {0} of the answer".format(*self.worst))
+
 
 def ask(oracle: Oracle, span: Span, outputs: Outputs) -> OracleReply:
     """Make the probes of a span and call the oracle once.
@@ -110,7 +114,7 @@ def _wrong_shape(shape: tuple[int, ...], span: Span, outputs: Outputs) -> Oracle
         return OracleError(
             f"The target answered {span} with shape {shape} instead of ({n},): {shape[1]} numbers "
             "per sequence, where this learner takes one. Choose it with "
-            "us.oracles.coordinate(oracle, k), on the command line with --coordinate k."
+            "us.oracles.coordinate(oracle, k)."
         )
     return OracleError(
         f"The target answered {span} with shape {shape} instead of ({n},): it must give one number "

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from unsoftmax.errors import (
 from unsoftmax.protocol import Model
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show with an error the whole chain of its causes.")
+]
 F = TypeVar("F", bound=Callable[..., None])
 
 stdout = Console()
@@ -91,6 +95,9 @@ def with_exit_status(command: F) -> F:
 def _tell(error: BaseException, options: dict[str, Any]) -> None:
     """Say what ended a command: on stderr, and with --json on stdout too."""
     name, message = _named(error)
+    if options.get("debug"):
+        chain = "".join(traceback.format_exception(error))
+        stderr.print(chain, markup=False, highlight=False, soft_wrap=True)
     said = f"{'Error' if name == 'Refusal' else name}: {message}"
     stderr.print(said, markup=False, highlight=False, soft_wrap=True)
     if options.get("as_json"):
@@ -103,12 +110,12 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
 
 def _named(error: BaseException) -> tuple[str, str]:
     status = status_of(error)
-    kept = " ".join(getattr(error, "__notes__", ()))
+    notes = getattr(error, "__notes__", ())
     if status == 130:
-        return "Interrupted", kept or "Stopped by Ctrl-C."
+        return "Interrupted", " ".join(notes) or "Stopped by Ctrl-C."
     if isinstance(error, Terminated):
-        return "Terminated", kept or f"Stopped by {signal.Signals(status - 128).name}."
-    return type(error).__name__, str(error)
+        return "Terminated", " ".join(notes) or f"Stopped by {signal.Signals(status - 128).name}."
+    return type(error).__name__, " ".join([str(error), *notes])
 
 
 def show_json(content: dict[str, Any]) -> None:

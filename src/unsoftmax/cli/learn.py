@@ -16,6 +16,7 @@ from unsoftmax.campaign import learn as run
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
+    Debug,
     Refusal,
     holdout_row,
     query_rows,
@@ -26,14 +27,23 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.options import Settings, build, in_flags, with_settings
 from unsoftmax.cli.out_folder import prepare, written
 from unsoftmax.cli.plan import ModelName
-from unsoftmax.errors import Terminated
+from unsoftmax.errors import Terminated, UnsoftmaxError
 from unsoftmax.protocol import Learner, Oracle, Plan
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.
+# What messages name by other words than those of a learner's settings.
+_FLAGS = {
+    "us.oracles.coordinate": "--coordinate",
+    "longest_wait_s": "--longest-wait",
+    "retries": "--retries",
+    "batch": "--batch",
+    "holdout": "--holdout",
+    "timeout": "--timeout",
+}
 _NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖,"}
 
 
@@ -72,6 +82,7 @@ def learn(
         typer.Option(min=0.001, help="Seconds after which a call has failed. [default: none]"),
     ] = None,
     as_json: AsJson = False,
+    debug: Debug = False,
     settings: Settings,
 ) -> None:
     """Recover TARGET's parameters by asking it.
@@ -146,6 +157,12 @@ def _sentences(book: Path) -> Iterator[None]:
         yield
     except ValueError as error:  # the learner cannot be run with these settings
         raise Refusal(str(error)) from error
+    except UnsoftmaxError as error:
+        if named := in_flags(str(error), _FLAGS):
+            error.add_note(named)
+        if error.__cause__ is not None:
+            error.add_note("--debug shows the causes.")
+        raise
     except (KeyboardInterrupt, Terminated) as end:
         if book.exists():
             end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")

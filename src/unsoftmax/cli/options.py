@@ -95,6 +95,22 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def in_flags(message: str, others: Mapping[str, str]) -> str:
+    """Say by which options a message's settings are given here; "" where it names none.
+
+    ``others`` are further names with their options.
+    """
+    flags = {name: _flag(name) for name in _options()} | dict(others)
+    # a plain word such as "rank" is a setting's name where a value follows
+    named = [
+        name
+        for name in flags
+        if re.search(rf"\b{re.escape(name)}{'' if set('_.') & set(name) else '='}", message)
+    ]
+    listed = [f"{name} is {flags[name]}" for name in named]
+    return f"On the command line {', '.join(listed)}." if listed else ""
+
+
 def _options() -> dict[str, Any]:
     """Return every setting's annotation for typer, by name."""
     kinds: dict[str, Any] = {}
