@@ -100,15 +100,18 @@ def in_flags(message: str, others: Mapping[str, str]) -> str:
 
     ``others`` are further names with their options.
     """
-    flags = {name: _flag(name) for name in _options()} | dict(others)
-    # a plain word such as "rank" is a setting's name where a value follows
-    named = [
-        name
-        for name in flags
-        if re.search(rf"\b{re.escape(name)}{'' if set('_.') & set(name) else '='}", message)
-    ]
+    models = {learner.__name__: f"--model {model}" for model, learner in BY_NAME.items()}
+    flags = {name: _flag(name) for name in _options()} | models | dict(others)
+    named = [name for name in flags if _names(message, name)]
     listed = [f"{name} is {flags[name]}" for name in named]
     return f"On the command line {', '.join(listed)}." if listed else ""
+
+
+def _names(message: str, name: str) -> bool:
+    """Whether a message speaks of a setting; a plain word such as "rank" may be no name."""
+    if name.islower() and name.isalpha():
+        return re.search(rf"\b(?:raise {name}\b|{name}=)", message) is not None
+    return re.search(rf"\b{re.escape(name)}\b", message) is not None
 
 
 def _options() -> dict[str, Any]:
