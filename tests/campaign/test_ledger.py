@@ -32,11 +32,13 @@ from tests.campaign.lives import (
 )
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
-from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.ledger import Ledger, _differences
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
 from unsoftmax.campaign.ledger_rescue import rescued
 from unsoftmax.campaign.paid_counter import PaidCounter
+from unsoftmax.learners.single_head.exact import ExactTuning
+from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 
 DIM = 4
@@ -606,8 +608,23 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
     mismatch(exact(DIM, seed=1), "seed was 0 and is now 1")
     mismatch(exact(DIM), "holdout was 8 and is now 12", holdout=12)
     mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
+    tuned = exact(DIM, tuning=ExactTuning(grid=LogitGridTuning(largest=5.0)))
+    mismatch(tuned, "learner.tuning.grid.largest was its default and is now 5.0")
     monkeypatch.setattr(exact, "revision", 99)
     mismatch(exact(DIM), "revision was 2 and is now 99")
+
+
+def test_settings_that_differ_are_named_in_full():
+    before = {"of": {"dim": 3, "tuning": {"grid": {"a": 1, "b": 2}}}, "rank": None}
+    now = {"of": {"dim": 3, "tuning": {"grid": {"a": 2}}}, "rank": 2}
+    assert _differences(before, now) == (
+        "of.tuning.grid.a was 1 and is now 2; of.tuning.grid.b was 2 and is now its default; "
+        "rank was None and is now 2"
+    )
+    assert _differences(now, {**now, "of": {"dim": 3}}) == (
+        "of.tuning.grid.a was 2 and is now its default"
+    )
+    assert _differences({"of": None}, {"of": {"dim": 3}}) == "of was None and is now {'dim': 3}"
 
 
 def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed, tmp_path):

@@ -374,6 +374,18 @@ class Ledger:
         )
         return {what: int(total) for what, total in rows}
 
+    def tokens(self) -> dict[str, int]:
+        """Count the tokens of the queries that were answered, by purpose."""
+        rows = self._db.execute(
+            "SELECT purpose, sum(tokens) FROM asked WHERE outcome = 'answered' GROUP BY purpose"
+        )
+        return {purpose: int(total) for purpose, total in rows}
+
+    def longest(self) -> int:
+        """Return the most tokens of a sequence that was asked."""
+        most = "SELECT coalesce(max(tokens / queries), 0) FROM asked WHERE queries > 0"
+        return int(self._db.execute(most).fetchone()[0])
+
     def put_off(self) -> int:
         """Count the calls that the target put off; they are not paid."""
         return int(
@@ -420,12 +432,22 @@ class Ledger:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:
-    """List the settings that differ, with both values."""
+    """List the settings that differ by their full names, with both values.
+
+    Settings that came later and knobs are written only where they differ from their defaults.
+    """
     differences = []
     for name in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(name), now.get(name)
-        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-            differences.append(_differences(was, is_now, f"{name}."))
+        was, is_now = before.get(name, _DEFAULT), now.get(name, _DEFAULT)
+        path, nested = f"{within}{name}", [x for x in (was, is_now) if isinstance(x, Mapping)]
+        if nested and all(x is _DEFAULT or isinstance(x, Mapping) for x in (was, is_now)):
+            mine, other = ({} if x is _DEFAULT else x for x in (was, is_now))
+            differences.append(_differences(mine, other, f"{path}."))
         elif was != is_now:
-            differences.append(f"{within}{name} was {was!r} and is now {is_now!r}")
+            values = ("its default" if x is _DEFAULT else repr(x) for x in (was, is_now))
+            differences.append("{} was {} and is now {}".format(path, *values))
     return "; ".join(filter(None, differences))
+
+
+_DEFAULT = object()
+"""Stands for a setting that is not written."""
