@@ -440,6 +440,27 @@ def test_a_file_that_is_taken_away_is_noticed_and_nothing_is_lost(
     assert bits(recovery) == bits(expected)
 
 
+def test_a_ledger_may_be_a_link_and_the_target_may_change_the_folder(
+    tmp_path, monkeypatch, expected
+):
+    for name in ("real", "links", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "links" / "ledger").symlink_to("../real/ledger")
+    monkeypatch.chdir(tmp_path / "links")
+
+    def oracle(X):
+        os.chdir(tmp_path / "elsewhere")
+        return ORACLE(X)
+
+    recovery = us.learn(oracle, LEARNER, ledger="ledger", **SETTINGS)
+    assert bits(recovery) == bits(expected)
+    os.chdir(tmp_path / "links")
+    _, counted = learn("ledger")
+    assert counted.queries == account(tmp_path / "real" / "ledger").first
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")}
+    assert found == {"real/ledger", "links/ledger"}
+
+
 @pytest.mark.parametrize("anywhere", [True, False])
 def test_a_ledger_whose_folder_is_gone_is_kept_elsewhere(anywhere, tmp_path, monkeypatch, expected):
     folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"

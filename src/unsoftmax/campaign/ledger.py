@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.campaign.designs import DesignArray, family
+from unsoftmax.campaign.designs import family, moved_since, part_rows
 from unsoftmax.campaign.ledger_format import (
     COLUMNS,
     Bill,
@@ -270,40 +270,14 @@ class Ledger:
     def _record(self, index: int, parts: Round, which: Iterable[int]) -> None:
         """Write parts of a round; committed with the first intent to ask for any of it."""
         for part in which:
-            names = {}
-            for name, array in parts[part].design().items():
-                kept = DesignArray.of(array)
-                names[name] = kept.key.hex()
-                shape = json.dumps(kept.array.shape)
-                self._pending.append(
-                    insertion(
-                        "designs",
-                        *(kept.key, kept.array.dtype.str, shape, kept.blob),
-                        verb="INSERT OR IGNORE",
-                    )
-                )
-            head = family(parts[part])
-            self._pending.append(insertion("parts", index, part, head, json.dumps(names)))
+            self._pending += part_rows(index, part, parts[part])
 
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
         """Compare a recorded design with today's, and note how far it has moved."""
-        design = probes.design()
-        if recorded.keys() != design.keys():
+        moved = moved_since(self._db, recorded, probes)
+        if not moved <= self._tuning.same_design:
             return False
-        for name, array in design.items():
-            now = DesignArray.of(array)
-            if now.key.hex() == recorded[name]:
-                continue
-            kept = self._db.execute(
-                "SELECT dtype, shape, data FROM designs WHERE hash = ?",
-                (bytes.fromhex(recorded[name]),),
-            ).fetchone()
-            if kept is None:  # a salvaged ledger may lack it
-                return False
-            moved = now.moved_from(DesignArray.read(*kept))
-            if not moved <= self._tuning.same_design:
-                return False
-            self.moved = max(self.moved, moved)
+        self.moved = max(self.moved, moved)
         return True
 
     # -- asking

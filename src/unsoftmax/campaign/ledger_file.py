@@ -46,8 +46,8 @@ def open_ledger(
         with empty() as db:
             yield Ledger(db, "The ledger", environment)
         return
-    file = Path(path)
-    if not os.path.exists(file):
+    file = real_path(path)
+    if not file.exists():
         with empty() as db:
             create(file, db)  # where another process was faster, its lock decides
     with alone(file) as wal:
@@ -61,6 +61,13 @@ def open_ledger(
                     closed = ledger.close()
         finally:
             counter.end(closed=closed)
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a ledger is, beside which SQLite keeps its WAL, wherever the target goes."""
+    # a link to nowhere is refused by its own name
+    follow = os.path.islink(path) and os.path.exists(path)
+    return Path(os.path.realpath(path) if follow else os.path.abspath(path))
 
 
 def _sound(file: Path, wal: bytes | None) -> sqlite3.Connection:

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unsoftmax.campaign.ledger_file import alone, connect, create, empty, leave, problems, restore
+from unsoftmax.campaign.ledger_file import (
+    alone,
+    connect,
+    create,
+    empty,
+    leave,
+    problems,
+    real_path,
+    restore,
+)
 from unsoftmax.campaign.ledger_format import Totals, columns, insertion
 from unsoftmax.campaign.ledger_health import Row, TableWalk, version_of
 from unsoftmax.campaign.paid_counter import last_totals
@@ -85,7 +94,7 @@ def summary(path: str | os.PathLike[str]) -> LedgerSummary:
     LedgerError
         It is no ledger, is in use, or is damaged so that SQLite cannot read it at all.
     """
-    file = Path(path)
+    file = real_path(path)
     with _reading(file) as (db, damage):
         sums = _sums(db, file)
     return _summary(sums, damage)
@@ -99,7 +108,7 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> Ledger
     LedgerError
         The ledger cannot be read, or ``new`` exists or cannot be made.
     """
-    file, copy = Path(path), Path(new)
+    file, copy = real_path(path), Path(new)
     with _reading(file) as (db, _), empty() as into:
         _copy(db, into, _sums(db, file))
         # all or nothing: a copy of half of it would look sound
