@@ -8,6 +8,7 @@ is ending already.
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -269,6 +270,39 @@ def test_signals_that_the_parent_ignores_stay_ignored(folder):
     os.kill(number, signal.SIGHUP)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
+
+
+def test_a_terminal_that_is_closed_loses_nothing(folder):
+    """Its SIGHUP finds nobody to tell; what flew is recorded all the same."""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(folder)
+        os.environ["PAUSE_S"] = "0.1"
+        words = ["learn", "mine:head", "--dim", "6", "--out", "o", "--batch", "4"]
+        os.execv(COMMAND, [str(COMMAND), *words])
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if asked(folder) >= 12:
+            break
+        time.sleep(0.01)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    now = account(folder / "o" / "ledger.sqlite")
+    assert now.open == {}
+    assert now.recorded == now.paid == asked(folder) >= 12
+
+
+def test_progress_that_nobody_reads_ends_no_run(folder):
+    """As under `2>&1 >result | head -1`: the first line is read, and no other."""
+    process = begin(folder, "head", ["exact"], "--batch", 4, "--json")
+    assert process.stderr is not None
+    assert process.stdout is not None
+    assert "Importing mine" in process.stderr.readline()
+    process.stderr.close()
+    said = process.stdout.read()
+    process.stdout.close()
+    assert process.wait(PATIENCE_S) == 0, said
+    assert '"passed": true' in said
 
 
 SCRIPT = """

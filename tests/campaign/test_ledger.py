@@ -445,6 +445,8 @@ def test_a_ledger_may_be_a_link_and_the_target_may_change_the_folder(
 ):
     for name in ("real", "links", "elsewhere"):
         (tmp_path / name).mkdir()
+    with pytest.raises(us.BudgetExceeded):
+        learn(tmp_path / "real" / "ledger", budget=4)
     (tmp_path / "links" / "ledger").symlink_to("../real/ledger")
     monkeypatch.chdir(tmp_path / "links")
 

@@ -533,6 +533,17 @@ def test_one_ctrl_c_ends_a_run_whose_target_hangs(workers, tmp_path, monkeypatch
     assert us.learn(first_number, script, ledger=ledger).counts["in doubt"] == 2 * workers
 
 
+def test_a_run_that_is_over_gets_no_more_signals():
+    """Neither after its end nor while nothing is in flight."""
+    for close in (True, False):
+        state = watching.Interrupts(least_s=0.05)
+        with pytest.raises(KeyboardInterrupt), state.held():
+            state.press(signal.SIGINT, None)
+        if close:
+            state.close()
+        time.sleep(0.2)
+
+
 def test_what_is_slow_is_waited_for(monkeypatch):
     """Calls of 0.2 s: 0.6 s of patience, though the least is 0.1 s."""
     patient = functools.partial(watching.Interrupts, least_s=0.1)

@@ -493,6 +493,7 @@ def test_what_stays_missing_ends_the_run_and_the_rest_is_kept(workers, tmp_path)
         us.learn(oracle, script, workers=workers, **settings)
     for words in ("“part 1”", "nan", "sequence 4", "in 3 tries", "must be finite"):
         assert words in str(caught.value)
+    assert "Earlier" not in str(caught.value)
     assert "in the ledger: run the same again" in str(caught.value)
     now = account(ledger)
     assert (now.failed, now.open) == (3, {})

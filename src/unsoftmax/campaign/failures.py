@@ -27,7 +27,8 @@ def failure(end: CallEnd, ledger: Ledger, retries: Retries, batch: int) -> BaseE
     if end.outcome is CallOutcome.INTERRUPTED:
         assert isinstance(result, BaseException)
         return result
-    earlier = [error for error in end.call.errors if type(error) is not type(result)]
+    now = result.error() if isinstance(result, OracleReply) else result
+    earlier = [error for error in end.call.errors if type(error) is not type(now)]
     if isinstance(result, OracleError) and not isinstance(result, RetryLater):
         kind = DimensionRefused if isinstance(result, DimensionRefused) else OracleError
         error = kind(f"{_said(result)}{_before(earlier)} {kept(ledger)}")

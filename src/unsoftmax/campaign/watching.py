@@ -116,9 +116,10 @@ class Interrupts:
 
     def _press_again(self, patience_s: float) -> None:
         """Send the signal to the main thread, whatever it waits for, when patience ends."""
-        if not self._over.wait(patience_s) and self.number is not None:
+        if not self._over.wait(patience_s) and self._held:
             main = threading.main_thread().ident
             assert main is not None
+            assert self.number is not None
             signal.pthread_kill(main, self.number)
 
 

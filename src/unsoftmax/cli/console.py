@@ -39,8 +39,17 @@ Debug = Annotated[
 ]
 F = TypeVar("F", bound=Callable[..., None])
 
+
+class Aside(Console):
+    """Where progress and errors are shown: without a reader what is paid for goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Say no more; rich would exit."""
+        self.quiet = True
+
+
 stdout = Console()
-stderr = Console(stderr=True)
+stderr = Aside(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +185,21 @@ def _watch(log: logging.Logger, handler: logging.Handler) -> Iterator[Watcher]:
     try:
         if stderr.is_terminal:
             with _bar() as bar:
-                yield bar
+                yield _unheard(bar)
         else:
-            yield _lines()
+            yield _unheard(_lines())
     finally:
         log.removeHandler(handler)
+
+
+def _unheard(watcher: Watcher) -> Watcher:
+    """Go on where nobody listens: a terminal that has gone, or a closed pipe."""
+
+    def report(event: Report) -> None:
+        with suppress(OSError):
+            watcher(event)
+
+    return report
 
 
 @contextmanager
@@ -193,24 +212,29 @@ def _bar() -> Iterator[Watcher]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=stderr, transient=True) as progress:
-        task = progress.add_task("", total=None, rate="")
-        began: tuple[float, int] | None = None
+    progress = Progress(*columns, console=stderr, transient=True)
+    task = progress.add_task("", total=None, rate="")
+    began: tuple[float, int] | None = None
 
-        def report(event: Report) -> None:
-            nonlocal began
-            now = time.monotonic()
-            began = began or (now, event.answered)
-            seconds, answers = now - began[0], event.answered - began[1]
-            progress.update(
-                task,
-                description=event.phase,
-                completed=event.answered,
-                total=event.expected,
-                rate=f"{answers / seconds:,.0f}/s" if seconds else "",
-            )
+    def report(event: Report) -> None:
+        nonlocal began
+        now = time.monotonic()
+        began = began or (now, event.answered)
+        seconds, answers = now - began[0], event.answered - began[1]
+        progress.update(
+            task,
+            description=event.phase,
+            completed=event.answered,
+            total=event.expected,
+            rate=f"{answers / seconds:,.0f}/s" if seconds else "",
+        )
 
+    progress.start()
+    try:
         yield report
+    finally:
+        with suppress(OSError):  # a terminal that has gone
+            progress.stop()
 
 
 def _lines(timing: LineTiming = LineTiming()) -> Watcher:

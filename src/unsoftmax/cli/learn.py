@@ -65,7 +65,7 @@ def learn(
     ] = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences per call.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1,
     coordinate: Annotated[
         int | None,
         typer.Option(help="Learn from one coordinate of a target that answers with vectors."),

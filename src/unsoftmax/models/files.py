@@ -31,7 +31,7 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) 
             temporary,
             metadata={"class": kind, "format_version": str(FORMAT_VERSION)},
         )
-        _sort_metadata(Path(temporary))
+        _sort_metadata(temporary)
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException:
@@ -39,15 +39,16 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) 
         raise
 
 
-def _sort_metadata(path: Path) -> None:
-    """Give the header one order: the library writes the metadata in any."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    metadata = dict(sorted(header.pop("__metadata__").items()))
-    text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+def _sort_metadata(path: str) -> None:
+    """Give a file's metadata one order: safetensors writes it in any, and files would differ."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
