@@ -10,6 +10,7 @@ True
 from unsoftmax import learners, oracles, theory
 from unsoftmax.campaign import Budget, Progress, Recovery, Retries, learn
 from unsoftmax.errors import (
+    AlgorithmError,
     BudgetExceeded,
     DimensionRefused,
     LedgerError,
@@ -34,6 +35,7 @@ from unsoftmax.models import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlgorithmError",
     "Budget",
     "BudgetExceeded",
     "DimensionRefused",

@@ -495,3 +495,70 @@ def test_learn_orthogonal_heads(folder):
     other = run(folder, "learn", "other.safetensors", *words[:2], "--out", "other")
     assert other.returncode == 3
     assert "MultiHeadLearner" in other.stderr
+
+
+# -- a plain algorithm in the role of A_FFN
+
+ALGORITHMS = """
+    import numpy as np
+    import unsoftmax as us
+
+    eye = np.eye(3)
+    W = np.random.default_rng(1).standard_normal((3, 3))
+    network = us.ReluNetwork(np.hstack([eye, -eye]), [1.0, 2.0, 3.0, -1.0, 0.5, 2.0])
+    layer = us.Transformer(W, network)
+
+    def target(X):
+        return layer(X)
+
+    def axes(oracle):
+        return us.ReluNetwork(np.hstack([eye, -eye]), oracle(np.vstack([eye, -eye])))
+
+    def broken(oracle):
+        return oracle(np.zeros((1, 5)))
+
+    def nothing(oracle):
+        pass
+"""
+
+
+def test_a_function_learns_the_network(folder):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    words = ["learn", "ffn:target", "--model", "transformer", "--dim", 3, "--network"]
+    done = run(folder, *words, "ffn:axes", "--slope-error", 1e-14, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "Importing ffn and calling axes" in done.stderr
+    assert "learned by ffn:axes" in done.stdout
+    found = us.load(folder / "out" / "model.safetensors").W
+    assert np.allclose(found, np.random.default_rng(1).standard_normal((3, 3)), rtol=0, atol=1e-9)
+    plan = run(folder, "plan", "--model", "transformer", "--dim", 3, "--network", "ffn:axes")
+    assert "ffn:axes" in plan.stdout
+    for name, status, says in (
+        ("broken", 2, "ffn:broken failed: ValueError"),
+        ("nothing", 2, "ffn:nothing must return a ReluNetwork"),
+        ("absent", 2, "cannot be imported"),
+    ):
+        done = run(folder, *words, f"ffn:{name}", "--out", name, "--json")
+        assert done.returncode == status
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "transformer", "--network", "ffn"], "give module:function"),
+        (["--model", "exact", "--network", "ffn:axes"], "--network is no setting of --model exact"),
+        (
+            ["--model", "transformer", "--network", "ffn:axes", "--max-neurons", 3],
+            "--max-neurons is no setting of --model transformer with --network",
+        ),
+        (["--model", "transformer", "--slope-error", 1.0], "--network is missing"),
+    ],
+)
+def test_settings_of_algorithms_that_do_not_fit(folder, words, says):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    done = run(folder, "plan", "--dim", 3, *words)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

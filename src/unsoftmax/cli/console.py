@@ -20,6 +20,7 @@ from rich.table import Table
 from unsoftmax.campaign import Progress as Report
 from unsoftmax.campaign import Recovery, Watcher
 from unsoftmax.errors import (
+    AlgorithmError,
     BudgetExceeded,
     LedgerError,
     ModelMismatch,
@@ -55,6 +56,7 @@ def status_of(error: BaseException) -> int:
     statuses: tuple[tuple[type[BaseException], int], ...] = (
         (Refusal, 2),
         (LedgerError, 2),
+        (AlgorithmError, 2),
         (NotIdentifiable, 3),
         (ModelMismatch, 3),
         (BudgetExceeded, 4),
