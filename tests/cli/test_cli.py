@@ -342,7 +342,8 @@ def test_plan_of_labels(folder):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--dim", 4], "--bits is missing"),
+        (["--dim", 4], "bits must be given for bisection"),
+        (["--dim", 2, "--method", "paper", "--norm-bound", 2, "--margin", 0.5], "bits or error"),
         (["--bits", 8], "--dim is missing"),
         (["--dim", 4, "--bits", 8, "--margin", 0.9], "margin must be at most"),
         (["--dim", 4, "--bits", 8, "--method", "paper"], "needs norm_bound"),
