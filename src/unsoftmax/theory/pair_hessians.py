@@ -3,7 +3,7 @@
 Of f(X) = Σ_h softmax_i(x_i·(W_h x_N + w_h))ᵀ(X v_h) + c, with the query token b held fixed,
 
     F(z) = f([z + b; b])
-          = b·Σ_h v_h + c + Σ_h (z·v_h)·σ(z·u_h),       u_h = W_h b + w_h
+         = b·Σ_h v_h + c + Σ_h (z·v_h)·σ(z·u_h),       u_h = W_h b + w_h
     ∇F(0) = ½ Σ_h v_h,      ∇²F(0) = ¼ Σ_h (u_h v_hᵀ + v_h u_hᵀ),
 
 because σ(0) = ½ and σ'(0) = ¼. Under Assumption C.1 every ∇²F(0) leaves each head's subspace
