@@ -520,6 +520,20 @@ ALGORITHMS = """
 
     def nothing(oracle):
         pass
+
+    def computing(oracle):
+        oracle(eye)
+        open("computes.txt", "w").close()
+        while True:
+            pass
+
+    def stubborn(oracle):
+        open("computes.txt", "w").close()
+        while True:
+            try:
+                oracle(np.random.standard_normal((1, 3)))
+            except BaseException:
+                pass
 """
 
 
@@ -563,3 +577,21 @@ def test_settings_of_algorithms_that_do_not_fit(folder, words, says):
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["computing", "stubborn"])
+def test_one_ctrl_c_ends_an_algorithm_that_never_does(folder, name):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    words = ["learn", "ffn:target", "--model", "transformer", "--dim", "3", "--out", "o"]
+    command = [str(COMMAND), *words, "--network", f"ffn:{name}"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(600):
+            if (folder / "computes.txt").exists():
+                break
+            time.sleep(0.02)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command to go on" in said
+    assert "Traceback" not in said
