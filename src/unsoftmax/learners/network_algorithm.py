@@ -71,9 +71,10 @@ Algorithm: TypeAlias = Callable[[PointOracle], ReluNetwork]
 class AlgorithmTuning:
     """How an algorithm is run, and its network is checked."""
 
-    log_lengths: tuple[float, float] = (-1.0, 1.0)
-    """Range of log₁₀ of the length of fresh points, in distances of a typical hyperplane. Farther
-    out a network is its few steepest pieces; nearer it is affine."""
+    near: tuple[float, float] = (-0.5, 0.5)
+    far: tuple[float, float] = (0.5, 4.0)
+    """Ranges of log₁₀ of the length of fresh points, in distances of a typical hyperplane, half of
+    them each. Near points see most hyperplanes; far ones see neurons that are dead near 0."""
     roughly: float = 0.01
     """Share of the answers' size that a network may miss fresh points by where no error is
     stated: what misses more is no copy of the target."""
@@ -273,7 +274,10 @@ class AlgorithmResiduals:
     def points(self, count: int, rng: np.random.Generator) -> Array:
         """Draw fresh points of many lengths, (count, d)."""
         x = rng.standard_normal((count, self.network.dim)) / np.sqrt(self.network.dim)
-        lengths = 10.0 ** rng.uniform(*self.tuning.log_lengths, (count, 1))
+        near, far = (
+            rng.uniform(*decades, (count, 1)) for decades in (self.tuning.near, self.tuning.far)
+        )
+        lengths = 10.0 ** np.where(np.arange(count)[:, None] % 2, far, near)
         return np.asarray(self.length * lengths * x)
 
     def at(self, X: Array, y: Array) -> Residuals:
