@@ -12,6 +12,7 @@ from typing import Any
 
 from unsoftmax import oracles
 from unsoftmax.cli.console import Refusal, stderr
+from unsoftmax.errors import Terminated
 from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
 
@@ -59,6 +60,8 @@ def imported(target: str) -> Callable[..., Any]:
             found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
+    except Terminated:
+        raise  # a signal, not the module
     except (Exception, SystemExit) as error:
         raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
     finally:

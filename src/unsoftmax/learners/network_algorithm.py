@@ -196,27 +196,30 @@ class NetworkAlgorithm(Configured):
         """Run the function: every question is a round; name it where it fails."""
         phase = f"network, by {self.name}"
 
-        def conversation(ask: Callable[[Array], Array]) -> ReluNetwork:
-            return self.algorithm(PointOracle(int(self.dim), ask))
-
         def asked(x: Array) -> Round:
             return [Singles(x, phase=phase, purpose="data")]
 
-        steps = as_generator(conversation, self.tuning.patience_s)
-        try:
-            network = yield from _as_rounds(steps, asked)
-        except (UnsoftmaxError, KeyboardInterrupt, GeneratorExit, MemoryError):
-            raise
-        except BaseException as error:  # SystemExit too: it would end the process without a word
-            raise AlgorithmError(
-                f"The algorithm {self.name} failed: {type(error).__name__}: {error}"
-            ) from error
+        network = yield from _as_rounds(as_generator(self._answered, self.tuning.patience_s), asked)
         if not isinstance(network, ReluNetwork) or network.dim != self.dim:
             raise AlgorithmError(
                 f"The algorithm {self.name} must return a ReluNetwork of {self.dim} dimensions; "
                 f"it returned {network!r}."
             )
         return network
+
+    def _answered(self, ask: Callable[[Array], Array]) -> ReluNetwork:
+        """Call the function; name it where it fails by itself."""
+        answers = _Answers(ask)
+        try:
+            return self.algorithm(PointOracle(int(self.dim), answers))
+        except (UnsoftmaxError, MemoryError):
+            raise
+        except BaseException as error:  # SystemExit too: it would end the process without a word
+            if error is answers.error:
+                raise
+            raise AlgorithmError(
+                f"The algorithm {self.name} failed: {type(error).__name__}: {error}"
+            ) from error
 
     def _errors(self) -> tuple[tuple[float, float], bool]:
         """Return the stated error's constant and slope, and whether there is one."""
@@ -234,6 +237,21 @@ class NetworkAlgorithm(Configured):
             else f"Nothing is certified of the network of {self.name}: no error was stated."
         )
         return (sentence, *(() if checks else ("Nothing was checked.",)))
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Answers to an algorithm's questions, and the error that came in place of one."""
+
+    ask: Callable[[Array], Array]
+    error: BaseException | None = None
+
+    def __call__(self, x: Array) -> Array:
+        try:
+            return self.ask(x)
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 def _as_rounds(
