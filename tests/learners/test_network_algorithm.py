@@ -176,6 +176,15 @@ def test_a_target_that_fails_ends_it():
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, us.OracleError])
+def test_an_error_in_place_of_an_answer_is_not_the_algorithms(error):
+    """By hand: what is thrown in at a round comes out as it is."""
+    steps = Algorithm(D, axes).steps(0)
+    next(steps)
+    with pytest.raises(error, match=r"^the line is dead$"):
+        steps.throw(error("the line is dead"))
+
+
 def test_what_is_answered_belongs_to_the_algorithm():
     def vandal(oracle):
         x = np.vstack([np.eye(D), -np.eye(D)])

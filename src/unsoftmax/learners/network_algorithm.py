@@ -71,9 +71,10 @@ Algorithm: TypeAlias = Callable[[PointOracle], ReluNetwork]
 class AlgorithmTuning:
     """How an algorithm is run, and its network is checked."""
 
-    log_lengths: tuple[float, float] = (-1.0, 1.0)
-    """Range of log₁₀ of the length of fresh points, in distances of a typical hyperplane. Farther
-    out a network is its few steepest pieces; nearer it is affine."""
+    near: tuple[float, float] = (-0.5, 0.5)
+    far: tuple[float, float] = (0.5, 4.0)
+    """Ranges of log₁₀ of the length of fresh points, in distances of a typical hyperplane, half of
+    them each. Near points see most hyperplanes; far ones see neurons that are dead near 0."""
     roughly: float = 0.01
     """Share of the answers' size that a network may miss fresh points by where no error is
     stated: what misses more is no copy of the target."""
@@ -195,27 +196,30 @@ class NetworkAlgorithm(Configured):
         """Run the function: every question is a round; name it where it fails."""
         phase = f"network, by {self.name}"
 
-        def conversation(ask: Callable[[Array], Array]) -> ReluNetwork:
-            return self.algorithm(PointOracle(int(self.dim), ask))
-
         def asked(x: Array) -> Round:
             return [Singles(x, phase=phase, purpose="data")]
 
-        steps = as_generator(conversation, self.tuning.patience_s)
-        try:
-            network = yield from _as_rounds(steps, asked)
-        except (UnsoftmaxError, KeyboardInterrupt, GeneratorExit, MemoryError):
-            raise
-        except BaseException as error:  # SystemExit too: it would end the process without a word
-            raise AlgorithmError(
-                f"The algorithm {self.name} failed: {type(error).__name__}: {error}"
-            ) from error
+        network = yield from _as_rounds(as_generator(self._answered, self.tuning.patience_s), asked)
         if not isinstance(network, ReluNetwork) or network.dim != self.dim:
             raise AlgorithmError(
                 f"The algorithm {self.name} must return a ReluNetwork of {self.dim} dimensions; "
                 f"it returned {network!r}."
             )
         return network
+
+    def _answered(self, ask: Callable[[Array], Array]) -> ReluNetwork:
+        """Call the function; name it where it fails by itself."""
+        answers = _Answers(ask)
+        try:
+            return self.algorithm(PointOracle(int(self.dim), answers))
+        except (UnsoftmaxError, MemoryError):
+            raise
+        except BaseException as error:  # SystemExit too: it would end the process without a word
+            if error is answers.error:
+                raise
+            raise AlgorithmError(
+                f"The algorithm {self.name} failed: {type(error).__name__}: {error}"
+            ) from error
 
     def _errors(self) -> tuple[tuple[float, float], bool]:
         """Return the stated error's constant and slope, and whether there is one."""
@@ -233,6 +237,21 @@ class NetworkAlgorithm(Configured):
             else f"Nothing is certified of the network of {self.name}: no error was stated."
         )
         return (sentence, *(() if checks else ("Nothing was checked.",)))
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Answers to an algorithm's questions, and the error that came in place of one."""
+
+    ask: Callable[[Array], Array]
+    error: BaseException | None = None
+
+    def __call__(self, x: Array) -> Array:
+        try:
+            return self.ask(x)
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 def _as_rounds(
@@ -273,7 +292,10 @@ class AlgorithmResiduals:
     def points(self, count: int, rng: np.random.Generator) -> Array:
         """Draw fresh points of many lengths, (count, d)."""
         x = rng.standard_normal((count, self.network.dim)) / np.sqrt(self.network.dim)
-        lengths = 10.0 ** rng.uniform(*self.tuning.log_lengths, (count, 1))
+        near, far = (
+            rng.uniform(*decades, (count, 1)) for decades in (self.tuning.near, self.tuning.far)
+        )
+        lengths = 10.0 ** np.where(np.arange(count)[:, None] % 2, far, near)
         return np.asarray(self.length * lengths * x)
 
     def at(self, X: Array, y: Array) -> Residuals:
