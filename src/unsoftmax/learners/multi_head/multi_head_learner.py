@@ -53,7 +53,7 @@ class MultiHeadLearner(Configured):
     Parameters
     ----------
     dim : int
-        Dimension d of a token, 2 or more.
+        Dimension d of a token.
     max_heads : int
         More distinct heads than this are refused.
     biases : bool
@@ -114,7 +114,7 @@ class MultiHeadLearner(Configured):
     revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 2)
+        whole("dim", self.dim, 1)
         whole("max_heads", self.max_heads, 0)
         whole("seed", self.seed, 0)
         flag("biases", self.biases)
@@ -137,6 +137,7 @@ class MultiHeadLearner(Configured):
         unlucky = tuning.restarts.most_unlucky if soft else 0
         searches = tries * 4 * H * d + (tries + unlucky) * tuning.plan.per_head * (H + 1)
         at_most = tries * tuning.plan.times * bulk + searches + bulk * self.polish
+        at_most += tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
         return Plan(
@@ -166,13 +167,14 @@ class MultiHeadLearner(Configured):
         sought = SoughtHeads(self.max_heads, biases, self.rank, tuning)
         restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
         searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
-        found = yield from searches.run()
+        # half a circle needs a plane
+        found = (yield from searches.run()) if self.dim > 1 else None
         reduced, conclusion = searches.reduced, tuning.conclusion
         if found is not None:
             if self.polish:
                 found = yield from polished(found, reduced, biases, rng, tuning.correction)
             return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
-        if self.functional:
+        if self.functional and self.dim > 1:
             yield from searches.as_if_coarser()
         if self.functional and searches.contradicted and reduced.scale > 0:
             share, found = min(searches.contradicted, key=lambda pair: pair[0])
@@ -180,6 +182,9 @@ class MultiHeadLearner(Configured):
                 return (
                     yield from predicting(found, share, reduced, checks, rng, tuning=conclusion)
                 )
+        found = yield from searches.by_poles()
+        if found is not None:
+            return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
         reasons = self._reasons(searches.restarts)
         raise ModelMismatch(" ".join([*reasons, *reduced.precision.why]))
 

@@ -14,6 +14,7 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
 from unsoftmax.learners.multi_head.newton_correction import corrected
+from unsoftmax.learners.multi_head.pole_search import separated
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
@@ -57,6 +58,19 @@ class HeadSearches:
                 )
             if self.restarts.state is SearchState.FOUND:
                 return found
+        return None
+
+    def by_poles(self) -> Asking[RecoveredHeads | None]:
+        """Read all heads off the poles of lines, until a model is confirmed."""
+        sought, tuning = self.sought, self.sought.tuning.poles
+        for _ in range(tuning.lines):
+            found = yield from separated(
+                self.reduced, sought.max_heads, sought.biases, self.rng, tuning
+            )
+            if found is not None:
+                found, confirmed = yield from self._confirmed(found)
+                if confirmed:
+                    return found
         return None
 
     def _searched(
