@@ -137,13 +137,13 @@ class MultiHeadLearner(Configured):
         unlucky = tuning.restarts.most_unlucky if soft else 0
         searches = tries * 4 * H * d + (tries + unlucky) * tuning.plan.per_head * (H + 1)
         at_most = tries * tuning.plan.times * bulk + searches + bulk * self.polish
-        at_most += tuning.poles.at_most(H, d, self.biases)
+        by_poles = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
         return Plan(
             queries=None,
-            at_most=at_most,
-            tokens=2 * at_most + 4 * copies,
+            at_most=at_most + by_poles,
+            tokens=2 * at_most + 4 * (copies + by_poles),
             rounds=tuning.plan.rounds * (tries + unlucky // tuning.restarts.search_counts),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
             f"{H} of rank {r}",

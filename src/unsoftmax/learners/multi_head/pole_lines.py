@@ -28,7 +28,8 @@ class PoleLineTuning:
     poles: PoleTuning = field(default=PoleTuning())
     fit: HeadFitTuning = field(default=HeadFitTuning())
     octaves: int = 32
-    """The scale is looked for between 2⁻³² and 2³² times the query token, in both directions."""
+    """Offsets between 2⁻³² and 2³² are looked at, in both directions, in units of one over the
+    query token: logits are about ‖W‖ times that."""
     seen: float = 1e-2
     """Logits show from this share of the largest change on: they are then about 1/20."""
     first_logit: float = 0.08
@@ -52,7 +53,7 @@ class PoleLineTuning:
     from there find those from 0.3 to 5 % apart."""
     gain: float = 0.3
     """Heads are added beyond the poles while each lowers what is missed to this share."""
-    fits: float = 5.0
+    fits: float = 2.0
     """Heads explain answers that they miss by at most this many times their error (root mean
     square): right ones miss them by 0.1 to 1."""
 
@@ -150,22 +151,24 @@ def _scale(
     """
     lengths, length = tokens.reduced.lengths, float(np.linalg.norm(b))
     longest = (lengths.room - length) * (1 - lengths.tuning.rounding)
-    sizes = length * 2.0 ** np.arange(-tuning.octaves, tuning.octaves + 1)
+    sizes = 2.0 ** np.arange(-tuning.octaves, tuning.octaves + 1) / length
     sizes = np.append(sizes[sizes < longest], longest) if lengths.capped else sizes
     answers = yield from _asked(tokens, b, direction, np.concatenate([sizes, -sizes]))
     g, noise = (x.reshape(2, -1) / sizes for x in (answers.y, tuning.noises * answers.noise))
-    largest = float(np.max(np.abs(g)))
-    shows = np.any(np.abs(g) > np.maximum(tuning.seen * largest, noise), axis=0)
-    if not np.any(shows):
+    largest = float(np.max(np.abs(g), where=np.abs(g) > noise, initial=0.0))
+    if largest == 0:
         return None
+    shows = np.any(np.abs(g) > np.maximum(tuning.seen * largest, noise), axis=0)
     change = np.abs(g - g[:, -1:])
     moves = np.any(change > np.maximum(tuning.saturated * largest, noise + noise[:, -1:]), axis=0)
     first = int(np.argmax(shows))
     last = min(int(np.max(np.flatnonzero(moves), initial=first)) + 1, len(sizes) - 1)
     steepest, far = tuning.first_logit / float(sizes[first]), float(sizes[last])
-    share = 1.0 if tokens.biases else np.sqrt(tuning.middle * float(sizes[first]) / length)
+    # noise of a fixed size is small beside long offsets and tiny query tokens
+    fixed = tokens.biases or tokens.reduced.precision.absolute > 0
+    share = 1.0 if fixed else np.sqrt(tuning.middle * float(sizes[first]) / length)
     if share * length + far / share > lengths.room:
-        share = 1.0 if tokens.biases else tuning.query_share * lengths.room / length
+        share = 1.0 if fixed else tuning.query_share * lengths.room / length
         far = min(far, share * tuning.offset_share * lengths.room)
     return share * b, share * steepest, far / share
 

@@ -46,6 +46,9 @@ class PoleSearchTuning:
     moved: tuple[float, ...] = (1e-3, 1e-4)
     """How far offsets and query tokens are moved from the line at first, in turn until a fit
     succeeds, as shares of their norms. Larger: what is added is not linear; smaller: it drowns."""
+    further: tuple[float, ...] = (0.03, 0.3)
+    """How far they are moved next, where answers are so coarse, or heads so close, that a fit to
+    all offsets fails from there."""
     tied: float = 0.1
     """Heads whose logits on the line are this close, relative to them, are fitted as one direction
     at first."""
@@ -66,7 +69,7 @@ class PoleSearchTuning:
         """Return how many queries are asked at most."""
         line = 4 * self.line.octaves + 4 + self.line.points
         unknowns = min(heads * dim * (dim + 1 + biases), self.most_unknowns)
-        around = (len(self.moved) + 1) * (int(self.ample * unknowns) + self.spare)
+        around = (len(self.moved + self.further) + 1) * (int(self.ample * unknowns) + self.spare)
         return self.lines * (line + around)
 
 
@@ -88,7 +91,7 @@ def separated(
     if near is None:
         return None
     equations, found = yield from search.everywhere(near)
-    if not found.missed <= tuning.line.fits:
+    if found is None:
         return None
     return search.recovered(found, equations)
 
@@ -156,8 +159,22 @@ class _PoleSearch:
         b = line.b + moved * self.length * self._directions(n)
         return (yield from self.tokens.ask(a, b, 1 + np.arange(n) % 2 * (COPIES - 1), "near poles"))
 
-    def everywhere(self, near: FittedHeads) -> Asking[tuple[HeadEquations, FittedHeads]]:
+    def everywhere(self, near: FittedHeads) -> Asking[tuple[HeadEquations, FittedHeads | None]]:
         """Ask random offsets and query tokens at moderate logits; fit all."""
+        line, tuning = self.line, self.tuning
+        equations = yield from self._moderate(near)
+        found = fit_heads(equations, near.M, tuning.line.fit)
+        for moved in tuning.further:
+            if found.missed <= tuning.line.fits:
+                return equations, found
+            # what was read beside the line is too rough to go so far at once
+            around = line.equations.joined((yield from self._around(moved)))
+            near = fit_heads(around, near.M, tuning.line.fit)
+            found = fit_heads(equations, near.M, tuning.line.fit)
+        return equations, found if found.missed <= tuning.line.fits else None
+
+    def _moderate(self, near: FittedHeads) -> Asking[HeadEquations]:
+        """Ask random offsets and query tokens at which logits of ``near`` are moderate."""
         line, n = self.line, self._count()
         b = self.length * self._directions(n)
         a = self._directions(n)
@@ -167,8 +184,7 @@ class _PoleSearch:
             along = np.clip(self._logits(n) / logits, -line.far, line.far)
         a *= along[:, None]
         copies = 1 + np.arange(n) % 2 * (COPIES - 1)
-        equations = yield from self.tokens.ask(a, b, copies, "moderate logits")
-        return equations, fit_heads(equations, near.M, self.tuning.line.fit)
+        return (yield from self.tokens.ask(a, b, copies, "moderate logits"))
 
     def _directions(self, n: int) -> Array:
         """Draw n unit vectors."""
