@@ -39,7 +39,10 @@ class HeadFitTuning:
     least: float = 1e-16
     """Damping below this is rounding."""
     settled: float = 0.1
-    """Where all is within the noise, steps end that lower the sum of squares by a smaller share."""
+    """A step that lowers the sum of squares by a smaller share is slow. Where all is within the
+    noise it is the last,"""
+    patience: int = 12
+    """elsewhere so many slow steps in a row are followed by no other."""
     singular: float = 1e-13
     """Triangular factors with smaller diagonals (columns have norm 1) count as singular."""
 
@@ -95,8 +98,8 @@ class FittedHeads:
         J = np.concatenate([scores, equations.by_values(gates)], axis=1)
         columns = np.linalg.norm(J, axis=0)
         squares = np.full(len(columns), np.inf)
-        if np.all(columns > 0):
-            R = np.linalg.qr(J / columns, mode="r")
+        if 0 < len(columns) <= len(J) and np.all(columns > 0):
+            R = np.asarray(np.linalg.qr(J / columns, mode="r"))
             if np.all(np.diag(R) != 0):
                 inverse = scipy.linalg.solve_triangular(R, np.eye(len(R)))
                 squares = np.sum(inverse**2, axis=1) / columns**2
@@ -143,7 +146,7 @@ class _Fit:
 
     def run(self, C: Array) -> FittedHeads:
         tuning, n = self.tuning, len(self.equations.y)
-        here, damping = self.at(C), tuning.damping
+        here, damping, slow = self.at(C), tuning.damping, 0
         for _ in range(tuning.steps):
             better = self.better(C, here, damping)
             if better is None:
@@ -151,7 +154,8 @@ class _Fit:
             last = here.squares
             C, here, damping = better
             damping = damping / tuning.bolder if damping > tuning.least else 0.0
-            if here.squares < n and last - here.squares < tuning.settled * last:
+            slow = slow + 1 if last - here.squares < tuning.settled * last else 0
+            if slow > (0 if here.squares < n else tuning.patience):
                 break
         return FittedHeads(here.M, here.v, float(np.sqrt(here.squares / n)))
 
@@ -176,7 +180,8 @@ class _Fit:
         size = np.where(size > 0, size, 1.0)
         Q, R = np.linalg.qr(columns / size)
         y = self.equations.y / self.equations.noise
-        if np.min(np.abs(np.diag(R)), initial=1.0) > self.tuning.singular:
+        enough = len(R) == len(size)
+        if enough and np.min(np.abs(np.diag(R)), initial=1.0) > self.tuning.singular:
             v = scipy.linalg.solve_triangular(R, Q.T @ y)
         else:
             v = np.linalg.lstsq(columns / size, y, rcond=self.tuning.singular)[0]
@@ -193,9 +198,13 @@ class _Fit:
         """Return the damped step, or None where it is not determined."""
         size = np.linalg.norm(J, axis=0)
         size = np.where(size > 0, size, 1.0)
-        damped = np.concatenate([J / size, np.sqrt(damping) * np.eye(J.shape[1])])
-        Q, R = np.linalg.qr(damped)
+        n, unknowns = J.shape
+        # the right side as a last column: the orthonormal factor is not needed
+        damped = np.zeros((n + unknowns, unknowns + 1))
+        damped[:n, :-1], damped[:n, -1] = J / size, residual
+        np.fill_diagonal(damped[n:], np.sqrt(damping))
+        triangle = np.asarray(np.linalg.qr(damped, mode="r"))
+        R, right = triangle[:unknowns, :-1], triangle[:unknowns, -1]
         if not np.min(np.abs(np.diag(R)), initial=1.0) > self.tuning.singular:
             return None
-        step = scipy.linalg.solve_triangular(R, Q[: len(J)].T @ residual)
-        return np.asarray(step / size)
+        return np.asarray(scipy.linalg.solve_triangular(R, right) / size)

@@ -1,6 +1,6 @@
 """All heads along one line of offsets: 130 queries to find its scale, 200 that show the poles.
 
-Three copies of each λe + b and one b. Heads that switch at the same hyperplane on every half
+Nine copies of each λe + b, or three, and one b. Heads that switch at the same hyperplane on every half
 circle, such as W and 2W, W and −W, or all heads in one dimension, have different poles on nearly
 every line (`measure.poles`). What is read there is made precise by a fit (`solve.head_equations`)
 with as few heads as answers allow: heads that are equal stay one.
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.orientation import COPIES
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.measure.poles import PoleTuning, read_poles
 from unsoftmax.probes import Array, Indices, Sequences
@@ -27,6 +26,9 @@ class PoleLineTuning:
 
     poles: PoleTuning = field(default=PoleTuning())
     fit: HeadFitTuning = field(default=HeadFitTuning())
+    copies: tuple[int, ...] = (9, 3)
+    """Copies of λe + b, for one line after the other: more of them set poles further apart, which
+    shows four heads of which two are 1 % apart on 60 of 100 lines instead of 35."""
     octaves: int = 32
     """Offsets between 2⁻³² and 2³² are looked at, in both directions, in units of one over the
     query token: logits are about ‖W‖ times that."""
@@ -79,6 +81,14 @@ class CopiedTokens:
     reduced: ReducedAnswers
     biases: bool
 
+    def ask_line(
+        self, b: Array, direction: Array, offsets: Array, copies: int
+    ) -> Asking[HeadEquations]:
+        """Ask offsets along a direction at one query token."""
+        n = len(offsets)
+        a, b = offsets[:, None] * direction, np.repeat(b[None], n, axis=0)
+        return (yield from self.ask(a, b, np.full(n, copies), "poles"))
+
     def ask(self, a: Array, b: Array, copies: Indices, phase: str) -> Asking[HeadEquations]:
         """Ask offsets a (n, d), query tokens b (n, d), so many copies of each (n,)."""
         reduced, groups, probes = self.reduced, [], []
@@ -105,21 +115,25 @@ class CopiedTokens:
 def read_line(
     tokens: CopiedTokens,
     most: int,
+    copies: int,
     rng: np.random.Generator,
     tuning: PoleLineTuning,
 ) -> Asking[HeadLine | None]:
-    """Ask a random line at a random query token; None where no ``most`` heads explain it."""
+    """Ask a random line at a random query token; None where no ``most`` heads explain it.
+
+    Where nothing shows logits there are no heads on it.
+    """
     d, lengths = tokens.reduced.dim, tokens.reduced.lengths
     b, direction = rng.standard_normal((2, d))
     b *= min(lengths.length, tuning.query_share * lengths.room) / np.linalg.norm(b)
     direction /= np.linalg.norm(direction)
-    scale = yield from _scale(tokens, b, direction, tuning)
+    wide, scale = yield from _scale(tokens, b, direction, copies, tuning)
     if scale is None:
-        return None
+        return HeadLine(b, direction, np.inf, wide, *np.zeros((2, 0)))
     b, steepest, far = scale
     ends = np.arcsinh(far * steepest / 2)
     offsets = 2 / steepest * np.sinh(np.linspace(-ends, ends, tuning.points))
-    equations = yield from _asked(tokens, b, direction, offsets)
+    equations = yield from tokens.ask_line(b, direction, offsets, copies)
     along = HeadEquations(
         offsets[:, None],
         np.ones((len(offsets), 1)),
@@ -133,31 +147,24 @@ def read_line(
     return HeadLine(b, direction, far, equations, found.M.ravel(), found.v.ravel())
 
 
-def _asked(
-    tokens: CopiedTokens, b: Array, direction: Array, offsets: Array
-) -> Asking[HeadEquations]:
-    n = len(offsets)
-    a, b = offsets[:, None] * direction, np.repeat(b[None], n, axis=0)
-    return (yield from tokens.ask(a, b, np.full(n, COPIES), "poles"))
-
-
 def _scale(
-    tokens: CopiedTokens, b: Array, direction: Array, tuning: PoleLineTuning
-) -> Asking[tuple[Array, float, float] | None]:
+    tokens: CopiedTokens, b: Array, direction: Array, copies: int, tuning: PoleLineTuning
+) -> Asking[tuple[HeadEquations, tuple[Array, float, float] | None]]:
     """Find where logits show and where gates are saturated.
 
-    Return a query token as long as such offsets, the largest rate and the farthest offset; None
-    where no logits show.
+    Return what was asked, and a query token as long as such offsets, the largest rate and the
+    farthest offset; None where no logits show.
     """
     lengths, length = tokens.reduced.lengths, float(np.linalg.norm(b))
     longest = (lengths.room - length) * (1 - lengths.tuning.rounding)
     sizes = 2.0 ** np.arange(-tuning.octaves, tuning.octaves + 1) / length
     sizes = np.append(sizes[sizes < longest], longest) if lengths.capped else sizes
-    answers = yield from _asked(tokens, b, direction, np.concatenate([sizes, -sizes]))
+    both = np.concatenate([sizes, -sizes])
+    answers = yield from tokens.ask_line(b, direction, both, copies)
     g, noise = (x.reshape(2, -1) / sizes for x in (answers.y, tuning.noises * answers.noise))
     largest = float(np.max(np.abs(g), where=np.abs(g) > noise, initial=0.0))
     if largest == 0:
-        return None
+        return answers, None
     shows = np.any(np.abs(g) > np.maximum(tuning.seen * largest, noise), axis=0)
     change = np.abs(g - g[:, -1:])
     moves = np.any(change > np.maximum(tuning.saturated * largest, noise + noise[:, -1:]), axis=0)
@@ -170,7 +177,7 @@ def _scale(
     if share * length + far / share > lengths.room:
         share = 1.0 if fixed else tuning.query_share * lengths.room / length
         far = min(far, share * tuning.offset_share * lengths.room)
-    return share * b, share * steepest, far / share
+    return answers, (share * b, share * steepest, far / share)
 
 
 def _fewest(line: HeadEquations, most: int, tuning: PoleLineTuning) -> FittedHeads | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.orientation import COPIES
@@ -60,33 +61,44 @@ class PoleSearchTuning:
     """Smallest logit, of one head, at random offsets,"""
     largest_logit: float = 6.0
     """and the largest."""
-    most_unknowns: int = 2000
+    most_unknowns: int = 1200
     """Systems of more unknowns are not tried: a fit would take minutes."""
     faint: float = 1e-8
     """A head W = 0 with values below this share of the others' is none."""
 
-    def at_most(self, heads: int, dim: int, biases: bool) -> int:
-        """Return how many queries are asked at most."""
+    def at_most(self, heads: int, dim: int, biases: bool) -> tuple[int, int]:
+        """Return how many queries, and tokens, are asked at most."""
         line = 4 * self.line.octaves + 4 + self.line.points
         unknowns = min(heads * dim * (dim + 1 + biases), self.most_unknowns)
         around = (len(self.moved + self.further) + 1) * (int(self.ample * unknowns) + self.spare)
-        return self.lines * (line + around)
+        tokens = line * (max(self.line.copies) + 1) + around * (COPIES + 1)
+        return self.lines * (line + around), self.lines * tokens
 
 
 def separated(
     reduced: ReducedAnswers,
     most: int,
+    copies: int,
     biases: bool,
+    *,
     rng: np.random.Generator,
     tuning: PoleSearchTuning,
 ) -> Asking[RecoveredHeads | None]:
-    """Read all heads, ``most`` at most, off one line; None where its answers do not tell them."""
-    tokens = CopiedTokens(reduced, biases)
-    line = yield from read_line(tokens, most, rng, tuning.line)
-    unknowns = reduced.dim * (reduced.dim + 1 + biases)
-    if line is None or len(line.rate) * unknowns > tuning.most_unknowns:
+    """Read all heads, ``most`` at most, off one line; None where its answers do not tell them.
+
+    Tokens of the line are sent in so many ``copies``.
+    """
+    tokens, d = CopiedTokens(reduced, biases), reduced.dim
+    if reduced.scale == 0:
+        nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=reduced.c)
+        return RecoveredHeads(nothing, dict.fromkeys("Wvw", np.zeros(0)), reduced.lengths.length)
+    line = yield from read_line(tokens, most, copies, rng, tuning.line)
+    if line is None or len(line.rate) * d * (d + 1 + biases) > tuning.most_unknowns:
         return None
     search = _PoleSearch(tokens, line, rng, tuning)
+    if not len(line.rate):  # no logits
+        none = FittedHeads(np.zeros((0, d, d + biases)), np.zeros((0, d)), 0.0)
+        return search.recovered(none, line.equations)
     near = yield from search.near()
     if near is None:
         return None
@@ -194,22 +206,20 @@ class _PoleSearch:
     def recovered(self, found: FittedHeads, equations: HeadEquations) -> RecoveredHeads:
         """Put the heads together, with what the answers' precision makes of each."""
         reduced, d = self.tokens.reduced, self.tokens.reduced.dim
-        M, v = found.M, found.v
         of_M, of_v = (max(1.0, found.missed) * x for x in found.deviations(equations))
         errors = {
             "W": np.linalg.norm(of_M[:, :, :d], axis=(1, 2)),
             "v": np.linalg.norm(of_v, axis=1),
             "w": np.linalg.norm(of_M[:, :, d:], axis=(1, 2)),
         }
-        W, w = M[:, :, :d], M[:, :, d:].sum(axis=2)
-        rest, error = reduced.s - v.sum(axis=0), float(np.linalg.norm(errors["v"]))
+        W, w, v = found.M[:, :, :d], found.M[:, :, d:].sum(axis=2), found.v
+        rest, error = reduced.s - v.sum(axis=0), reduced.eta * reduced.scale
+        error = float(np.hypot(error, np.linalg.norm(errors["v"])))
         faint = max(self.tuning.faint * reduced.scale, self.tuning.line.noises * error)
         if float(np.linalg.norm(rest)) > faint:  # a head W = 0
-            shows = self.tuning.line.noises * equations.noise / np.abs(equations.a @ rest)
-            size = np.linalg.norm(equations.a, axis=1)
-            unseen = float(np.median(shows / size))
             W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
             v = np.concatenate([v, rest[None]])
+            unseen = self.unseen(rest, equations)
             added = {"W": unseen / self.length, "v": error, "w": unseen * self.tokens.biases}
             errors = {name: np.append(errors[name], added[name]) for name in errors}
         count = "1 head" if len(v) == 1 else f"{len(v)} heads"
@@ -218,3 +228,11 @@ class _PoleSearch:
             "(Proposition 7.1). Told apart by the poles of answers along a line."
         )
         return RecoveredHeads(MultiHead(W, v, w, reduced.c), errors, self.length, notes=(note,))
+
+    def unseen(self, v: Array, equations: HeadEquations) -> float:
+        """Return the size of u_h that a head of values v has before its logits are seen."""
+        gate = scipy.special.expit(equations.shift)
+        seen = self.tuning.line.noises * equations.noise / (gate * (1 - gate))
+        with np.errstate(divide="ignore"):
+            sizes = seen / np.abs(equations.a @ v) / np.linalg.norm(equations.a, axis=1)
+        return float(np.median(sizes))

@@ -7,6 +7,7 @@ its outcome counts for and what the next one does otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 import numpy as np
 
@@ -63,11 +64,16 @@ class HeadSearches:
     def by_poles(self) -> Asking[RecoveredHeads | None]:
         """Read all heads off the poles of lines, until a model is confirmed."""
         sought, tuning = self.sought, self.sought.tuning.poles
-        for _ in range(tuning.lines):
+        for _, copies in zip(range(tuning.lines), cycle(tuning.line.copies), strict=False):
             found = yield from separated(
-                self.reduced, sought.max_heads, sought.biases, self.rng, tuning
+                self.reduced,
+                sought.max_heads,
+                copies,
+                sought.biases,
+                rng=self.rng,
+                tuning=tuning,
             )
-            if found is not None:
+            if found is not None and not found.above(sought.rank, tuning.line.noises):
                 found, confirmed = yield from self._confirmed(found)
                 if confirmed:
                     return found
