@@ -18,13 +18,15 @@ Source: Nakatsukasa, Sète, Trefethen, The AAA algorithm for rational approximat
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.interpolate import AAA
+import scipy
+from numpy.typing import NDArray
 
 from unsoftmax.probes import Array
+
+Complex = NDArray[np.complex128]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,7 @@ def read_poles(
     if not largest > 0:
         return GatePoles(*np.zeros((4, 0)))
     finest = max(tuning.finest, tuning.noises * float(np.median(noise)) / largest)
-    with warnings.catch_warnings():  # no convergence: no poles worth having, which is seen later
-        warnings.simplefilter("ignore")
-        rational = AAA(offsets, y, rtol=finest, max_terms=tuning.terms)
-        poles, residues = rational.poles(), rational.residues()
+    poles, residues = _poles_of(*_approximation(offsets, y, finest * largest, tuning.terms))
     upper = (poles.imag > 0) & (poles.real != 0)
     poles, residues = poles[upper], residues[upper]
     towards = -np.sign(poles.real) * 1j * np.pi - shift  # t times the pole, if it is a head's
@@ -96,3 +95,37 @@ def read_poles(
     weight = (residues * rate / poles)[order]
     rate = rate[order]
     return GatePoles(rate, weight.real, np.abs(rate) * off[order], np.abs(weight.imag))
+
+
+def _approximation(x: Array, y: Array, error: float, terms: int) -> tuple[Array, Array, Array]:
+    """Return support points z, values f and weights w of Σ w f/(x−z) / Σ w/(x−z) (AAA)."""
+    rest = np.ones(len(x), dtype=bool)
+    missed = np.abs(y - np.mean(y))
+    z = f = w = np.zeros(0)
+    while len(z) < min(terms, len(x) // 2):
+        new = int(np.argmax(missed))
+        rest[new] = False
+        z, f = np.append(z, x[new]), np.append(f, y[new])
+        cauchy = 1 / (x[rest, None] - z)
+        loewner = (y[rest, None] - f) * cauchy
+        w = np.linalg.svd(loewner, full_matrices=False)[2][-1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = (cauchy @ (w * f)) / (cauchy @ w)
+        missed = np.zeros(len(x))
+        missed[rest] = np.nan_to_num(np.abs(y[rest] - values), nan=np.inf)
+        if np.max(missed) <= error:
+            break
+    return z, f, w
+
+
+def _poles_of(z: Array, f: Array, w: Array) -> tuple[Complex, Complex]:
+    """Return poles and residues: roots of Σ w/(λ−z) are eigenvalues of an arrowhead pencil."""
+    arrow = np.diag(np.append(0.0, z))
+    arrow[0, 1:], arrow[1:, 0] = w, 1.0
+    finite = np.diag(np.append(0.0, np.ones(len(z))))
+    top, bottom = scipy.linalg.eigvals(arrow, finite, homogeneous_eigvals=True)
+    ends = np.abs(bottom) > 0
+    poles = np.asarray(top[ends] / bottom[ends], dtype=np.complex128)
+    poles = poles[np.isfinite(poles) & (poles.imag != 0)]
+    cauchy = 1 / (poles[:, None] - z)
+    return poles, np.asarray((cauchy @ (w * f)) / -(cauchy**2 @ w))

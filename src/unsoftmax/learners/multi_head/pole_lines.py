@@ -1,9 +1,9 @@
 """All heads along one line of offsets: 130 queries to find its scale, 200 that show the poles.
 
-Nine copies of each λe + b, or three, and one b. Heads that switch at the same hyperplane on every half
-circle, such as W and 2W, W and −W, or all heads in one dimension, have different poles on nearly
-every line (`measure.poles`). What is read there is made precise by a fit (`solve.head_equations`)
-with as few heads as answers allow: heads that are equal stay one.
+Nine copies of each λe + b, or three, and one b. Heads that switch at the same hyperplane on every
+half circle, such as W and 2W, W and −W, or all heads in one dimension, have different poles on
+nearly every line (`measure.poles`). What is read there is made precise by a fit
+(`solve.head_equations`) with as few heads as answers allow: heads that are equal stay one.
 """
 
 from __future__ import annotations
