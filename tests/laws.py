@@ -329,6 +329,14 @@ CASES = [
         single=False,
     ),
     Case(
+        "MultiHeadLearner in one dimension",
+        lambda seed: us.learners.MultiHeadLearner(1, 4, biases=True, seed=seed),
+        _several(1, 2, True),
+        _one_by_one,
+        within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
         "MultiHeadLearner, polished",
         lambda seed: us.learners.MultiHeadLearner(4, 8, polish=True, seed=seed),
         _several(4, 5, False),

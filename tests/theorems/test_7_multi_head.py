@@ -201,7 +201,6 @@ KNOWN = [
 ]
 # W nearly equal, or spread by 10⁸ in all: the certificate says how much is lost
 LOSSY = {"W nearly equal": 1e-6, "W and v spread": 1e-6}
-REFUSED = ["(W, v) and (−W, v)", "W and 2W", "rank 1, common column space", "nearly one W"]
 
 
 @pytest.mark.parametrize("kind", KNOWN)
@@ -214,14 +213,6 @@ def test_hostile_structure_is_recovered(kind, trials):
         assert apart["v"] <= 1e-9, seed
         assert within_the_certificate(recovery, target), seed
         assert us.equivalent(recovery.model, target, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", REFUSED[:3])
-def test_what_two_tokens_cannot_tell_apart_is_refused(kind, trials):
-    for seed in range(trials(1, 20)):
-        target = hostile(kind, seed)
-        with pytest.raises(us.ModelMismatch, match="same hyperplanes"):
-            us.learn(hidden(target), Learner(8, 16, seed=seed))
 
 
 def test_heads_closer_and_closer_are_recovered_within_the_certificate_or_refused(trials):
@@ -511,14 +502,19 @@ def test_a_large_radius_costs_what_none_does(biases, trials):
         assert ratio <= (100 if biases else 10)
 
 
-def test_a_radius_that_is_too_small_is_refused_by_name(trials):
+def test_a_small_radius_is_enough_for_poles_or_refused_by_name(trials):
+    """Poles need no saturation: logits of 1/100 tell one head."""
     for seed, (heads, dim, radius) in enumerate(
-        [(4, 16, 10.0), (2, 8, 5.0), (1, 8, 2.0), (1, 3, 0.1), (3, 4, 1e-5)] * trials(1, 10)
+        [(4, 8, 10.0), (2, 8, 5.0), (1, 8, 2.0), (1, 3, 0.1), (3, 4, 1e-5)] * trials(1, 10)
     ):
         for biases in (False, True):
             target = several(heads, dim, seed, biases=biases)
-            with pytest.raises(us.ModelMismatch, match="Give a larger radius"):
-                capped(target, radius, seed, biases=biases)
+            if radius == 1e-5:
+                with pytest.raises(us.ModelMismatch, match="Give a larger radius"):
+                    capped(target, radius, seed, biases=biases)
+                continue
+            recovery, _ = capped(target, radius, seed, biases=biases)
+            assert within_the_certificate(recovery, target)
 
 
 def test_what_a_small_radius_may_hide_is_in_the_certificate(trials):
@@ -599,13 +595,6 @@ def test_hostile_structure_is_recovered_under_a_cap(kind, trials):
         assert us.equivalent(recovery.model, target, rtol=1e-5), seed
 
 
-@pytest.mark.parametrize("kind", REFUSED[:3])
-def test_what_is_refused_without_a_cap_is_refused_with_one(kind, trials):
-    for seed in range(trials(1, 10)):
-        with pytest.raises(us.ModelMismatch, match="same hyperplanes"):
-            capped(hostile(kind, seed), 1e3, seed, max_heads=16)
-
-
 def test_more_heads_than_allowed_are_told_under_a_cap(trials):
     for seed in range(trials(2, 20)):
         with pytest.raises(us.ModelMismatch, match="raise max_heads"):
@@ -675,7 +664,7 @@ def test_biases_that_were_not_asked_for_are_refused():
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"dim": 1, "max_heads": 3}, ValueError),
+        ({"dim": 0, "max_heads": 3}, ValueError),
         ({"dim": 4, "max_heads": -1}, ValueError),
         ({"dim": 4, "max_heads": 2.0}, TypeError),
         ({"dim": 4, "max_heads": 2, "rank": 0}, ValueError),

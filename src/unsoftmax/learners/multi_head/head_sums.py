@@ -260,4 +260,6 @@ def _refuse_repeating(form: Precision, first: _FirstAnswers) -> Asking[None]:
 
 def _directions(dim: int, rng: np.random.Generator, count: int) -> Array:
     x = rng.standard_normal((count, dim))
+    if dim == 1:  # answers to ±1 are as round as v
+        return np.asarray(np.sign(x) * rng.uniform(0.5, 1.0, x.shape))
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))

@@ -14,11 +14,12 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 5. three copies of a token tell W_h from −W_h (`orientation`);
 6. fresh sequences confirm or refuse (`fresh_sequences`, `conclusions`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
-   failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `restarts`).
+   failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `restarts`);
+7. where no half circle shows the heads one by one, as with W and 2W, or in one dimension, all are
+   read off the poles of answers along one line (`pole_lines`, `pole_search`).
 
 Under a cap on tokens (`token_lengths`) gates may stay open at the longest offsets. Such parts of
-the half circle are left out of the search, and open gates are counted with their values. Where no
-half circle shows the heads one by one the target is refused.
+the half circle are left out of the search, and open gates are counted with their values.
 
 It may not know anything of the target but its answers.
 """
@@ -53,7 +54,7 @@ class MultiHeadLearner(Configured):
     Parameters
     ----------
     dim : int
-        Dimension d of a token, 2 or more.
+        Dimension d of a token.
     max_heads : int
         More distinct heads than this are refused.
     biases : bool
@@ -87,9 +88,10 @@ class MultiHeadLearner(Configured):
     H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
     times where heads hardly switch; as many again where heads are close. `plan` gives what is
     never exceeded.
-    *Determined up to* order; heads of equal W and w are one.
-    *Refused*: heads whose hyperplanes a·(W_h b + w_h) = 0 coincide for every b, such as W and
-    2W; and (W, v) beside (−W, v). *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
+    *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
+    a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
+    told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
+    more for each of a few lines. *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
 
     Examples
     --------
@@ -114,7 +116,7 @@ class MultiHeadLearner(Configured):
     revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 2)
+        whole("dim", self.dim, 1)
         whole("max_heads", self.max_heads, 0)
         whole("seed", self.seed, 0)
         flag("biases", self.biases)
@@ -137,12 +139,13 @@ class MultiHeadLearner(Configured):
         unlucky = tuning.restarts.most_unlucky if soft else 0
         searches = tries * 4 * H * d + (tries + unlucky) * tuning.plan.per_head * (H + 1)
         at_most = tries * tuning.plan.times * bulk + searches + bulk * self.polish
+        by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
         return Plan(
             queries=None,
-            at_most=at_most,
-            tokens=2 * at_most + 4 * copies,
+            at_most=at_most + by_poles,
+            tokens=2 * at_most + 4 * copies + pole_tokens,
             rounds=tuning.plan.rounds * (tries + unlucky // tuning.restarts.search_counts),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
             f"{H} of rank {r}",
@@ -166,13 +169,14 @@ class MultiHeadLearner(Configured):
         sought = SoughtHeads(self.max_heads, biases, self.rank, tuning)
         restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
         searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
-        found = yield from searches.run()
+        # half a circle needs a plane
+        found = (yield from searches.run()) if self.dim > 1 else None
         reduced, conclusion = searches.reduced, tuning.conclusion
         if found is not None:
             if self.polish:
                 found = yield from polished(found, reduced, biases, rng, tuning.correction)
             return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
-        if self.functional:
+        if self.functional and self.dim > 1:
             yield from searches.as_if_coarser()
         if self.functional and searches.contradicted and reduced.scale > 0:
             share, found = min(searches.contradicted, key=lambda pair: pair[0])
@@ -180,6 +184,9 @@ class MultiHeadLearner(Configured):
                 return (
                     yield from predicting(found, share, reduced, checks, rng, tuning=conclusion)
                 )
+        found = yield from searches.by_poles()
+        if found is not None:
+            return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
         reasons = self._reasons(searches.restarts)
         raise ModelMismatch(" ".join([*reasons, *reduced.precision.why]))
 
@@ -189,17 +196,18 @@ class MultiHeadLearner(Configured):
             yield (
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
                 "one: along every half circle that was tried gates stay open, or two of them open "
-                "together. Give a larger radius, if the target allows one. If that changes "
-                "nothing, two heads have the same hyperplanes for every query token, or there are "
-                "more than max_heads."
+                "together; and the poles of answers along lines do not tell them apart. Give a "
+                "larger radius, if the target allows one. If that changes nothing, heads are too "
+                "close or too many for answers as precise as these."
             )
             return
+        circles = f"{len(self.tuning.restarts.starts)} searches along half circles and "
         yield (
-            f"No search of {len(self.tuning.restarts.starts)} gave heads that predict fresh "
-            "answers. Two heads may have the same hyperplanes for every query token (W and 2W, "
-            "or columns of all W_h along one vector), or be W and −W with equal v, or be too "
-            "close for answers as precise as these; or there are more than max_heads, or the "
-            "target is no sum of attention heads."
+            f"None of {circles if self.dim > 1 else ''}{self.tuning.poles.lines} for poles along "
+            "lines gave heads that predict fresh answers. Heads with the same hyperplanes for "
+            "every query token (W and 2W, or columns of all W_h along one vector) may be too many "
+            "or too close for answers as precise as these, as others may be; or there are more "
+            "than max_heads, or the target is no sum of attention heads."
         )
         if not self.functional:
             yield "With functional=True what predicts answers well is returned."

@@ -12,6 +12,7 @@ from unsoftmax.learners.multi_head.in_plane import InPlaneTuning
 from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
 from unsoftmax.learners.multi_head.orientation import OrientationTuning
 from unsoftmax.learners.multi_head.out_of_plane import OutOfPlaneTuning
+from unsoftmax.learners.multi_head.pole_search import PoleSearchTuning
 from unsoftmax.learners.multi_head.restarts import RestartTuning
 from unsoftmax.learners.multi_head.token_lengths import TokenLengthTuning
 from unsoftmax.learners.multi_head.unseen_logits import UnseenLogitsTuning
@@ -77,4 +78,5 @@ class MultiHeadTuning:
     correction: CorrectionTuning = field(default=CorrectionTuning())
     conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
     restarts: RestartTuning = field(default=RestartTuning())
+    poles: PoleSearchTuning = field(default=PoleSearchTuning())
     plan: PlanTuning = field(default=PlanTuning())

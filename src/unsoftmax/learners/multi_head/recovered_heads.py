@@ -33,6 +33,18 @@ class RecoveredHeads:
         size = size + np.linalg.norm(self.model.w, axis=1) / self.length
         return bool(np.any((self.errors["W"][: len(size)] > most * size) & (size > 0)))
 
+    def above(self, rank: int | None, errors: float) -> bool:
+        """Tell whether some [W_h w_h] has a rank above the one that was given.
+
+        Singular values above so many ``errors`` count to it.
+        """
+        if rank is None:
+            return False
+        both = np.concatenate([self.model.W, self.model.w[:, :, None] / self.length], axis=2)
+        sizes = np.linalg.svd(both, compute_uv=False)
+        error = (self.errors["W"] + self.errors["w"] / self.length)[: len(sizes), None]
+        return bool(np.any(sizes[:, rank:] > errors * error))
+
     @property
     def largest(self) -> dict[str, float]:
         """The largest error of each parameter over heads."""

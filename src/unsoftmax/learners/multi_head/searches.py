@@ -7,6 +7,7 @@ its outcome counts for and what the next one does otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
 from unsoftmax.learners.multi_head.newton_correction import corrected
+from unsoftmax.learners.multi_head.pole_search import separated
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
@@ -57,6 +59,24 @@ class HeadSearches:
                 )
             if self.restarts.state is SearchState.FOUND:
                 return found
+        return None
+
+    def by_poles(self) -> Asking[RecoveredHeads | None]:
+        """Read all heads off the poles of lines, until a model is confirmed."""
+        sought, tuning = self.sought, self.sought.tuning.poles
+        for _, copies in zip(range(tuning.lines), cycle(tuning.line.copies), strict=False):
+            found = yield from separated(
+                self.reduced,
+                sought.max_heads,
+                copies,
+                sought.biases,
+                rng=self.rng,
+                tuning=tuning,
+            )
+            if found is not None and not found.above(sought.rank, tuning.line.noises):
+                found, confirmed = yield from self._confirmed(found)
+                if confirmed:
+                    return found
         return None
 
     def _searched(

@@ -1,0 +1,89 @@
+"""Poles of gates along a line: rates and weights of heads from synthetic answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from unsoftmax.measure.poles import PoleTuning, read_poles
+
+SHIFT = np.log(3.0)
+
+
+def line(rates, weights, shift=SHIFT, points=200, noise=0.0, seed=0):
+    """Answers at offsets that show the slowest rate to logits of 12; their noise."""
+    rates, weights = np.array(rates), np.array(weights)
+    fastest, far = np.max(np.abs(rates)), 12 / np.min(np.abs(rates))
+    end = np.arcsinh(far * fastest / 2)
+    x = 2 / fastest * np.sinh(np.linspace(-end, end, points))
+    gates = expit(np.outer(x, rates) + shift) - expit(shift)
+    y = x * (gates @ weights)
+    deviation = noise * np.max(np.abs(y))
+    y = y + deviation * np.random.default_rng(seed).standard_normal(points)
+    return x, y, shift, np.full(points, max(deviation, 1e-16))
+
+
+def nearest(found, rates):
+    """For every rate the nearest that was found."""
+    return [int(np.argmin(np.abs(found.rate - rate))) for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("rates", "accuracy"),
+    [
+        ([1.0], 1e-10),
+        ([1.0, 2.0], 1e-6),
+        ([1.0, -1.0], 1e-6),
+        ([1.0, 1.01], 1e-4),
+        ([1.0, 0.2], 1e-3),
+        ([1.0, 2.0, 3.0, -1.5], 1e-2),
+    ],
+)
+@pytest.mark.parametrize("shift", [np.log(2.0), SHIFT, np.log(9.0)])
+def test_rates_and_weights_are_read(rates, accuracy, shift):
+    weights = np.array([1.0, -0.7, 0.4, 0.6])[: len(rates)]
+    found = read_poles(*line(rates, weights, shift))
+    near = nearest(found, rates)
+    assert sorted(near) == list(range(len(rates)))  # the surest first
+    np.testing.assert_allclose(found.rate[near], rates, rtol=accuracy)
+    np.testing.assert_allclose(found.weight[near], weights, rtol=100 * accuracy)
+
+
+def test_errors_say_how_far_readings_are_off(trials):
+    ratios = []
+    for seed in range(trials(20, 200)):
+        rng = np.random.default_rng(seed)
+        rates = rng.uniform(0.5, 2, 3) * rng.choice([-1, 1], 3)
+        found = read_poles(*line(rates, rng.standard_normal(3)))
+        near = nearest(found, rates)
+        ratios.append(np.max(np.abs(found.rate[near] - rates) / (found.rate_error[near] + 1e-12)))
+    assert np.median(ratios) < 3
+
+
+def test_equal_heads_have_one_pole():
+    found = read_poles(*line([1.0, 1.0, -0.6], [2.0, -0.5, 1.0]))
+    assert found.rate[:2] == pytest.approx([1.0, -0.6], abs=1e-6)
+    assert found.weight[:2] == pytest.approx([1.5, 1.0], abs=1e-5)
+    assert np.all(found.rate_error[2:] > 1e-4)
+
+
+@pytest.mark.parametrize("noise", [1e-12, 1e-9, 1e-6])
+def test_noise_is_not_followed(noise):
+    found = read_poles(*line([1.0, 2.0], [1.0, -0.5], noise=noise))
+    near = nearest(found, [1.0, 2.0])
+    np.testing.assert_allclose(found.rate[near], [1.0, 2.0], rtol=0.1)
+    assert len(found) <= 12
+
+
+def test_nothing_is_read_from_nothing():
+    x, y, shift, noise = line([1.0], [0.0])
+    assert len(read_poles(x, y, shift, noise)) == 0
+    assert len(read_poles(x, x**2, shift, noise)) == 0
+
+
+def test_poles_off_their_ray_are_none():
+    x, y, shift, noise = line([1.0, 2.0], [1.0, -0.5])
+    assert len(read_poles(x, y, shift, noise, PoleTuning(off_ray=1e-3))) == 2
+    # answers without copies have their poles on the imaginary axis
+    assert len(read_poles(x, x * np.tanh(x), shift, noise, PoleTuning(off_ray=1e-3))) == 0
