@@ -28,7 +28,10 @@ from unsoftmax.models import (
     Transformer,
     canonical,
     equivalent,
+    find_projections,
+    from_projections,
     load,
+    load_weights,
 )
 
 __version__ = "0.1.0"
@@ -54,9 +57,12 @@ __all__ = [
     "UnsoftmaxError",
     "canonical",
     "equivalent",
+    "find_projections",
+    "from_projections",
     "learn",
     "learners",
     "load",
+    "load_weights",
     "oracles",
     "theory",
 ]

@@ -23,6 +23,8 @@ COMMANDS = {
     "learn": "Recover TARGET's parameters by asking it.",
     "compare": "Say whether two models compute the same function: 0 equal, 1 different, "
     "3 undecided.",
+    "convert": "Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model "
+    "file.",
 }
 
 

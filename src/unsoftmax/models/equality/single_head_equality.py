@@ -6,6 +6,7 @@ where v ≠ 0. So the canonical form sets W = 0 and w = 0 when v = 0, and is oth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,7 +14,13 @@ import numpy as np
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
-from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance, norm_of
+from unsoftmax.models.equality.equivalence import (
+    Equivalence,
+    ModelEquality,
+    Tolerance,
+    norm_of,
+    share_of,
+)
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.single_head import SingleHead
@@ -53,6 +60,19 @@ class SingleHeadEquality(ModelEquality[SingleHead]):
             return Equivalence("equal", None, gap)
         families = candidates(a, b, self.witnesses)
         return Equivalence.unequal(witness_of(a, b, families, self._rounding), gap)
+
+    def share(self, a: SingleHead, b: SingleHead, errors: Mapping[str, float]) -> float:
+        """Compare W, v, w and c with the bound on each."""
+        a, b = self.canonical(a), self.canonical(b)
+        return max(
+            share_of(norm_of(np.asarray(mine - other)), errors, name)
+            for name, mine, other in (
+                ("W", a.W, b.W),
+                ("v", a.v, b.v),
+                ("w", a.w, b.w),
+                ("c", np.array(a.c), np.array(b.c)),
+            )
+        )
 
     def _rounding(self, head: SingleHead, X: Array) -> Array:
         """Bound the rounding of answers: of values, and of scores, which move the weights."""
