@@ -33,7 +33,7 @@ def folder(tmp_path):
     arrays = {n: rng.standard_normal(s).astype(np.float32) / 3 for n, s in shapes.items()}
     arrays |= {f"{n}_bias": rng.standard_normal(s[0]).astype(np.float32) / 3
                for n, s in shapes.items()}  # fmt: skip
-    np.savez(tmp_path / "layer.npz", **arrays)
+    np.savez(tmp_path / "layer.npz", **arrays)  # type: ignore[arg-type]
     (tmp_path / "service.py").write_text(textwrap.dedent(SERVICE))
     return tmp_path
 
@@ -66,7 +66,7 @@ def test_several_layers_and_json(folder):
         for i in range(2)
         for n, x in arrays.items()
     }
-    np.savez(folder / "model.npz", **named)
+    np.savez(folder / "model.npz", **named)  # type: ignore[arg-type]
     words = "convert", "model.npz", "--heads", 2, "--coordinate", 0, "--json"
     several = run(folder, *words)
     assert (several.returncode, "2 attention layers" in several.stderr) == (2, True)

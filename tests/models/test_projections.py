@@ -24,7 +24,7 @@ def layer(seed, d, size, heads, kv_heads, outputs):
 
 def attend(X, arrays, heads, kv_heads):
     """What such a layer answers, written out: (B, outputs)."""
-    q, k, v, o = (X @ arrays[n].T + arrays[f"{n}_bias"] if n != "o" else None for n in "qkvo")
+    q, k, v = (X @ arrays[n].T + arrays[f"{n}_bias"] for n in "qkv")
     size = arrays["q"].shape[0] // heads
     joined = []
     for h in range(heads):
