@@ -66,7 +66,7 @@ def test_several_layers_and_json(folder):
         for i in range(2)
         for n, x in arrays.items()
     }
-    np.savez(folder / "model.npz", **named)  # type: ignore[arg-type]
+    np.savez(folder / "model.npz", **named)
     words = "convert", "model.npz", "--heads", 2, "--coordinate", 0, "--json"
     several = run(folder, *words)
     assert (several.returncode, "2 attention layers" in several.stderr) == (2, True)
