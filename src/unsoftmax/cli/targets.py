@@ -14,8 +14,8 @@ from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
 
 HELP = (
-    "What to ask: a model.safetensors, or module:function (imports the module from the current "
-    "folder or the environment, and runs it)."
+    "What to ask: a model.safetensors, a model.onnx, or module:function (imports the module from "
+    "the current folder or the environment, and runs it)."
 )
 
 
@@ -26,11 +26,12 @@ def resolve(target: str, coordinate: int | None = None) -> Oracle:
 
 
 def _named(target: str) -> Oracle:
-    if target.endswith(".safetensors"):
+    opened = {".safetensors": load, ".onnx": oracles.from_onnx}.get(Path(target).suffix)
+    if opened is not None:
         try:
-            model: Oracle = load(target)
+            model: Oracle = opened(target)
             return model
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ImportError) as error:
             raise Refusal(str(error)) from error
     if (Path(target) / "model.safetensors").is_file():
         raise Refusal(f"{target} is a folder: did you mean {target}/model.safetensors?")
@@ -39,8 +40,8 @@ def _named(target: str) -> Oracle:
         raise Refusal(f"A module is named without .py: {module.removesuffix('.py')}:{name}")
     if not colon or "/" in target or not name or not module:
         raise Refusal(
-            f"{target!r} is no target: give a .safetensors model, or module:function for a "
-            "function that maps sequences (B, N, d) to B numbers, or to B rows of numbers."
+            f"{target!r} is no target: give a .safetensors or .onnx model, or module:function "
+            "for a function that maps sequences (B, N, d) to B numbers, or to B rows of numbers."
         )
     stderr.print(f"Importing {module} and calling {name}.", markup=False, highlight=False)
     sys.path.insert(0, os.getcwd())
