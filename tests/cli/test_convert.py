@@ -7,9 +7,9 @@ import textwrap
 
 import numpy as np
 import pytest
+from tests.cli.test_cli import run
 
 import unsoftmax as us
-from tests.cli.test_cli import run
 
 SERVICE = """
     import numpy as np

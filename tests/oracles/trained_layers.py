@@ -49,7 +49,7 @@ def torch_layer(coordinate=None, only=None, dtype=None):
     }
     inner.load_state_dict({name: torch.tensor(x, dtype=dtype) for name, x in stacked.items()})
 
-    class Layer(torch.nn.Module):
+    class Layer(torch.nn.Module):  # type: ignore[misc]
         def __init__(self):
             super().__init__()
             self.attention = inner
