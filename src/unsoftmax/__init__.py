@@ -8,7 +8,7 @@ True
 """
 
 from unsoftmax import learners, oracles, theory
-from unsoftmax.campaign import Budget, Progress, Recovery, Retries, learn
+from unsoftmax.campaign import Budget, Progress, Recoveries, Recovery, Retries, learn, learn_many
 from unsoftmax.errors import (
     BudgetExceeded,
     DimensionRefused,
@@ -48,6 +48,7 @@ __all__ = [
     "NotIdentifiable",
     "OracleError",
     "Progress",
+    "Recoveries",
     "Recovery",
     "ReluNetwork",
     "Retries",
@@ -60,6 +61,7 @@ __all__ = [
     "find_projections",
     "from_projections",
     "learn",
+    "learn_many",
     "learners",
     "load",
     "load_weights",

@@ -14,18 +14,27 @@ from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
 
 HELP = (
-    "What to ask: a model.safetensors, a model.onnx, or module:function (imports the module from "
-    "the current folder or the environment, and runs it)."
+    "What to ask: a model.safetensors, a model.onnx, an endpoint of the Open Inference Protocol "
+    "(http(s)://host/v2/models/NAME), or module:function (imports the module from the current "
+    "folder or the environment, and runs it)."
 )
 
 
-def resolve(target: str, coordinate: int | None = None) -> Oracle:
-    """Return the oracle that TARGET names, or one coordinate of it."""
-    oracle = _named(target)
+def resolve(target: str, coordinate: int | None = None, auth: str | None = None) -> Oracle:
+    """Return the oracle that TARGET names, or one coordinate of it.
+
+    ``auth`` names the environment variable with an endpoint's Authorization header.
+    """
+    oracle = _named(target, auth)
     return oracle if coordinate is None else oracles.coordinate(oracle, coordinate)
 
 
-def _named(target: str) -> Oracle:
+def _named(target: str, auth: str | None) -> Oracle:
+    if target.startswith(("http://", "https://")):
+        try:
+            return oracles.from_url(target, auth)
+        except (ValueError, ImportError) as error:
+            raise Refusal(str(error)) from error
     opened = {".safetensors": load, ".onnx": oracles.from_onnx}.get(Path(target).suffix)
     if opened is not None:
         try:
@@ -40,8 +49,9 @@ def _named(target: str) -> Oracle:
         raise Refusal(f"A module is named without .py: {module.removesuffix('.py')}:{name}")
     if not colon or "/" in target or not name or not module:
         raise Refusal(
-            f"{target!r} is no target: give a .safetensors or .onnx model, or module:function "
-            "for a function that maps sequences (B, N, d) to B numbers, or to B rows of numbers."
+            f"{target!r} is no target: give a .safetensors or .onnx model, "
+            "http(s)://host/v2/models/NAME, or module:function for a function that maps sequences "
+            "(B, N, d) to B numbers, or to B rows of numbers."
         )
     stderr.print(f"Importing {module} and calling {name}.", markup=False, highlight=False)
     sys.path.insert(0, os.getcwd())

@@ -1,6 +1,7 @@
 """Where answers come from, and what may stand between a target and its caller."""
 
 from unsoftmax.oracles.coordinates import coordinate
+from unsoftmax.oracles.dask_oracle import on_dask
 from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, rounded
 from unsoftmax.oracles.hostile_errors import within
 from unsoftmax.oracles.http_oracle import HttpLimits, from_url
@@ -17,6 +18,7 @@ __all__ = [
     "labels",
     "noisy",
     "norm_capped",
+    "on_dask",
     "rounded",
     "within",
 ]
