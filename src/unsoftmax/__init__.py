@@ -7,36 +7,51 @@
 True
 """
 
-from unsoftmax import learners, oracles, theory
-from unsoftmax.campaign import Budget, Progress, Recoveries, Recovery, Retries, learn, learn_many
-from unsoftmax.errors import (
-    BudgetExceeded,
-    DimensionRefused,
-    LedgerError,
-    LedgerMismatch,
-    ModelMismatch,
-    NotIdentifiable,
-    OracleError,
-    RetryLater,
-    UnsoftmaxError,
-)
-from unsoftmax.models import (
-    Equivalence,
-    MultiHead,
-    ReluNetwork,
-    SingleHead,
-    Transformer,
-    canonical,
-    equivalent,
-    find_projections,
-    from_projections,
-    load,
-    load_weights,
-)
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from unsoftmax import learners, oracles, theory
+    from unsoftmax.campaign import (
+        Budget,
+        Progress,
+        Recoveries,
+        Recovery,
+        Retries,
+        learn,
+        learn_many,
+    )
+    from unsoftmax.errors import (
+        AlgorithmError,
+        BudgetExceeded,
+        DimensionRefused,
+        LedgerError,
+        LedgerMismatch,
+        ModelMismatch,
+        NotIdentifiable,
+        OracleError,
+        RetryLater,
+        Terminated,
+        UnsoftmaxError,
+    )
+    from unsoftmax.models import (
+        Equivalence,
+        MultiHead,
+        ReluNetwork,
+        SingleHead,
+        Transformer,
+        canonical,
+        equivalent,
+        find_projections,
+        from_projections,
+        load,
+        load_weights,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlgorithmError",
     "Budget",
     "BudgetExceeded",
     "DimensionRefused",
@@ -54,6 +69,7 @@ __all__ = [
     "Retries",
     "RetryLater",
     "SingleHead",
+    "Terminated",
     "Transformer",
     "UnsoftmaxError",
     "canonical",
@@ -68,3 +84,23 @@ __all__ = [
     "oracles",
     "theory",
 ]
+
+# Where the public names are, by how long these take to import. A name is looked up when it is
+# first used: what needs one alone (the command line, a worker process) does not wait for all.
+_OWNERS = ("errors", "models", "campaign")
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """Import a public name on first use (PEP 562)."""
+    if name in ("learners", "oracles", "theory"):
+        return _importlib.import_module(f"{__name__}.{name}")
+    for owner in _OWNERS if name in __all__ else ():
+        module = _importlib.import_module(f"{__name__}.{owner}")
+        if hasattr(module, name):
+            value = globals()[name] = getattr(module, name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
