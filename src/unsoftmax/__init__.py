@@ -12,7 +12,15 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from unsoftmax import learners, oracles, theory
-    from unsoftmax.campaign import Budget, Progress, Recovery, Retries, learn
+    from unsoftmax.campaign import (
+        Budget,
+        Progress,
+        Recoveries,
+        Recovery,
+        Retries,
+        learn,
+        learn_many,
+    )
     from unsoftmax.errors import (
         AlgorithmError,
         BudgetExceeded,
@@ -34,7 +42,10 @@ if _typing.TYPE_CHECKING:
         Transformer,
         canonical,
         equivalent,
+        find_projections,
+        from_projections,
         load,
+        load_weights,
     )
 
 __version__ = "0.1.0"
@@ -52,6 +63,7 @@ __all__ = [
     "NotIdentifiable",
     "OracleError",
     "Progress",
+    "Recoveries",
     "Recovery",
     "ReluNetwork",
     "Retries",
@@ -62,50 +74,30 @@ __all__ = [
     "UnsoftmaxError",
     "canonical",
     "equivalent",
+    "find_projections",
+    "from_projections",
     "learn",
+    "learn_many",
     "learners",
     "load",
+    "load_weights",
     "oracles",
     "theory",
 ]
 
-# The public names by the module that has them. They are imported when first named: what needs
-# one alone (the command line, a worker process) does not wait for all.
-_OWNERS = {
-    "unsoftmax.campaign": ("Budget", "Progress", "Recovery", "Retries", "learn"),
-    "unsoftmax.errors": (
-        "AlgorithmError",
-        "BudgetExceeded",
-        "DimensionRefused",
-        "LedgerError",
-        "LedgerMismatch",
-        "ModelMismatch",
-        "NotIdentifiable",
-        "OracleError",
-        "RetryLater",
-        "Terminated",
-        "UnsoftmaxError",
-    ),
-    "unsoftmax.models": (
-        "Equivalence",
-        "MultiHead",
-        "ReluNetwork",
-        "SingleHead",
-        "Transformer",
-        "canonical",
-        "equivalent",
-        "load",
-    ),
-}
+# Where the public names are, by how long these take to import. A name is looked up when it is
+# first used: what needs one alone (the command line, a worker process) does not wait for all.
+_OWNERS = ("errors", "models", "campaign")
 
 
 def __getattr__(name: str) -> _typing.Any:
     """Import a public name on first use (PEP 562)."""
     if name in ("learners", "oracles", "theory"):
         return _importlib.import_module(f"{__name__}.{name}")
-    for owner, names in _OWNERS.items():
-        if name in names:
-            value = globals()[name] = getattr(_importlib.import_module(owner), name)
+    for owner in _OWNERS if name in __all__ else ():
+        module = _importlib.import_module(f"{__name__}.{owner}")
+        if hasattr(module, name):
+            value = globals()[name] = getattr(module, name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

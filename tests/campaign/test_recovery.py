@@ -76,3 +76,33 @@ def test_errors_cross_process_borders(error):
     assert str(again) == str(error)
     assert vars(again) == vars(error)
     assert isinstance(again, us.UnsoftmaxError)
+
+
+def test_what_was_saved_is_loaded_as_it_was(tmp_path):
+    target = us.SingleHead(np.eye(3), np.ones(3))
+    for checks in (32, 0):
+        recovery = us.learn(target, us.learners.ExactHead(3), holdout=checks)
+        recovery.save(tmp_path)
+        again = us.Recovery.load(tmp_path)
+        assert us.equivalent(again.model, recovery.model, rtol=0)
+        assert again.to_json() == recovery.to_json()
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda text: "{", "cannot be read"),
+        (lambda text: "[]", "cannot be read"),
+        (lambda text: text.replace("evidence", "proof"), "cannot be read"),
+        (lambda text: text.replace('"format_version": 1', '"format_version": 2'), "newer than"),
+    ],
+)
+def test_a_damaged_recovery_is_refused(tmp_path, damage, sentence):
+    us.learn(us.SingleHead(np.eye(3), np.ones(3)), us.learners.ExactHead(3)).save(tmp_path)
+    path = tmp_path / "recovery.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=sentence):
+        us.Recovery.load(tmp_path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no recovery\.json"):
+        us.Recovery.load(tmp_path)

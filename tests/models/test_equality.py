@@ -262,3 +262,62 @@ def test_scores_out_of_reach_are_undecided():
 def test_tolerances_are_not_negative(tolerance):
     with pytest.raises(ValueError, match="rtol and atol must be 0 or more"):
         us.equivalent(head(2), head(2), **tolerance)
+
+
+# -- within a certificate
+
+
+def nudged(model, name, norm, seed=0):
+    """The same model with one parameter moved by so much."""
+    arrays = dict(model.arrays())
+    step = np.random.default_rng(seed).standard_normal(np.shape(arrays[name]))
+    arrays[name] = arrays[name] + norm * step / np.linalg.norm(step)
+    return type(model).from_arrays(arrays)
+
+
+def trained(kind):
+    rng = np.random.default_rng(3)
+    if kind == "single":
+        return us.SingleHead(rng.standard_normal((5, 5)), rng.standard_normal(5), np.ones(5), 0.3)
+    return us.MultiHead(rng.standard_normal((3, 5, 5)), rng.standard_normal((3, 5)))
+
+
+@pytest.mark.parametrize("kind", ["single", "several"])
+@pytest.mark.parametrize("name", ["W", "v", "w", "c"])
+def test_models_within_a_certificate_are_the_same(kind, name):
+    model, errors = trained(kind), {"W": 1e-3, "v": 1e-4, "w": 1e-5, "c": 1e-6}
+    near = nudged(model, name, 0.9 * errors[name])
+    far = nudged(model, name, (1.1 if kind == "single" else 3) * errors[name])
+    assert us.equivalent(model, near).verdict == "different"
+    result = us.equivalent(model, near, errors=errors)
+    assert (result.verdict, result.by) == ("equal", "certificate")
+    assert us.equivalent(model, far, errors=errors).verdict == "different"
+    without = {key: bound for key, bound in errors.items() if key != name}
+    assert us.equivalent(model, near, errors=without).verdict == "different"
+    assert us.equivalent(model, near, 1e-2, errors=errors).by == "canonical form"
+
+
+def test_a_head_too_small_to_be_found_is_within_the_bound_on_v():
+    model = trained("several")
+    more = us.MultiHead(
+        np.append(model.W, np.eye(5)[None], axis=0), np.append(model.v, np.full((1, 5), 1e-6), 0)
+    )
+    assert us.equivalent(model, more, errors={"v": 1e-5}).by == "certificate"
+    assert us.equivalent(model, more, errors={"v": 1e-6}).verdict == "different"
+
+
+def test_networks_and_what_stands_before_them_within_a_certificate():
+    rng = np.random.default_rng(0)
+    A, b, w_o = rng.standard_normal((4, 6)), rng.standard_normal(6), rng.standard_normal(6)
+    network = us.ReluNetwork(A, w_o, b)
+    near = us.ReluNetwork(A, w_o, b + 1e-6)
+    off = 1e-6 * np.abs(w_o).sum()
+    assert us.equivalent(network, near, errors={"constant": off}).by == "certificate"
+    assert us.equivalent(network, near, errors={"slope": 1e-9}).verdict == "different"
+    W = rng.standard_normal((4, 4))
+    first, second = us.Transformer(W, network), us.Transformer(W + 1e-6, near)
+    errors = {"constant": off, "slope": 0.0, "W": 4.1e-6, "w": 0.0}
+    assert us.equivalent(first, second, errors=errors).by == "certificate"
+    assert us.equivalent(first, second, errors=errors | {"W": 3.9e-6}).verdict == "different"
+    several = us.MultiHead(np.stack([W, -W]), np.ones((2, 4)))
+    assert us.equivalent(first, several, errors=errors).verdict == "different"

@@ -26,7 +26,8 @@ DEFENCES = {
 
 
 def test_every_defence_is_tested_here():
-    assert set(us.oracles.__all__) == {*DEFENCES, "coordinate"}
+    places = {"from_onnx", "from_torch", "from_url", "HttpLimits", "on_dask"}
+    assert set(us.oracles.__all__) - places == {*DEFENCES, "coordinate"}
 
 
 @pytest.mark.parametrize("name", DEFENCES)

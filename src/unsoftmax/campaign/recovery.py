@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+from unsoftmax.models import load
 from unsoftmax.protocol import Certificate, Evidence, M_co
 
 FORMAT_VERSION = 1
+
+MODEL_FILE = "model.safetensors"
+RECOVERY_FILE = "recovery.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +80,59 @@ class Recovery(Generic[M_co]):
         if target.exists() and not target.is_dir():
             raise FileExistsError(f"{target} is a file: name a folder to write into.")
         target.mkdir(parents=True, exist_ok=True)
-        self.model.save(str(target / "model.safetensors"))
+        self.model.save(str(target / MODEL_FILE))
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
         handle, temporary = tempfile.mkstemp(dir=target, suffix=".json")
         with open(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         os.chmod(temporary, 0o644)
-        os.replace(temporary, target / "recovery.json")
+        os.replace(temporary, target / RECOVERY_FILE)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Recovery[Any]:
+        """Read back what `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder lacks ``model.safetensors`` or ``recovery.json``.
+        ValueError
+            One of them is damaged, or newer than this program.
+        """
+        path = Path(folder) / RECOVERY_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no {RECOVERY_FILE} in {folder}.")
+        model = load(path.with_name(MODEL_FILE))
+        try:
+            return cls._of(model, json.loads(path.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+    @classmethod
+    def _of(cls, model: Any, content: Mapping[str, Any]) -> Recovery[Any]:
+        """Undo `to_json`."""
+        if content["format_version"] > FORMAT_VERSION:
+            raise ValueError(
+                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
+            )
+        bounds, seen = content["certificate"], content["evidence"]
+        return cls(
+            model,
+            Certificate(
+                {name: _or_else(math.inf, error) for name, error in bounds["errors"].items()},
+                tuple(bounds["assumes"]),
+            ),
+            Evidence(
+                queries=int(seen["queries"]),
+                max_residual=_or_else(math.nan, seen["max_residual"]),
+                rms_residual=_or_else(math.nan, seen["rms_residual"]),
+                tolerance=_or_else(math.nan, seen["tolerance"]),
+                passed=bool(seen["passed"]),
+            ),
+            counts={str(name): int(count) for name, count in content["counts"].items()},
+            notes=tuple(content["notes"]),
+            learner=dict(content["learner"]),
+        )
 
     def _repr_html_(self) -> str:
         rows = {
@@ -94,6 +144,10 @@ class Recovery(Generic[M_co]):
         }
         cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
         return f"<table><caption>{self.model!r}</caption>{cells}</table>"
+
+
+def _or_else(missing: float, number: float | None) -> float:
+    return missing if number is None else float(number)
 
 
 def _finite(number: float) -> float | None:

@@ -8,9 +8,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from unsoftmax.campaign import Recovery
+from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, with_exit_status
 from unsoftmax.models import Equivalence, equivalent, load
 
+_VERDICTS = {"certificate": "the same within the certificate"}
 _STATUS = {"equal": 0, "different": 1, "undecided": 3}
 
 
@@ -23,12 +26,17 @@ def compare(
     atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether two models compute the same function: 0 equal, 1 different, 3 undecided."""
+    """Say whether two models compute the same function: 0 equal, 1 different, 3 undecided.
+
+    Where `learn` wrote a model, the certificate beside it counts: a model that differs by no more
+    than the bounds is the same.
+    """
     try:
-        first, second = load(a), load(b)
+        first, second = _load(a), _load(b)
+        errors = _bounds(a, b)
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
-    result = equivalent(first, second, rtol, atol)
+    result = equivalent(first, second, rtol, atol, errors=errors)
     values = None
     if result.witness is not None:
         values = [float(model(result.witness[None])[0]) for model in (first, second)]
@@ -43,6 +51,25 @@ def compare(
     raise typer.Exit(_STATUS[result.verdict])
 
 
+def _load(path: Path) -> Any:
+    if path.suffix == ".npz":
+        raise Refusal(
+            f"{path} holds a model's own arrays. Make a model of them: unsoftmax convert {path} "
+            "--heads H --coordinate k --out model.safetensors"
+        )
+    return load(path)
+
+
+def _bounds(*paths: Path) -> dict[str, float]:
+    """Add up the certificates' bounds of the models that `learn` wrote."""
+    errors: dict[str, float] = {}
+    for path in paths:
+        if path.name == MODEL_FILE and path.with_name(RECOVERY_FILE).is_file():
+            for name, error in Recovery.load(path.parent).certificate.errors.items():
+                errors[name] = errors.get(name, 0.0) + error
+    return errors
+
+
 def _as_json(result: Equivalence, values: list[float] | None) -> dict[str, Any]:
     return {
         "verdict": result.verdict,
@@ -55,7 +82,7 @@ def _as_json(result: Equivalence, values: list[float] | None) -> dict[str, Any]:
 
 def _rows(result: Equivalence, values: list[float] | None) -> list[tuple[str, str]]:
     rows = [
-        ("verdict", result.verdict),
+        ("verdict", _VERDICTS.get(result.by, result.verdict)),
         ("decided by", result.by),
         ("largest relative difference", f"{result.gap:.1e}"),
     ]

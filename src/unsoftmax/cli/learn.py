@@ -70,6 +70,10 @@ def learn(
         int | None,
         typer.Option(help="Learn from one coordinate of a target that answers with vectors."),
     ] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with an endpoint's Authorization header."),
+    ] = None,
     retries: Annotated[
         int, typer.Option(min=1, help="Tries for a sequence that is not answered.")
     ] = Retries().tries,
@@ -89,7 +93,7 @@ def learn(
 
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
-    learner, oracle = _resolved(target, coordinate, model, settings)
+    learner, oracle = _resolved(target, coordinate, auth, model, settings)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
     if not book.exists():
         _warn_of_budget(Budget(budget, token_budget), plan, holdout)
@@ -121,12 +125,12 @@ def learn(
 
 
 def _resolved(
-    target: str, coordinate: int | None, model: str, settings: Settings
+    target: str, coordinate: int | None, auth: str | None, model: str, settings: Settings
 ) -> tuple[Learner[AnyModel], Oracle]:
     """Make the learner and the oracle; a target that knows its dimension need not be told."""
     # with --dim nothing of the target runs before the settings are checked
     learner = build(model, settings) if "dim" in settings else None
-    oracle = targets.resolve(target, coordinate)
+    oracle = targets.resolve(target, coordinate, auth)
     if learner is None:
         dim = getattr(oracle, "dim", None)
         learner = build(model, {"dim": dim, **settings} if isinstance(dim, Integral) else settings)

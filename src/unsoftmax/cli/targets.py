@@ -17,23 +17,33 @@ from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
 
 HELP = (
-    "What to ask: a model.safetensors, or module:function (imports the module from the current "
+    "What to ask: a model.safetensors, a model.onnx, an endpoint of the Open Inference Protocol "
+    "(http(s)://host/v2/models/NAME), or module:function (imports the module from the current "
     "folder or the environment, and runs it)."
 )
 
 
-def resolve(target: str, coordinate: int | None = None) -> Oracle:
-    """Return the oracle that TARGET names, or one coordinate of it."""
-    oracle = _named(target)
+def resolve(target: str, coordinate: int | None = None, auth: str | None = None) -> Oracle:
+    """Return the oracle that TARGET names, or one coordinate of it.
+
+    ``auth`` names the environment variable with an endpoint's Authorization header.
+    """
+    oracle = _named(target, auth)
     return oracle if coordinate is None else oracles.coordinate(oracle, coordinate)
 
 
-def _named(target: str) -> Oracle:
-    if target.endswith(".safetensors"):
+def _named(target: str, auth: str | None) -> Oracle:
+    if target.startswith(("http://", "https://")):
         try:
-            model: Oracle = load(target)
+            return oracles.from_url(target, auth)
+        except (ValueError, ImportError) as error:
+            raise Refusal(str(error)) from error
+    opened = {".safetensors": load, ".onnx": oracles.from_onnx}.get(Path(target).suffix)
+    if opened is not None:
+        try:
+            model: Oracle = opened(target)
             return model
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ImportError) as error:
             raise Refusal(str(error)) from error
     if (Path(target) / "model.safetensors").is_file():
         raise Refusal(f"{target} is a folder: did you mean {target}/model.safetensors?")
@@ -42,8 +52,9 @@ def _named(target: str) -> Oracle:
         raise Refusal(f"A module is named without .py: {module.removesuffix('.py')}:{name}")
     if not colon or "/" in target or not name or not module:
         raise Refusal(
-            f"{target!r} is no target: give a .safetensors model, or module:function for a "
-            "function that maps sequences (B, N, d) to B numbers, or to B rows of numbers."
+            f"{target!r} is no target: give a .safetensors or .onnx model, "
+            "http(s)://host/v2/models/NAME, or module:function for a function that maps sequences "
+            "(B, N, d) to B numbers, or to B rows of numbers."
         )
     return imported(target)
 

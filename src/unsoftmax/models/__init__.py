@@ -8,6 +8,7 @@ from typing import Any
 from unsoftmax.models import files
 from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
 from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.projections import find_projections, from_projections
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
@@ -20,8 +21,13 @@ __all__ = [
     "Transformer",
     "canonical",
     "equivalent",
+    "find_projections",
+    "from_projections",
     "load",
+    "load_weights",
 ]
+
+load_weights = files.read_weights
 
 _CLASSES = {rule.model.__name__: rule.model for rule in RULES}
 

@@ -1,14 +1,17 @@
-"""Models on disk: safetensors with a class name and a format version.
+"""Models on disk: safetensors with a class name and a format version; and other people's weights.
 
-The only module of this room that does I/O. It knows arrays, not classes.
+The only module of this room that does I/O. It knows arrays, not classes. Nothing in a file is
+executed: no pickle is read.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import tempfile
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +77,97 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
             return kind, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
+
+
+def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
+    """Open a file of named arrays, ``.npz`` or ``.safetensors``; each is read when it is taken.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        It is neither, is damaged, or holds pickled objects.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file of weights at {path}.")
+    suffix = Path(path).suffix
+    if suffix == ".npz":
+        return _Npz(path)
+    if suffix == ".safetensors":
+        return _Safetensors(path)
+    raise ValueError(
+        f"{path} is no .npz or .safetensors. A .pt or .bin is a pickle, which could run anything: "
+        "write its state dict with safetensors.torch.save_file, or numpy.savez."
+    )
+
+
+class _Npz(Mapping[str, Array]):
+    """The arrays of an ``.npz``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        try:
+            self._file = np.load(path, allow_pickle=False)
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is not a readable .npz: {error}.") from error
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._file:
+            raise KeyError(name)
+        try:
+            array: Array = self._file[name]
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{self._path}: {name} cannot be read: {error}.") from error
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.files)
+
+    def __len__(self) -> int:
+        return len(self._file.files)
+
+
+class _Safetensors(Mapping[str, Array]):
+    """The tensors of a ``.safetensors``; bfloat16, which NumPy lacks, as float32."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        try:
+            with safe_open(path, framework="numpy") as file:
+                self._dtypes = {
+                    name: file.get_slice(name).get_dtype() for name in list(file.keys())
+                }
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
+
+    def __getitem__(self, name: str) -> Array:
+        if self._dtypes[name] == "BF16":
+            return self._bfloat16(name)
+        try:
+            with safe_open(self._path, framework="numpy") as file:
+                tensor: Array = file.get_tensor(name)
+        except (SafetensorError, OSError, TypeError, AttributeError) as error:
+            kind = self._dtypes[name]
+            raise ValueError(f"{self._path}: {name}, {kind}, cannot be read: {error}.") from error
+        return tensor
+
+    def _bfloat16(self, name: str) -> Array:
+        """Read a tensor whose numbers are the upper halves of float32 numbers."""
+        with open(self._path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            entry = json.loads(file.read(length))[name]
+            first, last = entry["data_offsets"]
+            file.seek(first, os.SEEK_CUR)
+            upper = np.frombuffer(file.read(last - first), dtype="<u2")
+        numbers: Array = (upper.astype(np.uint32) << 16).view(np.float32)
+        return numbers.reshape(entry["shape"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dtypes)
+
+    def __len__(self) -> int:
+        return len(self._dtypes)
 
 
 def _kind(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:

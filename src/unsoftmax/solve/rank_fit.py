@@ -83,5 +83,5 @@ def truncated(W: Array, rank: int) -> Array:
 
 def least_squares(A: Array, y: Array) -> tuple[Array, int, Array]:
     """Return the solution, the rank of ``A`` and its singular values."""
-    x, _, rank, gains = np.linalg.lstsq(A, y)
+    x, _, rank, gains = np.linalg.lstsq(A, y, rcond=None)
     return np.asarray(x, np.float64), int(rank), np.asarray(gains, np.float64)

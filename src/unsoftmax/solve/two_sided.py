@@ -46,7 +46,8 @@ class TwoSidedSystem:
         rows = [np.linalg.solve(B, M).T for B, M in zip(self.B, measured, strict=True)]
         if len(rows) == 1 and self.Z[0].shape[0] == self.Z[0].shape[1]:
             return np.asarray(np.linalg.solve(self.Z[0], rows[0]))
-        return np.asarray(np.linalg.lstsq(np.concatenate(self.Z), np.concatenate(rows))[0])
+        Z = np.concatenate(self.Z)
+        return np.asarray(np.linalg.lstsq(Z, np.concatenate(rows), rcond=None)[0])
 
     def error(self, readings: Sequence[Reading], W: Array) -> float:
         """Bound ‖Ŵ − W‖_F by what the readings of M_r may be off by; ``W`` is Ŵ."""

@@ -8,7 +8,7 @@ that can read both; where there is none they are different functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
@@ -55,6 +55,7 @@ def equivalent(
     rtol: float = 1e-9,
     atol: float = 0.0,
     *,
+    errors: Mapping[str, float] | None = None,
     rules: Rules = RULES,
 ) -> Equivalence:
     """Decide whether two models compute the same function.
@@ -72,6 +73,10 @@ def equivalent(
         of networks it decides up to the rounding of parallel neurons' sums. Several
         heads are matched by their [W w]; all v together and c are then one block. For
         networks the norm is that of all jumps of the gradient and the affine part.
+    errors : dict of str to float, optional
+        Bounds on the errors of one of the models, as ``recovery.certificate.errors`` has them:
+        models that differ by no more count as equal, "by" the certificate. Where both are
+        recovered, the sum of their bounds.
     rules : sequence of ModelEquality, optional
         One for each class; another one may search longer for a witness.
 
@@ -95,7 +100,10 @@ def equivalent(
         for rule in rules:
             mine, other = rule.read(a), rule.read(b)
             if mine is not None and other is not None:
-                return rule.compare(mine, other, tolerance)
+                result = rule.compare(mine, other, tolerance)
+                if errors and not result and rule.share(mine, other, errors) <= 1:
+                    return Equivalence("equal", None, result.gap, "certificate")
+                return result
     return Equivalence("different", None, float("inf"), "shape")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
@@ -36,15 +37,18 @@ class Equivalence:
         of ReLU networks, between all jumps of the gradient and the affine parts, relative to
         theirs; a neuron whose hyperplane is far from 0 counts by its slope. Products W = KᵀQ
         are rounded for it: it may be 0 where they differ.
-    by : {"canonical form", "cells", "witness", "shape", "nothing"}
+    by : {"canonical form", "cells", "certificate", "witness", "shape", "nothing"}
         What decided: equal canonical forms; a network's values in the cells at all
-        hyperplanes; the witness; that the two take other sequences; or nothing.
+        hyperplanes; the bounds on one model's errors that were given; the witness; that the two
+        take other sequences; or nothing.
     """
 
     verdict: Verdict
     witness: Array | None
     gap: float
-    by: Literal["canonical form", "cells", "witness", "shape", "nothing"] = "canonical form"
+    by: Literal["canonical form", "cells", "certificate", "witness", "shape", "nothing"] = (
+        "canonical form"
+    )
 
     @classmethod
     def unequal(cls, witness: Array | None, gap: float) -> Equivalence:
@@ -106,6 +110,14 @@ class ModelEquality(ABC, Generic[M]):
     def compare(self, a: M, b: M, tolerance: Tolerance) -> Equivalence:
         """Decide whether two models over the same dimension compute the same function."""
 
+    def share(self, a: M, b: M, errors: Mapping[str, float]) -> float:
+        """Return the largest share of a certificate's bounds that the differences take.
+
+        At most 1 if either can be what the other was recovered from. ``inf`` where a bound that
+        is needed is not there, and for a class that has no such bounds.
+        """
+        return float("inf")
+
     @abstractmethod
     def read(self, model: FrozenModel) -> M | None:
         """Return a model of any class as one of this class, None where it cannot be one."""
@@ -113,6 +125,14 @@ class ModelEquality(ABC, Generic[M]):
     def simplest(self, model: M) -> FrozenModel:
         """Return the model as one of a simpler class, where it is one; else itself."""
         return model
+
+
+def share_of(difference: float, errors: Mapping[str, float], name: str) -> float:
+    """Return a difference over its bound; 0 where nothing differs."""
+    if not difference:
+        return 0.0
+    bound = errors.get(name, 0.0)
+    return difference / bound if bound else float("inf")
 
 
 def octave(size: float) -> float:

@@ -11,7 +11,7 @@ Two tokens, each once, do not suffice: σ(t) = 1 − σ(−t), so there the head
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,13 +19,20 @@ import numpy as np
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import score_gradient
-from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance, norm_of
+from unsoftmax.models.equality.equivalence import (
+    Equivalence,
+    ModelEquality,
+    Tolerance,
+    norm_of,
+    share_of,
+)
 from unsoftmax.models.equality.head_matching import (
     HeadMatching,
     HeadPairs,
     canonical_heads,
     equal_exactly,
 )
+from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
@@ -72,6 +79,21 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
             return Equivalence.unequal(None, gap)
         families = self._sequences(a, b, differing)
         return Equivalence.unequal(witness_of(a, b, families, self._rounding, self.enough), gap)
+
+    def share(self, a: MultiHead, b: MultiHead, errors: Mapping[str, float]) -> float:
+        """Compare heads one to one with the bound on each parameter; c with its own.
+
+        A head without a partner may be one whose v is within the bound on v.
+        """
+        a, b = canonical_heads(a), canonical_heads(b)
+        matching = HeadMatching(a, b, Tolerance(0.0, 0.0))
+        heads = SingleHeadEquality(witnesses=self.witnesses)
+        shares = [share_of(abs(a.c - b.c), errors, "c")]
+        for mine, other in matching.gap()[1]:
+            alone = not (np.any(mine.v) and np.any(other.v))
+            apart = share_of(norm_of(np.asarray(mine.v - other.v)), errors, "v")
+            shares.append(apart if alone else heads.share(mine, other, errors))
+        return max(shares)
 
     def _sequences(self, a: MultiHead, b: MultiHead, differing: HeadPairs) -> Iterator[Array]:
         """Make sequences of one to three tokens, at scales where the heads that differ weigh."""

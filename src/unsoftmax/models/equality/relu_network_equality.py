@@ -8,6 +8,7 @@ functions may still be close: values in the cells on both sides of every hyperpl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -80,6 +81,18 @@ class ReluNetworkEquality(ModelEquality[ReluNetwork]):
         if not tolerance.exact and tolerance.allows(_largest_difference(a, b, x, length), size):
             return Equivalence("equal", None, gap, "cells")
         return Equivalence.unequal(witness_of(a, b, [x[:, None]], _rounding), gap)
+
+    def share(self, a: ReluNetwork, b: ReluNetwork, errors: Mapping[str, float]) -> float:
+        """Compare values in the cells at all hyperplanes with constant + slope·‖x‖."""
+        x = self._in_cells(a, b, typical_length(a, b))
+        off, rounding = np.abs(a(x) - b(x)), _rounding(a, x[:, None]) + _rounding(b, x[:, None])
+        beyond = np.maximum(off - rounding, 0.0)
+        if not np.any(beyond):
+            return 0.0
+        slope = errors.get("slope", 0.0) * np.linalg.norm(x, axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = beyond / (errors.get("constant", 0.0) + slope)
+        return float(np.max(share[beyond > 0]))
 
     def _in_cells(self, a: ReluNetwork, b: ReluNetwork, length: float) -> Array:
         """Return points in the cells beside every hyperplane, at its foot and elsewhere on it."""

@@ -7,6 +7,7 @@ tolerance 0 products W = KᵀQ are compared as real numbers, unrounded (`exact_p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,7 +15,13 @@ import numpy as np
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
-from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance, norm_of
+from unsoftmax.models.equality.equivalence import (
+    Equivalence,
+    ModelEquality,
+    Tolerance,
+    norm_of,
+    share_of,
+)
 from unsoftmax.models.equality.exact_products import same_scores
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
 from unsoftmax.models.model import FrozenModel
@@ -58,6 +65,19 @@ class SingleHeadEquality(ModelEquality[SingleHead]):
             return Equivalence("equal", None, gap)
         families = candidates(a, b, self.witnesses)
         return Equivalence.unequal(witness_of(a, b, families, self._rounding), gap)
+
+    def share(self, a: SingleHead, b: SingleHead, errors: Mapping[str, float]) -> float:
+        """Compare W, v, w and c with the bound on each."""
+        a, b = self.canonical(a), self.canonical(b)
+        return max(
+            share_of(norm_of(np.asarray(mine - other)), errors, name)
+            for name, mine, other in (
+                ("W", a.W, b.W),
+                ("v", a.v, b.v),
+                ("w", a.w, b.w),
+                ("c", np.array(a.c), np.array(b.c)),
+            )
+        )
 
     def _rounding(self, head: SingleHead, X: Array) -> Array:
         """Bound the rounding of answers: of values, and of scores, which move the weights."""

@@ -7,7 +7,7 @@ constant; and with an affine network, g(p) = l·p + c, a Transformer is the head
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,7 +15,13 @@ import numpy as np
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
-from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
+from unsoftmax.models.equality.equivalence import (
+    Equivalence,
+    ModelEquality,
+    Tolerance,
+    norm_of,
+    share_of,
+)
 from unsoftmax.models.equality.exact_products import same_scores
 from unsoftmax.models.equality.head_matching import canonical_heads
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality, sum_of_sizes
@@ -93,6 +99,16 @@ class TransformerEquality(ModelEquality[Transformer]):
         if witness is None and not single_tokens:
             witness = witness_of(a, b, self._sequences(a, b), self._rounding)
         return Equivalence.unequal(witness, gap)
+
+    def share(self, a: Transformer, b: Transformer, errors: Mapping[str, float]) -> float:
+        """Compare the networks' values, W and w with the bound on each."""
+        if isinstance(a, SingleTokensOnly) or isinstance(b, SingleTokensOnly):
+            return float("inf")
+        shares = [self.networks.share(a.network, b.network, errors)]
+        a, b = self.canonical(a), self.canonical(b)
+        for name, mine, other in (("W", a.W, b.W), ("w", a.w, b.w)):
+            shares.append(share_of(norm_of(mine - other), errors, name))
+        return max(shares)
 
     def _sequences(self, a: Transformer, b: Transformer) -> Iterator[Array]:
         """Make sequences that tell two attentions apart, as for heads with v = A w_o or A|w_o|."""

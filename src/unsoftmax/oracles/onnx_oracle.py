@@ -1,0 +1,134 @@
+"""An ONNX file as an oracle, run by onnxruntime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.errors import OracleError
+from unsoftmax.oracles.layer_outputs import missing_extra, of_last_token
+from unsoftmax.probes import Array
+
+_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+
+
+def from_onnx(
+    path: str | os.PathLike[str],
+    input: str | None = None,
+    output: str | None = None,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+) -> OnnxOracle:
+    """Ask a model in an ONNX file, in its own arithmetic.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    input, output : str, optional
+        Which of the model's inputs takes sequences and which of its outputs answers; the only
+        input and the first output by default.
+    providers : sequence of str, optional
+        Where onnxruntime computes.
+
+    Returns
+    -------
+    callable
+        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
+        ``dim`` is d where the file says it.
+
+    Raises
+    ------
+    ImportError
+        onnxruntime is not installed.
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        It is no ONNX model; it lacks the input or output; or its input is no batch of sequences
+        of vectors.
+
+    Examples
+    --------
+    >>> oracle = from_onnx("layer.onnx")  # doctest: +SKIP
+    >>> oracle.dim  # doctest: +SKIP
+    384
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no ONNX file at {path}.")
+    return OnnxOracle(str(path), input, output, tuple(providers))
+
+
+class OnnxOracle:
+    """A model in an ONNX file that is asked as an oracle; see `from_onnx`."""
+
+    def __init__(
+        self, path: str, input: str | None, output: str | None, providers: tuple[str, ...]
+    ) -> None:
+        self._made_of = path, input, output, providers
+        self._session = _session(path, providers)
+        takes = _named(self._session.get_inputs(), input, f"{path} takes", only=True)
+        gives = _named(self._session.get_outputs(), output, f"{path} gives", only=False)
+        if takes.type not in _TYPES or len(takes.shape) != 3:
+            raise ValueError(
+                f"{path}: input {takes.name} is {takes.type} of shape {takes.shape}; it must be "
+                "floats (B, N, d)."
+            )
+        self._input, self._output, self._dtype = takes.name, gives.name, _TYPES[takes.type]
+        self._shape = [size if isinstance(size, int) else None for size in takes.shape]
+        if self._shape[2] is not None:
+            self.dim = self._shape[2]
+
+    def __call__(self, X: Array, /) -> Array:
+        """Answer a batch of sequences (B, N, d)."""
+        batch, length, _ = self._shape
+        if length not in (None, X.shape[1]):
+            raise OracleError(
+                f"The ONNX model takes sequences of {length} tokens alone; one of {X.shape[1]} was "
+                "asked. Export it with a dynamic sequence length."
+            )
+        with np.errstate(over="ignore"):
+            numbers = X.astype(self._dtype)
+        parts = [self._run(part, batch) for part in _batches(numbers, batch)]
+        return np.concatenate(parts)[: len(X)]
+
+    def _run(self, X: Array, batch: int | None) -> Array:
+        # a fixed batch is filled up, and what is too much is left out
+        missing = 0 if batch is None else batch - len(X)
+        padded = np.concatenate([X, np.zeros((missing, *X.shape[1:]), X.dtype)]) if missing else X
+        [y] = self._session.run([self._output], {self._input: padded})
+        answers: Array = of_last_token(y, *padded.shape[:2])[: len(X)]
+        return answers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
+
+
+def _batches(X: Array, size: int | None) -> list[Array]:
+    step = size or max(1, len(X))
+    return [X[start : start + step] for start in range(0, max(1, len(X)), step)]
+
+
+def _session(path: str, providers: tuple[str, ...]) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise missing_extra("onnxruntime", "onnx") from error
+    try:
+        return onnxruntime.InferenceSession(path, providers=list(providers))
+    except Exception as error:  # onnxruntime's own kinds derive from RuntimeError, and others
+        raise ValueError(f"{path} is no model that onnxruntime can run: {error}") from error
+
+
+def _named(those: Sequence[Any], name: str | None, what: str, *, only: bool) -> Any:
+    """Return the one that is named; else the first, or the only one."""
+    names = ", ".join(one.name for one in those) or "nothing"
+    if name is None and (not those or (only and len(those) > 1)):
+        raise ValueError(f"{what} {names}: name one of them.")
+    if name is None:
+        return those[0]
+    for one in those:
+        if one.name == name:
+            return one
+    raise ValueError(f"{what} {names}, not {name}.")

@@ -1,0 +1,164 @@
+"""The Open Inference Protocol v2: tensors in JSON, or in binary behind a JSON header.
+
+What MLServer, Triton and KServe speak. No network here: requests and answers as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.oracles.layer_outputs import missing_extra
+from unsoftmax.probes import Array
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The HTTP header that says where the JSON ends and tensors in binary begin."""
+
+DATATYPES: Mapping[str, str] = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2"}
+
+
+class ProtocolError(Exception):
+    """What a server sent is no answer of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Which tensors a model takes and gives, from its metadata."""
+
+    input: str
+    datatype: str
+    output: str | None
+    """None: the first that comes."""
+    dim: int | None
+    binary: bool
+    """Whether the server takes and gives tensors in binary."""
+
+
+def signature(
+    model: Any, server: Any, input: str | None = None, output: str | None = None
+) -> Signature:
+    """Read a model's and its server's metadata.
+
+    Raises
+    ------
+    ProtocolError
+        The model takes no batch of sequences of vectors, or has no such input or output.
+    """
+    if not isinstance(model, dict):
+        raise ProtocolError("Its metadata is no JSON object.")
+    takes = _tensor(model.get("inputs"), input, "input")
+    gives = _tensor(model.get("outputs"), output, "output")
+    shape = takes.get("shape", [-1, -1, -1])
+    datatype = takes.get("datatype", "FP64")
+    if datatype not in DATATYPES:
+        raise ProtocolError(
+            f"Its input {takes['name']} is {datatype}; vectors are FP64, FP32 or FP16."
+        )
+    if not isinstance(shape, list) or len(shape) != 3:
+        raise ProtocolError(
+            f"Its input {takes['name']} has shape {shape}; sequences of vectors are [-1, -1, d]."
+        )
+    dim = shape[2] if isinstance(shape[2], int) and shape[2] > 0 else None
+    extensions = server.get("extensions", []) if isinstance(server, dict) else []
+    binary = isinstance(extensions, list) and "binary_tensor_data" in extensions
+    return Signature(takes["name"], datatype, gives.get("name"), dim, binary)
+
+
+def _tensor(listed: Any, name: str | None, what: str) -> dict[str, Any]:
+    """Return the metadata of the tensor that is named, or of the only one there is."""
+    known = [x for x in listed if isinstance(x, dict) and "name" in x] if listed else []
+    names = ", ".join(str(x["name"]) for x in known)
+    if name is None:
+        if len(known) == 1 or (known and what == "output"):
+            return known[0]
+        if known:
+            raise ProtocolError(f"It has several inputs, {names}: name one.")
+        # metadata may leave tensors out; answers then come under a name of the server's
+        return {"name": "X"} if what == "input" else {}
+    for one in known:
+        if one["name"] == name:
+            return one
+    if known:
+        raise ProtocolError(f"It has no {what} {name}, but {names}.")
+    return {"name": name}
+
+
+def request(X: Array, to: Signature) -> tuple[bytes, dict[str, str]]:
+    """Write a batch of sequences (B, N, d): the body and its headers."""
+    orjson = _orjson()
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(X, dtype=DATATYPES[to.datatype])
+    tensor: dict[str, Any] = {"name": to.input, "shape": list(X.shape), "datatype": to.datatype}
+    wanted: list[dict[str, Any]] = [] if to.output is None else [{"name": to.output}]
+    if not to.binary:
+        # orjson knows float32 and float64; either is written so that it is read back as it was
+        data = numbers.astype(np.float32) if to.datatype == "FP16" else numbers
+        plain = {"inputs": [{**tensor, "data": data.ravel()}]}
+        plain |= {"outputs": wanted} if wanted else {}
+        body = orjson.dumps(plain, option=orjson.OPT_SERIALIZE_NUMPY)
+        return body, {"Content-Type": "application/json"}
+    tensor["parameters"] = {"binary_data_size": numbers.nbytes}
+    content: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    if wanted:
+        content["outputs"] = [{**wanted[0], "parameters": {"binary_data": True}}]
+    header = orjson.dumps(content)
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    return header + numbers.tobytes(), headers
+
+
+def answer(body: bytes, headers: Mapping[str, str], to: Signature) -> Array:
+    """Read an answer's tensor.
+
+    Raises
+    ------
+    ProtocolError
+        It is no answer of the protocol, or is damaged.
+    """
+    length = headers.get(HEADER_LENGTH)
+    if length is not None and not (length.isdecimal() and int(length) <= len(body)):
+        raise ProtocolError(f"Its {HEADER_LENGTH} is {length!r}, of {len(body)} bytes.")
+    end = len(body) if length is None else int(length)
+    content = parsed(body[:end])
+    tensors = content.get("outputs") if isinstance(content, dict) else None
+    try:
+        start = end
+        for tensor in tensors or ():
+            stop = start + int(tensor.get("parameters", {}).get("binary_data_size", 0))
+            if to.output is None or tensor["name"] == to.output:
+                return _numbers(tensor, body[start:stop])
+            start = stop
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"Its answer's tensor cannot be read: {error}.") from error
+    raise ProtocolError(f"Its answer has no output {to.output or 'at all'}.")
+
+
+def parsed(body: bytes) -> Any:
+    """Read JSON; what is none, or nested too deeply, is a `ProtocolError`."""
+    try:
+        return _orjson().loads(body)
+    except ValueError as error:
+        raise ProtocolError(f"Its answer is no JSON: {error}.") from error
+
+
+def _numbers(tensor: Mapping[str, Any], binary: bytes) -> Array:
+    """Return a tensor's numbers in its shape, which may be told by nested lists as well."""
+    datatype = DATATYPES.get(tensor["datatype"])
+    if "data" in tensor:
+        flat = np.array(tensor["data"], dtype=np.float64 if datatype is None else datatype)
+    else:
+        if datatype is None:
+            raise ValueError(f"binary numbers of type {tensor['datatype']}")
+        flat = np.frombuffer(binary, dtype=datatype)
+    numbers: Array = flat.reshape(tensor["shape"])
+    return numbers
+
+
+def _orjson() -> Any:
+    try:
+        import orjson
+    except ImportError as error:
+        raise missing_extra("orjson", "http") from error
+    return orjson

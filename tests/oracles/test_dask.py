@@ -1,0 +1,111 @@
+"""Replicas on a real Dask cluster of two processes on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.oracles.dask_targets import HEAD, Replica, busy_once
+
+distributed = pytest.importorskip("distributed", reason="the extra dask")
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as connected,
+    ):
+        yield connected
+
+
+def asked(folder):
+    return {path.name: list(map(int, path.read_text().split())) for path in folder.glob("*.txt")}
+
+
+def test_calls_are_shared_by_all_workers(client, tmp_path):
+    oracle = us.oracles.on_dask(client, Replica(tmp_path))
+    recovery = us.learn(oracle, us.learners.ExactHead(4), batch=1, workers=4)
+    assert us.equivalent(recovery.model, HEAD)
+    calls = asked(tmp_path)
+    assert len(calls) == 2
+    assert sum(map(sum, calls.values())) == recovery.queries
+
+
+def test_a_worker_that_is_killed_loses_nothing(client, tmp_path):
+    oracle = us.oracles.on_dask(client, Replica(tmp_path, dies_at=9))
+    recovery = us.learn(oracle, us.learners.ExactHead(4), batch=1, workers=2)
+    assert us.equivalent(recovery.model, HEAD)
+    assert len(asked(tmp_path)) >= 2
+    # Dask makes the calls of the dead worker again, unseen by the runner: at most both in flight
+    assert recovery.queries < sum(map(sum, asked(tmp_path).values())) <= recovery.queries + 2
+
+
+def test_errors_of_a_replica_arrive(client, tmp_path):
+    waiting = us.oracles.on_dask(client, busy_once(str(tmp_path)))
+    recovery = us.learn(waiting, us.learners.ExactHead(4))
+    assert us.equivalent(recovery.model, HEAD)
+    assert any("put off 1 call" in note for note in recovery.notes)
+    with pytest.raises(us.OracleError):
+        us.learn(us.oracles.on_dask(client, np.linalg.inv), us.learners.ExactHead(4), retries=1)
+
+
+def test_defences_and_coordinates_compose(client):
+    X = np.random.default_rng(0).standard_normal((3, 2, 4))
+    oracle = us.oracles.rounded(us.oracles.on_dask(client, HEAD), 2)
+    assert np.array_equal(oracle(X), np.round(HEAD(X), 2))
+    assert oracle.dim == 4
+
+
+def test_what_is_no_client():
+    with pytest.raises(TypeError, match="must be a dask"):
+        us.oracles.on_dask("tcp://127.0.0.1:1", HEAD)
+
+
+# -- many targets
+
+
+def layer():
+    rng = np.random.default_rng(1)
+    heads = {f"head {h}": us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
+             for h in range(3)}  # fmt: skip
+    return {**heads, "no head": us.SingleHead(np.eye(4), np.zeros(4))}
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_many_targets_have_a_ledger_each_and_one_table(request, tmp_path, cluster):
+    client = request.getfixturevalue("client") if cluster else None
+    targets = layer()
+    found = us.learn_many(targets, us.learners.ExactHead(4), client, tmp_path)
+    assert list(found) == list(targets)
+    assert [*found.refused] == ["no head"]
+    for name, recovery in found.recovered.items():
+        assert us.equivalent(recovery.model, targets[name])
+        again = us.Recovery.load(tmp_path / name.replace(" ", "_"))
+        assert us.equivalent(again.model, recovery.model, rtol=0)
+        assert (tmp_path / name.replace(" ", "_") / "ledger.sqlite").exists()
+    lines = str(found).splitlines()
+    assert len(lines) == 5
+    assert "NotIdentifiable" in lines[-1]
+    assert repr(found) == "Recoveries(3 of 4 targets recovered)"
+
+
+def test_many_targets_may_have_learners_of_their_own():
+    targets = {"low": HEAD, "exact": HEAD}
+    kinds: dict[str, Any] = {"low": us.learners.LowRankHead(4), "exact": us.learners.ExactHead(4)}
+    found = us.learn_many(targets, kinds.__getitem__, holdout=0)
+    assert [row["refused"] for row in found.rows()] == ["unchecked"] * 2
+    assert {x.learner["learner"] for x in found.recovered.values()} == {"LowRankHead", "ExactHead"}
+
+
+def test_names_that_are_one_folder(tmp_path):
+    with pytest.raises(ValueError, match="names that are one folder"):
+        us.learn_many({"a b": HEAD, "a_b": HEAD}, us.learners.ExactHead(4), folder=tmp_path)
+    with pytest.raises(ValueError, match="no target"):
+        us.learn_many({}, us.learners.ExactHead(4))

@@ -1,0 +1,43 @@
+"""Every extra is optional: without it the rest works, and a sentence names it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+WITHOUT = """
+    import sys
+
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in {absent!r}:
+                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+    sys.meta_path.insert(0, Absent())
+    import unsoftmax as us
+
+    us.learn(us.SingleHead([[1.0]], [1.0]), us.learners.ExactHead(1))
+    {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "call", "extra"),
+    [
+        ("torch", "us.oracles.from_torch(None)", "torch"),
+        ("httpx", "us.oracles.from_url('http://127.0.0.1:9/v2/models/x')", "http"),
+        ("distributed", "us.oracles.on_dask(None, len)", "dask"),
+        ("onnxruntime", "us.oracles.from_onnx(__file__)", "onnx"),
+    ],
+)
+def test_what_is_not_installed_is_named(tmp_path, absent, call, extra):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WITHOUT).format(absent=[absent], call=call))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: This needs {absent}: pip install 'unsoftmax[{extra}]'."
+    )

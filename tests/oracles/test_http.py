@@ -1,0 +1,341 @@
+"""The HTTP oracle before servers that fail, stall or attack: real sockets on loopback."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+
+pytest.importorskip("httpx", reason="the extra http")
+pytest.importorskip("orjson", reason="the extra http")
+
+HEAD = us.SingleHead(np.eye(3), [1.0, 2.0, -1.0])
+METADATA = {
+    "inputs": [{"name": "X", "datatype": "FP64", "shape": [-1, -1, 3]}],
+    "outputs": [{"name": "y", "datatype": "FP64", "shape": [-1]}],
+}
+PATIENT = us.oracles.HttpLimits(timeout_s=20.0)
+
+
+@contextmanager
+def serving(infer, metadata=METADATA, extensions=()):
+    """Serve a model whose answers ``infer(handler, body)`` writes; yields its URL and requests."""
+    requests = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def send(self, status=200, body=b"", **headers):
+            self.send_response(status)
+            for name, value in {"Content-Length": len(body), **headers}.items():
+                self.send_header(name.replace("_", "-"), str(value))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self):
+            content = metadata if "models" in self.path else {"extensions": list(extensions)}
+            requests.append((self.path, dict(self.headers), b""))
+            self.send(body=json.dumps(content).encode())
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append((self.path, dict(self.headers), body))
+            infer(self, body)
+
+        def log_message(self, *words):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v2/models/head", requests
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def sequences(body):
+    [tensor] = json.loads(body)["inputs"]
+    return np.array(tensor["data"]).reshape(tensor["shape"])
+
+
+def output(y):
+    tensor = {"name": "y", "shape": list(y.shape), "datatype": "FP64", "data": y.ravel().tolist()}
+    return json.dumps({"outputs": [tensor]}).encode()
+
+
+def answered(handler, body):
+    handler.send(body=output(HEAD(sequences(body))))
+
+
+def learn(url, **settings):
+    oracle = us.oracles.from_url(url, limits=PATIENT)
+    return us.learn(oracle, us.learners.ExactHead(3), **settings)
+
+
+def test_numbers_come_and_go_with_all_their_digits():
+    with serving(answered) as (url, requests):
+        oracle = us.oracles.from_url(url + "/")
+        X = np.random.default_rng(0).standard_normal((5, 4, 3)) * 10.0 ** np.arange(-2, 1)
+        assert np.array_equal(oracle(X), HEAD(X))
+        assert np.array_equal(sequences(requests[-1][2]), X)
+        assert oracle.dim == 3
+        assert requests[-1][1]["Accept-Encoding"] == "identity"
+        copy = pickle.loads(pickle.dumps(oracle))
+        assert np.array_equal(copy(X), HEAD(X))
+        recovery = us.learn(oracle, us.learners.ExactHead(3), workers=4, batch=2)
+        assert us.equivalent(recovery.model, HEAD)
+
+
+def binary(handler, body):
+    end = int(handler.headers["Inference-Header-Content-Length"])
+    [tensor] = json.loads(body[:end])["inputs"]
+    dtype = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2"}[tensor["datatype"]]
+    assert tensor["parameters"]["binary_data_size"] == len(body) - end
+    y = HEAD(np.frombuffer(body[end:], dtype).reshape(tensor["shape"])).astype(dtype)
+    size = {"binary_data_size": y.nbytes}
+    one = {"name": "y", "shape": [len(y)], "datatype": tensor["datatype"], "parameters": size}
+    # another output stands before ours
+    other = {"name": "z", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": 8}}
+    header = json.dumps({"outputs": [other, one]}).encode()
+    body = header + bytes(8) + y.tobytes()
+    handler.send(body=body, Inference_Header_Content_Length=len(header))
+
+
+@pytest.mark.parametrize(("datatype", "digits"), [("FP64", 1e-15), ("FP32", 1e-6), ("FP16", 1e-2)])
+def test_tensors_in_binary(datatype, digits):
+    metadata = {**METADATA, "inputs": [{**METADATA["inputs"][0], "datatype": datatype}]}
+    X = np.random.default_rng(0).standard_normal((5, 4, 3))
+    for serve, extensions in ((binary, ["binary_tensor_data"]), (answered, ())):
+        with serving(serve, metadata, extensions) as (url, _):
+            y = us.oracles.from_url(url)(X)
+            assert np.allclose(y, HEAD(X), rtol=digits, atol=digits)
+
+
+# -- what does not fit is a sentence before anything is paid
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named", "sentence"),
+    [
+        ({"inputs": [{"name": "X", "datatype": "BYTES", "shape": [-1, -1, 3]}]}, {}, "is BYTES"),
+        ({"inputs": [{"name": "X", "datatype": "FP32", "shape": [-1, 3]}]}, {}, "has shape"),
+        ({"inputs": [*METADATA["inputs"], {"name": "Z"}]}, {}, "several inputs, X, Z: name one"),
+        (METADATA, {"input": "Z"}, "no input Z, but X"),
+        (METADATA, {"output": "Z"}, "no output Z, but y"),
+        ([], {}, "no JSON object"),
+    ],
+)
+def test_a_model_that_takes_no_sequences_of_vectors(metadata, named, sentence):
+    with serving(answered, metadata) as (url, requests):
+        with pytest.raises(us.OracleError, match=sentence):
+            us.oracles.from_url(url, **named)
+        assert all(body == b"" for _, _, body in requests)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://127.0.0.1/models/head", "no model's URL"),
+        ("http://127.0.0.1/v2/models/", "no model's URL"),
+        ("ftp://127.0.0.1/v2/models/head", "no model's URL"),
+        ("head", "no model's URL"),
+        ("http://me:secret@127.0.0.1/v2/models/head", "user or a password"),
+    ],
+)
+def test_what_is_no_url_of_a_model(url, sentence):
+    with pytest.raises(ValueError, match=sentence) as refused:
+        us.oracles.from_url(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_nobody_there_and_no_such_model():
+    with serving(answered) as (url, _):
+        pass
+    with pytest.raises(us.OracleError, match="does not answer"):
+        us.oracles.from_url(url)
+
+    # every path but the model's own is unknown
+    with serving(lambda handler, body: handler.send(404, b'{"error": "unknown model"}')) as (
+        url,
+        _,
+    ):
+        oracle = us.oracles.from_url(url + "/versions/2")
+        with pytest.raises(us.OracleError, match="answered 404: unknown model"):
+            oracle(np.ones((1, 1, 3)))
+
+
+def test_metadata_may_leave_tensors_out():
+    with serving(answered, {}) as (url, _):
+        oracle = us.oracles.from_url(url, input="X")
+        assert np.array_equal(oracle(np.ones((2, 1, 3))), [2.0, 2.0])
+        assert not hasattr(oracle, "dim")
+
+
+# -- faults that pass
+
+
+class Sometimes:
+    """Misbehaves at every third request."""
+
+    def __init__(self, fault):
+        self.fault, self.asked, self.lock = fault, 0, threading.Lock()
+
+    def __call__(self, handler, body):
+        with self.lock:
+            self.asked += 1
+            bad = self.asked % 3 == 2
+        (self.fault if bad else answered)(handler, body)
+
+
+def cut(handler, body):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"outputs": [')
+    handler.wfile.flush()
+    handler.connection.close()
+
+
+FAULTS = {
+    "500": lambda handler, body: handler.send(500, b"out of memory"),
+    "502": lambda handler, body: handler.send(502),
+    "429 with seconds": lambda handler, body: handler.send(429, Retry_After="0"),
+    "503 with a date": lambda handler, body: handler.send(
+        503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"
+    ),
+    "a cut connection": cut,
+    "no JSON": lambda handler, body: handler.send(body=b"{"),
+    "deep JSON": lambda handler, body: handler.send(body=b"[" * 100_000),
+    "another object": lambda handler, body: handler.send(body=b"[1, 2]"),
+    "no output": lambda handler, body: handler.send(body=b'{"outputs": []}'),
+    "a tensor of another size": lambda handler, body: handler.send(
+        body=b'{"outputs": [{"name": "y", "shape": [7], "datatype": "FP64", "data": [1]}]}'
+    ),
+    "words": lambda handler, body: handler.send(
+        body=b'{"outputs": [{"name": "y", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}'
+    ),
+    "NaN": lambda handler, body: handler.send(
+        body=b'{"outputs": [{"name": "y", "shape": [1], "datatype": "FP64", "data": [NaN]}]}'
+    ),
+    "a wrong header": lambda handler, body: handler.send(
+        body=b"{}", Inference_Header_Content_Length="-1"
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_passes_is_asked_again_and_nothing_is_paid_twice(fault, workers):
+    with serving(Sometimes(FAULTS[fault])) as (url, requests):
+        retries = us.Retries(tries=6, pause_s=0.0)
+        recovery = learn(url, workers=workers, batch=4, retries=retries)
+        assert us.equivalent(recovery.model, HEAD)
+        asked = sum(len(sequences(body)) for _, _, body in requests if body)
+        put_off = fault.startswith(("429", "503"))
+        assert asked >= recovery.queries if put_off else asked == recovery.queries
+        assert ("failed" in recovery.counts) != put_off
+
+
+def test_an_endpoint_that_stays_busy_is_left(monkeypatch):
+    with serving(lambda handler, body: handler.send(429, Retry_After="30")) as (url, _):
+        with pytest.raises(us.OracleError, match="put off"):
+            learn(url, retries=us.Retries(longest_wait_s=0.2))
+        with pytest.raises(us.RetryLater) as later:
+            us.oracles.from_url(url)(np.ones((1, 1, 3)))
+        assert later.value.seconds == 30.0
+
+
+# -- what does not pass is refused, bounded
+
+
+def slowly(handler, body):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    for _ in range(100):
+        handler.wfile.write(b" ")
+        handler.wfile.flush()
+        time.sleep(0.05)
+
+
+def endless(handler, body):
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for _ in range(2000):
+        handler.wfile.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("infer", "error", "sentence"),
+    [
+        (slowly, TimeoutError, "longer than 0.5 s"),
+        (lambda handler, body: time.sleep(2), TimeoutError, "longer than 0.5 s"),
+        (endless, us.OracleError, r"more than [\d,]+ bytes"),
+        (lambda handler, body: handler.send(302, Location="http://elsewhere.example/x"),
+         us.OracleError, r"redirects to elsewhere\.example"),
+        (lambda handler, body: handler.send(body=b"x", Content_Encoding="gzip"),
+         us.OracleError, "sends gzip"),
+        (lambda handler, body: handler.send(422, b"x" * 10_000), us.OracleError, "answered 422: x"),
+        (lambda handler, body: handler.send(401, b"who?"), us.OracleError, "no Authorization"),
+    ],
+)  # fmt: skip
+def test_a_hostile_server_is_bounded(infer, error, sentence):
+    with serving(infer) as (url, _):
+        oracle = us.oracles.from_url(url, limits=us.oracles.HttpLimits(timeout_s=0.5))
+        began = time.monotonic()
+        with pytest.raises(error, match=sentence) as refused:
+            oracle(np.ones((1, 1, 3)))
+        assert time.monotonic() - began < 10
+        assert len(str(refused.value)) < 600
+
+
+def test_another_model_behind_the_url_after_a_restart_is_noticed(tmp_path):
+    ledger = tmp_path / "ledger.sqlite"
+    with serving(answered) as (url, _), pytest.raises(us.BudgetExceeded):
+        learn(url, ledger=ledger, budget=10)
+    other = us.SingleHead(2 * np.eye(3), [1.0, 2.0, -1.0])
+    served = lambda handler, body: handler.send(body=output(other(sequences(body))))  # noqa: E731
+    with serving(served) as (url, _), pytest.raises(us.LedgerMismatch):
+        learn(url, ledger=ledger)
+
+
+# -- the secret
+
+
+def test_the_authorization_header_is_sent_and_nowhere_else(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TOKEN_OF_THE_TEST", "Bearer s3cr3t")
+    caplog.set_level("DEBUG")
+    with serving(Sometimes(FAULTS["500"])) as (url, requests):
+        oracle = us.oracles.from_url(url, auth="TOKEN_OF_THE_TEST")
+        recovery = us.learn(oracle, us.learners.ExactHead(3), ledger=tmp_path / "ledger.sqlite")
+        recovery.save(tmp_path)
+        assert all(headers["Authorization"] == "Bearer s3cr3t" for _, headers, _ in requests)
+    with serving(FAULTS["500"]) as (url, _):
+        oracle = us.oracles.from_url(url, auth="TOKEN_OF_THE_TEST")
+        with pytest.raises(us.OracleError) as failed:
+            us.learn(oracle, us.learners.ExactHead(3), retries=1)
+    chain: list[str] = []
+    error: BaseException | None = failed.value
+    while error is not None:
+        chain.append(repr(error) + repr(vars(error)))
+        error = error.__cause__ or error.__context__
+    written = [path.read_bytes() for path in tmp_path.iterdir()]
+    shown = " ".join([*chain, repr(oracle), str(pickle.dumps(oracle)), caplog.text])
+    assert "s3cr3t" not in shown
+    assert not any(b"s3cr3t" in content for content in written)
+    monkeypatch.delenv("TOKEN_OF_THE_TEST")
+    with pytest.raises(ValueError, match="TOKEN_OF_THE_TEST, which should hold"):
+        us.oracles.from_url(url, auth="TOKEN_OF_THE_TEST")
