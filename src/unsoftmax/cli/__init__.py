@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 from unsoftmax.errors import Terminated, terminate
@@ -30,14 +31,11 @@ def main() -> None:
         for number in _ENDING:
             # what a parent ignores (nohup) stays ignored
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, terminate)
+                signal.signal(number, _end_early)
         from unsoftmax.cli.commands import app
 
         app()
-    except Terminated as end:  # before a command ran, or after
-        end_at_once()
-        with contextlib.suppress(OSError):
-            print("Stopped by a signal.", file=sys.stderr)
+    except Terminated as end:  # after a command
         leave(end.code)
     except SystemExit as end:
         if end.code in {128 + number for number in _ENDING}:
@@ -45,10 +43,25 @@ def main() -> None:
         raise
 
 
+def _end_early(number: int, frame: FrameType | None) -> None:
+    """End during the imports: nothing is lost, and Python would turn an exception into others."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"Stopped by a signal.\n")
+    os._exit(128 + number)
+
+
+def begin_command() -> None:
+    """Let signals raise from now on, so that what a command does is ended in order."""
+    for number in _ENDING:
+        if signal.getsignal(number) is _end_early:
+            signal.signal(number, terminate)
+
+
 def end_at_once() -> None:
     """Let every further signal end the process: what is recorded is safe at any moment."""
     for number in _ENDING:
-        signal.signal(number, lambda number, _: os._exit(128 + number))
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
 def leave(status: object) -> NoReturn:

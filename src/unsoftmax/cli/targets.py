@@ -9,8 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from unsoftmax import oracles
-from unsoftmax.cli.console import Refusal, stderr
-from unsoftmax.errors import Terminated
+from unsoftmax.cli.console import Refusal, signal_behind, stderr
 from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
 
@@ -50,9 +49,9 @@ def _named(target: str) -> Oracle:
             found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Terminated:
-        raise  # a signal, not the module
     except (Exception, SystemExit) as error:
+        if (end := signal_behind(error)) is not None:
+            raise end from error
         raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
