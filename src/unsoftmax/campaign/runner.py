@@ -273,9 +273,10 @@ class Campaign:
 
     def _recognise(self, waiting: list[Span]) -> None:
         """Ask recorded questions again and compare, before anything new is paid."""
-        witnesses, self.witnesses = self.witnesses, None
-        if witnesses is None:
+        witnesses = self.witnesses
+        if witnesses is None or not witnesses.found:  # a salvaged ledger may begin with a gap
             return
+        self.witnesses = None
         known = Fingerprint.of(witnesses, self.ledger.moved, self.fingerprint)
         with self.interrupts.held():
             now = self._ask_apart(known.spans(), known, waiting)

@@ -19,7 +19,10 @@ COMMANDS = {
     "learn": "Recover TARGET's parameters by asking it.",
     "compare": "Say whether two models compute the same function: 0 equal, 1 different, "
     "3 undecided.",
+    "ledger": "Show what a ledger holds, whether it is sound, and copy what is.",
 }
+# Where a command is not in the module of its name: that of the ledger itself is in `campaign`.
+MODULES = {"ledger": "ledger_contents"}
 
 
 class Commands(TyperGroup):
@@ -34,7 +37,7 @@ class Commands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import one command."""
-    module = importlib.import_module(f"{__package__}.{name}")
+    module = importlib.import_module(f"{__package__}.{MODULES.get(name, name)}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(name)(getattr(module, name))
     return typer.main.get_command(alone)
