@@ -40,7 +40,15 @@ def main() -> None:
     except SystemExit as end:
         if end.code in {128 + number for number in _ENDING}:
             leave(end.code)
+        _flush()
+        end_at_once()  # Python's own end is no place for exceptions either
         raise
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
+            stream.flush()
 
 
 def _end_early(number: int, frame: FrameType | None) -> None:
@@ -67,7 +75,5 @@ def end_at_once() -> None:
 def leave(status: object) -> NoReturn:
     """End after a signal, without waiting for threads that hang in the target."""
     end_at_once()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
-            stream.flush()
+    _flush()
     os._exit(status if isinstance(status, int) else 1)
