@@ -80,3 +80,34 @@ def test_settings_in_messages_are_named_as_options():
     )
     assert options.in_flags("use us.x(1)", {"us.x": "--x"}) == "On the command line us.x is --x."
     assert options.in_flags("The rank is high.", {}) == ""
+
+
+@pytest.mark.parametrize("cause", ["raise", "from", "within"])
+def test_a_signal_amid_the_targets_import_is_no_failed_import(cause, tmp_path, monkeypatch):
+    """Python 3.11 makes a RuntimeError of what is raised while a class is made."""
+    body = {
+        "raise": "raise us.Terminated(15)",
+        "from": "raise RuntimeError from us.Terminated(15)",
+        "within": "try:\n    raise us.Terminated(15)\nfinally:\n    raise RuntimeError",
+    }[cause]
+    (tmp_path / f"signalled_{cause}.py").write_text(f"import unsoftmax as us\n{body}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(us.Terminated) as caught:
+        targets.resolve(f"signalled_{cause}:f")
+    assert caught.value.code == 143
+
+
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (us.Terminated(1), 129)])
+def test_what_a_signal_became_has_the_signals_status(end, status, monkeypatch, capsys):
+    monkeypatch.setattr("unsoftmax.cli.end_at_once", lambda: None)
+
+    @console.with_exit_status
+    def command(error):
+        raise error from end
+
+    with pytest.raises(typer.Exit) as caught:
+        command(RuntimeError("Error calling __set_name__"))
+    assert caught.value.exit_code == status
+    assert "Stopped by" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="own"):
+        console.with_exit_status(lambda: (_ for _ in ()).throw(RuntimeError("own")))()

@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 from unsoftmax.errors import Terminated, terminate
@@ -30,31 +31,49 @@ def main() -> None:
         for number in _ENDING:
             # what a parent ignores (nohup) stays ignored
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, terminate)
+                signal.signal(number, _end_early)
         from unsoftmax.cli.commands import app
 
         app()
-    except Terminated as end:  # before a command ran, or after
-        end_at_once()
-        with contextlib.suppress(OSError):
-            print("Stopped by a signal.", file=sys.stderr)
+    except Terminated as end:  # after a command
         leave(end.code)
     except SystemExit as end:
         if end.code in {128 + number for number in _ENDING}:
             leave(end.code)
+        _flush()
+        end_at_once()  # Python's own end is no place for exceptions either
         raise
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
+            stream.flush()
+
+
+def _end_early(number: int, frame: FrameType | None) -> None:
+    """End during the imports: nothing is lost, and Python would turn an exception into others."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"Stopped by a signal.\n")
+    os._exit(128 + number)
+
+
+def begin_command() -> None:
+    """Let signals raise from now on, so that what a command does is ended in order."""
+    for number in _ENDING:
+        if signal.getsignal(number) is _end_early:
+            signal.signal(number, terminate)
 
 
 def end_at_once() -> None:
     """Let every further signal end the process: what is recorded is safe at any moment."""
     for number in _ENDING:
-        signal.signal(number, lambda number, _: os._exit(128 + number))
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
 def leave(status: object) -> NoReturn:
     """End after a signal, without waiting for threads that hang in the target."""
     end_at_once()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
-            stream.flush()
+    _flush()
     os._exit(status if isinstance(status, int) else 1)

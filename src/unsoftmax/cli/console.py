@@ -90,17 +90,29 @@ def with_exit_status(command: F) -> F:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
+            cli.begin_command()
             command(*args, **kwargs)
-        except (KeyboardInterrupt, Terminated) as end:
-            cli.end_at_once()
-            with suppress(OSError):  # a terminal that has gone
-                _tell(end, kwargs)
-            raise typer.Exit(status_of(end)) from end
         except (Refusal, UnsoftmaxError) as error:
             _tell(error, kwargs)
             raise typer.Exit(status_of(error)) from error
+        except BaseException as error:
+            end = signal_behind(error)
+            if end is None:
+                raise
+            cli.end_at_once()
+            with suppress(OSError):  # a terminal that has gone
+                _tell(end, kwargs)
+            raise typer.Exit(status_of(end)) from error
 
     return run  # type: ignore[return-value]
+
+
+def signal_behind(error: BaseException) -> BaseException | None:
+    """Return what a signal raised, whatever Python made of it (in 3.11, while a class is made)."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, (KeyboardInterrupt, Terminated)):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 def _tell(error: BaseException, options: dict[str, Any]) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unsoftmax import oracles
-from unsoftmax.cli.console import Refusal, stderr
-from unsoftmax.errors import Terminated
+from unsoftmax.cli.console import Refusal, signal_behind, stderr
 from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
 
@@ -71,9 +70,9 @@ def imported(target: str) -> Callable[..., Any]:
             found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Terminated:
-        raise  # a signal, not the module
     except (Exception, SystemExit) as error:
+        if (end := signal_behind(error)) is not None:
+            raise end from error
         raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
