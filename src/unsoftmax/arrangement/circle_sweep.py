@@ -33,7 +33,7 @@ class CellTuning:
     """How cells are measured."""
 
     kinks: KinkTuning = field(default=KinkTuning())
-    edge: float = 1e-10
+    edge: float = 1e-5
     """Distance of the circle's ends from θ = 0 and π, where tokens are infinitely long; 1e-10 is
     10¹⁰ length scales away. At 1e-8, 1 % of the neurons that are dead up to 10⁵ length scales were
     not crossed."""

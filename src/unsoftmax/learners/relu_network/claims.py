@@ -12,12 +12,13 @@ from typing import Self
 
 import numpy as np
 
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear
+from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
 from unsoftmax.learners.relu_network.merge import network_of
 from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
+from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Singles
@@ -55,7 +56,9 @@ class NetworkClaim:
     form: PiecewiseLinear
     model: ReluNetwork
     bound: float
-    """On |F̂ − F| at points of norm 1."""
+    """On |F̂ − F| at points of norm 1, but for the error of far neurons."""
+    far: float
+    """What far neurons add to ``|ĝ(x) − g(x)|``, relative to ‖x‖."""
     precision: Precision
     """What answers there may be off by."""
     fresh: FreshPointTuning
@@ -65,17 +68,19 @@ class NetworkClaim:
     def of(
         cls,
         target: LiftedTarget,
-        form: PiecewiseLinear,
+        split: SplitForm,
         sweeps: NetworkSearchTuning,
         tuning: NetworkClaimTuning,
     ) -> Self:
         """Write the form as a network, and say what its errors add up to."""
+        form = split.whole
         errors = float(form.g_error + np.sum(form.error))
-        bound = tuning.deviations * errors + tuning.roundoffs * UNIT * _size(form)
+        bound = tuning.deviations * errors + tuning.roundoffs * UNIT * _size(form, target.lift)
         absolute = tuning.deviations * (KAPPA * target.noise.deviation)
         model = network_of(form, target.lift, sweeps.merge)
         precision = Precision(unit=UNIT, absolute=absolute)
-        return cls(target, form, model, bound, precision, sweeps.fresh, tuning)
+        far = tuning.deviations * split.slope_error
+        return cls(target, form, model, bound, far, precision, sweeps.fresh, tuning)
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[ReluNetwork]:
         """Ask the hold-out; return the network and how sure it is, or refuse it."""
@@ -89,7 +94,8 @@ class NetworkClaim:
                 f"A neuron was found, but {checks} fresh tokens of all lengths are all answered by "
                 f"{y[0]:g}: the target jumps (labels), or is no ReLU network."
             )
-        widened, judgement = self._judged(x, y)
+        widened = self._scanned()
+        widened, judgement = self._judged(x, y, widened)
         if judgement.refuses:
             raise ModelMismatch(
                 f"The recovered network misses fresh answers by "
@@ -98,33 +104,61 @@ class NetworkClaim:
                 "one hidden layer, or has neurons too close to each other for these answers."
             )
         error = float(widened * self.bound)
-        errors = {"constant": error, "slope": error / lift.length}
+        errors = {"constant": error, "slope": error / lift.length + float(widened * self.far)}
         if not lift.biases:
             errors = {"constant": 0.0, "slope": error}
         certificate = Certificate(errors, self._assumed(checks, widened))
         return Found(self.model, certificate, judgement.evidence, self._notes())
 
-    def _judged(self, x: Array, y: Array) -> tuple[float, Judgement]:
-        """Compare fresh answers; return how many times as wide the certificate must be, too."""
+    def _scanned(self) -> float:
+        """Compare the answers at all lengths; return how many times as wide a certificate must be.
+
+        Raises
+        ------
+        ModelMismatch
+            The target bends somewhere where no neuron was found.
+        """
+        scan = self.target.scan
+        if not len(scan.lengths):
+            return 1.0
+        x = scan.tokens
+        widened, judgement = self._judged(x, scan.answers)
+        if judgement.refuses:
+            lengths = np.linalg.norm(x, axis=1)
+            off = np.abs(scan.answers - self.model(x)) / self.target.lift.heights(x)
+            raise ModelMismatch(
+                f"Along a line through 0 the answers depart from the network of {len(self.form)} "
+                f"neurons that was found, at a distance of {lengths[np.argmax(off)]:.0e} by "
+                f"{judgement.evidence.max_residual:.1e} of their size: there is a neuron that no "
+                "search found, or the target is no ReLU network of one hidden layer."
+            )
+        return widened
+
+    def _judged(self, x: Array, y: Array, widened: float = 1.0) -> tuple[float, Judgement]:
+        """Compare answers; return how many times as wide the certificate must be, too."""
         if not len(y):
-            return 1.0, judge(Residuals.of(y), 0)
+            return widened, judge(Residuals.of(y), 0)
         lift, noise = self.target.lift, self.target.noise
         height = lift.heights(x)
         missed, size = (y - self.model(x)) / height, float(np.sqrt(np.mean((y / height) ** 2)))
         size = size or 1.0
-        own = self.precision.error(np.full(len(y), _size(self.form)), y / height)
+        own = self.precision.error(np.full(len(y), _size(self.form, lift)), y / height)
+        allowed = self.bound + self.far * np.linalg.norm(x, axis=1) / height
         weights = self.fresh.weights(lift, x, len(self.form))
         most = self.tuning.times * self.fresh.limit(noise, size) / weights
-        excess = judge(Residuals.of(missed, own=own, allowed=self.bound, size=size), len(y)).excess
-        widened = 1.0
+
+        def judged(times: float) -> Judgement:
+            return judge(
+                Residuals.of(missed, own=times * own, allowed=times * allowed, size=size, most=most),
+                len(y),
+            )
+
+        excess = judge(
+            Residuals.of(missed, own=widened * own, allowed=widened * allowed, size=size), len(y)
+        ).excess
         if excess > 1 and np.all(np.abs(missed) <= most * size):
-            widened = self.tuning.widened * excess
-        return widened, judge(
-            Residuals.of(
-                missed, own=widened * own, allowed=widened * self.bound, size=size, most=most
-            ),
-            len(y),
-        )
+            widened *= self.tuning.widened * excess
+        return widened, judged(widened)
 
     def _assumed(self, checks: int, widened: float) -> tuple[str, ...]:
         noise = self.target.noise
@@ -162,6 +196,13 @@ class NetworkClaim:
         return (determined + extra, *coarse)
 
 
-def _size(form: PiecewiseLinear) -> float:
-    """Return the size of the sum of all terms, at points of norm 1."""
-    return float(np.linalg.norm(form.g0) + form.sizes.sum())
+def _size(form: PiecewiseLinear, lift: Lift) -> float:
+    """Return the size of the sum of all terms, at points of norm 1.
+
+    Where a neuron that is inactive at the token 0 is active, its bias is less than the rest.
+    """
+    sizes = form.sizes
+    if lift.biases:
+        slope = np.linalg.norm(form.a[:, :-1], axis=1)
+        sizes = np.where(form.a[:, -1] < 0, np.minimum(sizes, 2 * slope), sizes)
+    return float(np.linalg.norm(form.g0) + sizes.sum())

@@ -24,6 +24,9 @@ class FreshPointTuning:
     outer: tuple[float, float] = (3.0, 8.0)
     """Ranges of log10 of the length of a quarter each, in length scales: neurons that are dead
     near 0 show only far out."""
+    searched: tuple[float, float] = (3.0, 4.0)
+    """The outer range during the search: a circle does not see hyperplanes much farther out, which
+    are searched for afterwards (`far_neurons`)."""
     sizes: tuple[float, float] = (-1.0, 2.0)
     """Range of log10 of the length of fresh tokens without biases, where no length is special."""
     first: int = 16
@@ -52,15 +55,21 @@ class FreshPointTuning:
             return self.accepted
         return max(self.accepted, min(self.coarse * noise.deviation / size, self.coarsest))
 
-    def tokens(self, lift: Lift, count: int, rng: np.random.Generator) -> Array:
+    def tokens(
+        self,
+        lift: Lift,
+        count: int,
+        rng: np.random.Generator,
+        outer: tuple[float, float] | None = None,
+    ) -> Array:
         """Return tokens of many lengths, (count, d)."""
         x = rng.standard_normal((count, lift.dim)) / np.sqrt(lift.dim)
         n = np.arange(count)
         if not lift.biases:
             return np.asarray(lift.token_scale * 10.0 ** rng.uniform(*self.sizes, (count, 1)) * x)
         near = np.array(self.near)[n % len(self.near)]
-        middle, outer = (np.array(decades)[:, None] for decades in (self.middle, self.outer))
-        far = 10.0 ** rng.uniform(*np.where(n % 4 == 1, middle, outer))
+        middle, far_out = (np.array(decades)[:, None] for decades in (self.middle, outer or self.outer))
+        far = 10.0 ** rng.uniform(*np.where(n % 4 == 1, middle, far_out))
         return np.asarray(lift.length * np.where(n % 2, far, near)[:, None] * x)
 
     def weights(self, lift: Lift, x: Array, neurons: int) -> Array:

@@ -120,7 +120,7 @@ class NetworkSearch:
         lift, fresh = self.target.lift, self.tuning.fresh
         if count is None:
             count = max(fresh.count, lift.D // fresh.per_dim)
-        x = fresh.tokens(lift, count, self.rng)
+        x = fresh.tokens(lift, count, self.rng, fresh.searched)
         return (yield from look(lift, state.form, x, fresh))
 
     def _limit(self, seen: FreshLook) -> float:
@@ -149,7 +149,7 @@ class NetworkSearch:
         whole = yield from self._all_cells(state)
         last = yield from self._look(whole)
         if last.rms > self.tuning.worse * seen.rms:
-            return state, seen, False
+            return state, seen, seen.share <= self._limit(seen)
         return whole, last, last.share <= self._limit(last)
 
     def _more_and_more(

@@ -37,8 +37,10 @@ from unsoftmax.arrangement.noise_level import NoiseLevel
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import limited
 from unsoftmax.learners.relu_network.claims import NetworkClaim, NetworkClaimTuning
+from unsoftmax.learners.relu_network.far_neurons import FarNeuronTuning, FarSearch
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, LiftTuning, TargetLift
 from unsoftmax.learners.relu_network.network_search import NetworkSearch, NetworkSearchTuning
+from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.learners.settings import Configured, flag, whole
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Round
@@ -52,6 +54,7 @@ class ReluNetworkTuning:
 
     lift: LiftTuning = field(default=LiftTuning())
     sweeps: NetworkSearchTuning = field(default=NetworkSearchTuning())
+    far: FarNeuronTuning = field(default=FarNeuronTuning())
     claims: NetworkClaimTuning = field(default=NetworkClaimTuning())
     neurons_per_dim: int = 16
     neurons: int = 1024
@@ -184,27 +187,30 @@ class ReluNetworkLearner(Configured):
             form = PiecewiseLinear.zero(target.lift.D)
             if self.biases:
                 form.g0[-1] = target.constant
+            split = SplitForm.of(target.lift, form)
         elif target.lift.D == 1:
             target, form = yield from _on_a_line(target, tuning.lift)
+            split = SplitForm.of(target.lift, form)
         else:
-            form = yield from self._searched(target, rng)
-        if len(form) > self._most:
+            split = yield from self._searched(target, rng)
+        if (count := len(split.whole)) > self._most:
             raise ModelMismatch(
-                f"The target has {len(form)} distinct neurons, more than the {self._most} of "
+                f"The target has {count} distinct neurons, more than the {self._most} of "
                 "max_neurons."
             )
-        claim = NetworkClaim.of(target, form, tuning.sweeps, tuning.claims)
+        claim = NetworkClaim.of(target, split, tuning.sweeps, tuning.claims)
         return (yield from claim.tested(checks, rng))
 
     def _searched(
         self, target: LiftedTarget, rng: np.random.Generator
-    ) -> Generator[Round, Answers, PiecewiseLinear]:
-        """Search for all neurons; say in this learner's words where there are too many kinks."""
+    ) -> Generator[Round, Answers, SplitForm]:
+        """Search for all neurons, far ones last; say in this learner's words what is too much."""
         search = NetworkSearch(
             target, self._most, bool(self.polish), rng, tuning=self.tuning.sweeps
         )
         try:
-            return (yield from search.run())
+            form = yield from search.run()
+            return (yield from FarSearch(search, self.tuning.far).run(form))
         except TooManyBreakpoints as error:
             if error.everywhere:
                 raise ModelMismatch(
