@@ -41,6 +41,9 @@ class NetworkClaimTuning:
     widened: float = 2.0
     """If misses exceed the certificate but not that limit, the certificate is widened to this many
     times the largest of them."""
+    small_dim: float = 5.0
+    """Misses are compared with √(small_dim/d) times the certificate: the largest of a few
+    projections of a vector of R^d on random directions is about 2/√d of it."""
     telling: int = 8
     """With this many fresh tokens or more, at least one shows any neuron, each of the far ones in
     half of all cases: if all answers are the same, the target is refused."""
@@ -85,7 +88,7 @@ class NetworkClaim:
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[ReluNetwork]:
         """Ask the hold-out; return the network and how sure it is, or refuse it."""
         lift = self.target.lift
-        x = self.fresh.tokens(lift, checks, rng)
+        x = self.fresh.tokens(lift, checks, rng, self.target.scan.farthest)
         fresh = [Singles(x, phase="hold-out", purpose="check")] if checks else []
         answered = yield from fresh_answers(fresh)
         y = np.concatenate([np.zeros(0), *(y for _, y in answered)])
@@ -153,8 +156,10 @@ class NetworkClaim:
                 len(y),
             )
 
+        # a token x shows |J·x|/‖x‖ of a jump J that is missing, about 1/√d of it
+        shown = allowed / max(1.0, np.sqrt(lift.dim / self.tuning.small_dim))
         excess = judge(
-            Residuals.of(missed, own=widened * own, allowed=widened * allowed, size=size), len(y)
+            Residuals.of(missed, own=widened * own, allowed=widened * shown, size=size), len(y)
         ).excess
         if excess > 1 and np.all(np.abs(missed) <= most * size):
             widened *= self.tuning.widened * excess

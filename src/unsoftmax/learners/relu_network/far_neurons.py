@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.kink_lines import KinkTuning
+from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.arrangement.noise_level import NoiseLevel
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
@@ -35,9 +34,6 @@ from unsoftmax.protocol import Answers
 class FarNeuronTuning:
     """When far neurons are searched for, and which are taken."""
 
-    kinks: KinkTuning = field(default=KinkTuning(start=8, pair=0.05))
-    """How circles are searched: for few kinks, in what errors of near neurons leave. Shorter
-    intervals, or lines read from nearer values: kinks that are not 10³ times as large are missed."""
     stages: int = 8
     """Limit on the circles: hyperplanes at distances that differ by 10⁴ need one each."""
     missed: float = 20.0
@@ -46,6 +42,9 @@ class FarNeuronTuning:
     nearer: float = 0.5
     """The length scale of a circle, in the length at which the scan contradicts: the hyperplane is
     nearer to 0 than where the line crosses it."""
+    nearer_again: int = 2
+    """Limit on the length scales of a stage: where a hyperplane seems to be nearer than its error
+    tells, the next circle is that near."""
     clear: float = 10.0
     """Hyperplanes are far from 0 if their distance is more than this many times its error. Others
     are what errors of near neurons look like."""
@@ -109,29 +108,45 @@ class FarSearch:
         better = state.corrected(near).form.take(near)
         return replace(split, near=better) if better.spread < split.near.spread else split
 
-    def _stage(self, split: SplitForm, length: float) -> Generator[Round, Answers, SplitForm | None]:
-        """Sweep what is left along a circle at another length scale; None if it shows nothing."""
-        search, tuning, rng = self.search, self.tuning, self.search.rng
-        least = max(tuning.renewed * length, tuning.beyond * split.lift.length)
+    def _stage(
+        self, split: SplitForm, length: float
+    ) -> Generator[Round, Answers, SplitForm | None]:
+        """Look at another length scale, and where hyperplanes seem nearer at that; None in vain."""
+        least = max(self.tuning.renewed * length, self.tuning.beyond * split.lift.length)
         kept = split.without(least)
-        lift = replace(split.lift, length=length)
-        known = at_length(kept.whole, split.lift, lift)
+        dropped = len(split.whole) - len(kept.whole)
+        for _ in range(self.tuning.nearer_again):
+            lift = replace(split.lift, length=length)
+            seen = yield from self._swept(kept, lift)
+            far = self._outside(seen)
+            if len(far) >= max(dropped, 1):
+                return kept.with_far(far, lift)
+            sure = seen.take(np.linalg.norm(seen.a[:, :-1], axis=1) > self.tuning.clear * seen.error)
+            if not len(sure):
+                break
+            length *= float(np.max((np.abs(sure.a[:, -1]) + sure.error) / sure.sizes))
+        return None
+
+    def _swept(
+        self, split: SplitForm, lift: Lift
+    ) -> Generator[Round, Answers, PiecewiseLinear]:
+        """Sweep what is left along a circle of another lift; measure what is found, and return it."""
+        search, rng = self.search, self.search.rng
+        known = at_length(split.whole, split.lift, lift)
         circle = Circle.random(lift, rng, search.tuning.cells.edge)
         target = LiftedTarget(lift, circle, self._noise(known, circle))
-        sweep = replace(search, target=target).sweep(circle, known)
-        sweep = replace(sweep, tuning=replace(sweep.tuning, kinks=tuning.kinks))
+        cells = replace(search.tuning.cells, kinks=search.tuning.few_kinks)
+        sweep = replace(search, target=target).sweep(circle, known, cells)
         swept = yield from sweep.run(search.most, rng)
-        far = self._outside(swept.form)
-        whole = known.with_neurons(far)
+        whole = known.with_neurons(swept.form)
         new = np.arange(len(whole)) >= len(known)
+        whole = replace(whole, g0=whole.g0 + swept.form.g0)
         state = WalkedForm.along(whole, circle)
         beside = new[state.walk.order]
-        cells = np.flatnonzero(np.append(beside, False) | np.insert(beside, 0, False))
+        wanted = np.flatnonzero(np.append(beside, False) | np.insert(beside, 0, False))
         polish = search.tuning.polish
-        state = yield from state.measured(cells, target.noise.deviation, polish.clear, polish)
-        far = self._outside(state.corrected(new).form.take(new))
-        dropped = len(split.whole) - len(kept.whole)
-        return kept.with_far(far, lift) if len(far) >= max(dropped, 1) else None
+        state = yield from state.measured(wanted, target.noise.deviation, polish.clear, polish)
+        return state.corrected(new).form.take(new)
 
     def _outside(self, form: PiecewiseLinear) -> PiecewiseLinear:
         """Keep the neurons that are far from 0, inactive there, without an affine part."""

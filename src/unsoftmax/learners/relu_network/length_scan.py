@@ -30,7 +30,8 @@ class LengthScanTuning:
     bent: float = 4.0
     """Two slopes differ if their difference is more than this many times their error."""
     roundoffs: float = 16.0
-    """Error of an answer, in roundoffs of the larger of the two that give a slope."""
+    """Error of an answer, in roundoffs of the larger of the two that give a slope, and of its
+    terms."""
     quiet: float = 0.2
     noisy: float = 10.0
     """Noise is ``noisy`` times the ``quiet`` quantile of what answers miss the line through their
@@ -77,14 +78,14 @@ class LengthScan:
     @property
     def bends(self) -> Array:
         """How much the slope changes at each inner length, on both sides; 0 where it need not."""
-        h = np.diff(self.lengths)
-        slopes = np.diff(self.y, axis=1) / h
-        size = np.abs(self.y)
-        single = np.array_equal(self.y, self.y.astype(np.float32))
-        own = self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
-        own = own * np.maximum(size[:, 1:], size[:, :-1])
-        change = np.abs(np.diff(slopes, axis=1))
+        h, size = np.diff(self.lengths), np.abs(self.y)
+        change = np.abs(np.diff(np.diff(self.y, axis=1) / h, axis=1))
+        # what an answer misses the line through its neighbours by: |w_k b_k| where a neuron's
+        # hyperplane is crossed, so their sum is the size of an answer's terms
         missed = change / (1 / h[1:] + 1 / h[:-1])
+        single = np.array_equal(self.y, self.y.astype(np.float32))
+        unit = self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
+        own = unit * (np.maximum(size[:, 1:], size[:, :-1]) + np.sum(missed))
         own = (own + self.tuning.noisy * np.quantile(missed, self.tuning.quiet)) / h
         return np.where(change > self.tuning.bent * (own[:, 1:] + own[:, :-1]), change, 0.0)
 
