@@ -81,11 +81,12 @@ class LengthScan:
         h, size = np.diff(self.lengths), np.abs(self.y)
         change = np.abs(np.diff(np.diff(self.y, axis=1) / h, axis=1))
         # what an answer misses the line through its neighbours by: |w_k b_k| where a neuron's
-        # hyperplane is crossed, so their sum is the size of an answer's terms
+        # hyperplane is crossed. Their sum, and that of the changes, is the size of answers' terms
         missed = change / (1 / h[1:] + 1 / h[:-1])
         single = np.array_equal(self.y, self.y.astype(np.float32))
         unit = self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
-        own = unit * (np.maximum(size[:, 1:], size[:, :-1]) + np.sum(missed))
+        terms = np.sum(missed) + self.lengths[1:] * np.sum(change)
+        own = unit * (np.maximum(size[:, 1:], size[:, :-1]) + terms)
         own = (own + self.tuning.noisy * np.quantile(missed, self.tuning.quiet)) / h
         return np.where(change > self.tuning.bent * (own[:, 1:] + own[:, :-1]), change, 0.0)
 
