@@ -150,20 +150,18 @@ class NetworkClaim:
         weights = self.fresh.weights(lift, x, len(self.form))
         most = self.tuning.times * self.fresh.limit(noise, size) / weights
 
-        def judged(times: float) -> Judgement:
-            return judge(
-                Residuals.of(missed, own=times * own, allowed=times * allowed, size=size, most=most),
-                len(y),
+        def judged(allowed: Array, most: Array | float) -> Judgement:
+            compared = Residuals.of(
+                missed, own=widened * own, allowed=widened * allowed, size=size, most=most
             )
+            return judge(compared, len(y))
 
         # a token x shows |J·x|/‖x‖ of a jump J that is missing, about 1/√d of it
         shown = allowed / max(1.0, np.sqrt(lift.dim / self.tuning.small_dim))
-        excess = judge(
-            Residuals.of(missed, own=widened * own, allowed=widened * shown, size=size), len(y)
-        ).excess
+        excess = judged(shown, np.inf).excess
         if excess > 1 and np.all(np.abs(missed) <= most * size):
             widened *= self.tuning.widened * excess
-        return widened, judged(widened)
+        return widened, judged(allowed, most)
 
     def _assumed(self, checks: int, widened: float) -> tuple[str, ...]:
         noise = self.target.noise
@@ -171,6 +169,7 @@ class NetworkClaim:
             "``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖, for every x.",
             "The target is a ReLU network of one hidden layer, and all its neurons were found: "
             "what the hold-out tests, it cannot prove.",
+            self._looked_at(),
             f"Answers are off by a standard deviation of {noise.deviation:.1e} where they are as "
             f"large as {noise.size:.1e}, estimated from their second differences; "
             f"{self.tuning.deviations:g} deviations are taken.",
@@ -183,6 +182,20 @@ class NetworkClaim:
                 else ()
             ),
             *(() if checks else ("Nothing was checked.",)),
+        )
+
+    def _looked_at(self) -> str:
+        """Say at which lengths tokens were asked."""
+        lift, scan = self.target.lift, self.target.scan
+        if len(scan.lengths):
+            return (
+                f"Tokens up to a length of {scan.farthest:.0e} were asked: beyond, the bound goes on "
+                "if no hyperplane is farther from 0 than that."
+            )
+        first, last = (lift.token_scale * 10.0**decade for decade in self.fresh.sizes)
+        return (
+            f"It has no biases: tokens of lengths from {first:.0e} to {last:.0e} were asked, and "
+            "none whose answers show hyperplanes beside 0."
         )
 
     def _notes(self) -> tuple[str, ...]:

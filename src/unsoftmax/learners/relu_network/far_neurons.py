@@ -121,16 +121,15 @@ class FarSearch:
             far = self._outside(seen)
             if len(far) >= max(dropped, 1):
                 return kept.with_far(far, lift)
-            sure = seen.take(np.linalg.norm(seen.a[:, :-1], axis=1) > self.tuning.clear * seen.error)
+            slope = np.linalg.norm(seen.a[:, :-1], axis=1)
+            sure = seen.take(slope > self.tuning.clear * seen.error)
             if not len(sure):
                 break
             length *= float(np.max((np.abs(sure.a[:, -1]) + sure.error) / sure.sizes))
         return None
 
-    def _swept(
-        self, split: SplitForm, lift: Lift
-    ) -> Generator[Round, Answers, PiecewiseLinear]:
-        """Sweep what is left along a circle of another lift; measure what is found, and return it."""
+    def _swept(self, split: SplitForm, lift: Lift) -> Generator[Round, Answers, PiecewiseLinear]:
+        """Sweep what is left along a circle of another lift; return what is found, measured again."""
         search, rng = self.search, self.search.rng
         known = at_length(split.whole, split.lift, lift)
         circle = Circle.random(lift, rng, search.tuning.cells.edge)

@@ -229,10 +229,9 @@ class NetworkSearch:
         form, tuning = state.form, self.tuning
         allowed = min(self.most, tuning.left_times * len(form) + tuning.left_more)
         for n in range(tuning.circles):
-            circle, cells = self._circle(), tuning.cells
-            if n:
-                cells = replace(cells, kinks=tuning.few_kinks)
-            rest = yield from self.sweep(circle, form, cells).run(allowed, self.rng)
+            circle = self._circle()
+            few = replace(tuning.cells, kinks=tuning.few_kinks) if n else None
+            rest = yield from self.sweep(circle, form, few).run(allowed, self.rng)
             form, touched = merged(form, rest.form, tuning.merge)
             if len(rest.form):
                 break

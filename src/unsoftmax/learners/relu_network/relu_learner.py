@@ -9,12 +9,15 @@ not be known. Queries: about m·d + 10m + 300 + m²d/2000, m(d+2) + 1 being the 
 The mathematics: lifted to Y = (x, h), F(Y) = h·g(λx/h) is linear between hyperplanes through 0
 (`arrangement.homogeneous`).
 
-1. Half a great circle crosses each hyperplane once: F has a kink there (`arrangement.kinks`).
-2. The gradient's jumps across them are the neurons, J_k = ε_k a_k, and come from one query per
+1. A line through 0, asked at lengths from 10⁻⁹ to 10¹², crosses every hyperplane: it tells the
+   length scale λ (`length_scan`).
+2. Half a great circle crosses each hyperplane once: F has a kink there (`arrangement.kinks`).
+3. The gradient's jumps across them are the neurons, J_k = ε_k a_k, and come from one query per
    cell and direction (`arrangement.circle_sweep`).
-3. Neurons from cells that were thin are measured again where these are wide (`wide_cells`).
-4. What fresh points miss is swept again, and merged (`network_search`, `merge`).
-5. The hold-out confirms or refuses.
+4. Neurons from cells that were thin are measured again where these are wide (`wide_cells`).
+5. What fresh points miss is swept again, and merged (`network_search`, `merge`).
+6. What the line contradicts far out is searched for there (`far_neurons`).
+7. The hold-out confirms or refuses.
 
 Differences from the sources: (1) parallel rounds, float64 answers with errors that are
 estimated; (2) neither linear independence nor general position is assumed: parallel neurons
@@ -101,8 +104,9 @@ class ReluNetworkLearner(Configured):
     ``max_neurons``, and what is never exceeded.
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*:
-    ``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖ for every x. *Tokens* reach 10¹⁰ times the distance of
-    a typical hyperplane; without biases norms of about 1, or 10¹² where answers are noisy.
+    ``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖ for every x, as long as no hyperplane is farther from
+    0 than 10¹². *Tokens* are up to that long, or 10⁵ times the distance of a typical hyperplane;
+    without biases norms of about 1, or 10¹² where answers are noisy.
     *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
 
     Examples
@@ -123,7 +127,7 @@ class ReluNetworkLearner(Configured):
     seed: int = 0
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
