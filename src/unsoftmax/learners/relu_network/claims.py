@@ -189,8 +189,8 @@ class NetworkClaim:
         lift, scan = self.target.lift, self.target.scan
         if len(scan.lengths):
             return (
-                f"Tokens up to a length of {scan.farthest:.0e} were asked: beyond, the bound goes on "
-                "if no hyperplane is farther from 0 than that."
+                f"Tokens up to a length of {scan.farthest:.0e} were asked: the bound holds beyond "
+                "that if no hyperplane is farther from 0."
             )
         first, last = (lift.token_scale * 10.0**decade for decade in self.fresh.sizes)
         return (

@@ -129,7 +129,7 @@ class FarSearch:
         return None
 
     def _swept(self, split: SplitForm, lift: Lift) -> Generator[Round, Answers, PiecewiseLinear]:
-        """Sweep what is left along a circle of another lift; return what is found, measured again."""
+        """Sweep what is left along a circle of another lift; return what is found."""
         search, rng = self.search, self.search.rng
         known = at_length(split.whole, split.lift, lift)
         circle = Circle.random(lift, rng, search.tuning.cells.edge)
@@ -156,8 +156,9 @@ class FarSearch:
 
     def _noise(self, known: PiecewiseLinear, circle: Circle) -> NoiseLevel:
         """Take answers along another circle to be as precise, relative to their size."""
-        noise = self.search.target.noise
+        noise, scan = self.search.target.noise, self.search.target.scan
         theta = self.search.rng.uniform(circle.low, circle.high, self.search.tuning.fresh.count)
-        size = float(np.abs(known(circle.at(theta))).max())
+        answered = np.abs(scan.answers) / circle.lift.heights(scan.tokens)
+        size = max(float(np.abs(known(circle.at(theta))).max()), float(answered.max()))
         ratio = size / noise.size if noise.size else 1.0
         return NoiseLevel(ratio * noise.deviation, ratio * noise.search, ratio * noise.size)

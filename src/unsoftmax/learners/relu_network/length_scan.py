@@ -32,10 +32,12 @@ class LengthScanTuning:
     roundoffs: float = 16.0
     """Error of an answer, in roundoffs of the larger of the two that give a slope, and of its
     terms."""
+    near: int = 8
+    """Number of the shortest lengths, where answers are as large as near 0."""
     quiet: float = 0.2
     noisy: float = 10.0
-    """Noise is ``noisy`` times the ``quiet`` quantile of what answers miss the line through their
-    neighbours by: at most lengths no hyperplane is crossed."""
+    """Noise is ``noisy`` times the ``quiet`` quantile of what answers near 0 miss the line through
+    their neighbours by: at most lengths no hyperplane is crossed."""
 
     @property
     def lengths(self) -> Array:
@@ -87,7 +89,9 @@ class LengthScan:
         unit = self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
         terms = np.sum(missed) + self.lengths[1:] * np.sum(change)
         own = unit * (np.maximum(size[:, 1:], size[:, :-1]) + terms)
-        own = (own + self.tuning.noisy * np.quantile(missed, self.tuning.quiet)) / h
+        # far out answers are large, and rounding hides noise of a fixed size
+        inner = size[:, 1:-1] <= 2 * size[:, : self.tuning.near].max()
+        own = (own + self.tuning.noisy * np.quantile(missed[inner], self.tuning.quiet)) / h
         return np.where(change > self.tuning.bent * (own[:, 1:] + own[:, :-1]), change, 0.0)
 
     @property
