@@ -49,6 +49,9 @@ class TransformerEvidenceTuning:
     what attention may move, max‖x_i − x_N‖·‖∇g‖, … (recoveries leave 1e-8 of it, or less; as many
     times more where scores are left open by more than ``most_moved``: with W = 0 tokens may be so
     long that W is not known to 1e-6 of a logit)"""
+    most_of_open: float = 1e-3
+    """… or, where that is more, than this share of what scores are left open by, up to
+    ``most_moved`` (recoveries leave 2e-4 of it, or less), …"""
     most_of_size: float = 1e-8
     """… plus this share of the answer's natural size, max‖x_i‖·‖∇g‖ + ``|g(0)|`` (recoveries leave
     3e-9 of it, or less)."""
@@ -209,8 +212,10 @@ def _compared(
     size += np.abs(network(np.zeros((1, X.shape[2]))))
     size = np.where(size > 0, size, 1.0)
     spread = np.linalg.norm(X - X[:, -1:], axis=2).max(axis=1)
-    beyond = np.maximum(1.0, np.max(moved, axis=1) / tuning.most_moved)
-    most = tuning.most_of_spread * beyond * spread * steepest / size + tuning.most_of_size
+    left_open = np.max(moved, axis=1) / tuning.most_moved
+    share = tuning.most_of_open * tuning.most_moved * np.minimum(left_open, 1.0)
+    share = np.maximum(tuning.most_of_spread * np.maximum(left_open, 1.0), share)
+    most = share * spread * steepest / size + tuning.most_of_size
     return Residuals.of(
         y - network(at.pooled),
         own=own + learned.answer_error(at.pooled, y),
