@@ -97,14 +97,15 @@ class NetworkClaim:
                 f"A neuron was found, but {checks} fresh tokens of all lengths are all answered by "
                 f"{y[0]:g}: the target jumps (labels), or is no ReLU network."
             )
-        widened = self._scanned()
+        widened = self.scanned()
         widened, judgement = self._judged(x, y, widened)
         if judgement.refuses:
             raise ModelMismatch(
                 f"The recovered network misses fresh answers by "
                 f"{judgement.evidence.max_residual:.1e} of their size where "
                 f"{judgement.evidence.tolerance:.1e} is expected. The target is no ReLU network of "
-                "one hidden layer, or has neurons too close to each other for these answers."
+                "one hidden layer, has neurons too close to each other for these answers, or one that "
+                "the search missed: another seed may find it."
             )
         error = float(widened * self.bound)
         errors = {"constant": error, "slope": error / lift.length + float(widened * self.far)}
@@ -113,7 +114,7 @@ class NetworkClaim:
         certificate = Certificate(errors, self._assumed(checks, widened))
         return Found(self.model, certificate, judgement.evidence, self._notes())
 
-    def _scanned(self) -> float:
+    def scanned(self) -> float:
         """Compare the answers at all lengths; return how many times as wide a certificate must be.
 
         Raises

@@ -34,10 +34,11 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
 from unsoftmax.arrangement.lifted_points import WrittenPoints, ask_points
 from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import limited
 from unsoftmax.learners.relu_network.claims import NetworkClaim, NetworkClaimTuning
 from unsoftmax.learners.relu_network.far_neurons import FarNeuronTuning, FarSearch
@@ -68,9 +69,12 @@ class ReluNetworkTuning:
     opening: int = 4096
     """Limit on the queries: ``times`` per free parameter, as residuals are swept again;
     ``per_neuron``, as the search of a kink takes 9 to 15; and ``opening`` for small networks."""
-    rounds: int = 6300
-    """Limit on the rounds: nine sweeps of up to five circles, 120 rounds each, and 20 around every
-    one. Often it is 60."""
+    attempts: int = 2
+    """Searches from scratch before a target is refused: of networks over six decades the first is
+    in vain in one of 200 cases, where a neuron is hidden by the errors of another."""
+    rounds: int = 12600
+    """Limit on the rounds: two searches, nine sweeps each of up to five circles, 120 rounds each,
+    and 20 around every one. Often it is 60."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,31 +206,48 @@ class ReluNetworkLearner(Configured):
                 f"The target has {count} distinct neurons, more than the {self._most} of "
                 "max_neurons."
             )
-        claim = NetworkClaim.of(target, split, tuning.sweeps, tuning.claims)
-        return (yield from claim.tested(checks, rng))
+        return (yield from self._claim(target, split).tested(checks, rng))
 
     def _searched(
         self, target: LiftedTarget, rng: np.random.Generator
     ) -> Generator[Round, Answers, SplitForm]:
-        """Search for all neurons, far ones last; say in this learner's words what is too much."""
-        search = NetworkSearch(
-            target, self._most, bool(self.polish), rng, tuning=self.tuning.sweeps
+        """Search for all neurons, far ones last; from another circle again if in vain."""
+        for again in reversed(range(self.tuning.attempts)):
+            search = NetworkSearch(
+                target, self._most, bool(self.polish), rng, tuning=self.tuning.sweeps
+            )
+            try:
+                form = yield from search.run()
+                split = yield from FarSearch(search, self.tuning.far).run(form)
+                self._claim(target, split).scanned()
+            except TooManyBreakpoints as error:
+                raise _too_many(error) from error
+            except (ModelMismatch, NotIdentifiable):
+                if not again:
+                    raise
+                circle = Circle.random(target.lift, rng, self.tuning.sweeps.cells.edge)
+                target = replace(target, circle=circle)
+            else:
+                break
+        return split
+
+    def _claim(self, target: LiftedTarget, split: SplitForm) -> NetworkClaim:
+        return NetworkClaim.of(target, split, self.tuning.sweeps, self.tuning.claims)
+
+
+def _too_many(error: TooManyBreakpoints) -> ModelMismatch:
+    """Say in this learner's words that there are too many kinks."""
+    if error.everywhere:
+        return ModelMismatch(
+            "Along a line the answers bend everywhere and have no kinks: the target is "
+            "smooth (GELU, tanh, attention), no ReLU network of one hidden layer, or its "
+            "answers are too noisy to tell."
         )
-        try:
-            form = yield from search.run()
-            return (yield from FarSearch(search, self.tuning.far).run(form))
-        except TooManyBreakpoints as error:
-            if error.everywhere:
-                raise ModelMismatch(
-                    "Along a line the answers bend everywhere and have no kinks: the target is "
-                    "smooth (GELU, tanh, attention), no ReLU network of one hidden layer, or its "
-                    "answers are too noisy to tell."
-                ) from error
-            raise ModelMismatch(
-                f"Along one line the answers have more than {error.most} kinks: the target has "
-                "more neurons (raise max_neurons), is no ReLU network of one hidden layer, or its "
-                "answers are too noisy to tell kinks from noise."
-            ) from error
+    return ModelMismatch(
+        f"Along one line the answers have more than {error.most} kinks: the target has "
+        "more neurons (raise max_neurons), is no ReLU network of one hidden layer, or its "
+        "answers are too noisy to tell kinks from noise."
+    )
 
 
 def _on_a_line(
