@@ -266,13 +266,13 @@ def claimed(off, checks=32, error=1e-13, noise=1e-15):
 
 
 def test_a_network_that_is_as_precise_as_claimed_passes():
-    claim, found = claimed(0.9)
+    claim, found = claimed(0.45)
     assert found.evidence.passed
     assert found.certificate.errors["constant"] == claim.bound
     assert found.evidence.max_residual > 0
 
 
-def test_a_network_missed_by_little_more_is_claimed_less_precisely():
+def test_a_certificate_is_at_least_twice_what_was_missed():
     claim, found = claimed(1.5)
     assert found.evidence.passed
     assert found.certificate.errors["constant"] == pytest.approx(3.0 * claim.bound, rel=1e-2)

@@ -39,11 +39,11 @@ class NetworkClaimTuning:
     """The hold-out may be missed by this many times the limit that accepted the network: other
     fresh points may be predicted worse."""
     widened: float = 2.0
-    """If misses exceed the certificate but not that limit, the certificate is widened to this many
-    times the largest of them."""
     small_dim: float = 5.0
-    """Misses are compared with √(small_dim/d) times the certificate: the largest of a few
-    projections of a vector of R^d on random directions is about 2/√d of it."""
+    """The certificate is at least ``widened`` times the largest miss, and √(d/small_dim) times as
+    much in more dimensions: the largest of a few projections of a vector of R^d on random
+    directions is about 2/√d of it. Misses of right networks are 1 % of it; larger ones are those of
+    a neuron that is missing, and are allowed up to that limit."""
     varied_from: int = 8
     """With this many fresh tokens or more, at least one shows any neuron, each of the far ones in
     half of all cases: if all answers are the same, the target is refused."""
@@ -158,10 +158,10 @@ class NetworkClaim:
             return judge(compared, len(y))
 
         # a token x shows |J·x|/‖x‖ of a jump J that is missing, about 1/√d of it
-        shown = allowed / max(1.0, np.sqrt(lift.dim / self.tuning.small_dim))
-        excess = judged(shown, np.inf).excess
+        hidden = max(1.0, float(np.sqrt(lift.dim / self.tuning.small_dim)))
+        excess = judged(allowed / (self.tuning.widened * hidden), np.inf).excess
         if excess > 1 and np.all(np.abs(missed) <= most * size):
-            widened *= self.tuning.widened * excess
+            widened *= excess
         return widened, judged(allowed, most)
 
     def _assumed(self, checks: int, widened: float) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class NetworkClaim:
             f"{self.tuning.deviations:g} deviations are taken.",
             *(
                 (
-                    "The hold-out was missed by more than that: "
+                    "Fresh answers were missed by more than usual: "
                     f"{widened:.3g} times as much is assumed.",
                 )
                 if widened > 1
