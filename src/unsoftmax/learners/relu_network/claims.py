@@ -104,8 +104,8 @@ class NetworkClaim:
                 f"The recovered network misses fresh answers by "
                 f"{judgement.evidence.max_residual:.1e} of their size where "
                 f"{judgement.evidence.tolerance:.1e} is expected. The target is no ReLU network of "
-                "one hidden layer, has neurons too close to each other for these answers, or one that "
-                "the search missed: another seed may find it."
+                "one hidden layer, has neurons too close to each other for these answers, or one "
+                "that the search missed: another seed may find it."
             )
         error = float(widened * self.bound)
         errors = {"constant": error, "slope": error / lift.length + float(widened * self.far)}
