@@ -65,3 +65,30 @@ def within(recovery, target, d, biases):
     error = np.abs(recovery.model(x) - target(x))
     allowed = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
     return bool(np.all(error <= allowed))
+
+
+def distances(target: us.ReluNetwork) -> np.ndarray:
+    """Return the distances of all distinct hyperplanes from 0; close to 0 and far away alike."""
+    norm = np.linalg.norm(target.A, axis=0)
+    used = (norm > 0) & (target.w_o != 0)
+    normals, offset = target.A.T[used] / norm[used, None], target.b[used] / norm[used]
+    kept: list[int] = []
+    for k in range(len(offset)):
+        cosine = normals[kept] @ normals[k]
+        close = np.abs(offset[kept] - np.sign(cosine) * offset[k]) <= 1e-12 * np.abs(offset[k])
+        if not np.any((1 - np.abs(cosine) < 1e-14) & close):
+            kept.append(k)
+    return np.abs(offset[kept])
+
+
+def worst_share(recovery, target, reach: float) -> float:
+    """Return the largest error at tokens of all lengths, as a share of what is certified."""
+    errors, rng = recovery.certificate.errors, np.random.default_rng(3)
+    lengths = 10.0 ** rng.uniform(-6, np.log10(reach), 2000)
+    beside = np.repeat([*filter(None, distances(target))], 50)
+    beside = beside * 10.0 ** rng.uniform(-0.5, 1.5, len(beside))
+    lengths = np.concatenate([lengths, beside[beside <= reach]])
+    x = rng.standard_normal((len(lengths), target.dim))
+    x *= (lengths / np.linalg.norm(x, axis=1))[:, None]
+    error = np.abs(recovery.model(x) - target(x))
+    return float(np.max(error / (errors["constant"] + errors["slope"] * lengths)))

@@ -19,6 +19,7 @@ from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, LiftTuni
 from unsoftmax.learners.relu_network.merge import NeuronMergeTuning, network_of, pruned
 from unsoftmax.learners.relu_network.network_search import NetworkSearch, NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkTuning
+from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.learners.relu_network.wide_cells import CellWalk, WalkedForm, WideCellTuning
 
 TUNING = WideCellTuning()
@@ -33,11 +34,7 @@ def lifted(form, d, biases, seed=0, **lifting):
 # -- before the search
 
 
-def test_slopes_are_read_from_a_thousandth_to_a_hundred_thousand():
-    assert np.array_equal(LiftTuning().lengths, 10.0 ** np.arange(-3, 5.5, 0.5))
-
-
-@pytest.mark.parametrize("length", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("length", [1e-6, 1e-2, 1.0, 1e3, 1e9])
 def test_the_length_scale_is_where_the_slope_changes(length):
     rng = np.random.default_rng(0)
     form = random_form(rng, 7, 40)
@@ -45,14 +42,14 @@ def test_the_length_scale_is_where_the_slope_changes(length):
     target, queries = lifted(form, 6, True)
     assert length / 10 < target.lift.length < 10 * length
     assert target.constant is None
-    assert queries == 68 + 6 + 48
+    assert queries == 70 + 6 + 48
 
 
 def test_one_answer_is_a_constant_and_confirmed():
     constant = replace(PiecewiseLinear.zero(4), g0=np.array([0.0, 0.0, 0.0, 2.5]))
     target, queries = lifted(constant, 3, True)
     assert target.constant == 2.5
-    assert queries == 68 + 6 + 32
+    assert queries == 70 + 6 + 32
 
 
 def test_an_affine_part_betrays_a_target_learned_as_if_it_had_no_biases():
@@ -253,7 +250,9 @@ def claimed(off, checks=32, error=1e-13, noise=1e-15):
     rng, lift = np.random.default_rng(0), Lift(5, True)
     form = random_form(rng, 6, 8, error=error)
     target = LiftedTarget(lift, Circle.none(lift), NoiseLevel(noise, noise, 1.0))
-    claim = NetworkClaim.of(target, form, NetworkSearchTuning(), NetworkClaimTuning())
+    claim = NetworkClaim.of(
+        target, SplitForm.of(lift, form), NetworkSearchTuning(), NetworkClaimTuning()
+    )
     size = float(np.linalg.norm(form.g0) + form.sizes.sum())
     away = off * (claim.bound + float(claim.precision.error(np.array(size), np.zeros(1))[0]))
 
@@ -267,13 +266,13 @@ def claimed(off, checks=32, error=1e-13, noise=1e-15):
 
 
 def test_a_network_that_is_as_precise_as_claimed_passes():
-    claim, found = claimed(0.9)
+    claim, found = claimed(0.45)
     assert found.evidence.passed
     assert found.certificate.errors["constant"] == claim.bound
     assert found.evidence.max_residual > 0
 
 
-def test_a_network_missed_by_little_more_is_claimed_less_precisely():
+def test_a_certificate_is_at_least_twice_what_was_missed():
     claim, found = claimed(1.5)
     assert found.evidence.passed
     assert found.certificate.errors["constant"] == pytest.approx(3.0 * claim.bound, rel=1e-2)
@@ -299,7 +298,9 @@ def test_labels_that_are_all_one_are_no_network():
     rng, lift = np.random.default_rng(0), Lift(5, True)
     target = LiftedTarget(lift, Circle.none(lift), NoiseLevel(1e-15, 1e-15, 1.0))
     form = random_form(rng, 6, 8)
-    claim = NetworkClaim.of(target, form, NetworkSearchTuning(), NetworkClaimTuning())
+    claim = NetworkClaim.of(
+        target, SplitForm.of(lift, form), NetworkSearchTuning(), NetworkClaimTuning()
+    )
     steps = claim.tested(16, rng)
     [part] = next(steps)
     with pytest.raises(us.ModelMismatch, match="labels"):

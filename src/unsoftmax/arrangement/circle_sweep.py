@@ -33,10 +33,10 @@ class CellTuning:
     """How cells are measured."""
 
     kinks: KinkTuning = field(default=KinkTuning())
-    edge: float = 1e-10
-    """Distance of the circle's ends from θ = 0 and π, where tokens are infinitely long; 1e-10 is
-    10¹⁰ length scales away. At 1e-8, 1 % of the neurons that are dead up to 10⁵ length scales were
-    not crossed."""
+    edge: float = 1e-5
+    """Distance of the circle's ends from θ = 0 and π, where tokens are infinitely long; 1e-5 is 10⁵
+    length scales away. Smaller: hyperplanes out there are found, but imprecisely; another length
+    scale shows them better."""
     ends: float = 0.07
     """Distance of a cell's two values from its ends, in cell widths. Smaller: errors of the kinks'
     positions matter. Larger: the line is less precise."""

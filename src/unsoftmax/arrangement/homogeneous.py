@@ -11,11 +11,11 @@ weights alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,19 @@ class PiecewiseLinear:
 
     def __len__(self) -> int:
         return len(self.a)
+
+    def take(self, chosen: Flags) -> PiecewiseLinear:
+        """Keep some of the neurons, and the affine part."""
+        return replace(self, a=self.a[chosen], eps=self.eps[chosen], error=self.error[chosen])
+
+    def with_neurons(self, other: PiecewiseLinear) -> PiecewiseLinear:
+        """Add the neurons of another form, without its affine part."""
+        return replace(
+            self,
+            a=np.vstack([self.a, other.a]),
+            eps=np.concatenate([self.eps, other.eps]),
+            error=np.concatenate([self.error, other.error]),
+        )
 
     @property
     def sizes(self) -> Array:

@@ -21,9 +21,10 @@ class FreshPointTuning:
     near: tuple[float, ...] = (0.3, 1.0, 3.0)
     """Lengths of half of all fresh tokens, in length scales."""
     middle: tuple[float, float] = (0.5, 3.0)
-    outer: tuple[float, float] = (3.0, 8.0)
+    outer: tuple[float, float] = (3.0, 4.0)
     """Ranges of log10 of the length of a quarter each, in length scales: neurons that are dead
-    near 0 show only far out."""
+    near 0 show only far out. A circle does not see hyperplanes much farther out; these are searched
+    for afterwards (`far_neurons`), and the hold-out has tokens as long as any that was asked."""
     sizes: tuple[float, float] = (-1.0, 2.0)
     """Range of log10 of the length of fresh tokens without biases, where no length is special."""
     first: int = 16
@@ -52,15 +53,28 @@ class FreshPointTuning:
             return self.accepted
         return max(self.accepted, min(self.coarse * noise.deviation / size, self.coarsest))
 
-    def tokens(self, lift: Lift, count: int, rng: np.random.Generator) -> Array:
-        """Return tokens of many lengths, (count, d)."""
+    def tokens(
+        self,
+        lift: Lift,
+        count: int,
+        rng: np.random.Generator,
+        farthest: float = np.inf,
+    ) -> Array:
+        """Return tokens of many lengths, (count, d), the outer ones up to ``farthest``, if finite.
+
+        Most of these are among the longest: a neuron shows wherever its hyperplane was passed.
+        """
         x = rng.standard_normal((count, lift.dim)) / np.sqrt(lift.dim)
         n = np.arange(count)
         if not lift.biases:
             return np.asarray(lift.token_scale * 10.0 ** rng.uniform(*self.sizes, (count, 1)) * x)
         near = np.array(self.near)[n % len(self.near)]
-        middle, outer = (np.array(decades)[:, None] for decades in (self.middle, self.outer))
-        far = 10.0 ** rng.uniform(*np.where(n % 4 == 1, middle, outer))
+        middle = 10.0 ** rng.uniform(*self.middle, (count, 1))
+        first, last = self.outer
+        if np.isfinite(farthest):
+            last = max(first, np.log10(farthest / lift.length))
+        outer = 10.0 ** (last - (last - first) * rng.uniform(size=(count, 1)) ** 2)
+        far = np.where(n % 4 == 1, middle[:, 0], outer[:, 0])
         return np.asarray(lift.length * np.where(n % 2, far, near)[:, None] * x)
 
     def weights(self, lift: Lift, x: Array, neurons: int) -> Array:

@@ -1,6 +1,6 @@
 """Before the search: a typical length, whether answers change at all, and how precise they are.
 
-The length scale takes 68 queries, with biases only; a constant shows in 6 answers and is
+The length scale takes 70 queries, with biases only; a constant shows in 6 answers and is
 confirmed by 32; the noise takes 48, and without biases 48 more where it is more than rounding.
 """
 
@@ -16,7 +16,11 @@ from unsoftmax.arrangement.homogeneous import Lift
 from unsoftmax.arrangement.noise_level import NoiseLevel, NoiseLevelTuning, estimate_noise
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
-from unsoftmax.measure.precision import UNIT
+from unsoftmax.learners.relu_network.length_scan import (
+    LengthScan,
+    LengthScanTuning,
+    scan_lengths,
+)
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 
@@ -26,13 +30,7 @@ class LiftTuning:
     """How a target is examined before the search."""
 
     noise: NoiseLevelTuning = field(default=NoiseLevelTuning())
-    decades: tuple[float, float] = (-3.0, 5.0)
-    per_decade: int = 2
-    """Lengths at which the slope is read: biases 10⁵ times as large as weights are still seen."""
-    apart: float = 1e-3
-    """Distance of the two answers that give a slope, relative to the length."""
-    bent: float = 4.0
-    """Two slopes differ if their difference is more than this many times their rounding."""
+    scan: LengthScanTuning = field(default=LengthScanTuning())
     constant: float = 1e-14
     """Answers are one constant if they spread by at most this share of their size."""
     confirmed: int = 32
@@ -54,13 +52,6 @@ class LiftTuning:
     coarsest: float = 1e-4
     """Relative noise above which the target is refused: it hides all kinks."""
 
-    @property
-    def lengths(self) -> Array:
-        """Lengths at which the slope is read."""
-        first, last = self.decades
-        count = round((last - first) * self.per_decade) + 1
-        return np.asarray(10.0 ** (first + np.arange(count) / self.per_decade))
-
 
 @dataclass(frozen=True, slots=True)
 class LiftedTarget:
@@ -72,6 +63,8 @@ class LiftedTarget:
     noise: NoiseLevel
     constant: float | None = None
     """The only answer there is, if there is only one."""
+    scan: LengthScan = field(default=LengthScan.none())
+    """The first answers, along a line through 0."""
 
     @property
     def coarseness(self) -> float:
@@ -96,18 +89,19 @@ class TargetLift:
 
     def run(self, rng: np.random.Generator) -> Generator[Round, Answers, LiftedTarget]:
         """Ask for the length scale, for what is constant, and for the noise."""
-        length = 1.0
+        scan = LengthScan.none()
         if self.biases:
-            length = yield from self._length(rng)
-        lift = Lift(self.dim, self.biases, length)
-        constant, size = yield from self._constant(lift, rng)
+            scan = yield from scan_lengths(self.dim, rng, self.tuning.scan)
+        lift = Lift(self.dim, self.biases, scan.length)
+        constant, size = yield from self._constant(lift, scan, rng)
         if lift.D == 1 or constant is not None:
             noise = NoiseLevel.of_rounding(size, self.tuning.noise)
-            return LiftedTarget(lift, Circle.none(lift), noise, constant)
+            return LiftedTarget(lift, Circle.none(lift), noise, constant, scan)
         circle = Circle.random(lift, rng, self.edge)
         target = yield from self._with_noise(circle, rng)
         # a circle may have little to say: answers elsewhere are larger, and so are their errors
-        target = replace(target, noise=target.noise.at_least(size, self.tuning.noise))
+        noise = target.noise.at_least(size, self.tuning.noise)
+        target = replace(target, noise=noise, scan=scan)
         if target.noise.deviation > self.tuning.coarsest * target.noise.size:
             raise NotIdentifiable(
                 f"Answers to tokens close together differ by {target.coarseness:.0e} of their "
@@ -132,28 +126,8 @@ class TargetLift:
             return LiftedTarget(lift, again, quiet)
         return target
 
-    def _length(self, rng: np.random.Generator) -> Generator[Round, Answers, float]:
-        """Return the distance from 0 at which the slope varies, in the geometric mean."""
-        v = rng.standard_normal(self.dim)
-        v /= np.linalg.norm(v)
-        lengths = self.tuning.lengths
-        t = np.concatenate([lengths, lengths * (1 + self.tuning.apart)])
-        tokens = np.outer(np.concatenate([t, -t]), v)
-        [y] = yield [Singles(tokens, phase="length", purpose="data")]
-        near, far, near_back, far_back = np.split(y, 4)
-        h = lengths * self.tuning.apart
-        slopes = np.array([(far - near) / h, (near_back - far_back) / h])
-        rounding = 16 * UNIT * np.maximum(np.abs(near), np.abs(near_back)) / h
-        varied = np.abs(np.diff(slopes, axis=1)).sum(axis=0)
-        varied = np.where(varied > self.tuning.bent * (rounding[1:] + rounding[:-1]), varied, 0.0)
-        # of the slope's jumps large ones tend to be near: their root does not hide the far ones
-        weight = np.sqrt(varied)
-        if not np.any(weight):  # straight, or bent at 0, which is no length
-            return 1.0
-        return float(np.exp(np.sum(weight * np.log(lengths[1:])) / np.sum(weight)))
-
     def _constant(
-        self, lift: Lift, rng: np.random.Generator
+        self, lift: Lift, scan: LengthScan, rng: np.random.Generator
     ) -> Generator[Round, Answers, tuple[float | None, float]]:
         """Tell a constant from 6 points; without biases it is 0, and answers grow with the token.
 
@@ -164,7 +138,7 @@ class TargetLift:
         if self._one_answer(y) and (lift.biases or not np.any(y)):
             x = self.fresh.tokens(lift, self.tuning.confirmed, rng)
             [more] = yield [Singles(x, phase="constant?", purpose="data")]
-            if self._one_answer(y, more):
+            if self._one_answer(y, more, scan.answers):
                 return float(np.median(y)), float(np.abs(y).max())
             return None, float(np.max(np.abs(more)))
         stretched, odd = self.tuning.stretched, self.tuning.homogeneous
@@ -188,7 +162,7 @@ class TargetLift:
             scales = stretched * np.array([[stretched] * 3, [1.0] * 3])
         return np.asarray((scales[:, :, None] * x).reshape(6, lift.dim))
 
-    def _one_answer(self, y: Array, more: Array | None = None) -> bool:
+    def _one_answer(self, *answers: Array) -> bool:
         """Tell whether all answers are one but for its rounding."""
-        every = y if more is None else np.append(y, more)
-        return bool(np.ptp(every) <= self.tuning.constant * np.abs(y).max())
+        every = np.concatenate(answers)
+        return bool(np.ptp(every) <= self.tuning.constant * np.abs(answers[0]).max())

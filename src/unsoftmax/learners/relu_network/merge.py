@@ -32,8 +32,11 @@ class NeuronMergeTuning:
     """A neuron is kept if it exceeds ``least_jump`` standard deviations, or one standard deviation
     and ``least_share`` of the median neuron."""
     flipped: float = 1e-6
-    """Tolerance for the share of a flip, which must be 0 or 1, and for what flips leave of the
-    linear part, relative to it."""
+    """Tolerance for the share of a flip, which must be 0 or 1."""
+    flips_leave: float = 30.0
+    flips_round: float = 1e-13
+    """What flips leave of the linear part must be error: at most so many standard deviations of
+    all neurons and of the affine part, or this share of the sum of their sizes."""
 
 
 def merged(
@@ -101,7 +104,9 @@ def network_of(form: PiecewiseLinear, lift: Lift, tuning: NeuronMergeTuning) -> 
     b = form.a[:, d] if lift.biases else np.zeros(len(U))
     c = float(form.g0[d]) if lift.biases else 0.0
     eps = form.eps
-    flips = _flips(eps[:, None] * U, w, tuning.flipped)
+    errors = form.g_error + float(np.sum(form.error))
+    error = max(tuning.flips_leave * errors, tuning.flips_round * float(np.sum(form.sizes)))
+    flips = _flips(eps[:, None] * U, w, tuning.flipped, error / lift.length)
     linear = w
     if flips is not None:
         c += float(np.sum((eps * b)[flips]))
@@ -115,8 +120,8 @@ def network_of(form: PiecewiseLinear, lift: Lift, tuning: NeuronMergeTuning) -> 
     return ReluNetwork(U.T, eps, b, c)
 
 
-def _flips(jumps: Array, w: Array, close: float) -> Flags | None:
-    """Find the neurons whose flips make up the linear part, if there are some that do."""
+def _flips(jumps: Array, w: Array, close: float, error: float) -> Flags | None:
+    """Find the neurons whose flips make up the linear part but for its error, if some do."""
     if not len(jumps) or len(jumps) > jumps.shape[1] or not np.any(w):
         return None
     # neurons of unlike size count alike
@@ -129,4 +134,4 @@ def _flips(jumps: Array, w: Array, close: float) -> Flags | None:
     left = np.linalg.norm(w + whole @ jumps)
     if np.any(np.abs(share - whole) > close) or np.any((whole != 0) & (whole != 1)):
         return None
-    return None if left > close * np.linalg.norm(w) else whole == 1
+    return None if left > error else whole == 1

@@ -22,6 +22,7 @@ import numpy as np
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.circle_sweep import CellTuning, CircleSweep
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
+from unsoftmax.arrangement.kink_lines import KinkTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.fresh_points import FreshLook, FreshPointTuning, look
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
@@ -59,6 +60,10 @@ class NetworkSearchTuning:
     circles: int = 5
     """Limit on the circles of one sweep, until one shows kinks: a neuron that is hidden behind
     another one on one circle is not hidden on five."""
+    few_kinks: KinkTuning = field(default=KinkTuning(start=8, pair=0.05))
+    """How a residual is searched after a circle that showed none: for few kinks, in what errors of
+    known neurons leave. Shorter intervals, or lines read from nearer values: kinks that are not
+    10³ times as large as these errors are missed."""
     left_times: int = 4
     left_more: int = 64
     """Largest number of kinks of a residual: left_times per neuron plus left_more. A wrong neuron
@@ -149,7 +154,7 @@ class NetworkSearch:
         whole = yield from self._all_cells(state)
         last = yield from self._look(whole)
         if last.rms > self.tuning.worse * seen.rms:
-            return state, seen, False
+            return state, seen, seen.share <= self._limit(seen)
         return whole, last, last.share <= self._limit(last)
 
     def _more_and_more(
@@ -223,9 +228,10 @@ class NetworkSearch:
         """Sweep what is left along fresh circles until one shows kinks; measure what it touched."""
         form, tuning = state.form, self.tuning
         allowed = min(self.most, tuning.left_times * len(form) + tuning.left_more)
-        for _ in range(tuning.circles):
+        for n in range(tuning.circles):
             circle = self._circle()
-            rest = yield from self.sweep(circle, form).run(allowed, self.rng)
+            few = replace(tuning.cells, kinks=tuning.few_kinks) if n else None
+            rest = yield from self.sweep(circle, form, few).run(allowed, self.rng)
             form, touched = merged(form, rest.form, tuning.merge)
             if len(rest.form):
                 break
@@ -243,13 +249,15 @@ class NetworkSearch:
     def _circle(self) -> Circle:
         return Circle.random(self.target.lift, self.rng, self.tuning.cells.edge)
 
-    def sweep(self, circle: Circle, known: PiecewiseLinear | None) -> CircleSweep:
+    def sweep(
+        self, circle: Circle, known: PiecewiseLinear | None, cells: CellTuning | None = None
+    ) -> CircleSweep:
         """Return the sweep of a circle for F, or for what is left beside what is known."""
         noise = self.target.noise
         if known is not None:
             # the known neurons' own errors are no structure
             noise = replace(noise, search=max(noise.search, known.spread))
-        return CircleSweep(circle, known, noise, self.tuning.cells)
+        return CircleSweep(circle, known, noise, cells or self.tuning.cells)
 
     def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
         target = self.target

@@ -46,7 +46,12 @@ class TransformerEvidenceTuning:
     the points where its gradient is taken."""
     most_of_spread: float = 1e-6
     """Certificates are loose. Where answers are exact, no residual may be larger than this share of
-    what attention may move, max‖x_i − x_N‖·‖∇g‖, … (recoveries leave 1e-8 of it, or less)"""
+    what attention may move, max‖x_i − x_N‖·‖∇g‖, … (recoveries leave 1e-8 of it, or less; as many
+    times more where scores are left open by more than ``most_moved``: with W = 0 tokens may be so
+    long that W is not known to 1e-6 of a logit)"""
+    most_of_open: float = 2e-3
+    """… or, where that is more, than this share of what scores are left open by, up to
+    ``most_moved`` unless W is 0 within its bound (recoveries leave 8e-4 of it, or less), …"""
     most_of_size: float = 1e-8
     """… plus this share of the answer's natural size, max‖x_i‖·‖∇g‖ + ``|g(0)|`` (recoveries leave
     3e-9 of it, or less)."""
@@ -174,6 +179,8 @@ class TransformerAt:
     """p̂, (B, d)."""
     slope: Array
     """Largest ‖∇ĝ‖ at the tokens and the pooled one, (B,)."""
+    W_norm: float
+    """‖Ŵ‖."""
 
     @classmethod
     def of(cls, model: Transformer, X: Array, y: Array) -> TransformerAt:
@@ -183,7 +190,7 @@ class TransformerAt:
         points = np.concatenate([X, pooled[:, None]], axis=1)
         gradients = network_gradients(model.network, points.reshape(-1, model.dim))
         norms = np.linalg.norm(gradients, axis=1).reshape(points.shape[:2])
-        return cls(X, y, weights, vectors, pooled, norms.max(axis=1))
+        return cls(X, y, weights, vectors, pooled, norms.max(axis=1), model.norm("W"))
 
 
 def _compared(
@@ -207,7 +214,11 @@ def _compared(
     size += np.abs(network(np.zeros((1, X.shape[2]))))
     size = np.where(size > 0, size, 1.0)
     spread = np.linalg.norm(X - X[:, -1:], axis=2).max(axis=1)
-    most = tuning.most_of_spread * spread * steepest / size + tuning.most_of_size
+    left_open = np.max(moved, axis=1) / tuning.most_moved
+    known = 1.0 if errors["W"] < at.W_norm else np.inf  # W = 0 may be asked at any length
+    share = tuning.most_of_open * tuning.most_moved * np.minimum(left_open, known)
+    share = np.maximum(tuning.most_of_spread * np.maximum(left_open, 1.0), share)
+    most = share * spread * steepest / size + tuning.most_of_size
     return Residuals.of(
         y - network(at.pooled),
         own=own + learned.answer_error(at.pooled, y),

@@ -1,0 +1,120 @@
+"""One line through 0, asked at lengths from 10⁻⁹ to 10¹²: at which lengths a network bends.
+
+A line through 0 crosses every hyperplane that 0 is not on, on one of its two sides. Asked at
+lengths 4^k on both sides, the slopes between neighbours change where hyperplanes are crossed,
+wherever these are: 70 queries for 20 decades. The change's place tells the length scale λ for the
+search, and the answers are kept: a network that is found has to predict them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.measure.precision import FLOAT32_UNIT, UNIT
+from unsoftmax.probes import Array, Round, Singles
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class LengthScanTuning:
+    """Where the line is asked, and which changes of its slope count."""
+
+    base: float = 4.0
+    """Ratio of neighbouring lengths. Larger: λ is less precise; smaller: more queries."""
+    powers: tuple[int, int] = (-14, 20)
+    """First and last power of ``base``: 4·10⁻⁹ to 10¹². Hyperplanes nearer than that pass for
+    some through 0, those farther away are not looked for."""
+    bent: float = 4.0
+    """Two slopes differ if their difference is more than this many times their error."""
+    roundoffs: float = 16.0
+    """Error of an answer, in roundoffs of the larger of the two that give a slope, and of its
+    terms."""
+    near: int = 8
+    """Number of the shortest lengths, where answers are as large as near 0."""
+    quiet: float = 0.2
+    noisy: float = 10.0
+    """Noise is ``noisy`` times the ``quiet`` quantile of what answers near 0 miss the line through
+    their neighbours by: at most lengths no hyperplane is crossed."""
+
+    @property
+    def lengths(self) -> Array:
+        """Lengths at which both sides are asked."""
+        first, last = self.powers
+        return np.asarray(self.base ** np.arange(first, last + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthScan:
+    """Answers along a line through 0."""
+
+    lengths: Array
+    direction: Array
+    """Of norm 1, (d,)."""
+    y: Array
+    """Answers at ± the lengths, (2, n)."""
+    tuning: LengthScanTuning = field(default=LengthScanTuning())
+
+    @classmethod
+    def none(cls) -> LengthScan:
+        """Return a scan without answers, for targets in which all lengths are alike."""
+        return cls(np.zeros(0), np.zeros(0), np.zeros((2, 0)))
+
+    @property
+    def tokens(self) -> Array:
+        """What was asked, (2n, d)."""
+        return np.outer(np.concatenate([self.lengths, -self.lengths]), self.direction)
+
+    @property
+    def answers(self) -> Array:
+        """What was answered, (2n,)."""
+        return np.asarray(self.y.ravel())
+
+    @property
+    def farthest(self) -> float:
+        """Length up to which was looked, infinite where lengths do not matter."""
+        return float(self.lengths[-1]) if len(self.lengths) else np.inf
+
+    @property
+    def bends(self) -> Array:
+        """How much the slope changes at each inner length, on both sides; 0 where it need not."""
+        h, size = np.diff(self.lengths), np.abs(self.y)
+        change = np.abs(np.diff(np.diff(self.y, axis=1) / h, axis=1))
+        # what an answer misses the line through its neighbours by: |w_k b_k| where a neuron's
+        # hyperplane is crossed. Their sum, and that of the changes, is the size of answers' terms
+        missed = change / (1 / h[1:] + 1 / h[:-1])
+        single = np.array_equal(self.y, self.y.astype(np.float32))
+        unit = self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
+        terms = np.sum(missed) + self.lengths[1:] * np.sum(change)
+        own = unit * (np.maximum(size[:, 1:], size[:, :-1]) + terms)
+        # far out answers are large, and rounding hides noise of a fixed size
+        inner = size[:, 1:-1] <= 2 * size[:, : self.tuning.near].max()
+        own = (own + self.tuning.noisy * np.quantile(missed[inner], self.tuning.quiet)) / h
+        return np.where(change > self.tuning.bent * (own[:, 1:] + own[:, :-1]), change, 0.0)
+
+    @property
+    def length(self) -> float:
+        """Median of the distances from 0 at which the slope changes; 1 where it does not.
+
+        It does not where the target is straight, or bent at 0.
+        """
+        if not len(self.lengths):
+            return 1.0
+        # each change counts alike: where sizes differ, large jumps are near and would hide far ones
+        changes = self.bends > 0
+        places = np.broadcast_to(self.lengths[1:-1], changes.shape)[changes]
+        return float(np.exp(np.median(np.log(places)))) if len(places) else 1.0
+
+
+def scan_lengths(
+    dim: int, rng: np.random.Generator, tuning: LengthScanTuning
+) -> Generator[Round, Answers, LengthScan]:
+    """Ask along a random line through 0."""
+    v = rng.standard_normal(dim)
+    v /= np.linalg.norm(v)
+    lengths = tuning.lengths
+    tokens = np.outer(np.concatenate([lengths, -lengths]), v)
+    [y] = yield [Singles(tokens, phase="length", purpose="data")]
+    return LengthScan(lengths, v, y.reshape(2, -1), tuning)
