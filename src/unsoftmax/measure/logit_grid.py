@@ -261,7 +261,7 @@ class LogitGrid:
                 "(a+b)·v to the last digit at every scale tried, as with hard attention. v is "
                 "determined, W is not. "
                 + " ".join(values.precision.why)
-                + (ADVICE if values.precision != Precision() else ""),
+                + ("" if values.precision.exact else ADVICE),
                 determined={"v": values.v, "c": values.c},
             )
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Singles, UnitVectors
@@ -92,15 +93,50 @@ class SingleTokens:
         *at_zero, y = answers
         return cls(y, scale, float(at_zero[0][0]) if at_zero else None)
 
-    def values(self, precision: Precision) -> Values:
-        """Read v and c from answers of this precision."""
-        c = 0.0 if self.at_zero is None else self.at_zero
-        rounding = precision.of_one_term
-        c_error = 0.0 if self.at_zero is None else rounding * abs(c) + precision.absolute
-        v = (self.y - c) / self.scale
-        v_error = (rounding * np.abs(self.y) + precision.absolute + c_error) / self.scale
+    @property
+    def constant(self) -> float:
+        """ĉ."""
+        return 0.0 if self.at_zero is None else self.at_zero
+
+    @property
+    def v(self) -> Array:
+        """v̂."""
+        return (self.y - self.constant) / self.scale
+
+    def values(self, precision: Precision, terms: float = 0.0, hidden: float = 0.0) -> Values:
+        """Read v and c from answers of this precision.
+
+        Parameters
+        ----------
+        precision : Precision
+            Of the answers.
+        terms : float
+            Size of the products that an entry of v is the sum of, at least.
+        hidden : float
+            Size of the terms that cancel in c, beside what ``precision`` says of every answer.
+        """
+        c, v, c_error = self.constant, self.v, 0.0
+        if self.at_zero is not None:
+            c_error = float(precision.error(abs(c) + hidden, c))
+        sizes = np.maximum(size_of_terms(self.y), abs(self.scale) * terms)
+        v_error = (precision.error_at_unit_vector(sizes, self.y) + c_error) / self.scale
         # y − c rounds, and so does y/ρ; y/2^k does not
         exact = self.at_zero is None and np.frexp(self.scale)[0] == 0.5
         if not exact:
             v_error = v_error + 2 * UNIT * np.abs(v)
         return Values(v, c, v_error, c_error, precision)
+
+
+def size_of_terms(y: Array) -> Array:
+    """Estimate the sizes of the products that answers to ρe_k are sums of.
+
+    A target that holds v multiplies once. One that computes X → V → output adds up as many
+    products as a value has entries, and where they cancel for one k the answer is small and its
+    rounding is not: no answer is taken to be less coarse than the root mean square of all.
+    """
+    return np.maximum(np.abs(y), np.sqrt(np.mean(y**2)))
+
+
+def small_by_chance(dim: int, probability: float) -> float:
+    """Return how many times too small a root mean square of so many normal numbers may be."""
+    return float(np.sqrt(dim / 2 / scipy.special.gammaincinv(dim / 2, probability)))

@@ -137,7 +137,10 @@ class ExactHead(Configured):
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, tuning = np.random.default_rng(self.seed), self.tuning
-        given = FirstRoundSettings(bool(self.biases), listens=True, tuning=tuning.first_round)
+        ahead = self.plan().at_most + checks
+        given = FirstRoundSettings(
+            bool(self.biases), listens=True, ahead=ahead, tuning=tuning.first_round
+        )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)

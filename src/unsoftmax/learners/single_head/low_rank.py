@@ -174,7 +174,12 @@ class LowRankHead(Configured):
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else tuning.single_gain
         given = FirstRoundSettings(
-            bool(self.biases), declared, long, listens=True, tuning=tuning.first_round
+            bool(self.biases),
+            declared,
+            long,
+            listens=True,
+            ahead=self.plan().at_most + checks,
+            tuning=tuning.first_round,
         )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)
