@@ -50,7 +50,7 @@ def test_v_and_c_are_within_their_errors(seed, scale, biases, precision, sign):
 
 def test_powers_of_two_cost_nothing_and_biases_a_rounding():
     v = np.array([0.1, -3.0, 7e-9])
-    expected = KAPPA / 2 * UNIT * size_of_terms(v)
+    expected = KAPPA * UNIT * size_of_terms(v)
     for scale in (1.0, 2.0**10, 0.5):
         np.testing.assert_array_equal(read(v, 0.0, scale, Precision(), False).v, v)
         error = read(v, 0.0, scale, Precision(), False).v_error
@@ -76,7 +76,7 @@ def test_entries_whose_terms_cancel_are_as_coarse_as_the_others():
 def test_terms_that_cancel_may_be_larger_still():
     tokens = SingleTokens(np.array([3.0, 4.0]), 1.0, 0.5)
     few, many = tokens.values(Precision()), tokens.values(Precision(), 100.0, 10.0)
-    np.testing.assert_allclose(many.v_error / few.v_error, [25, 22], rtol=0.2)
+    np.testing.assert_allclose(many.v_error / few.v_error, [20, 17], rtol=0.1)
     assert many.c_error == pytest.approx(21 * few.c_error)
 
 

@@ -168,7 +168,8 @@ class Precision:
             # where they do not cancel they are rounded themselves, and end in more zeros
             largest = np.argsort(-np.abs(y), kind="stable")[: tuning.largest]
             most = max(np.mean(zeros), np.mean(zeros[largest]))
-            both = bits in names or bool(most > tuning.zeros_by_chance)
+            nearly = _FLOAT32_BITS - tuning.zeros_by_chance <= bits <= _FLOAT32_BITS
+            both = bits in names or nearly or bool(most > tuning.zeros_by_chance)
             if not both:
                 return cls(absolute=step, why=(multiples,))
         # the last rounding is counted by itself: half covers what is inside (measured).
@@ -264,14 +265,16 @@ class Precision:
             self, unit=unit, why=(*self.why, f"{reason}: roundoff {unit:.1e} is assumed.")
         )
 
-    def with_hidden(self, size: float) -> Precision:
+    def with_hidden(self, size: float, reason: str) -> Precision:
         """Assume terms of this size in every answer, whatever the answer's own size."""
-        return replace(self, hidden=size)
+        if not size:
+            return self
+        return replace(self, hidden=size, why=(*self.why, f"{reason} are taken to be {size:.1e}."))
 
     @property
     def exact(self) -> bool:
         """Whether nothing but float64's own rounding was noticed."""
-        return replace(self, hidden=0.0) == Precision()
+        return replace(self, hidden=0.0, why=()) == Precision()
 
     def error(self, size: Array | float, answers: Array | float = 0.0) -> Array:
         """Bound η for answers of natural size ``size``; they count where ``relative`` is not 0."""
@@ -279,9 +282,9 @@ class Precision:
         return np.asarray(inside + self.relative * np.abs(answers) + self.absolute)
 
     def error_at_unit_vector(self, size: Array, answers: Array) -> Array:
-        """Bound η for answers to tokens ρe_k, of which no sum over d entries is taken.
+        """Return the usual η of answers to tokens ρe_k, of which no sum over d entries is taken.
 
-        Half of κ covers the sums that are left, over the entries of a value.
+        Half of κ covers the sums that are left, over the entries of a value, as a rule.
         """
         spared = KAPPA / 2 * self.unit * (size + self.hidden)
         return np.asarray(self.error(size, answers) - spared)

@@ -12,12 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Singles, UnitVectors
+
+
+class Shared(NamedTuple):
+    """Errors of v and c as they are as a rule.
+
+    Bounds on v and c themselves allow for bad luck. Where they are one error among thousands,
+    each bounded as if all had the worst sign, the usual size does.
+    """
+
+    v: Array
+    """Entry by entry."""
+    c: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,9 @@ class Values:
         Bounds ν on their errors, entry by entry.
     precision : Precision
         Of the answers they came from, and of those to come.
+    shared : Shared, optional
+        What v̂ and ĉ are taken to be off by where the errors of many answers are bounded together;
+        ``v_error`` and ``c_error`` where None.
     reread : callable, optional
         Where single tokens may be answered by round numbers because v is round: exact answers
         are assumed, and this reads v and c again from what telling answers say, None where
@@ -43,12 +59,18 @@ class Values:
     v_error: Array
     c_error: float
     precision: Precision
+    shared: Shared | None = None
     reread: Callable[[Array], Values | None] | None = field(default=None, compare=False, repr=False)
 
     def told_by(self, y: Array) -> Values:
         """Return v and c with the precision that answers ``y`` tell, if it was open."""
         told = None if self.reread is None else self.reread(y)
         return self if told is None else told
+
+    @property
+    def among_others(self) -> Shared:
+        """What v̂ and ĉ are off by beside the errors of many answers."""
+        return Shared(self.v_error, self.c_error) if self.shared is None else self.shared
 
     @property
     def norm(self) -> float:
@@ -115,16 +137,20 @@ class SingleTokens:
         hidden : float
             Size of the terms that cancel in c, beside what ``precision`` says of every answer.
         """
-        c, v, c_error = self.constant, self.v, 0.0
+        c, v, c_error, c_shared = self.constant, self.v, 0.0, 0.0
         if self.at_zero is not None:
             c_error = float(precision.error(abs(c) + hidden, c))
-        sizes = np.maximum(size_of_terms(self.y), abs(self.scale) * terms)
-        v_error = (precision.error_at_unit_vector(sizes, self.y) + c_error) / self.scale
+            c_shared = float(precision.error_at_unit_vector(abs(c), c))
+        usual = size_of_terms(self.y)
+        sizes = np.maximum(usual, abs(self.scale) * terms)
+        v_error = (precision.error(sizes, self.y) + c_shared) / self.scale
+        v_shared = (precision.error_at_unit_vector(usual, self.y) + c_shared) / self.scale
         # y − c rounds, and so does y/ρ; y/2^k does not
         exact = self.at_zero is None and np.frexp(self.scale)[0] == 0.5
         if not exact:
-            v_error = v_error + 2 * UNIT * np.abs(v)
-        return Values(v, c, v_error, c_error, precision)
+            own = 2 * UNIT * np.abs(v)
+            v_error, v_shared = v_error + own, v_shared + own
+        return Values(v, c, v_error, c_error, precision, Shared(v_shared, c_shared))
 
 
 def size_of_terms(y: Array) -> Array:

@@ -202,12 +202,12 @@ class ExactReading:
         stretch = self.W.offsets.largest
         w, w_error, shift_error = self.model.w, 0.0, 0.0
         if self.bias is not None and self.w is not None:
-            shift_error = self.bias.reading(self.values, np.zeros(1), w, stretch).total
-            w_error = self.w.error(shift_error)
+            read = self.bias.reading(self.values, np.zeros(1), w, stretch)
+            shift_error, w_error = read.total, self.w.error_of(read)
         lengths = np.linalg.norm(self.W.matrix, axis=0)
         measured = self.columns.reading(self.values, lengths, w, stretch, shift_error)
         errors = {
-            "W": self.W.error(measured.total),
+            "W": self.W.error_of(measured, w_error),
             "v": float(np.linalg.norm(self.values.v_error)),
             "w": w_error,
             "c": self.values.c_error,

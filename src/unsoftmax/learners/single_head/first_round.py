@@ -70,12 +70,15 @@ class FirstRoundTuning:
     """Norm of the single tokens that show the rounding of c. Smaller: float32 would not see
     them; larger: v's own rounding hides c's."""
     of_c: float = 16.0
-    """c is taken to be off by so many times what short tokens miss it by: two are asked, and
-    both may miss it by little by chance (once in 800 for 16, where c is small by chance too)."""
-    of_answers: float = 2.0
+    """c is taken to be off by so many times what short tokens miss it by: three are asked, and
+    all may miss it by little by chance (once in 16,000 for 16)."""
+    of_answers: float = 1.0
     """The same for all other answers, whose errors are bounded all together."""
-    of_v: float = 6.0
+    of_v: float = 3.0
     """The same for entries of v, and longer tokens."""
+    most_hidden: float = 2.0**-12
+    """What short tokens miss c by is put down to rounding up to this share of tokens of norm 1:
+    in float32 biases are 4,000 times as large as the values then. Beyond, it is no head."""
     small_by_chance: float = 1e-4
     """All entries of v together may be small beside their terms with this probability, and no
     less likely: with 2 dimensions that is 100 times, with 16 or more it is within κ."""
@@ -101,7 +104,8 @@ class FirstRoundSettings:
     radius: float = np.inf
     """No token of the hold-out is longer."""
     listens: bool = False
-    """Whether the learner passes answers to two tokens on to `Values.told_by`."""
+    """Whether the learner passes answers to two tokens on to `Values.told_by`, and takes
+    `Values.shared` for the errors of v and c in them."""
     ahead: int = 1
     """Queries of the whole run: answers that drift go on drifting."""
     tuning: FirstRoundTuning = field(default=FirstRoundTuning())
@@ -152,9 +156,11 @@ def ask_first_round(
         What is known before.
     """
     share = holdout.Shares.of(checks)
+    # with biases more single tokens, and fewer repeats: some are short
+    moved = share.repeats // 4 if given.biases else 0
     three = holdout.opening(dim, share.opening, rng, given.radius)
     short = given.tuning.short if given.biases else 1.0
-    straight = holdout.straight(dim, share.straight, rng, given.radius, short)
+    straight = holdout.straight(dim, share.straight + moved, rng, given.radius, short)
     singles = SingleTokens.probes(dim, given.token_norm, given.biases)
     opened, line, *answers = yield [three, straight, *singles]
     tokens = SingleTokens.of(answers, given.token_norm)
@@ -163,13 +169,15 @@ def ask_first_round(
         _refuse_labels(np.concatenate([opened, line]), given.tuning)
     again = np.empty(0)
     if share.repeats:
-        [again] = yield [holdout.repeated(three, share.repeats)]
+        [again] = yield [holdout.repeated(three, share.repeats - moved)]
     asked = _Asked(tokens, (three.X, opened), (straight.X[:, 0], line), again, given)
     values = asked.values()
     if _counts_as_zero(values, given.tuning):
         longer = holdout.opening(dim, share.closing, rng, given.radius)
         [y] = yield [longer]
         _refuse_without_value(values, np.concatenate([three.X, longer.X]), np.append(opened, y))
+    if not given.listens:
+        values = replace(values, shared=None)
     return FirstRound(values, three, opened, share.closing, checks, asked.as_rounded(values))
 
 
@@ -321,11 +329,11 @@ def _read(
     v̂ and ĉ. Where none is asked errors are taken to be those of sums as large as v and c, of c at
     tokens of norm 1.
     """
-    inside = KAPPA * precision.unit
+    inside = KAPPA / 2 * precision.unit  # as `Precision.error_at_unit_vector`
     missed = np.abs((line - tokens.constant) - x @ tokens.v)  # the first difference is exact
-    # both answers are rounded; arithmetic that matches a format is off by as much and is seen
-    relative = precision.relative if precision.unit == UNIT else 0.0
-    rounded = 2 * (relative * np.abs(line) + precision.absolute)
+    # both answers are rounded; where arithmetic matches the format only one is taken off
+    both = 2 if precision.unit == UNIT else 1
+    rounded = both * precision.relative * np.abs(line) + 2 * precision.absolute
     missed = np.maximum(missed - rounded, 0.0)
     short = np.linalg.norm(x, axis=1) < np.sqrt(tuning.short)
     terms = 0.0
@@ -339,7 +347,12 @@ def _read(
     if not np.any(short):
         return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
     coarse, c = float(np.max(missed[short])) / inside, abs(tokens.constant)
-    precision = precision.with_hidden(max(0.0, tuning.of_answers * coarse - c))
+    if coarse * inside > tuning.most_hidden * (np.linalg.norm(tokens.v) + c):
+        return tokens.values(precision, terms)  # no rounding: judged as it is
+    precision = precision.with_hidden(
+        max(0.0, tuning.of_answers * coarse - c),
+        "Short tokens are not answered by c exactly: terms that cancel in it",
+    )
     return tokens.values(precision, terms, max(0.0, tuning.of_c * coarse - c))
 
 
