@@ -110,7 +110,7 @@ class ExactHead(Configured):
     seed: int = 0
     tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
