@@ -37,13 +37,13 @@ class ChangesTuning:
     """Changes drift where their mean is so many times its own standard error."""
     witnesses: int = 3
     """Fewer changes show no drift."""
+    largest: float = 1e150
+    """Relative changes beyond this are cut: squares must stay float64 numbers."""
     margin: float = 2.0
     """A drift is taken to be so many times as fast as it was seen."""
 
 
 _DEFAULT = ChangesTuning()
-# Its square is a float64.
-_LARGEST = 1e150
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class Changes:
 
     def _kinds(self) -> tuple[Array | None, Array | None, Array | None]:
         """Return what changes are relative to, of each kind; None where it is none of that."""
-        scales = (self.size, np.maximum(np.abs(self.first), TINY), np.ones(len(self.first)))
+        # answers keep their signs: a drift by a share of them has one sign then
+        scales = (self.size, self.first, np.ones(len(self.first)))
         likely = np.array([self._likelihood(scale) for scale in scales])
         nearly = likely >= likely.max() - self.tuning.clear
         of_terms, of_answers, absolute = (
@@ -124,9 +125,9 @@ class Changes:
 
     def _likelihood(self, scale: Array) -> float:
         """Return the log-likelihood of changes proportional to a scale, their deviation fitted."""
-        scale = np.maximum(scale, TINY)
         deviation = _deviation(self._relative_to(scale))
-        return float(-len(scale) * np.log(deviation) - np.sum(np.log(scale)))
+        sizes = np.maximum(np.abs(scale), TINY)
+        return float(-len(scale) * np.log(deviation) - np.sum(np.log(sizes)))
 
     def _bound(self, scale: Array | None, factor: float) -> float:
         """Bound the changes of one kind."""
@@ -139,7 +140,8 @@ class Changes:
         if scale is None or len(scale) < self.tuning.witnesses:
             return 0.0
         changes = self._relative_to(scale)
-        mean, error = float(np.mean(changes)), float(np.std(changes, ddof=1) / np.sqrt(len(changes)))
+        mean = float(np.mean(changes))
+        error = float(np.std(changes, ddof=1)) / np.sqrt(len(changes))
         if abs(mean) <= self.tuning.coherent * error:
             return 0.0
         return self.tuning.margin * abs(mean) * max(1.0, self.ahead / self.apart)
@@ -147,8 +149,8 @@ class Changes:
     def _relative_to(self, scale: Array) -> Array:
         """Return the changes relative to a scale, at most so large that squares do not overflow."""
         with np.errstate(over="ignore"):
-            relative = (self.second - self.first) / np.maximum(scale, TINY)
-        return np.clip(relative, -_LARGEST, _LARGEST)
+            relative = (self.second - self.first) / np.where(np.abs(scale) > TINY, scale, TINY)
+        return np.clip(relative, -self.tuning.largest, self.tuning.largest)
 
 
 def _deviation(changes: Array) -> float:

@@ -33,7 +33,7 @@ from unsoftmax.measure.logit_scales import (
     poor_readings,
     suggested_scale,
 )
-from unsoftmax.measure.precision import ADVICE, Precision
+from unsoftmax.measure.precision import ADVICE
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.scales import Exponents, Split
 from unsoftmax.measure.single_tokens import Values

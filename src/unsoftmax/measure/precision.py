@@ -281,7 +281,7 @@ class Precision:
         inside = KAPPA * self.unit * (size + self.hidden)
         return np.asarray(inside + self.relative * np.abs(answers) + self.absolute)
 
-    def error_at_unit_vector(self, size: Array, answers: Array) -> Array:
+    def error_at_unit_vector(self, size: Array | float, answers: Array | float) -> Array:
         """Return the usual η of answers to tokens ρe_k, of which no sum over d entries is taken.
 
         Half of κ covers the sums that are left, over the entries of a value, as a rule.

@@ -160,7 +160,7 @@ def size_of_terms(y: Array) -> Array:
     products as a value has entries, and where they cancel for one k the answer is small and its
     rounding is not: no answer is taken to be less coarse than the root mean square of all.
     """
-    return np.maximum(np.abs(y), np.sqrt(np.mean(y**2)))
+    return np.asarray(np.maximum(np.abs(y), np.sqrt(np.mean(y**2))))
 
 
 def small_by_chance(dim: int, probability: float) -> float:

@@ -54,7 +54,8 @@ class Vectors:
                 np.concatenate([x.value_error for x in seen]),
                 np.concatenate([x.norm for x in seen]),
             )
-        return cls(rows @ values.v, np.abs(rows) @ values.among_others.v, np.linalg.norm(rows, axis=1))
+        unsure = np.abs(rows) @ values.among_others.v
+        return cls(rows @ values.v, unsure, np.linalg.norm(rows, axis=1))
 
     def take(self, index: Any) -> Vectors:
         """Pick rows, or give the arrays new axes."""
@@ -205,7 +206,8 @@ class TwoTokenAnswers:
             signal = self.alpha * a.value
             gain = slope / np.abs(signal)
             read = 1 / (gates.p * (1 - gates.p) * signal * self.alpha * self.beta)
-        through_v = _Effect(read * gates.p * self.alpha, gain * (gates.p + gates.p_error) * self.alpha)
+        most = gates.p + gates.p_error
+        through_v = _Effect(read * gates.p * self.alpha, gain * most * self.alpha)
         return _Effects(
             float(np.linalg.norm(gain * (gates.answer_error - values.among_others.c))),
             through_v.scaled(float(np.linalg.norm(values.among_others.v))),

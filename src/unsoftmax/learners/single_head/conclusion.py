@@ -16,7 +16,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
-from unsoftmax.measure.precision import ADVICE, KAPPA, Precision, why
+from unsoftmax.measure.precision import ADVICE, KAPPA, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Certificate, Evidence, Found
