@@ -127,6 +127,8 @@ def test_plan(folder):
         (["learn", "mine:head", "--out", "o"], "--dim is missing"),
         (["learn", "mine:head", "--dim", "6", "--out", "mine.py"], "cannot be made"),
         (["learn", "mine:head", "--dim", "6", "--out", "o", "--ledger", "mine.py"], "not a ledger"),
+        (["learn", "mine:head", "--dim", "6", "--out", "o", "--workers", "9999999"], "to 2,048"),
+        (["learn", "mine:head", "--dim", "6", "--out", "o", "--timeout", "0"], "timeout"),
         (["compare", "absent.safetensors", "absent.safetensors"], "no model file"),
         (["compare", "mine.py", "mine.py"], "not a readable safetensors"),
         (["nonsense"], "No such command"),
@@ -138,6 +140,39 @@ def test_mistakes_are_told_in_a_sentence(folder, words, says):
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert not done.stdout
+
+
+@pytest.mark.parametrize("command", [["learn", "mine:head", "--dim", "6"], ["demo"]])
+def test_an_out_that_cannot_be_written_is_refused_before_anything_is_paid(folder, command):
+    for name in ("model.safetensors", "recovery.json"):
+        (folder / "occupied" / name).mkdir(parents=True)
+        done = run(folder, *command, "--out", "occupied")
+        assert done.returncode == 2
+        assert f"--out occupied is occupied: occupied/{name} is a folder" in done.stderr
+        (folder / "occupied" / name).rmdir()
+    # nobody may write here, not even root
+    done = run(folder, *command, "--out", "/proc/self")
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    (folder / "file").touch()
+    done = run(folder, *command, "--out", "file/below")
+    assert done.returncode == 2
+    assert "cannot be made" in done.stderr
+    assert not (folder / "asked.txt").exists()
+
+
+def test_a_result_that_cannot_be_written_after_all_says_where_the_answers_are(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write("\ndef spoiling(X):\n    os.makedirs('o/recovery.json', exist_ok=True)\n")
+        source.write("    return head(X)\n")
+    done = run(folder, "learn", "mine:spoiling", "--dim", 6, "--out", "o")
+    assert done.returncode == 2
+    assert "could not be written to o" in done.stderr
+    assert "Every answer is in o/ledger.sqlite" in done.stderr
+    assert "Traceback" not in done.stderr
+    other = ["--out", "other", "--ledger", "o/ledger.sqlite", "--json"]
+    done = run(folder, "learn", "mine:head", "--dim", 6, *other)
+    assert "fingerprint" in json.loads(done.stdout)["counts"]
 
 
 def test_one_coordinate_of_vectors(folder):
@@ -165,6 +200,27 @@ def test_a_target_that_asks_to_wait(folder):
     done = run(folder, *words, "--longest-wait", 20)
     assert done.returncode == 5
     assert "asks for 30 s more; the limit is 20 s" in done.stderr
+    assert "On the command line longest_wait_s is --longest-wait" in done.stderr
+
+
+def test_debug_shows_the_chain_of_causes(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write(
+            "\nturns = [ConnectionError('first'), TimeoutError('second')]\n"
+            "def failing(X):\n    raise turns.pop(0)\n"
+        )
+    words = ["learn", "mine:failing", "--dim", 6, "--retries", 2, "--out", "o"]
+    plain = run(folder, *words)
+    assert plain.returncode == 5
+    assert "(TimeoutError: second). Earlier tries failed" in plain.stderr
+    assert "another kind (ConnectionError: first)" in plain.stderr
+    assert "--debug shows the causes" in plain.stderr
+    assert "Traceback" not in plain.stderr
+    shown = run(folder, *words, "--debug", "--json")
+    assert shown.returncode == 5
+    assert "ExceptionGroup: what went wrong in the tries (2 sub-exceptions)" in shown.stderr
+    assert "raise turns.pop(0)" in shown.stderr
+    assert json.loads(shown.stdout)["error"] == "OracleError"
 
 
 def test_retries_are_set(folder):
@@ -342,7 +398,8 @@ def test_plan_of_labels(folder):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--dim", 4], "--bits is missing"),
+        (["--dim", 4], "bits must be given for bisection"),
+        (["--dim", 2, "--method", "paper", "--norm-bound", 2, "--margin", 0.5], "bits or error"),
         (["--bits", 8], "--dim is missing"),
         (["--dim", 4, "--bits", 8, "--margin", 0.9], "margin must be at most"),
         (["--dim", 4, "--bits", 8, "--method", "paper"], "needs norm_bound"),
@@ -495,3 +552,102 @@ def test_learn_orthogonal_heads(folder):
     other = run(folder, "learn", "other.safetensors", *words[:2], "--out", "other")
     assert other.returncode == 3
     assert "MultiHeadLearner" in other.stderr
+
+
+# -- a plain algorithm in the role of A_FFN
+
+ALGORITHMS = """
+    import numpy as np
+    import unsoftmax as us
+
+    eye = np.eye(3)
+    W = np.random.default_rng(1).standard_normal((3, 3))
+    network = us.ReluNetwork(np.hstack([eye, -eye]), [1.0, 2.0, 3.0, -1.0, 0.5, 2.0])
+    layer = us.Transformer(W, network)
+
+    def target(X):
+        return layer(X)
+
+    def axes(oracle):
+        return us.ReluNetwork(np.hstack([eye, -eye]), oracle(np.vstack([eye, -eye])))
+
+    def broken(oracle):
+        return oracle(np.zeros((1, 5)))
+
+    def nothing(oracle):
+        pass
+
+    def computing(oracle):
+        oracle(eye)
+        open("computes.txt", "w").close()
+        while True:
+            pass
+
+    def stubborn(oracle):
+        open("computes.txt", "w").close()
+        while True:
+            try:
+                oracle(np.random.standard_normal((1, 3)))
+            except BaseException:
+                pass
+"""
+
+
+def test_a_function_learns_the_network(folder):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    words = ["learn", "ffn:target", "--model", "transformer", "--dim", 3, "--network"]
+    done = run(folder, *words, "ffn:axes", "--slope-error", 1e-14, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "Importing ffn and calling axes" in done.stderr
+    assert "learned by ffn:axes" in done.stdout
+    found = us.load(folder / "out" / "model.safetensors").W
+    assert np.allclose(found, np.random.default_rng(1).standard_normal((3, 3)), rtol=0, atol=1e-9)
+    plan = run(folder, "plan", "--model", "transformer", "--dim", 3, "--network", "ffn:axes")
+    assert "ffn:axes" in plan.stdout
+    for name, status, says in (
+        ("broken", 2, "ffn:broken failed: ValueError"),
+        ("nothing", 2, "ffn:nothing must return a ReluNetwork"),
+        ("absent", 2, "cannot be imported"),
+    ):
+        done = run(folder, *words, f"ffn:{name}", "--out", name, "--json")
+        assert done.returncode == status
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "transformer", "--network", "ffn"], "give module:function"),
+        (["--model", "exact", "--network", "ffn:axes"], "--network is no setting of --model exact"),
+        (
+            ["--model", "transformer", "--network", "ffn:axes", "--max-neurons", 3],
+            "--max-neurons is no setting of --model transformer with --network",
+        ),
+        (["--model", "transformer", "--slope-error", 1.0], "--network is missing"),
+    ],
+)
+def test_settings_of_algorithms_that_do_not_fit(folder, words, says):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    done = run(folder, "plan", "--dim", 3, *words)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["computing", "stubborn"])
+def test_one_ctrl_c_ends_an_algorithm_that_never_does(folder, name):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    words = ["learn", "ffn:target", "--model", "transformer", "--dim", "3", "--out", "o"]
+    command = [str(COMMAND), *words, "--network", f"ffn:{name}"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(600):
+            if (folder / "computes.txt").exists():
+                break
+            time.sleep(0.02)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command to go on" in said
+    assert "Traceback" not in said

@@ -87,7 +87,7 @@ _DEFAULT = PrecisionTuning()
 # How to learn from coarse answers all the same.
 ADVICE = (
     " Where answers are rounded or noisy, LowRankHead and ApproximateHead take the size of their "
-    "errors (--tolerance) and ask so that they matter less."
+    "errors (tolerance=) and ask so that they matter less."
 )
 
 
@@ -158,6 +158,7 @@ class Precision:
             _FLOAT16_BITS: "float16 numbers",
             8: "bfloat16 numbers",
         }
+        unnamed = f"numbers of {bits} significant bits, rounded to them or made of round numbers"
         each = np.array([significant_bits(number) for number in y[:, None]])
         places = each - np.frexp(y)[1]
         step, zeros = 2.0 ** -int(places.max()), places.max() - places
@@ -179,8 +180,7 @@ class Precision:
             relative=2.0**-bits if bits >= _FLOAT32_BITS else 2.0 ** (1 - bits),
             absolute=(_FLOAT16_TINY if bits == _FLOAT16_BITS else 0.0) + (step if both else 0.0),
             why=(
-                f"Answers are {names.get(bits, f'numbers of {bits} significant bits')}; arithmetic "
-                "to match is assumed.",
+                f"Answers are {names.get(bits, unnamed)}; arithmetic to match is assumed.",
                 *((multiples,) if both else ()),
             ),
         )
@@ -293,6 +293,11 @@ class Precision:
         """Return η as a share of an answer that is as large as its terms, ``size``."""
         inside = KAPPA * self.unit * (1 + self.hidden / size)
         return inside + self.relative + self.absolute / size
+
+
+def advice(precision: Precision) -> str:
+    """Say how to learn from coarse answers all the same; nothing where answers look exact."""
+    return "" if precision.exact else ADVICE
 
 
 def why(precision: Precision) -> str:
