@@ -136,9 +136,10 @@ def better_scale(
         at_wanted = _octaves(tuning.wanted / size, tuning)
         step = np.where(np.abs(seen.whole) > tuning.largest, at_wanted, 0.0)
         unresolved = _octaves(tuning.wanted / tuning.resolved / seen.error, tuning)
-        step = np.where(size <= tuning.resolved * seen.error, unresolved, step)
         if few:
             step = np.where(size < tuning.smallest, np.maximum(step, at_wanted), step)
+        # says nothing of its size, be it 0 by chance: it must not be divided by
+        step = np.where(size <= tuning.resolved * seen.error, unresolved, step)
     step = np.where(np.isnan(seen.logit), -lowered, step)
     return np.clip(k + step, -tuning.farthest, tuning.farthest).astype(np.int64)
 

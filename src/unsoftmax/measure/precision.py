@@ -3,15 +3,17 @@
 An answer y of natural size S (for a head S = max_i‖x_i‖·‖v‖ + |c|, the size of its terms) is
 off by at most
 
-    η = κ·unit·S + relative·|y| + absolute,
+    η = κ·unit·(S + hidden) + relative·|y| + absolute,
 
-``unit`` being the roundoff of the target's arithmetic, ``relative`` and ``absolute`` the
-rounding of the answers it gives and the noise on top. κ = 4 covers NumPy's dot products
-(measured: 1.9 at d = 4, 0.4 at d = 384).
+``unit`` being the roundoff of the target's arithmetic, ``hidden`` the size of terms that cancel
+in every answer (value biases against an output bias), ``relative`` and ``absolute`` the rounding
+of the answers it gives and the noise on top. κ = 4 covers NumPy's dot products (measured: 1.9 at
+d = 4, 0.4 at d = 384).
 
 Three ways to a `Precision`: `of_format` recognises how answers are rounded, `declared` takes the
-user's bound, `relative_to_terms` takes measured figures. `with_noise`, `with_unit` and `coarser`
-add what was noticed later. Nothing is known here of heads, networks or probes.
+user's bound, `relative_to_terms` takes measured figures. `with_noise`, `with_unit`, `with_hidden`
+and `coarser` add what was noticed later; `unsoftmax.measure.changes` what differs between two
+answers to one question. Nothing is known here of heads, networks or probes.
 """
 
 from __future__ import annotations
@@ -62,11 +64,22 @@ class PrecisionTuning:
     """So many of these digits must be 0 at the end of every answer."""
     witnesses: int = 4
     """Fewer answers establish no format: they may be round by chance."""
+    zeros_by_chance: float = 2.0
+    """Multiples of a step end in 1 zero more than they must in the mean, by chance; numbers that
+    end in more than this, all or the ``largest`` of them, are no such multiples alone."""
+    largest: int = 3
+    """So many of the largest answers end in as few zeros as others, if all are multiples."""
     noise_deviations: float = 4.0
     """Noise is bounded by four standard deviations."""
     noise_underestimated: float = 1e-3
     """The deviation is taken so large that its estimate is lower by chance with this
     probability."""
+
+    def noise_factor(self, repeats: int) -> float:
+        """Return how many times a deviation, estimated from so many repeats, noise may be."""
+        # χ² of the estimate: it may be too small by chance, the less so the more repeats
+        chance = 2 * scipy.special.gammaincinv(repeats / 2, self.noise_underestimated)
+        return self.noise_deviations * float(np.sqrt(repeats / chance))
 
 
 _DEFAULT = PrecisionTuning()
@@ -91,7 +104,9 @@ class Precision:
     absolute : float
         Rounding and noise of the answer, in the answer's own unit.
     noise : float
-        Standard deviation of what changes from call to call, part of ``absolute``.
+        Standard deviation of what changes from call to call, which the others cover.
+    hidden : float
+        Size of terms that are in every answer and cancel there.
     why : tuple of str
         A sentence for each thing noticed.
     """
@@ -100,6 +115,7 @@ class Precision:
     relative: float = 0.0
     absolute: float = 0.0
     noise: float = 0.0
+    hidden: float = 0.0
     why: tuple[str, ...] = ()
 
     @classmethod
@@ -114,7 +130,7 @@ class Precision:
         y = y[y != 0]
         bits, found = significant_bits(y), cls()
         if bits <= tuning.generic_bits:
-            found = cls._of_binary_format(y, bits)
+            found = cls._of_binary_format(y, bits, tuning)
             if bits != _FLOAT32_BITS:
                 return found
         single = bits == _FLOAT32_BITS
@@ -135,7 +151,7 @@ class Precision:
         )
 
     @classmethod
-    def _of_binary_format(cls, y: Array, bits: int) -> Precision:
+    def _of_binary_format(cls, y: Array, bits: int, tuning: PrecisionTuning) -> Precision:
         """Tell floats of few bits from multiples of a power of two."""
         names = {
             _FLOAT32_BITS: "float32 numbers",
@@ -145,16 +161,28 @@ class Precision:
         unnamed = f"numbers of {bits} significant bits, rounded to them or made of round numbers"
         each = np.array([significant_bits(number) for number in y[:, None]])
         places = each - np.frexp(y)[1]
-        if np.sum(places.max() - places) < np.sum(bits - each):
-            step = 2.0 ** -int(places.max())
-            return cls(absolute=step, why=(f"Answers are multiples of {step:.3g}.",))
+        step, zeros = 2.0 ** -int(places.max()), places.max() - places
+        multiples = f"Answers are multiples of {step:.3g}."
+        both = False
+        if np.sum(zeros) < np.sum(bits - each):
+            # sums of rounded numbers that cancel are multiples of what these are rounded to; but
+            # where they do not cancel they are rounded themselves, and end in more zeros
+            largest = np.argsort(-np.abs(y), kind="stable")[: tuning.largest]
+            most = max(np.mean(zeros), np.mean(zeros[largest]))
+            nearly = _FLOAT32_BITS - tuning.zeros_by_chance <= bits <= _FLOAT32_BITS
+            both = bits in names or nearly or bool(most > tuning.zeros_by_chance)
+            if not both:
+                return cls(absolute=step, why=(multiples,))
         # the last rounding is counted by itself: half covers what is inside (measured).
         # float32 rounds to nearest; shorter formats are often cut off instead.
         return cls(
             unit=(FLOAT32_UNIT if bits <= _FLOAT32_BITS else 2.0**-bits) / 2,
             relative=2.0**-bits if bits >= _FLOAT32_BITS else 2.0 ** (1 - bits),
-            absolute=_FLOAT16_TINY if bits == _FLOAT16_BITS else 0.0,
-            why=(f"Answers are {names.get(bits, unnamed)}; arithmetic to match is assumed.",),
+            absolute=(_FLOAT16_TINY if bits == _FLOAT16_BITS else 0.0) + (step if both else 0.0),
+            why=(
+                f"Answers are {names.get(bits, unnamed)}; arithmetic to match is assumed.",
+                *((multiples,) if both else ()),
+            ),
         )
 
     def _with_steps(
@@ -207,9 +235,7 @@ class Precision:
         """Add noise whose deviation was estimated from so many repeated questions."""
         if not deviation:
             return self
-        # χ² of the estimate: it may be too small by chance, the less so the more repeats
-        chance = 2 * scipy.special.gammaincinv(repeats / 2, tuning.noise_underestimated)
-        bound = tuning.noise_deviations * float(np.sqrt(repeats / chance)) * deviation
+        bound = tuning.noise_factor(repeats) * deviation
         sentence = (
             f"The same question got different answers: noise of standard deviation about "
             f"{deviation:.1e}, estimated from {repeats} repeats, is taken as ±{bound:.1e}."
@@ -239,26 +265,39 @@ class Precision:
             self, unit=unit, why=(*self.why, f"{reason}: roundoff {unit:.1e} is assumed.")
         )
 
+    def with_hidden(self, size: float, reason: str) -> Precision:
+        """Assume terms of this size in every answer, whatever the answer's own size."""
+        if not size:
+            return self
+        return replace(self, hidden=size, why=(*self.why, f"{reason} are taken to be {size:.1e}."))
+
     @property
-    def of_one_term(self) -> float:
-        """Relative error of an answer in which nothing is summed: one rounding."""
-        known = self.unit in (UNIT, FLOAT32_UNIT / 2)  # of a format, not estimated
-        inside = self.unit if known else KAPPA * self.unit
-        return max(inside, self.relative)
+    def exact(self) -> bool:
+        """Whether nothing but float64's own rounding was noticed."""
+        return replace(self, hidden=0.0, why=()) == Precision()
 
     def error(self, size: Array | float, answers: Array | float = 0.0) -> Array:
         """Bound η for answers of natural size ``size``; they count where ``relative`` is not 0."""
-        bound = KAPPA * self.unit * size + self.relative * np.abs(answers) + self.absolute
-        return np.asarray(bound)
+        inside = KAPPA * self.unit * (size + self.hidden)
+        return np.asarray(inside + self.relative * np.abs(answers) + self.absolute)
+
+    def error_at_unit_vector(self, size: Array | float, answers: Array | float) -> Array:
+        """Return the usual η of answers to tokens ρe_k, of which no sum over d entries is taken.
+
+        Half of κ covers the sums that are left, over the entries of a value, as a rule.
+        """
+        spared = KAPPA / 2 * self.unit * (size + self.hidden)
+        return np.asarray(self.error(size, answers) - spared)
 
     def share_of(self, size: float) -> float:
         """Return η as a share of an answer that is as large as its terms, ``size``."""
-        return KAPPA * self.unit + self.relative + self.absolute / size
+        inside = KAPPA * self.unit * (1 + self.hidden / size)
+        return inside + self.relative + self.absolute / size
 
 
 def advice(precision: Precision) -> str:
     """Say how to learn from coarse answers all the same; nothing where answers look exact."""
-    return ADVICE if precision != Precision() else ""
+    return "" if precision.exact else ADVICE
 
 
 def why(precision: Precision) -> str:

@@ -12,11 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import scipy
 
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Singles, UnitVectors
+
+
+class Shared(NamedTuple):
+    """Errors of v and c as they are as a rule.
+
+    Bounds on v and c themselves allow for bad luck. Where they are one error among thousands,
+    each bounded as if all had the worst sign, the usual size does.
+    """
+
+    v: Array
+    """Entry by entry."""
+    c: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,9 @@ class Values:
         Bounds ν on their errors, entry by entry.
     precision : Precision
         Of the answers they came from, and of those to come.
+    shared : Shared, optional
+        What v̂ and ĉ are taken to be off by where the errors of many answers are bounded together;
+        ``v_error`` and ``c_error`` where None.
     reread : callable, optional
         Where single tokens may be answered by round numbers because v is round: exact answers
         are assumed, and this reads v and c again from what telling answers say, None where
@@ -42,12 +59,18 @@ class Values:
     v_error: Array
     c_error: float
     precision: Precision
+    shared: Shared | None = None
     reread: Callable[[Array], Values | None] | None = field(default=None, compare=False, repr=False)
 
     def told_by(self, y: Array) -> Values:
         """Return v and c with the precision that answers ``y`` tell, if it was open."""
         told = None if self.reread is None else self.reread(y)
         return self if told is None else told
+
+    @property
+    def among_others(self) -> Shared:
+        """What v̂ and ĉ are off by beside the errors of many answers."""
+        return Shared(self.v_error, self.c_error) if self.shared is None else self.shared
 
     @property
     def norm(self) -> float:
@@ -92,15 +115,54 @@ class SingleTokens:
         *at_zero, y = answers
         return cls(y, scale, float(at_zero[0][0]) if at_zero else None)
 
-    def values(self, precision: Precision) -> Values:
-        """Read v and c from answers of this precision."""
-        c = 0.0 if self.at_zero is None else self.at_zero
-        rounding = precision.of_one_term
-        c_error = 0.0 if self.at_zero is None else rounding * abs(c) + precision.absolute
-        v = (self.y - c) / self.scale
-        v_error = (rounding * np.abs(self.y) + precision.absolute + c_error) / self.scale
+    @property
+    def constant(self) -> float:
+        """ĉ."""
+        return 0.0 if self.at_zero is None else self.at_zero
+
+    @property
+    def v(self) -> Array:
+        """v̂."""
+        return (self.y - self.constant) / self.scale
+
+    def values(self, precision: Precision, terms: float = 0.0, hidden: float = 0.0) -> Values:
+        """Read v and c from answers of this precision.
+
+        Parameters
+        ----------
+        precision : Precision
+            Of the answers.
+        terms : float
+            Size of the products that an entry of v is the sum of, at least.
+        hidden : float
+            Size of the terms that cancel in c, beside what ``precision`` says of every answer.
+        """
+        c, v, c_error, c_shared = self.constant, self.v, 0.0, 0.0
+        if self.at_zero is not None:
+            c_error = float(precision.error(abs(c) + hidden, c))
+            c_shared = float(precision.error_at_unit_vector(abs(c), c))
+        usual = size_of_terms(self.y)
+        sizes = np.maximum(usual, abs(self.scale) * terms)
+        v_error = (precision.error(sizes, self.y) + c_shared) / self.scale
+        v_shared = (precision.error_at_unit_vector(usual, self.y) + c_shared) / self.scale
         # y − c rounds, and so does y/ρ; y/2^k does not
         exact = self.at_zero is None and np.frexp(self.scale)[0] == 0.5
         if not exact:
-            v_error = v_error + 2 * UNIT * np.abs(v)
-        return Values(v, c, v_error, c_error, precision)
+            own = 2 * UNIT * np.abs(v)
+            v_error, v_shared = v_error + own, v_shared + own
+        return Values(v, c, v_error, c_error, precision, Shared(v_shared, c_shared))
+
+
+def size_of_terms(y: Array) -> Array:
+    """Estimate the sizes of the products that answers to ρe_k are sums of.
+
+    A target that holds v multiplies once. One that computes X → V → output adds up as many
+    products as a value has entries, and where they cancel for one k the answer is small and its
+    rounding is not: no answer is taken to be less coarse than the root mean square of all.
+    """
+    return np.asarray(np.maximum(np.abs(y), np.sqrt(np.mean(y**2))))
+
+
+def small_by_chance(dim: int, probability: float) -> float:
+    """Return how many times too small a root mean square of so many normal numbers may be."""
+    return float(np.sqrt(dim / 2 / scipy.special.gammaincinv(dim / 2, probability)))

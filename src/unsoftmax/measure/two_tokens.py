@@ -26,7 +26,7 @@ import numpy as np
 
 from unsoftmax.measure.offsets import chunks
 from unsoftmax.measure.precision import KAPPA, UNIT
-from unsoftmax.measure.reading import Reading
+from unsoftmax.measure.reading import Alike, Reading
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array, LazyRows, Rows, UnitVectors
 
@@ -46,7 +46,7 @@ class Vectors:
     def of(cls, rows: Rows, values: Values) -> Vectors:
         """Read the rows through the value vector."""
         if isinstance(rows, UnitVectors):
-            return cls(values.v, values.v_error, np.ones(rows.dim))
+            return cls(values.v, values.among_others.v, np.ones(rows.dim))
         if isinstance(rows, LazyRows):
             seen = [cls.of(rows[part], values) for part in chunks(rows)]
             return cls(
@@ -54,7 +54,8 @@ class Vectors:
                 np.concatenate([x.value_error for x in seen]),
                 np.concatenate([x.norm for x in seen]),
             )
-        return cls(rows @ values.v, np.abs(rows) @ values.v_error, np.linalg.norm(rows, axis=1))
+        unsure = np.abs(rows) @ values.among_others.v
+        return cls(rows @ values.v, unsure, np.linalg.norm(rows, axis=1))
 
     def take(self, index: Any) -> Vectors:
         """Pick rows, or give the arrays new axes."""
@@ -118,7 +119,7 @@ class TwoTokenAnswers:
         """Bound η + ν_c on what y − ĉ is off by."""
         values = self.values
         size = self._token_norm * values.norm + abs(values.c)
-        return values.precision.error(size, self.y) + values.c_error
+        return values.precision.error(size, self.y) + values.among_others.c
 
     def gates(self) -> Gates:
         """Invert the two-token identity."""
@@ -186,25 +187,95 @@ class TwoTokenAnswers:
         error = np.where(gates.margin > 0, error + shift_error / self.beta, np.inf)
         if not np.all(gates.margin > 0):
             return Reading(value, error, float("inf"))
-        total = self._of_answers_and_values(gates, slope / scale, stretch)
-        total += float(np.linalg.norm(scores))
-        total += 4 * UNIT * float(np.linalg.norm(logit))
+        own = float(np.linalg.norm(scores)) + 4 * UNIT * float(np.linalg.norm(logit))
+        effects = self._effects(gates, slope / scale)
         # one error of a·w for all query tokens
-        repeated = np.sqrt(np.max(np.sum(self.beta**-2, axis=0))) if shift_error else 0.0
-        return Reading(value, error, float(total + shift_error * repeated))
+        shares = _Effect(np.broadcast_to(1 / self.beta, value.shape), 1 / self.beta)
+        total = own + effects.total(stretch) + shift_error * shares.repeated
+        if value.ndim != 2:
+            return Reading(value, error, total)
+        apart = own + effects.apart(stretch) + shift_error * shares.uneven.repeated
+        of_solution, of_ones = effects.alike()
+        of_shift = shares.mean if shift_error else 0.0
+        return Reading(value, error, total, Alike(of_solution, of_ones, of_shift, apart))
 
-    def _of_answers_and_values(self, gates: Gates, slope: Array, stretch: float) -> float:
-        """Bound the norm of what errors of answers, of v and of c do to M; ``slope`` is dM/dp."""
-        a, b, values = self.a, self.b, self.values
+    def _effects(self, gates: Gates, slope: Array) -> _Effects:
+        """Return what errors of answers, of v and of c do to M; ``slope`` bounds dM/dp."""
+        a, values = self.a, self.values
         with np.errstate(divide="ignore", over="ignore"):
-            gain = slope / np.abs(self.alpha * a.value)
-        answers = np.linalg.norm(gain * gates.answer_error)
-        query_values = np.linalg.norm(gain * self.beta * b.value_error)
-        # one δv for all offsets: Σ_i (z_i·δv)² ≤ ‖Z‖₂²‖δv‖²
-        largest = (gain * (gates.p + gates.p_error) * self.alpha) ** 2
-        shared = np.sqrt(np.max(np.sum(largest, axis=0)))
-        return float(answers + query_values + shared * stretch * np.linalg.norm(values.v_error))
+            signal = self.alpha * a.value
+            gain = slope / np.abs(signal)
+            read = 1 / (gates.p * (1 - gates.p) * signal * self.alpha * self.beta)
+        most = gates.p + gates.p_error
+        through_v = _Effect(read * gates.p * self.alpha, gain * most * self.alpha)
+        return _Effects(
+            float(np.linalg.norm(gain * (gates.answer_error - values.among_others.c))),
+            through_v.scaled(float(np.linalg.norm(values.among_others.v))),
+            _Effect(read * self.beta, gain * self.beta).scaled(self.b.value_error),
+            _Effect(read, gain).scaled(values.among_others.c),
+        )
 
     @property
     def _token_norm(self) -> Array:
         return np.asarray(self.alpha * self.a.norm + self.beta * self.b.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What an unknown does to the readings, (query tokens, offsets)."""
+
+    pattern: Array
+    """To first order."""
+    most: Array
+    """Bound on its absolute value."""
+
+    def scaled(self, error: Array | float) -> _Effect:
+        """Return the effect of an error of this size."""
+        return _Effect(self.pattern * error, self.most * error)
+
+    @property
+    def norm(self) -> float:
+        """Norm of all of it."""
+        return float(np.linalg.norm(self.most))
+
+    @property
+    def repeated(self) -> float:
+        """How many times an unknown vector over the offsets is in the readings."""
+        return float(np.sqrt(np.max(np.sum(np.atleast_2d(self.most) ** 2, axis=0))))
+
+    @property
+    def mean(self) -> float:
+        """Norm, over the query tokens, of its mean over the offsets."""
+        return float(np.linalg.norm(np.mean(self.pattern, axis=-1)))
+
+    @property
+    def uneven(self) -> _Effect:
+        """What differs from the mean."""
+        rest = self.pattern - np.mean(self.pattern, axis=-1, keepdims=True)
+        return _Effect(rest, np.abs(rest) + np.maximum(self.most - np.abs(self.pattern), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Effects:
+    """What all errors but the scores' do to the readings."""
+
+    answers: float
+    v: _Effect
+    """Of a·v, times the norm of v's error: δ in a·δ."""
+    b: _Effect
+    """Of b·v, one unknown per query token."""
+    c: _Effect
+    """One unknown for all."""
+
+    def total(self, stretch: float) -> float:
+        """Bound the norm of all: Σ_i (z_i·δv)² ≤ ‖Z‖₂²‖δv‖²."""
+        return self.answers + self.v.repeated * stretch + self.b.norm + self.c.norm
+
+    def apart(self, stretch: float) -> float:
+        """Bound the norm of what is not alike for all offsets."""
+        v, b, c = self.v.uneven, self.b.uneven, self.c.uneven
+        return self.answers + v.repeated * stretch + b.norm + c.norm
+
+    def alike(self) -> tuple[float, float]:
+        """Return the norms of what is alike: of Z δv as it is solved, of b·v and c."""
+        return self.v.mean, self.b.mean + self.c.mean

@@ -17,6 +17,7 @@ import numpy as np
 
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.reading import Reading
 from unsoftmax.probes import Array
 
 
@@ -40,6 +41,23 @@ class DenseSolution:
     def error(self, total: float) -> float:
         """Bound ‖Ŵ − W‖_F where ‖M̂ − M‖_F is at most ``total``; see `Reading.total`."""
         return solution_error(self.offsets, total, self.matrix)
+
+    def error_of(self, read: Reading, shift_error: float = 0.0) -> float:
+        """Bound ‖Ŵ − W‖_F for readings whose errors are partly alike; see `Alike`.
+
+        Parameters
+        ----------
+        read : Reading
+            What was solved.
+        shift_error : float
+            Bound on the error of Z⁻¹ shift, which was solved by itself.
+        """
+        total, alike = self.error(read.total), read.alike
+        if alike is None or not np.isfinite(total):
+            return total
+        ones = float(np.linalg.norm(self.offsets.solve(np.ones((1, read.value.shape[-1])))))
+        solved = alike.of_solution + alike.of_ones * ones + alike.of_shift * shift_error
+        return min(total, self.error(alike.apart) + solved)
 
 
 def solve(offsets: Offsets, measured: Array) -> DenseSolution:

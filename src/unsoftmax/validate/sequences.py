@@ -4,7 +4,8 @@ Learners that read v from single tokens divide their ``checks`` queries among fo
 
 - *opening*, a quarter, asked first: three tokens at sizes 4⁻⁴ … 4³. They depend on all
   parameters, so they also tell this target from another when a run is resumed.
-- *straight*, an eighth: one token; f([x]) = x·v + c must be affine.
+- *straight*, an eighth: one token; f([x]) = x·v + c must be affine. With biases half of them
+  are short: their answers are c but for its rounding.
 - *repeats*, a quarter: the opening asked again; a deterministic target answers the same.
 - *closing*, the rest, last: two to twenty tokens, scaled so that the recovered head's logits
   are moderate, half of them with a query token e_j, so that single columns of W are seen.
@@ -68,9 +69,17 @@ def opening(dim: int, count: int, rng: np.random.Generator, radius: float = np.i
     return _checked("opening", 4.0 ** powers[:, None, None] * tokens, radius)
 
 
-def straight(dim: int, count: int, rng: np.random.Generator, radius: float = np.inf) -> Sequences:
-    """Single tokens of norm about 1."""
-    return _checked("straight", rng.standard_normal((count, 1, dim)) / np.sqrt(dim), radius)
+def straight(
+    dim: int,
+    count: int,
+    rng: np.random.Generator,
+    radius: float = np.inf,
+    short: float = 1.0,
+) -> Sequences:
+    """Single tokens of norm about 1, then as many of norm about ``short``."""
+    tokens = rng.standard_normal((count, 1, dim)) / np.sqrt(dim)
+    tokens[(count + 1) // 2 :] *= short
+    return _checked("straight", tokens, radius)
 
 
 def repeated(probes: Sequences, count: int) -> Sequences:

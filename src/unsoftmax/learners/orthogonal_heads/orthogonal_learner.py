@@ -124,7 +124,7 @@ class OrthogonalHeads(Configured):
     seed: int = 0
     tuning: OrthogonalTuning = field(default=OrthogonalTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)

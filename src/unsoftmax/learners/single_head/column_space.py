@@ -22,6 +22,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.scales import at_query_scale, even
+from unsoftmax.measure.single_tokens import small_by_chance
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.skeleton import pivots, rank_by_gap
 
@@ -47,6 +48,9 @@ class ColumnTuning:
     seen_less: float = 4.0
     """By chance the leading tokens and offsets may see so many times less of W than usual: what
     may be left out of W is estimated as so many times as large."""
+    by_chance: float = 3e-2
+    """Where few tokens are beyond the rank they see what is left out by fewer numbers: as many
+    times less as these are small with this probability, 26 times for one token, 6 for two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,8 @@ def _judged(
     if rank < count:
         # random tokens and offsets see a singular value σ of W as entries of about σ/d
         seen = float(np.sqrt(count * width)) / dim
-        left_out = tuning.seen_less * noise * float(np.sqrt(count - rank)) / seen
+        less = max(tuning.seen_less, small_by_chance(count - rank, tuning.by_chance))
+        left_out = less * noise * float(np.sqrt(count - rank)) / seen
     if not rank:
         notes.append("The rank was found to be 0: W is 0 as far as the answers tell.")
     if 0 < rank < count:

@@ -16,7 +16,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
-from unsoftmax.measure.precision import ADVICE, KAPPA, Precision, advice, why
+from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Certificate, Evidence, Found
@@ -118,7 +118,9 @@ def certificate_of(head: RecoveredHead, checks: int) -> Certificate:
     assumes = (
         "The target is a single head: what the hold-out tests, it cannot prove.",
         f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
-        "max‖x_i‖·‖v‖ from rounding, beside what is named here.",
+        f"{_size_of(head.values)} from rounding, beside what is named here.",
+        "Where a value of the head is a sum of products, their rounding is not above that of the "
+        "root mean square of all values.",
         *precision.why,
         *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
         *(
@@ -134,6 +136,12 @@ def certificate_of(head: RecoveredHead, checks: int) -> Certificate:
     return Certificate(errors, assumes)
 
 
+def _size_of(values: Values) -> str:
+    """Name the size that rounding is relative to."""
+    constant = abs(values.c) + values.precision.hidden
+    return f"(max‖x_i‖·‖v‖ + {constant:.1e})" if constant else "max‖x_i‖·‖v‖"
+
+
 def _supported(
     head: F, answered: list[Answered], checks: int, otherwise: str, tuning: ConclusionTuning
 ) -> tuple[F, Evidence]:
@@ -141,7 +149,7 @@ def _supported(
 
     Answers are assumed to be coarser than they look until the hold-out passes, as far as may be.
     """
-    exact = head.values.precision == Precision()
+    exact = head.values.precision.exact
     limit = tuning.most_unexplained if exact else tuning.most_unexplained_coarse
     factor, wider = 1.0, head
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
@@ -167,7 +175,7 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
         precision = head.values.precision
         seen = (
             "Answers in float64 do not determine W: what their rounding leaves open"
-            if precision == Precision()
+            if precision.exact
             else "The answers are too coarse to determine W: what they leave open"
         )
         raise NotIdentifiable(
@@ -191,7 +199,7 @@ def _refuse_unknown(
     A W smaller than 1 may be known to be small, and no more.
     """
     size, bound = head.model.norm("W"), certificate.errors["W"]
-    if head.values.precision != Precision() and bound > tuning.unknown * max(size, 1.0):
+    if not head.values.precision.exact and bound > tuning.unknown * max(size, 1.0):
         raise NotIdentifiable(
             f"The answers are too coarse to determine W: its error may be {bound:.1e}, it is "
             f"{size:.1e} large. v is determined." + why(head.values.precision) + ADVICE,

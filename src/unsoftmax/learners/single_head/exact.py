@@ -110,7 +110,7 @@ class ExactHead(Configured):
     seed: int = 0
     tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
@@ -137,7 +137,10 @@ class ExactHead(Configured):
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, tuning = np.random.default_rng(self.seed), self.tuning
-        given = FirstRoundSettings(bool(self.biases), listens=True, tuning=tuning.first_round)
+        ahead = self.plan().at_most + checks
+        given = FirstRoundSettings(
+            bool(self.biases), listens=True, ahead=ahead, tuning=tuning.first_round
+        )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)
@@ -199,12 +202,12 @@ class ExactReading:
         stretch = self.W.offsets.largest
         w, w_error, shift_error = self.model.w, 0.0, 0.0
         if self.bias is not None and self.w is not None:
-            shift_error = self.bias.reading(self.values, np.zeros(1), w, stretch).total
-            w_error = self.w.error(shift_error)
+            read = self.bias.reading(self.values, np.zeros(1), w, stretch)
+            shift_error, w_error = read.total, self.w.error_of(read)
         lengths = np.linalg.norm(self.W.matrix, axis=0)
         measured = self.columns.reading(self.values, lengths, w, stretch, shift_error)
         errors = {
-            "W": self.W.error(measured.total),
+            "W": self.W.error_of(measured, w_error),
             "v": float(np.linalg.norm(self.values.v_error)),
             "w": w_error,
             "c": self.values.c_error,

@@ -114,7 +114,7 @@ class FactoredReading:
         lengths = np.linalg.norm(self.C.matrix, axis=0)
         stretch = self.C.offsets.largest
         read = self.columns.grid.reading(self.values, lengths, np.zeros(1), stretch)
-        return self.C.error(read.total)
+        return self.C.error_of(read)
 
     def _row_errors(self, grows: Amplification, E: float) -> RowErrors:
         """Bound the row factor's error; where a token's column is known its rows are A Ĉ."""
@@ -135,7 +135,7 @@ class FactoredReading:
         lengths = np.linalg.norm(K, axis=1)
         read = grid.reading(self.values, lengths, self.model.w, stretch, stretch * w_error)
         narrow = 1 - DENSE_GRID * np.sqrt(K.size)
-        return float(DenseSolution(self.C.offsets, K).error(read.total) / narrow)
+        return float(DenseSolution(self.C.offsets, K).error_of(read, w_error) / narrow)
 
     def _spread(self) -> float:
         """Bound ‖K‖₂ in W = C K: twice what the row space found gives.

@@ -5,8 +5,12 @@
     three tokens again                      what changes from call to call
 
 v and c are read by `unsoftmax.measure.single_tokens`; the precision is recognised from the
-answers' format, their noise, and what single tokens miss x·v + c by. What cannot be a head's
-answers is refused here, and v = 0, which leaves W free.
+answers' format, what changes between two answers to one question (`unsoftmax.measure.changes`),
+and what single tokens miss x·v + c by. What cannot be a head's answers is refused here, and
+v = 0, which leaves W free.
+
+A target that computes X → V → output adds up value biases for c, which may cancel: c is small and
+its rounding is not. Short tokens show it, whose answers are c but for rounding.
 
 Single tokens are answered by round numbers where v is round, so their answers tell no format:
 several tokens do. Where the hold-out asks too few of these first, float64 is assumed until the
@@ -22,6 +26,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.changes import Changes, ChangesTuning
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
@@ -31,7 +36,7 @@ from unsoftmax.measure.precision import (
     PrecisionTuning,
     why,
 )
-from unsoftmax.measure.single_tokens import SingleTokens, Values
+from unsoftmax.measure.single_tokens import SingleTokens, Values, small_by_chance
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import of_straight
@@ -61,11 +66,29 @@ class FirstRoundTuning:
     stands_out: float = 3.0
     """v counts as 0 where ‖v̂‖ is below so many times its error: offsets are balanced on v̂, so
     that its direction must be known."""
+    short: float = 2.0**-16
+    """Norm of the single tokens that show the rounding of c. Smaller: float32 would not see
+    them; larger: v's own rounding hides c's."""
+    of_c: float = 16.0
+    """c is taken to be off by so many times what short tokens miss it by: three are asked, and
+    all may miss it by little by chance (once in 16,000 for 16)."""
+    of_answers: float = 1.0
+    """The same for all other answers, whose errors are bounded all together."""
+    of_v: float = 3.0
+    """The same for entries of v, and longer tokens."""
+    most_hidden: float = 2.0**-12
+    """What short tokens miss c by is put down to rounding up to this share of tokens of norm 1:
+    in float32 biases are 4,000 times as large as the values then. Beyond, it is no head."""
+    small_by_chance: float = 1e-4
+    """All entries of v together may be small beside their terms with this probability, and no
+    less likely: with 2 dimensions that is 100 times, with 16 or more it is within κ."""
     rounding_seen: float = 2.0**-40
     """An answer tells whether it is rounded where a rounding like the single tokens' is more
     than this share of it: far beyond float64's own."""
     precision: PrecisionTuning = field(default=PrecisionTuning())
     """How the answers' format and noise are recognised."""
+    changes: ChangesTuning = field(default=ChangesTuning())
+    """How changes from call to call are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +104,10 @@ class FirstRoundSettings:
     radius: float = np.inf
     """No token of the hold-out is longer."""
     listens: bool = False
-    """Whether the learner passes answers to two tokens on to `Values.told_by`."""
+    """Whether the learner passes answers to two tokens on to `Values.told_by`, and takes
+    `Values.shared` for the errors of v and c in them."""
+    ahead: int = 1
+    """Queries of the whole run: answers that drift go on drifting."""
     tuning: FirstRoundTuning = field(default=FirstRoundTuning())
 
     @property
@@ -130,8 +156,11 @@ def ask_first_round(
         What is known before.
     """
     share = holdout.Shares.of(checks)
+    # with biases more single tokens, and fewer repeats: some are short
+    moved = share.repeats // 4 if given.biases else 0
     three = holdout.opening(dim, share.opening, rng, given.radius)
-    straight = holdout.straight(dim, share.straight, rng, given.radius)
+    short = given.tuning.short if given.biases else 1.0
+    straight = holdout.straight(dim, share.straight + moved, rng, given.radius, short)
     singles = SingleTokens.probes(dim, given.token_norm, given.biases)
     opened, line, *answers = yield [three, straight, *singles]
     tokens = SingleTokens.of(answers, given.token_norm)
@@ -140,13 +169,15 @@ def ask_first_round(
         _refuse_labels(np.concatenate([opened, line]), given.tuning)
     again = np.empty(0)
     if share.repeats:
-        [again] = yield [holdout.repeated(three, share.repeats)]
+        [again] = yield [holdout.repeated(three, share.repeats - moved)]
     asked = _Asked(tokens, (three.X, opened), (straight.X[:, 0], line), again, given)
     values = asked.values()
     if _counts_as_zero(values, given.tuning):
         longer = holdout.opening(dim, share.closing, rng, given.radius)
         [y] = yield [longer]
         _refuse_without_value(values, np.concatenate([three.X, longer.X]), np.append(opened, y))
+    if not given.listens:
+        values = replace(values, shared=None)
     return FirstRound(values, three, opened, share.closing, checks, asked.as_rounded(values))
 
 
@@ -184,7 +215,7 @@ class _Asked:
         values = self._straightened(self._with_noise(form))
         if not (self.given.listens and self._open(form)):
             return values
-        exact = self.tokens.values(self._with_noise(Precision()))
+        exact = _read(self.tokens, self._with_noise(Precision()), *self.line, self.given.tuning)
         return replace(exact, reread=partial(self._reread, form))
 
     def as_rounded(self, values: Values) -> Values | None:
@@ -215,9 +246,17 @@ class _Asked:
 
     def _with_noise(self, precision: Precision) -> Precision:
         """Add the noise that repeated questions show; refuse where it leaves nothing."""
-        tuning, before = self.given.tuning, self.three[1][: len(self.again)]
-        deviation = holdout.noise_of(before, self.again)
-        precision = precision.with_noise(deviation, len(self.again), tuning.precision)
+        tuning, n, first = self.given.tuning, len(self.again), self.tokens
+        longest = np.linalg.norm(self.three[0][:n], axis=2).max(axis=1)
+        changes = Changes(
+            self.three[1][:n],
+            self.again,
+            longest * np.linalg.norm(first.v) + abs(first.constant),
+            sum(map(len, self._answers)) + (first.at_zero is not None),
+            self.given.ahead,
+            tuning=tuning.changes,
+        )
+        precision = changes.added_to(precision, tuning.precision)
         seen = np.concatenate(self._answers[:2])
         size = np.sqrt(np.mean(seen**2)) if precision.noise else 0.0
         if precision.noise > tuning.most_noise * size:
@@ -256,7 +295,9 @@ def _straightened(
 
     Where answers miss it coarser arithmetic is assumed, as far as that may be.
     """
-    values, tuning = tokens.values(precision), given.tuning
+    tuning = given.tuning
+    values = _read(tokens, precision, x, line, tuning)
+    precision = values.precision
     compared = of_straight(x, line, values)
     residual = np.abs(compared.relative)
     if np.all(residual <= compared.tolerance):
@@ -272,7 +313,44 @@ def _straightened(
             f"answers miss it by {np.max(residual):.1e} of their size. The target "
             f"is not an attention head or a sum of heads{or_biased(given.biases)}{least}."
         )
-    return tokens.values(precision.with_unit(unit, "Single tokens are not answered exactly"))
+    precision = precision.with_unit(unit, "Single tokens are not answered exactly")
+    return _read(tokens, precision, x, line, tuning)
+
+
+def _read(
+    tokens: SingleTokens, precision: Precision, x: Array, line: Array, tuning: FirstRoundTuning
+) -> Values:
+    """Read v and c with errors as large as fresh tokens x show those of sums to be.
+
+    What they miss x·v̂ + ĉ by are errors of the target's own arithmetic: their own, and those of
+    v̂ and ĉ. Where none is asked errors are taken to be those of sums as large as v and c, of c at
+    tokens of norm 1.
+    """
+    inside = KAPPA / 2 * precision.unit  # as `Precision.error_at_unit_vector`
+    missed = np.abs((line - tokens.constant) - x @ tokens.v)  # the first difference is exact
+    # both answers are rounded; where arithmetic matches the format only one is taken off
+    both = 2 if precision.unit == UNIT else 1
+    rounded = both * precision.relative * np.abs(line) + 2 * precision.absolute
+    missed = np.maximum(missed - rounded, 0.0)
+    short = np.linalg.norm(x, axis=1) < np.sqrt(tuning.short)
+    terms = 0.0
+    if not np.all(short):
+        d = len(tokens.v)
+        chance = 2 * small_by_chance(d, tuning.small_by_chance) / KAPPA
+        by_chance = max(1.0, chance) * np.linalg.norm(tokens.v) / np.sqrt(d)
+        terms = min(float(by_chance), tuning.of_v * float(np.max(missed[~short])) / inside)
+    if tokens.at_zero is None:
+        return tokens.values(precision, terms)
+    if not np.any(short):
+        return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
+    coarse, c = float(np.max(missed[short])) / inside, abs(tokens.constant)
+    if coarse * inside > tuning.most_hidden * (np.linalg.norm(tokens.v) + c):
+        return tokens.values(precision, terms)  # no rounding: judged as it is
+    precision = precision.with_hidden(
+        max(0.0, tuning.of_answers * coarse - c),
+        "Short tokens are not answered by c exactly: terms that cancel in it",
+    )
+    return tokens.values(precision, terms, max(0.0, tuning.of_c * coarse - c))
 
 
 def _refuse_size(y: Array, tuning: FirstRoundTuning) -> None:
@@ -300,7 +378,7 @@ def _refuse_without_value(values: Values, X: Array, y: Array) -> None:
     """Refuse v = 0, as far as the answers tell: W is free if longer sequences X say so too."""
     size = np.linalg.norm(X, axis=2).max(axis=1)
     precision = values.precision
-    if precision == Precision():
+    if precision.exact:
         # rounding to zero hides the format until something longer is not zero
         precision = Precision.of_format([y])
     v_error = np.linalg.norm(values.v_error + precision.absolute)

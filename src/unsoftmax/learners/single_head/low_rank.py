@@ -3,7 +3,7 @@
 Recovers W of rank r, v (and w, c with biases) from an oracle of exact values with
 d + r(2d − r) queries, 1 + d + r(2d + 1 − r) with biases: as many as there are free
 parameters. Where r is not given it is found with at most 2d queries more. Queries asked again
-come on top, at most 2(r + 1). All parameters are determined, unless v = 0.
+come on top, at most 2(r + 1), 2 more with biases. All parameters are determined, unless v = 0.
 
 A matrix of rank r is the product of any r of its columns and any r of its rows that span
 them. With X (d × r) query tokens, A (r × d) offsets, one answer for each entry:
@@ -111,7 +111,8 @@ class LowRankHead(Configured):
 
     Notes
     -----
-    *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1).
+    *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
+    more with biases.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *Source*: Theorem 5.1 of arXiv 2601.16873 for what is learned;
     how, to the last query, is beyond it.
@@ -137,7 +138,7 @@ class LowRankHead(Configured):
     seed: int = 0
     tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
@@ -162,7 +163,7 @@ class LowRankHead(Configured):
         formula += ", and at most 2d to find r" if self.rank is None else ""
         return Plan(
             queries=None if self.rank is None else queries,
-            at_most=queries + searched + 2 * (r + 1),
+            at_most=queries + searched + 2 * (r + 1 + biases),
             tokens=2 * (queries + searched) - d - biases,
             rounds=24 + 8 * biases + 2 * (self.rank is None) * growths(d),
             formula=formula,
@@ -174,7 +175,12 @@ class LowRankHead(Configured):
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else tuning.single_gain
         given = FirstRoundSettings(
-            bool(self.biases), declared, long, listens=True, tuning=tuning.first_round
+            bool(self.biases),
+            declared,
+            long,
+            listens=True,
+            ahead=self.plan().at_most + checks,
+            tuning=tuning.first_round,
         )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)

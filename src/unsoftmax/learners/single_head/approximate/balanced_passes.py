@@ -18,7 +18,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
 from unsoftmax.measure.intervals import IntervalTuning, Pass, read_intervals
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
-from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.single_tokens import Values, size_of_terms
 from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 from unsoftmax.probes import Array, Grid, Pairs, Probes, Purpose, Singles
 
@@ -134,7 +134,8 @@ def with_format(values: Values, asked: Pass, repeats: int, witnesses: int) -> Va
         relative=seen.relative,
         why=values.precision.why + (seen.why if seen.unit > UNIT else ()),
     )
-    v_error = values.v_error + precision.of_one_term * np.abs(values.v)
+    inside = replace(precision, absolute=0.0)
+    v_error = values.v_error + inside.error_at_unit_vector(size_of_terms(values.v), values.v)
     if repeats > 1:  # sums of d terms, in bases whose rows' 1-norms are below √d
         v_error = v_error + np.sqrt(len(values.v)) * KAPPA * precision.unit * values.norm
     return replace(values, precision=precision, v_error=v_error)

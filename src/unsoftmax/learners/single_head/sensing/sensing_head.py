@@ -40,7 +40,7 @@ from unsoftmax.learners.single_head.sensing.gaussian_readings import (
     GaussianTuning,
 )
 from unsoftmax.learners.single_head.sensing.sensed_head import SensedHead
-from unsoftmax.measure.precision import Precision, why
+from unsoftmax.measure.precision import why
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.nuclear_norm import Minimiser, NuclearNormTuning, minimise
@@ -152,7 +152,8 @@ class SensingHead(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         self._refuse_too_many()
         rng, tuning = np.random.default_rng(self.seed), self.tuning
-        given = FirstRoundSettings(listens=True, tuning=tuning.first_round)
+        ahead = self.plan().at_most + checks
+        given = FirstRoundSettings(listens=True, ahead=ahead, tuning=tuning.first_round)
         first = yield from ask_first_round(self.dim, checks, rng, given)
         asked = GaussianReadings.draw(self._count, first.values, rng, tuning.gaussian)
         yield from asked.ask()
@@ -199,7 +200,7 @@ class SensingHead(Configured):
                 f"rank {self.rank}. v is determined.{why(values.precision)}",
                 determined={"v": values.v, "c": values.c},
             )
-        if not found.determined and values.precision != Precision():
+        if not found.determined and not values.precision.exact:
             raise NotIdentifiable(
                 f"{seen}: W has a higher rank than {self.rank} (raise rank), or the "
                 f"answers are too coarse. v is determined.{why(values.precision)}",
