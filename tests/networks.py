@@ -78,7 +78,7 @@ def distances(target: us.ReluNetwork) -> np.ndarray:
         close = np.abs(offset[kept] - np.sign(cosine) * offset[k]) <= 1e-12 * np.abs(offset[k])
         if not np.any((1 - np.abs(cosine) < 1e-14) & close):
             kept.append(k)
-    return np.abs(offset[kept])
+    return np.asarray(np.abs(offset[kept]))
 
 
 def worst_share(recovery, target, reach: float) -> float:

@@ -100,10 +100,13 @@ def attacked(target: us.Transformer, learner: Any) -> tuple[float, Any]:
     """Return the largest share of its bound that any part takes, and the recovery."""
     recovery = us.learn(Counted(lambda X: target(X)), learner)
     errors, model = recovery.certificate.errors, recovery.model
-    missed = {name: np.linalg.norm(getattr(model, name) - getattr(target, name)) for name in "Ww"}
+    missed = {
+        name: float(np.linalg.norm(getattr(model, name) - getattr(target, name))) for name in "Ww"
+    }
     shares = [missed[name] / errors[name] for name in "Ww" if missed[name]]
     network = us.Recovery(model.network, *_rest_of(recovery))
-    return max([*shares, worst_share(network, target.network, 1e12)]), recovery
+    shares.append(float(worst_share(network, target.network, 1e12)))
+    return max(shares), recovery
 
 
 def _rest_of(recovery: Any) -> tuple[Any, ...]:

@@ -89,7 +89,7 @@ def test_a_form_is_the_same_function_at_any_length_scale():
     there = at_length(form, one, other)
     x = rng.standard_normal((9, 3)) * 10.0 ** rng.uniform(-2, 3, (9, 1))
     values = [f(lift.points(x)) * lift.heights(x) for f, lift in ((form, one), (there, other))]
-    assert np.allclose(*values, rtol=1e-13)
+    assert np.allclose(values[0], values[1], rtol=1e-13)
     back = at_length(there, other, one)
     assert np.allclose(back.a, form.a)
     # which part of a neuron an error is in is not known: it is never less
