@@ -60,7 +60,8 @@ class MultiHeadLearner(Configured):
         Also learn w_h and c.
     rank : int, optional
         Rank of all W_h, of [W_h w_h] with biases. Found if it is not given: that takes no more
-        queries, but more rounds.
+        queries, but more rounds. Either way the rank counts as far as answers show it: a W of low
+        rank that is stored as float32, say, has all of its columns read in full.
     polish : bool
         Correct all W_h at moderate logits: as many queries again, errors of 1e-14 instead of 1e-12.
         Heads of low rank, and more than H·d = 900, are left as they are.
@@ -111,7 +112,7 @@ class MultiHeadLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTuning = field(default=MultiHeadTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 2)
@@ -136,7 +137,8 @@ class MultiHeadLearner(Configured):
         soft = TokenLengths.under(self.radius, self.biases, tuning.lengths).soft
         unlucky = tuning.restarts.most_unlucky if soft else 0
         searches = tries * 4 * H * d + (tries + unlucky) * tuning.plan.per_head * (H + 1)
-        at_most = tries * tuning.plan.times * bulk + searches + bulk * self.polish
+        whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
+        at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
         copies = tries * (H + 1) * (d + 2)
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
         return Plan(

@@ -79,7 +79,12 @@ def search(
     columns = yield from read_columns(answers, s, sought.rank, rng, sought.tuning.columns)
     one.refuse_vague(token, columns)
     oriented = yield from orient(token, rng, sought.tuning.orientation)
-    return assembled(token, columns, directions, oriented, sought.biases)
+    found = assembled(token, columns, directions, oriented, sought.biases)
+    if sought.rank is None or np.all(columns.ranks <= sought.rank):
+        return found
+    return found.with_note(
+        f"W has rank {sought.rank} but for a tail that answers show: columns were read in full."
+    )
 
 
 @dataclass(frozen=True, slots=True)
