@@ -26,7 +26,7 @@ It may not know anything of the target but its answers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -37,7 +37,8 @@ from unsoftmax.learners.multi_head.conclusions import concluded, predicting
 from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
-from unsoftmax.learners.multi_head.restarts import Precise, Restarts
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.restarts import Precise, Restarts, RestartTuning
 from unsoftmax.learners.multi_head.searches import HeadSearches
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
@@ -166,9 +167,18 @@ class MultiHeadLearner(Configured):
         lengths = TokenLengths.under(self.radius, biases, tuning.lengths)
         reduced = yield from read_head_sums(self.dim, biases, lengths, rng, tuning.sums)
         sought = SoughtHeads(self.max_heads, biases, self.rank, tuning)
-        restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
-        searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
+        searches = self._searches(reduced, sought, rng, tuning.restarts)
         found = yield from searches.run()
+        first = searches
+        for shorter in lengths.for_coarse(reduced.eta, biases):
+            if found is not None:
+                break
+            shortened = replace(reduced, lengths=shorter)
+            searches = self._searches(shortened, sought, rng, tuning.shorter)
+            found = yield from searches.run()
+        if found is None:
+            searches = first
+            searches.refuse_many()
         reduced, conclusion = searches.reduced, tuning.conclusion
         if found is not None:
             if self.polish:
@@ -184,6 +194,17 @@ class MultiHeadLearner(Configured):
                 )
         reasons = self._reasons(searches.restarts)
         raise ModelMismatch(" ".join([*reasons, *reduced.precision.why]))
+
+    def _searches(
+        self,
+        reduced: ReducedAnswers,
+        sought: SoughtHeads,
+        rng: np.random.Generator,
+        tuning: RestartTuning,
+    ) -> HeadSearches:
+        """Begin searches with tokens of some lengths."""
+        restarts = Restarts(tuning, refuse_many=not self.functional)
+        return HeadSearches(sought, reduced, self.functional, rng, restarts)
 
     def _reasons(self, restarts: Restarts) -> Iterator[str]:
         """Say why nothing was found, in sentences."""

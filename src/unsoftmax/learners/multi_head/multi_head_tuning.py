@@ -77,4 +77,8 @@ class MultiHeadTuning:
     correction: CorrectionTuning = field(default=CorrectionTuning())
     conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
     restarts: RestartTuning = field(default=RestartTuning())
+    shorter: RestartTuning = field(
+        default=RestartTuning(starts=((1, 1.0), (16, 100.0)), most_unlucky=30)
+    )
+    """The same at each length of tokens that is tried for coarse answers: others follow."""
     plan: PlanTuning = field(default=PlanTuning())

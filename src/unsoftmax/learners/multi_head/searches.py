@@ -35,29 +35,26 @@ class HeadSearches:
     """Models that were not believed, with the largest share that they miss answers by."""
 
     def run(self) -> Asking[RecoveredHeads | None]:
-        """Search until a model is confirmed; None where none was.
-
-        Raises
-        ------
-        ModelMismatch
-            There are more heads than allowed.
-        """
+        """Search until a model is confirmed; None where none was."""
         while self.restarts.state is SearchState.SEARCHING:
             if self.restarts.longest_tokens:
                 lengths = self.reduced.lengths.with_longest_tokens()
                 self.reduced = replace(self.reduced, lengths=lengths)
             outcome, found = yield from self._searched()
             self.restarts = self.restarts.after(outcome, self.reduced.lengths.soft)
-            if self.restarts.state is SearchState.TOO_MANY_HEADS:
-                raise ModelMismatch(
-                    "Along half a circle the answers change more than "
-                    f"{self.sought.max_heads} times: the target has more heads (raise max_heads), "
-                    "or W so small that the longest offsets asked do not switch a head, or is no "
-                    "sum of attention heads."
-                )
             if self.restarts.state is SearchState.FOUND:
                 return found
         return None
+
+    def refuse_many(self) -> None:
+        """Refuse a target that has more heads than allowed."""
+        if self.restarts.state is SearchState.TOO_MANY_HEADS:
+            raise ModelMismatch(
+                "Along half a circle the answers change more than "
+                f"{self.sought.max_heads} times: the target has more heads (raise max_heads), "
+                "or W so small that the longest offsets asked do not switch a head, or is no "
+                "sum of attention heads."
+            )
 
     def _searched(
         self,
