@@ -6,7 +6,7 @@ import numpy as np
 
 
 def angles(theta):
-    """A `Measure` that yields the angles themselves: who drives the search answers them."""
+    """A `AskAngles` that yields the angles themselves: who drives the search answers them."""
     return (yield theta)
 
 

@@ -22,7 +22,7 @@ from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from unsoftmax.campaign import outcomes, scheduler
 from unsoftmax.campaign.answers import OracleReply, checked
-from unsoftmax.campaign.outcomes import CONSEQUENCES, CallOutcome, PlannedCall, landed
+from unsoftmax.campaign.outcomes import CONSEQUENCES, CallOutcome, PlannedCall, end_of
 from unsoftmax.campaign.retries import in_seconds
 from unsoftmax.campaign.spans import Span
 from unsoftmax.campaign.watching import Interrupts
@@ -667,7 +667,7 @@ def reply(*missing):
     ],
 )
 def test_every_result_has_its_outcome(result, failed, outcome):
-    landing = landed(PlannedCall(SPAN, failed), result, us.Retries(), 0.0)
+    landing = end_of(PlannedCall(SPAN, failed), result, us.Retries(), 0.0)
     assert landing.outcome is outcome
     assert bool(landing.again) is landing.consequence.again
     kept = sum(len(rows) for _, rows in landing.rows_kept())
@@ -681,7 +681,7 @@ def test_every_result_has_its_outcome(result, failed, outcome):
 
 
 def test_the_missing_stretches_are_calls_of_their_own():
-    landing = landed(PlannedCall(SPAN), reply(0, 2, 3), us.Retries(), 0.0)
+    landing = end_of(PlannedCall(SPAN), reply(0, 2, 3), us.Retries(), 0.0)
     assert [(call.span.start, call.span.stop, call.failed) for call in landing.again] == [
         (10, 11, 1),
         (12, 14, 1),

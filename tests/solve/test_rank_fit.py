@@ -85,7 +85,7 @@ def test_normalised_equations_are_the_same():
     assert np.allclose(np.linalg.norm(unit.b, axis=1), 1)
     assert np.allclose(unit.of(W), unit.t, atol=1e-14)
     shifted = W + 1e-3
-    assert unit.strain(shifted, 0.0) == pytest.approx(noisy.strain(shifted, 0.0))
+    assert unit.rms_misfit(shifted, 0.0) == pytest.approx(noisy.rms_misfit(shifted, 0.0))
 
 
 def test_truncated_is_the_best_of_its_rank():

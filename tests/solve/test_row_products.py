@@ -40,10 +40,10 @@ def test_the_adjoint_is_one():
     assert system.of(v) @ r == pytest.approx(np.sum(v * system.adjoint(r)))
 
 
-def test_few_digits_take_few_steps():
+def test_few_accuracy_take_few_steps():
     A, gates, v, _ = drawn(6, 12, 100)
     system = RowProducts(A, gates, RowProductTuning(largest_dense=0))
-    rough = np.linalg.norm(system.solved(system.of(v), digits=1e-2) - v)
+    rough = np.linalg.norm(system.solved(system.of(v), accuracy=1e-2) - v)
     fine = np.linalg.norm(system.solved(system.of(v)) - v)
     assert fine < 1e-7
     assert fine < 1e-2 * rough < 1e-2 * np.linalg.norm(v)

@@ -27,7 +27,7 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-Measure = Callable[[Array], Generator[Round, Answers, Array]]
+AskAngles = Callable[[Array], Generator[Round, Answers, Array]]
 """Asks the function at angles (n,), one round: values (n,), NaN where it is on no piece."""
 
 
@@ -126,7 +126,7 @@ def refine(intervals: I, cutting: Cutting[I], rounds: int) -> Generator[Round, A
 
 
 def ask_where(
-    measure: Measure, questions: Sequence[tuple[Flags, Array]]
+    measure: AskAngles, questions: Sequence[tuple[Flags, Array]]
 ) -> Generator[Round, Answers, list[Array]]:
     """Ask at the flagged angles of several columns in one round; NaN where nothing was asked."""
     values = yield from measure(np.concatenate([angles[flags] for flags, angles in questions]))

@@ -27,8 +27,8 @@ from typing import Self
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import (
+    AskAngles,
     Intervals,
-    Measure,
     TooManyBreakpoints,
     ask_where,
     refine,
@@ -120,7 +120,7 @@ class Jumps(Intervals):
 class JumpSearch:
     """What is asked on a half circle, and how; a `Cutting` of `Jumps`."""
 
-    measure: Measure
+    measure: AskAngles
     error: float
     """Of one value."""
     most: int

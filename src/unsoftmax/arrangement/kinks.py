@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import (
-    Measure,
+    AskAngles,
     TooManyBreakpoints,
     refine,
 )
@@ -57,7 +57,7 @@ def find_kinks(
 class KinkSearch:
     """A search for kinks along one circle; a `Cutting` of `KinkIntervals`."""
 
-    measure: Measure
+    measure: AskAngles
     noise: float
     """Standard deviation of a value's error; raised where it turns out to be larger."""
     most: int

@@ -69,11 +69,6 @@ class Pieces:
         turn = t - self.t[which]
         return np.asarray(self.y[which] * np.cos(turn) + self.k[which] * np.sin(turn))
 
-    def slope_at(self, which: Indices, t: Array) -> Array:
-        """Return the slopes of some pieces, at an angle each."""
-        turn = t - self.t[which]
-        return np.asarray(-self.y[which] * np.sin(turn) + self.k[which] * np.cos(turn))
-
     def leverage(self, which: Indices, t: Array) -> Array:
         """Return how many times a value's error counts through the slope, |sin(θ − t)|/baseline."""
         return np.asarray(np.abs(np.sin(t - self.t[which])) / self.baseline[which])

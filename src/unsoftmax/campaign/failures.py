@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unsoftmax.campaign.answers import OracleReply
 from unsoftmax.campaign.ledger import Ledger
-from unsoftmax.campaign.outcomes import CallOutcome, Landing
+from unsoftmax.campaign.outcomes import CallEnd, CallOutcome
 from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.errors import DimensionRefused, OracleError, RetryLater
 
@@ -18,13 +18,13 @@ def kept(ledger: Ledger) -> str:
     return "The answers are lost with this process: give a ledger to keep them."
 
 
-def failure(landing: Landing, ledger: Ledger, retries: Retries, batch: int) -> BaseException:
+def failure(end: CallEnd, ledger: Ledger, retries: Retries, batch: int) -> BaseException:
     """Return the error that ends a run whose call was lost or interrupted.
 
     ``batch`` is how many sequences a call carries.
     """
-    result = landing.result
-    if landing.outcome is CallOutcome.INTERRUPTED:
+    result = end.result
+    if end.outcome is CallOutcome.INTERRUPTED:
         assert isinstance(result, BaseException)
         return result
     if isinstance(result, OracleError) and not isinstance(result, RetryLater):
@@ -32,7 +32,7 @@ def failure(landing: Landing, ledger: Ledger, retries: Retries, batch: int) -> B
         error = kind(f"{_said(result)} {kept(ledger)}").with_traceback(result.__traceback__)
         error.__cause__ = result.__cause__
         return error
-    kind, sentence = _described(landing, ledger, retries, batch)
+    kind, sentence = _described(end, ledger, retries, batch)
     error = kind(f"{sentence} {kept(ledger)}")
     error.__cause__ = result if isinstance(result, BaseException) else None
     return error
@@ -47,11 +47,11 @@ def _said(error: BaseException) -> str:
 
 
 def _described(
-    landing: Landing, ledger: Ledger, retries: Retries, batch: int
+    end: CallEnd, ledger: Ledger, retries: Retries, batch: int
 ) -> tuple[type[OracleError], str]:
     """Return the kind of error for a lost call, and the sentence that says what happened."""
-    span, result = landing.call.span, landing.result
-    count = landing.call.failed + 1
+    span, result = end.call.span, end.result
+    count = end.call.failed + 1
     tries = f"in {count} tries" if count > 1 else "in 1 try"
     if isinstance(result, OracleReply):
         row, number = result.worst
@@ -61,7 +61,7 @@ def _described(
         )
     if isinstance(result, RetryLater):
         return OracleError, (
-            f"The target has put off {span} for {in_seconds(landing.put_off_s)} and asks for "
+            f"The target has put off {span} for {in_seconds(end.put_off_s)} and asks for "
             f"{in_seconds(result.seconds)} more; the limit is "
             f"{in_seconds(retries.longest_wait_s)}. Allow more with "
             "retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."

@@ -80,7 +80,7 @@ Result: TypeAlias = OracleReply | BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class CallEnd:
     """A call that has come back."""
 
     call: PlannedCall
@@ -105,26 +105,26 @@ class Landing:
         return [(first + start, reply.rows[start:stop]) for start, stop in reply.answered]
 
 
-def landed(call: PlannedCall, result: Result, retries: Retries, now: float) -> Landing:
+def end_of(call: PlannedCall, result: Result, retries: Retries, now: float) -> CallEnd:
     """Find the outcome of a call, and what of it is asked again after which pause."""
     if isinstance(result, RetryLater):
         return _put_off(call, result, retries, now)
     outcome = _outcome(result, last=call.failed + 1 >= retries.tries)
     if not CONSEQUENCES[outcome].again:
-        return Landing(call, outcome, result)
+        return CallEnd(call, outcome, result)
     missing = result.missing if isinstance(result, OracleReply) else ((0, len(call.span)),)
     tried = replace(call, failed=call.failed + 1)
     again = tuple(tried.of(call.span.within(*stretch)) for stretch in missing)
-    return Landing(call, outcome, result, again, retries.pause(tried.failed))
+    return CallEnd(call, outcome, result, again, retries.pause(tried.failed))
 
 
-def _put_off(call: PlannedCall, refusal: RetryLater, retries: Retries, now: float) -> Landing:
+def _put_off(call: PlannedCall, refusal: RetryLater, retries: Retries, now: float) -> CallEnd:
     since = now if call.put_off_since is None else call.put_off_since
     pause_s = max(refusal.seconds, retries.pause_s)
     if now - since + pause_s > retries.longest_wait_s:
-        return Landing(call, CallOutcome.OVERDUE, refusal, put_off_s=now - since)
+        return CallEnd(call, CallOutcome.OVERDUE, refusal, put_off_s=now - since)
     again = replace(call, put_off_since=since)
-    return Landing(call, CallOutcome.PUT_OFF, refusal, (again,), pause_s)
+    return CallEnd(call, CallOutcome.PUT_OFF, refusal, (again,), pause_s)
 
 
 def _outcome(result: Result, *, last: bool) -> CallOutcome:

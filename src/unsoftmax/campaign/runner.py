@@ -23,7 +23,7 @@ from unsoftmax.campaign.failures import failure
 from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
-from unsoftmax.campaign.outcomes import CallOutcome, Landing
+from unsoftmax.campaign.outcomes import CallEnd, CallOutcome
 from unsoftmax.campaign.recorded_questions import Witnesses
 from unsoftmax.campaign.recovery import Recovery
 from unsoftmax.campaign.retries import Retries, in_seconds
@@ -285,13 +285,13 @@ class Campaign:
 
     # -- what is said
 
-    def _report(self, landing: Landing) -> None:
+    def _report(self, end: CallEnd) -> None:
         if self.progress is None:
             return
-        if landing.outcome is CallOutcome.PUT_OFF:
-            self._tell(f"waiting {in_seconds(landing.pause_s)}: the target asks to")
-        elif landing.rows_kept():
-            self._tell(landing.call.span.probes.phase)
+        if end.outcome is CallOutcome.PUT_OFF:
+            self._tell(f"waiting {in_seconds(end.pause_s)}: the target asks to")
+        elif end.rows_kept():
+            self._tell(end.call.span.probes.phase)
 
     def _tell(self, phase: str) -> None:
         if self.progress is not None:
@@ -300,9 +300,9 @@ class Campaign:
             most = None if expected is None else max(expected, answered)
             self.progress(Progress(phase, answered, most, self.ledger.spent.queries))
 
-    def _explain(self, landing: Landing) -> BaseException:
-        batch = self.sizes.of(landing.call.span.probes, self.ledger.width)
-        return failure(landing, self.ledger, self.retries, batch)
+    def _explain(self, end: CallEnd) -> BaseException:
+        batch = self.sizes.of(end.call.span.probes, self.ledger.width)
+        return failure(end, self.ledger, self.retries, batch)
 
     def notes(self) -> list[str]:
         """Say what happened on the way."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from unsoftmax.campaign.answers import OracleReply, as_wide_as
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import Bill, Place, Settlement
-from unsoftmax.campaign.outcomes import Landing, PlannedCall, Result, landed
+from unsoftmax.campaign.outcomes import CallEnd, PlannedCall, Result, end_of
 from unsoftmax.campaign.retries import Retries
 from unsoftmax.campaign.spans import BatchSizes, Span
 from unsoftmax.campaign.spending import Spending
@@ -38,10 +38,10 @@ class WorkerSlot:
     due: float = 0.0
     """It rests until this moment."""
     busy: bool = False
-    """Whether a call of it is in flight."""
+    """Whether a call of it is in running."""
 
 
-class Flight(NamedTuple):
+class RunningCall(NamedTuple):
     """A call that was made: in which slot, at what cost, under which intent."""
 
     slot: WorkerSlot
@@ -51,7 +51,7 @@ class Flight(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Errand:
+class RoundState:
     """What is asked for, where the answers go, and how far it has come."""
 
     waiting: deque[PlannedCall]
@@ -61,12 +61,12 @@ class Errand:
     index: int | None
     """The round that the ledger records them in; None: the fingerprint, paid and not recorded."""
     slots: list[WorkerSlot]
-    flying: dict[Future[OracleReply], Flight] = field(default_factory=dict)
+    flying: dict[Future[OracleReply], RunningCall] = field(default_factory=dict)
     trouble: BaseException | None = None
     """What ends it: nothing new is asked, and what flies is waited for."""
 
     def pending(self) -> list[Span]:
-        """Return what is not answered and not in flight."""
+        """Return what is not answered and not in running."""
         own = [call for slot in self.slots for call in slot.own]
         return [call.span for call in (*own, *self.waiting)]
 
@@ -85,7 +85,7 @@ class Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """Makes the calls of an errand."""
+    """Makes the calls of an state."""
 
     ask: Callable[[Span], OracleReply]
     pool: Executor
@@ -95,9 +95,9 @@ class Scheduler:
     ledger: Ledger
     spending: Spending
     interrupts: Interrupts
-    report: Callable[[Landing], None]
+    report: Callable[[CallEnd], None]
     """Tells the caller's watcher."""
-    explain: Callable[[Landing], BaseException]
+    explain: Callable[[CallEnd], BaseException]
     """Makes the error of a call that was lost or interrupted."""
 
     def run(
@@ -112,53 +112,53 @@ class Scheduler:
         """
         slots = [WorkerSlot() for _ in range(self.workers)]
         calls = deque(PlannedCall(span) for span in waiting)
-        errand = Errand(waiting=calls, put=put, index=index, slots=slots)
+        state = RoundState(waiting=calls, put=put, index=index, slots=slots)
         while True:
             now = time.monotonic()
-            self._notice_interrupts(errand)
-            self._launch_all(errand, now)
-            rest_s = errand.rest_s(now)
-            if errand.flying:
+            self._notice_interrupts(state)
+            self._launch_all(state, now)
+            rest_s = state.rest_s(now)
+            if state.flying:
                 # with one worker every call is back by now, and `wait` costs as much as the rest
-                back = [future for future in errand.flying if future.done()]
-                for future in back or wait(errand.flying, rest_s, FIRST_COMPLETED).done:
-                    self._land(errand, errand.flying.pop(future), future)
+                back = [future for future in state.flying if future.done()]
+                for future in back or wait(state.flying, rest_s, FIRST_COMPLETED).done:
+                    self._end(state, state.flying.pop(future), future)
             elif rest_s is not None:
                 with self.interrupts.released():
                     time.sleep(rest_s)
             else:
                 break
-        if errand.trouble is not None:
-            raise errand.trouble
-        return errand.pending()
+        if state.trouble is not None:
+            raise state.trouble
+        return state.pending()
 
-    def _notice_interrupts(self, errand: Errand) -> None:
-        if errand.trouble is None and self.interrupts.pressed:
-            errand.trouble = KeyboardInterrupt()
+    def _notice_interrupts(self, state: RoundState) -> None:
+        if state.trouble is None and self.interrupts.pressed:
+            state.trouble = KeyboardInterrupt()
 
-    def _launch_all(self, errand: Errand, now: float) -> None:
+    def _launch_all(self, state: RoundState, now: float) -> None:
         """Make a call in every free slot that has one which the budget allows."""
-        for slot in errand.slots:
+        for slot in state.slots:
             if slot.busy or slot.due > now:
                 continue
-            if (call := self._next(errand, slot)) is not None:
-                bill = errand.bill(call.span)
-                self._launch(errand, Flight(slot, call, bill, self.ledger.intend(bill)))
+            if (call := self._next(state, slot)) is not None:
+                bill = state.bill(call.span)
+                self._launch(state, RunningCall(slot, call, bill, self.ledger.intend(bill)))
 
-    def _launch(self, errand: Errand, flight: Flight) -> None:
-        flight.slot.busy = True
-        errand.flying[self.pool.submit(self.ask, flight.call.span)] = flight
+    def _launch(self, state: RoundState, running: RunningCall) -> None:
+        running.slot.busy = True
+        state.flying[self.pool.submit(self.ask, running.call.span)] = running
 
-    def _next(self, errand: Errand, slot: WorkerSlot) -> PlannedCall | None:
+    def _next(self, state: RoundState, slot: WorkerSlot) -> PlannedCall | None:
         """Take the next call of a slot, cut to what the budget allows; None if that is nothing."""
-        source = slot.own or errand.waiting
-        if errand.trouble is not None or not source:
+        source = slot.own or state.waiting
+        if state.trouble is not None or not source:
             return None
         call = source.popleft()
         size = min(len(call.span), self.sizes.of(call.span.probes, self.ledger.width))
         count = min(size, self.spending.allowed(call.span))
         # half a fingerprint recognises nobody
-        if not count or (errand.index is None and count < size):
+        if not count or (state.index is None and count < size):
             source.appendleft(call)
             return None
         if count < len(call.span):
@@ -166,37 +166,37 @@ class Scheduler:
             call = call.of(call.span.first(count))
         return call
 
-    def _land(self, errand: Errand, flight: Flight, future: Future[OracleReply]) -> None:
+    def _end(self, state: RoundState, running: RunningCall, future: Future[OracleReply]) -> None:
         """Record what became of a call, and make the next one of its slot."""
-        now, slot, span = time.monotonic(), flight.slot, flight.call.span
+        now, slot, span = time.monotonic(), running.slot, running.call.span
         result: Result | None = future.exception()
         if result is None:
             result = as_wide_as(future.result(), self.ledger.width, span)
-        landing = landed(flight.call, result, self.retries, now)
-        ends = landing.consequence.ends
-        slot.own.extendleft(reversed(landing.again))
-        slot.due, slot.busy = now + landing.pause_s, False
-        self._notice_interrupts(errand)
-        following = None if landing.again or ends else self._next(errand, slot)
-        bill = None if following is None else errand.bill(following.span)
-        settlement = self._settlement(errand, landing, flight.bill)
-        intent = self.ledger.settle(flight.intent, settlement, bill)
-        if ends and errand.trouble is None:
-            errand.trouble = self.explain(landing)
+        end = end_of(running.call, result, self.retries, now)
+        ends = end.consequence.ends
+        slot.own.extendleft(reversed(end.again))
+        slot.due, slot.busy = now + end.pause_s, False
+        self._notice_interrupts(state)
+        following = None if end.again or ends else self._next(state, slot)
+        bill = None if following is None else state.bill(following.span)
+        settlement = self._settlement(state, end, running.bill)
+        intent = self.ledger.settle(running.intent, settlement, bill)
+        if ends and state.trouble is None:
+            state.trouble = self.explain(end)
         try:
-            self.report(landing)
+            self.report(end)
         except Exception as failure:  # the caller's own; what flies is paid for
-            errand.trouble = errand.trouble or failure
+            state.trouble = state.trouble or failure
         if following is not None and bill is not None and intent is not None:
-            self._launch(errand, Flight(slot, following, bill, intent))
+            self._launch(state, RunningCall(slot, following, bill, intent))
 
-    def _settlement(self, errand: Errand, landing: Landing, bill: Bill) -> Settlement:
+    def _settlement(self, state: RoundState, end: CallEnd, bill: Bill) -> Settlement:
         """Hand over the rows that came, and say what the ledger books."""
-        span, index, answered = landing.call.span, errand.index, 0
+        span, index, answered = end.call.span, state.index, 0
         recorded: list[tuple[Place, Array]] = []
-        for start, rows in landing.rows_kept():
-            errand.put(span.part, start, rows)
+        for start, rows in end.rows_kept():
+            state.put(span.part, start, rows)
             answered += len(rows)
             if index is not None:
                 recorded.append(((index, span.part, start), rows))
-        return Settlement(bill, answered, landing.consequence.books, recorded)
+        return Settlement(bill, answered, end.consequence.books, recorded)

@@ -63,7 +63,7 @@ def fit_rank(
         if step > last / 2 or step <= 2 * UNIT * np.linalg.norm(W):
             break
         last = step
-    return (W, smallest) if measured.strain(W, tuning.rounding) <= 1 else None
+    return (W, smallest) if measured.rms_misfit(W, tuning.rounding) <= 1 else None
 
 
 def _tangent_step(x: Array, left: Array, right: Array, rank: int) -> Array:

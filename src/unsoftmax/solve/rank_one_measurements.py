@@ -93,7 +93,7 @@ class Measurements:
             self.a / a_norm[:, None], self.b / b_norm[:, None], self.t / scale, self.noise / scale
         )
 
-    def strain(self, W: Array, rounding: float) -> float:
+    def rms_misfit(self, W: Array, rounding: float) -> float:
         """Return the root mean square of the residuals in units of their bounds; ≤ 1 fits.
 
         Without noise a residual may be ``rounding`` times the root mean square of t.

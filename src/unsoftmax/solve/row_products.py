@@ -20,7 +20,7 @@ class RowProductTuning:
     largest_dense: int = 900
     """Unknowns up to which the matrix is formed: beyond, its decomposition takes longer than all
     the rest of a recovery."""
-    digits: float = 1e-10
+    accuracy: float = 1e-10
     """Conjugate gradients end when the residual of the normal equations has shrunk by this. Twice,
     the second time for what was left, is as exact as a decomposition."""
     iterations: int = 2000
@@ -44,7 +44,7 @@ class RowProducts:
         """Apply the adjoint to r (n,)."""
         return np.asarray((self.gates * r[:, None]).T @ self.A)
 
-    def solved(self, y: Array, digits: float | None = None) -> Array:
+    def solved(self, y: Array, accuracy: float | None = None) -> Array:
         """Return the v (H, d) that fit y (n,) best.
 
         Raises
@@ -55,19 +55,21 @@ class RowProducts:
         n, d = self.A.shape
         H = self.gates.shape[1]
         if H * d > self.tuning.largest_dense:
-            return self._conjugate_gradients(y, self.tuning.digits if digits is None else digits)
+            return self._conjugate_gradients(
+                y, self.tuning.accuracy if accuracy is None else accuracy
+            )
         rows = (self.gates[:, :, None] * self.A[:, None, :]).reshape(n, H * d)
         v, _, rank, _ = np.linalg.lstsq(rows, y, rcond=None)
         if rank < H * d:
             raise np.linalg.LinAlgError(f"{n} rows of rank {rank} do not determine {H * d} numbers")
         return np.asarray(v.reshape(H, d))
 
-    def _conjugate_gradients(self, r: Array, digits: float) -> Array:
+    def _conjugate_gradients(self, r: Array, accuracy: float) -> Array:
         """Solve the normal equations without forming them."""
         x = np.zeros((self.gates.shape[1], self.A.shape[1]))
         z = self.adjoint(r)
         p, now = z, float(np.sum(z * z))
-        enough = digits**2 * now
+        enough = accuracy**2 * now
         for _ in range(self.tuning.iterations):
             if now <= enough or now == 0:
                 break

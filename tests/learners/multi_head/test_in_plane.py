@@ -195,9 +195,9 @@ def test_known_heads_say_how_far_out_they_are_saturated():
     u, v = drawn(3, 2)
     crossings = Crossings.unread(jumps_of(u, v), 1.0)
     every, theta = np.arange(3), np.array([0.1, 0.2, 0.3])
-    assert np.all(crossings.quiet(every, theta, 45.0) == 0)
+    assert np.all(crossings.others_saturated(every, theta, 45.0) == 0)
     assert crossings.having(Bracketed, ReadOnce).tolist() == [0, 1, 2]
     assert not crossings.measured
     crossings.states[1] = Estimated(np.array([3.0, 0.0]), 1.0)
-    quiet = crossings.quiet(every, theta, 45.0)
+    quiet = crossings.others_saturated(every, theta, 45.0)
     np.testing.assert_allclose(quiet, [15 / np.cos(0.1), 0.0, 15 / np.cos(0.3)])

@@ -36,10 +36,10 @@ class ColumnTableTuning:
     """How columns are asked again, ranks found and errors estimated."""
 
     sweep: SweepTuning = field(default=SweepTuning())
-    closer: float = 5.0
+    query_nearer_by: float = 5.0
     """Where a logit is too large to be read, the query token is asked again so many times closer to
     b. A larger factor loses more digits of W b at once, a smaller one takes more rounds."""
-    closer_times: int = 6
+    query_nearer_times: int = 6
     """Times that this is done: a logit that is still too large then is read wrongly."""
     tried: int = 8
     """Ranks up to this one are tried one by one, each in a round of its own."""

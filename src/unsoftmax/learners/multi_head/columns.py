@@ -138,14 +138,14 @@ def _settle(table: ColumnTable, columns: Indices) -> Asking[None]:
     """Settle columns; ask those whose logits moved too far again, closer to b."""
     answers = table.answers
     table.settle(columns)
-    for _ in range(table.tuning.closer_times):
+    for _ in range(table.tuning.query_nearer_times):
         lost = table.lost[:, :, columns].any(axis=1)
         if not np.any(lost):
             return
         wanted: list[WindowCells] = []
         for h, n in zip(*np.nonzero(lost), strict=True):
             column = columns[n : n + 1]
-            answers.t[h, column] /= table.tuning.closer
+            answers.t[h, column] /= table.tuning.query_nearer_by
             table.W[h][:, column] = 0.0
             wanted.append((int(h), np.flatnonzero(answers.asked[h, :, column[0]]), column))
         yield from answers.ask(wanted, "columns again")

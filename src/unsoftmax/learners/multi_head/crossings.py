@@ -101,7 +101,7 @@ class Crossings:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray((g - before) / (after - before))
 
-    def quiet(self, chosen: Indices, theta: Array, logit: float) -> Array:
+    def others_saturated(self, chosen: Indices, theta: Array, logit: float) -> Array:
         """Return the T at which all other known heads have at least this logit at θ."""
         u = self.u
         with np.errstate(invalid="ignore"):

@@ -74,7 +74,7 @@ class InPlaneTuning:
     agrees: float = 1e-3
     """The last reading is within this of it, and what noise adds: measured, hidden pairs 10⁻⁵
     apart are found by it."""
-    quiet: float = 3e2
+    quiet_reach: float = 3e2
     """T·K of the last reading for heads of small jumps, over their noise: their angle is needed
     further out, where other heads' values do not hide them."""
     off: float = 0.3
@@ -216,7 +216,8 @@ class _PlaneRounds:
 
     def _quiet(self, chosen: Indices, theta: Array) -> Array:
         """Return the T beyond which all other known heads are saturated at θ."""
-        return np.minimum(self.crossings.quiet(chosen, theta, self.tuning.others), self.farthest)
+        quiet = self.crossings.others_saturated(chosen, theta, self.tuning.others)
+        return np.minimum(quiet, self.farthest)
 
     def _confirm(self, chosen: Indices) -> Asking[Flags]:
         """Ask twice for each head with an estimate, where all others are saturated."""
@@ -245,7 +246,7 @@ class _PlaneRounds:
         measured = [state for state in crossings.states if isinstance(state, Measured)]
         u, root, last = crossings.u, crossings.roots, np.array([state.T for state in measured])
         K = np.linalg.norm(u, axis=1)
-        seen = np.maximum(tuning.far, tuning.quiet * noise / self.eta) / K
+        seen = np.maximum(tuning.far, tuning.quiet_reach * noise / self.eta) / K
         known = np.maximum(tuning.far / K, last * tuning.off / (tuning.noises * noise))
         T = np.minimum(np.maximum(tuning.further * last, seen), np.minimum(known, self.farthest))
         theta = root + tuning.far_logit / (T * K)

@@ -25,12 +25,12 @@ class TokenSearchTuning:
 
     offsets: float = 50.0
     """Offsets in windows are about this long in units of 1/‖W b‖."""
-    drowned: float = 5.0
+    longest_query: float = 5.0
     """A query token so many times longer than those offsets hides what heads add to answers: a
     shorter one is taken."""
     share: float = 4.0
     """Under a cap offsets in windows take the cap over this: the rest is room for other heads."""
-    closer: float = 0.8
+    soft_share: float = 0.8
     """Under a cap values at this share of T are asked as well: they are the same where gates are
     steps, and differ where one is open."""
     step: float = 60.0

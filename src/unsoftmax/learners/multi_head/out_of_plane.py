@@ -29,13 +29,13 @@ class OutOfPlaneTuning:
     """Logit that the step τ z makes, were u_h as long out of the plane along z as in it."""
     usable: float = 2.5
     """Larger logits are read again nearer to the hyperplane: their gates have too few digits."""
-    closer: float = 4.0
+    nearer_by: float = 4.0
     """They are then so many times nearer."""
     repeats: int = 8
     """Readings of a direction at most: a head without a usable one 4⁷ times nearer is refused."""
     far: float = 1e5
     """T·K at least: the logit of other heads is that much larger."""
-    drowned: float = 3e3
+    value_over_jump: float = 3e3
     """In-plane values are so many times larger than the unknown v_h·z: the logit is off by
     1/3000, enough to know on which side of an offset a hyperplane is."""
     off: float = 0.3
@@ -160,7 +160,7 @@ def read_out_of_plane(
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((y - others) / own)
         left = ~(np.abs(s) < tuning.usable)
-        tau[left] /= tuning.closer
+        tau[left] /= tuning.nearer_by
     if np.any(left):
         raise CoincidentJumps
     readings = OutOfPlaneReadings(plane, a, y, heads.u @ plane.plane, tau)
@@ -169,7 +169,7 @@ def read_out_of_plane(
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossings:
+class _CrossingOffsets:
     """Offsets a (H, d) at which each head's logit is 0, and what reduced answers are there."""
 
     a: Array
@@ -192,7 +192,7 @@ def _crossings(
     heads: InPlane,
     v: Array,
     tuning: OutOfPlaneTuning,
-) -> _Crossings:
+) -> _CrossingOffsets:
     """Choose how far out every crossing is read, and predict what is answered there."""
     angle = heads.angle
     towards = np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -204,7 +204,7 @@ def _crossings(
     np.fill_diagonal(gates, 0.0)
     opened = np.sum((gates - np.sign(gates)) * (towards @ (v @ plane.plane.T).T), axis=1)
     own, others = T * (after - before) / 2, T * ((after + before) / 2 + opened)
-    return _Crossings(plane.offsets(angle, T), own, others, gates)
+    return _CrossingOffsets(plane.offsets(angle, T), own, others, gates)
 
 
 def _lengths(
@@ -217,7 +217,7 @@ def _lengths(
     """Return T at every crossing: far out, but not further than its angle is known to."""
     K, spread = heads.slope, reduced.scale * np.sqrt(reduced.dim / 2)
     with np.errstate(divide="ignore"):
-        T = np.maximum(tuning.far, tuning.drowned * spread / jump) / K
+        T = np.maximum(tuning.far, tuning.value_over_jump * spread / jump) / K
     T = np.maximum(heads.T, np.minimum(T, heads.T * tuning.off / heads.noise))
     longest, move = reduced.lengths.longest(plane.length), tuning.move / K
     if np.any(longest <= move):

@@ -110,7 +110,7 @@ class _TokenSearch:
     def tolerance(self) -> float:
         """Error of a value of the half circle."""
         reduced, soft = self.reduced, self.reduced.lengths.soft
-        T = self.far * self.tuning.search.closer if soft else self.far
+        T = self.far * self.tuning.search.soft_share if soft else self.far
         return max(self.coarse, reduced.error(T, reduced.lengths.length))
 
     def crossings(self, start: int, longer: float) -> Asking[InPlane]:
@@ -145,7 +145,7 @@ class _TokenSearch:
         steps.
         """
         search, soft = self.tuning.search, self.reduced.lengths.soft
-        T = self.far * np.repeat([1.0, search.closer] if soft else [1.0], len(theta))
+        T = self.far * np.repeat([1.0, search.soft_share] if soft else [1.0], len(theta))
         a = self.plane.offsets(np.resize(theta, len(T)), T)
         y = yield from self.reduced.ask(a, self.plane.b, "half circle")
         g = y / (T * self.reduced.scale)
@@ -213,7 +213,7 @@ class _TokenSearch:
             if self.reduced.precision.absolute > 0:
                 shorter = min(shorter, tuning.offsets / (np.median(size) * longest))
             shorter = max(shorter, tuning.offsets / (np.min(size) * longest))
-        return float(shorter) if shorter < lengths.length / tuning.drowned else lengths.length
+        return float(shorter) if shorter < lengths.length / tuning.longest_query else lengths.length
 
     def directions(self, token: TokenHeads) -> Array:
         """Return orthonormal directions (k, d) in which query tokens are moved from b."""

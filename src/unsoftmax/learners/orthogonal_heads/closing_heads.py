@@ -60,7 +60,7 @@ class ClosingTuning:
     nothing: float = 1e-12
     """A head within its error of W = 0 counts as W = 0 where that error is this small beside the
     largest ‖W_h‖."""
-    telling: float = 0.3
+    most_share: float = 0.3
     """A tolerance of more than this share of what a head's scores contribute tells nothing of that
     head."""
 
@@ -98,7 +98,7 @@ class BoundedHeads:
             allowed = np.minimum(allowed, tuning.agrees * size)
         own = precision.error(size, y)
         contribution = np.sum(np.abs(score_gradient(weights, values)), axis=2)
-        telling = (own + allowed)[:, None] <= tuning.telling * contribution
+        telling = (own + allowed)[:, None] <= tuning.most_share * contribution
         return Residuals.of(y - model(X), own=own, allowed=allowed, size=size), telling
 
 

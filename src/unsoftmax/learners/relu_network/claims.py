@@ -40,7 +40,7 @@ class NetworkClaimTuning:
     widened: float = 2.0
     """If misses exceed the certificate but not that limit, the certificate is widened to this many
     times the largest of them."""
-    telling: int = 8
+    varied_from: int = 8
     """With this many fresh tokens or more, at least one shows any neuron, each of the far ones in
     half of all cases: if all answers are the same, the target is refused."""
     coarse: float = 1e-14
@@ -84,7 +84,7 @@ class NetworkClaim:
         fresh = [Singles(x, phase="hold-out", purpose="check")] if checks else []
         answered = yield from fresh_answers(fresh)
         y = np.concatenate([np.zeros(0), *(y for _, y in answered)])
-        if len(self.form) and checks >= self.tuning.telling and not np.ptp(y):
+        if len(self.form) and checks >= self.tuning.varied_from and not np.ptp(y):
             raise ModelMismatch(
                 f"A neuron was found, but {checks} fresh tokens of all lengths are all answered by "
                 f"{y[0]:g}: the target jumps (labels), or is no ReLU network."

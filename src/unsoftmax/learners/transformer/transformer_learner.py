@@ -85,7 +85,7 @@ class TransformerLearner(Configured):
         single head, two per entry, for networks without biases and A w_o ≠ 0.
     anchored : bool
         Ask g once more for every entry of W ("local" only): its error falls from the
-        network's, about 1e-10, to 1e-14.
+        network's, about 1e-10, to below 1e-12.
     seed : int
         Decides query tokens and the hold-out, and the default learners' seeds.
     tuning : TransformerTuning
