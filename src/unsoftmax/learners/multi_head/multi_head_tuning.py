@@ -39,6 +39,8 @@ class TokenSearchTuning:
     hardly: float = 0.3
     """Heads with an error larger than this, relative to them, cannot be corrected: the search
     failed."""
+    improved: float = 1e-6
+    """Heads with an error larger than this are corrected, where that may make it smaller."""
     vague: float = 0.01
     """Heads with an error larger than this are none, unless a correction makes it smaller."""
     precisions: tuple[float, ...] = (1e-9, 1e-7, 1e-5)

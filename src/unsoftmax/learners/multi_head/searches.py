@@ -72,9 +72,9 @@ class HeadSearches:
         """Compare heads with fresh answers; correct those that are right but not precise enough."""
         vague, tuning = self.sought.tuning.search.vague, self.sought.tuning
         fresh = yield from self._fresh(found)
-        imprecise = found.vague(vague) or np.any(fresh.allowed < fresh.explained)
+        imprecise = found.vague(tuning.search.improved) or np.any(fresh.allowed < fresh.explained)
         if np.all(fresh.missed <= fresh.explained) and imprecise:
-            # right as far as it is known, which is not far enough: close heads, as a rule
+            # right as far as it is known, which is not far enough: close heads, coarse answers
             better = yield from corrected(
                 found, self.reduced, self.sought.biases, self.rng, tuning.correction
             )
