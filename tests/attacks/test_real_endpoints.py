@@ -94,3 +94,130 @@ def test_exact_ranks_cost_no_more_than_their_parameters(trials):
             recovery = us.learn(lambda X, target=target: target(X), Learner(96, 4, seed=seed))
             assert recovery.queries - 32 <= 1.15 * 2 * (rank * (2 * 96 - rank) + 96)
             assert errors(recovery.model, target)["W"] <= 1e-8
+
+
+# -- layers served in float32
+
+
+def served(dim, heads, seed, biases=True, dtype=np.float32, size=1.0):
+    """Compute a random layer as libraries do, all in one format; return heads and oracle."""
+    rng, own = np.random.default_rng([seed, dim, 77]), dim // heads
+    q, k, v, o = (size * rng.standard_normal((4, dim, dim)) / np.sqrt(dim)).astype(dtype)
+    q_bias, k_bias, v_bias, o_bias = (0.1 * biases * rng.standard_normal((4, dim))).astype(dtype)
+    W, values, w = [], [], []
+    for h in range(heads):
+        rows = slice(h * own, (h + 1) * own)
+        K, Q, V, out = (x.astype(np.float64) for x in (k[rows], q[rows], v[rows], o[0, rows]))
+        W.append(K.T @ Q / np.sqrt(own))
+        w.append(K.T @ q_bias[rows].astype(np.float64) / np.sqrt(own))
+        values.append(out @ V)
+    c = float(o[0].astype(np.float64) @ v_bias.astype(np.float64) + float(o_bias[0]))
+    heads_of_it = us.MultiHead(np.array(W), np.array(values), np.array(w), c)
+
+    def answered(X):
+        X = X.astype(dtype)
+        batch, tokens, _ = X.shape
+        keys = (X @ k.T + k_bias).reshape(batch, tokens, heads, own)
+        pooled = (X @ v.T + v_bias).reshape(batch, tokens, heads, own)
+        query = (X[:, -1] @ q.T + q_bias).reshape(batch, heads, own)
+        scores = np.einsum("bnhe,bhe->bhn", keys, query) / dtype(np.sqrt(own))
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        return np.einsum("bhn,bnhe->bhe", weights, pooled).reshape(batch, dim) @ o[0] + o_bias[0]
+
+    return heads_of_it, answered
+
+
+def off_by_float32(target):
+    """Compute heads in float32, W as it is."""
+    W, v, w = (array.astype(np.float32) for array in (target.W, target.v, target.w))
+
+    def answered(X):
+        X = X.astype(np.float32)
+        query = np.einsum("hij,bj->bhi", W, X[:, -1]) + w
+        scores = np.einsum("bni,bhi->bhn", X, query)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        return np.einsum("bhn,bnd,hd->b", weights, X, v) + np.float32(target.c)
+
+    stored = (array.astype(np.float64) for array in (W, v, w))
+    return us.MultiHead(*stored, float(np.float32(target.c))), answered
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+def test_a_float32_service_of_four_heads_is_recovered_at_default_settings(biases, trials, evidence):
+    count, off = trials(2, 20), []
+    for seed in range(count):
+        target, oracle = served(32, 4, seed, biases)
+        recovery = us.learn(oracle, Learner(32, 8, biases=biases, seed=seed))
+        assert recovery.model.H == 4
+        assert share_of_the_bounds(recovery, target) <= 1, seed
+        assert any("float32" in sentence for sentence in recovery.certificate.assumes)
+        off.append(errors(recovery.model, target)["W"])
+    assert np.median(off) <= 1e-3
+    assert max(off) <= 1e-2
+    evidence(
+        f"MultiHeadLearner, float32 inside, 4 heads, d = 32{', biases' if biases else ''}, {count}",
+        W_median=f"{np.median(off):.0e}",
+        W=f"{max(off):.0e}",
+    )
+
+
+@pytest.mark.parametrize("size", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+def test_float32_services_of_other_sizes(size, biases, trials, evidence):
+    count, worst, refused, off = trials(2, 20), 0.0, 0, [0.0]
+    for seed in range(count):
+        drawn = several(3, 8, seed, biases=biases)
+        target, oracle = off_by_float32(us.MultiHead(size * drawn.W, drawn.v, drawn.w, drawn.c))
+        try:
+            recovery = us.learn(oracle, Learner(8, 6, biases=biases, seed=seed))
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        worst = max(worst, share_of_the_bounds(recovery, target))
+        off.append(errors(recovery.model, target)["W"])
+        assert worst <= 1, seed
+    assert refused <= 0.1 * count
+    assert max(off) <= 1e-2
+    evidence(
+        f"MultiHeadLearner, float32 inside, 3 heads, d = 8, W times {size:g}, "
+        f"{'biases, ' if biases else ''}{count}",
+        error_over_bound=f"{worst:.2f}",
+        W=f"{max(off):.0e}",
+        refused=refused,
+    )
+
+
+# -- formats too short
+
+
+def bfloat16(y):
+    """Round to eight significant bits."""
+    mantissa, power = np.frexp(y)
+    return np.ldexp(np.round(mantissa * 256) / 256, power)
+
+
+@pytest.mark.parametrize(
+    ("name", "rounded"),
+    [("float16", lambda y: y.astype(np.float16)), ("bfloat16", bfloat16)],
+)
+def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded, trials):
+    for seed in range(trials(2, 20)):
+        target, _ = served(16, 4, seed)
+        learner = Learner(16, 8, biases=True, radius=1e3, seed=seed)
+        with pytest.raises(us.ModelMismatch, match=r"too coarse.* times more than") as refused:
+            us.learn(lambda X, target=target: rounded(target(X)), learner)
+        assert name in str(refused.value)
+
+
+def test_answers_that_are_a_little_too_coarse_are_told_by_how_much(trials):
+    for seed in range(trials(1, 10)):
+        target, _ = served(16, 4, seed)
+
+        def oracle(X, target=target):
+            y = target(X)
+            return y * (1 + 5e-5 * np.sin(1e9 * y))
+
+        with pytest.raises(us.ModelMismatch, match=r"times more than layers took.*too coarse"):
+            us.learn(oracle, Learner(16, 8, biases=True, seed=seed))

@@ -26,7 +26,7 @@ It may not know anything of the target but its answers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -37,9 +37,8 @@ from unsoftmax.learners.multi_head.conclusions import concluded, predicting
 from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.restarts import Precise, Restarts, RestartTuning
-from unsoftmax.learners.multi_head.searches import HeadSearches
+from unsoftmax.learners.multi_head.restarts import Precise, Restarts
+from unsoftmax.learners.multi_head.searches import HeadSearches, searched_at_lengths
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.settings import Configured, flag, positive, whole
@@ -167,18 +166,9 @@ class MultiHeadLearner(Configured):
         lengths = TokenLengths.under(self.radius, biases, tuning.lengths)
         reduced = yield from read_head_sums(self.dim, biases, lengths, rng, tuning.sums)
         sought = SoughtHeads(self.max_heads, biases, self.rank, tuning)
-        searches = self._searches(reduced, sought, rng, tuning.restarts)
-        found = yield from searches.run()
-        first = searches
-        for shorter in lengths.for_coarse(reduced.eta, biases):
-            if found is not None:
-                break
-            shortened = replace(reduced, lengths=shorter)
-            searches = self._searches(shortened, sought, rng, tuning.shorter)
-            found = yield from searches.run()
-        if found is None:
-            searches = first
-            searches.refuse_many()
+        restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
+        searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
+        searches, found = yield from searched_at_lengths(searches, tuning.shorter)
         reduced, conclusion = searches.reduced, tuning.conclusion
         if found is not None:
             if self.polish:
@@ -193,18 +183,24 @@ class MultiHeadLearner(Configured):
                     yield from predicting(found, share, reduced, checks, rng, tuning=conclusion)
                 )
         reasons = self._reasons(searches.restarts)
-        raise ModelMismatch(" ".join([*reasons, *reduced.precision.why]))
+        coarse = self._too_coarse(reduced.eta)
+        raise ModelMismatch(" ".join([*reasons, *coarse, *reduced.precision.why]))
 
-    def _searches(
-        self,
-        reduced: ReducedAnswers,
-        sought: SoughtHeads,
-        rng: np.random.Generator,
-        tuning: RestartTuning,
-    ) -> HeadSearches:
-        """Begin searches with tokens of some lengths."""
-        restarts = Restarts(tuning, refuse_many=not self.functional)
-        return HeadSearches(sought, reduced, self.functional, rng, restarts)
+    def _too_coarse(self, eta: float) -> Iterator[str]:
+        """Say by how much answers are too coarse, where they may be."""
+        tuning = self.tuning.lengths
+        if eta <= tuning.coarse:
+            return
+        beyond = ""
+        if eta > tuning.enough:
+            beyond = (
+                f", {eta / tuning.enough:.2g} times more than layers took whose heads were told "
+                "apart: they are too coarse"
+            )
+        yield (
+            f"Tokens of {1 + len(tuning.noises)} lengths were tried, since answers are off by "
+            f"{eta:.1e} of the size of their terms{beyond}."
+        )
 
     def _reasons(self, restarts: Restarts) -> Iterator[str]:
         """Say why nothing was found, in sentences."""

@@ -16,7 +16,7 @@ from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_
 from unsoftmax.learners.multi_head.newton_correction import corrected
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
+from unsoftmax.learners.multi_head.restarts import Restarts, RestartTuning, SearchState
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, SearchOutcome
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, search
 from unsoftmax.models import canonical
@@ -120,3 +120,38 @@ class HeadSearches:
                 tuning=tuning.conclusion.fresh,
             )
             self.contradicted.append((float(fresh.missed.max()), found))
+
+
+def searched_at_lengths(
+    searches: HeadSearches, shorter: RestartTuning
+) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
+    """Search, and where answers are coarse search with shorter tokens; return what came of it.
+
+    Rounding of long tokens moves logits: what the longest tokens hide, shorter ones show.
+
+    Raises
+    ------
+    ModelMismatch
+        There are more heads than allowed.
+    """
+    reduced, refuse_many = searches.reduced, searches.restarts.refuse_many
+    found = yield from searches.run()
+    states = []
+    for lengths in reduced.lengths.for_coarse(reduced.eta, searches.sought.biases):
+        if found is not None:
+            return searches, found
+        restarts = Restarts(shorter, refuse_many=refuse_many)
+        other = replace(
+            searches,
+            reduced=replace(reduced, lengths=lengths),
+            restarts=restarts,
+            contradicted=[],
+        )
+        found = yield from other.run()
+        states.append(other.restarts.state)
+        if found is not None:
+            return other, found
+    # rounding of long tokens makes jumps that are none
+    if not states or SearchState.TOO_MANY_HEADS in states:
+        searches.refuse_many()
+    return searches, found

@@ -54,6 +54,8 @@ class TokenLengthTuning:
     coarse: float = 1e-12
     """Answers with a larger error, relative to their terms, may lose short offsets beside long
     ones: where the longest tokens show no heads, shorter ones are asked."""
+    enough: float = 1e-5
+    """Answers as precise as this told apart all heads of random layers in 16 dimensions."""
     noises: tuple[float, ...] = (2e-2, 2e-3, 0.2, 2e-4, 2.0, 2e-5)
     """‖a‖‖b‖ of these, in units of that error: what rounding moves the logit of a head with ‖W‖ = 1
     by at the longest offsets. Float32 services of trained and random layers were recovered at the
