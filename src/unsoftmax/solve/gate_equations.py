@@ -31,6 +31,8 @@ class NewtonTuning:
     halvings: int = 8
     """Steps of least squares are halved so often at most, until what is missed shrinks: far from
     the solution they may lead astray."""
+    fits: float = 30.0
+    """No equation is missed by more, in units of its noise and of what others' pass on to it."""
     powers: int = 8
     """Power iterations that find the direction of the smallest singular value."""
     bend: float = 1e-3
@@ -97,8 +99,10 @@ def solve_gates(
         return None
     start = _other_root(equations, first, tuning)
     second = None if start is None else newton(equations, start, tuning)
-    if second is None:
-        return first.u, first.errors
+    first, second = (_fitting(equations, x, tuning) for x in (first, second))
+    if first is None or second is None:
+        only = second if first is None else first
+        return None if only is None else (only.u, only.errors)
     checks = [
         float(np.linalg.norm(equations.missed(x.u)[equations.solved :])) for x in (first, second)
     ]
@@ -108,6 +112,20 @@ def solve_gates(
     if checks[1] < tuning.clearly_better * checks[0]:
         errors = np.hypot(errors, np.linalg.norm(second.u - first.u, axis=1))
     return first.u, errors
+
+
+def _fitting(
+    equations: GateEquations, solution: GateSolution | None, tuning: NewtonTuning
+) -> GateSolution | None:
+    """Return a solution unless it misses equations by more than their noise explains."""
+    if solution is None:
+        return None
+    missed, passed_on = np.abs(equations.missed(solution.u)), np.zeros(len(equations.y))
+    count = equations.solved
+    # noise of the equations that were solved passes on to those that check
+    checks = equations.jacobian(solution.u)[count:] @ solution.inverse
+    passed_on[count:] = np.linalg.norm(checks, axis=1)
+    return solution if np.all(missed <= tuning.fits * np.hypot(1.0, passed_on)) else None
 
 
 def _other_root(equations: GateEquations, at: GateSolution, tuning: NewtonTuning) -> Array | None:

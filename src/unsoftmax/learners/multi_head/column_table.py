@@ -303,7 +303,10 @@ class ColumnTable:
     def _perturbed(self, rng: np.random.Generator) -> ColumnTable:
         """Return what other answers and values, off by as much as they may be, would have given."""
         heads = self.heads
-        off = [heads.error.of_answers(window.a, heads.v)[:, None] for window in heads.windows]
+        off = [
+            heads.error.of_readings(window.a, heads.v, h)[:, None]
+            for h, window in enumerate(heads.windows)
+        ]
         noise = np.array(off).reshape(*heads.u.shape, 1)
         turned = rng.standard_normal(heads.v.shape)
         turned *= heads.error.v_error / np.linalg.norm(turned, axis=1, keepdims=True)

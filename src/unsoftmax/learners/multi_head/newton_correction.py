@@ -41,9 +41,9 @@ class CorrectionTuning:
     """The same for large systems."""
     many: int = 200
     """Unknowns from which on a system is large: picking takes time as their cube."""
-    shorter: float = 4.0
-    """Query tokens are shorter than those of the search by no more than this: w is known as
-    coarsely as W times their length, and must stay near enough for Newton's steps."""
+    near: float = 0.1
+    """Query tokens are so long that the error of w is at most this share of W b: the estimate must
+    be near enough for Newton's steps."""
     checks: int = 4
     """Equations more than unknowns, for each query token: they tell which of two solutions is
     right."""
@@ -126,11 +126,7 @@ class _Correction:
         size = np.linalg.norm(model.W, axis=(1, 2)) + np.linalg.norm(model.w, axis=1)
         v_error = float(np.linalg.norm(found.errors["v"]))
         free = np.flatnonzero(size)
-        # offsets of moderate logits are then as long as b, and neither hides the other
-        W_size = np.linalg.norm(model.W[free], axis=(1, 2))
-        with np.errstate(divide="ignore"):
-            even = np.sqrt(tuning.logits[1] * model.dim / np.median(W_size)) if len(free) else 1.0
-        length = min(found.length, max(float(even), found.length / tuning.shorter))
+        length = _even(found, free, tuning)
         spare = tuning.spare if found.vague(tuning.rough) else 0.0
         return cls(model, reduced, length, P, biases, v_error, free, spare, tuning)
 
@@ -174,7 +170,10 @@ class _Correction:
         beside = float(np.linalg.norm(b)) * self.reduced.scale + abs(self.reduced.c)
         size = np.abs(a @ v.T).sum(axis=1) + beside
         noise = self.reduced.precision.error(size)
-        noise = noise + self.v_error * np.linalg.norm(a, axis=1)
+        norms = np.linalg.norm(a, axis=1)
+        of_scores = np.abs(a @ v.T) @ np.linalg.norm(u, axis=1) / 4
+        of_scores *= self.reduced.precision.unit * (norms + 2 * float(np.linalg.norm(b)))
+        noise = noise + of_scores + self.v_error * norms
         rows = GateEquations(v, a, noise, noise).jacobian(u)
         _, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
         chosen = pivots[: int(H * d * (1 + self.spare)) + tuning.checks]
@@ -196,6 +195,19 @@ class _Correction:
         norms = np.linalg.norm(errors, axis=0)
         W_error[self.free] = self.tuning.safety * norms / self.length
         return MultiHead(W, self.model.v, w, self.model.c), W_error
+
+
+def _even(found: RecoveredHeads, free: Indices, tuning: CorrectionTuning) -> float:
+    """Return the norm of query tokens: no longer than the search's.
+
+    Offsets of moderate logits should be as long as they are: neither hides the other then.
+    """
+    size = np.linalg.norm(found.model.W[free], axis=(1, 2)) / np.sqrt(found.model.dim)
+    if not len(free) or not np.all(size > 0):
+        return found.length
+    even = np.sqrt(tuning.logits[1] * np.sqrt(found.model.dim) / np.median(size))
+    known = np.max(found.errors["w"][free] / size) / tuning.near
+    return float(min(found.length, max(even, known)))
 
 
 def token_frame(d: int, biases: bool, rng: np.random.Generator) -> Array:

@@ -188,7 +188,7 @@ class _TokenSearch:
         lengths, length, tuning = self.reduced.lengths, self.reduced.lengths.length, self.tuning
         share = 1.0 if self.sought.biases else self._balanced(u) / length
         b, u, values = share * self.plane.b, share * u, values.at_share(share)
-        error = self.reduced.errors_at(share * length, values.error)
+        error = self.reduced.errors_at(share * length, values.error, u)
         step = lengths.step(error.length)
         room = OffsetRoom(step, lengths.longest(error.length, step))
         windows = choose_windows((u, values.v), error, room, self.rng, tuning.windows)
