@@ -26,7 +26,7 @@ from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.outcomes import CallEnd, CallOutcome
 from unsoftmax.campaign.recorded_questions import Witnesses
 from unsoftmax.campaign.recovery import Recovery
-from unsoftmax.campaign.retries import Retries, in_seconds
+from unsoftmax.campaign.retries import Retries, duration, in_seconds
 from unsoftmax.campaign.scheduler import Scheduler
 from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
@@ -47,6 +47,7 @@ def learn(
     workers: int = 1,
     progress: Watcher | None = None,
     retries: int | Retries = 3,
+    timeout: float | None = None,
 ) -> Recovery[M]:
     """Recover a model by asking an oracle.
 
@@ -66,16 +67,21 @@ def learn(
     holdout : int
         Queries to check the result with; 0 checks nothing, and the evidence says so.
     batch : int, optional
-        Sequences per call of the oracle; by default as many as fit into 16 MiB. A resumed
-        run goes on with the batch that it was started with unless another is given.
+        Sequences per call of the oracle; by default as many as fit into 16 MiB, and so few that
+        no more than 2,048 are in flight over all workers. A resumed run goes on with the batch
+        that it was started with unless another is given.
     workers : int
-        Calls at the same time, from threads; the result does not depend on their order.
+        Calls at the same time, from threads, 2,048 at most; the result does not depend on their
+        order.
     progress : callable, optional
         Takes a `Progress` after every batch, and when the target asks to wait.
     retries : int or Retries
         Tries for every sequence, the first included, or a `Retries` that also says how long to
         wait. A batch that is answered in part is kept in part: only what is missing (a row that
         is not finite) is asked again.
+    timeout : float, optional
+        Seconds that a call may take. One that takes longer has failed: it is paid, its thread is
+        left behind, and the batch is asked again like others that fail. None waits for ever.
 
     Returns
     -------
@@ -98,19 +104,22 @@ def learn(
     ValueError, TypeError
         An argument is out of range.
     KeyboardInterrupt
-        After what was in flight is recorded.
+        After what was in flight is recorded; a target that hangs is not waited for.
+    Terminated
+        The same after SIGTERM or SIGHUP: a `SystemExit` of status 143 or 129.
     """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
-    holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1)
+    holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1, BatchSizes().most)
     # the ledger keeps it, and SQLite no larger number
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
+    timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
     with (
         open_ledger(ledger, environment()) as opened,
         interrupts() as interrupted,
-        executor(workers) as pool,
+        executor(workers, apart=timeout is not None) as pool,
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         plan = learner.plan()
@@ -119,6 +128,8 @@ def learn(
             budget=budget,
             expected=None if plan.queries is None else plan.queries + holdout,
             at_most=plan.at_most + holdout,
+            tokens=None if plan.queries is None else plan.tokens,
+            checks=holdout,
             fingerprint=fingerprint.witnesses,
         )
         campaign = Campaign(
@@ -126,10 +137,11 @@ def learn(
             outputs=outputs,
             ledger=opened,
             spending=spending,
-            sizes=BatchSizes(batch),
+            sizes=BatchSizes(batch, workers=workers),
             retries=retries,
             workers=workers,
             pool=pool,
+            timeout_s=timeout_s,
             interrupts=interrupted,
             progress=progress,
             fingerprint=fingerprint,
@@ -181,6 +193,7 @@ class Campaign:
     retries: Retries
     workers: int
     pool: Executor
+    timeout_s: float
     interrupts: Interrupts
     progress: Watcher | None
     fingerprint: FingerprintTuning
@@ -195,6 +208,7 @@ class Campaign:
             ask=self.ask,
             pool=self.pool,
             workers=self.workers,
+            timeout_s=self.timeout_s,
             sizes=self.sizes,
             retries=self.retries,
             ledger=self.ledger,
@@ -259,9 +273,10 @@ class Campaign:
 
     def _recognise(self, waiting: list[Span]) -> None:
         """Ask recorded questions again and compare, before anything new is paid."""
-        witnesses, self.witnesses = self.witnesses, None
-        if witnesses is None:
+        witnesses = self.witnesses
+        if witnesses is None or not witnesses.found:  # a salvaged ledger may begin with a gap
             return
+        self.witnesses = None
         known = Fingerprint.of(witnesses, self.ledger.moved, self.fingerprint)
         with self.interrupts.held():
             now = self._ask_apart(known.spans(), known, waiting)
