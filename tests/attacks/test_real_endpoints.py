@@ -56,7 +56,7 @@ def low_rank(kind, seed):
 @pytest.mark.parametrize("given", [False, True], ids=["rank found", "rank given"])
 @pytest.mark.parametrize("kind", ["noise", "rank one", "one entry", "one column", *STORED])
 def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evidence):
-    count, worst, refused = trials(8, 200), 0.0, Counter()
+    count, worst, refused = trials(8, 200), 0.0, Counter[str]()
     for seed in range(count):
         target, rank, biases = low_rank(kind, seed)
         learner = Learner(
@@ -140,8 +140,8 @@ def off_by_float32(target):
         weights /= weights.sum(axis=2, keepdims=True)
         return np.einsum("bhn,bnd,hd->b", weights, X, v) + np.float32(target.c)
 
-    stored = (array.astype(np.float64) for array in (W, v, w))
-    return us.MultiHead(*stored, float(np.float32(target.c))), answered
+    W64, v64, w64 = (array.astype(np.float64) for array in (W, v, w))
+    return us.MultiHead(W64, v64, w64, float(np.float32(target.c))), answered
 
 
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
