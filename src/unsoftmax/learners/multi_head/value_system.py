@@ -60,6 +60,8 @@ class ValueTuning:
     """Rows agree to this, in units of the values' size, if all signs are right."""
     noises: float = 100.0
     """The same in units of what random errors of that size leave; the larger of the two counts."""
+    most: float = 1e4
+    """Rows that are off by so many times the answers' error do not agree, whatever that leaves."""
     again: int = 5
     """Times that signs are taken anew."""
     again_open: int = 40
@@ -132,12 +134,14 @@ def read_values(
             break
         gates = system.gates
         v = equations.solved(u)
-        errors = [system.solved(row, tuning.coarse) for row in noise]
-        left = np.abs([system.of(x) - row for x, row in zip(errors, noise, strict=True)])
-        tolerance = max(tuning.agrees * reduced.scale, tuning.noises * float(np.max(left)))
         missed = np.abs(system.of(v) - y)
         u = readings.read_again(v, u)
-        if np.all(missed < tolerance):
+        agreed = bool(np.all(missed < tuning.agrees * reduced.scale))
+        if not agreed and np.any(missed >= tuning.most * error):
+            continue
+        errors = [system.solved(row, tuning.coarse) for row in noise]
+        left = np.abs([system.of(x) - row for x, row in zip(errors, noise, strict=True)])
+        if agreed or np.all(missed < tuning.noises * np.max(left)):
             for _ in range(2):
                 u = readings.read_again(v, u)
             return HeadValues(v, float(np.max(np.linalg.norm(errors, axis=2))), equations), u
