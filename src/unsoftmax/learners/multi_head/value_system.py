@@ -121,7 +121,8 @@ def read_values(
     far = reduced.lengths.far(plane.length)
     error = reduced.error(far, plane.length) * reduced.scale
     shut = tuning.shut / far if soft else 0.0
-    rounding = reduced.eta * far * float(np.linalg.norm(u, axis=1).max(initial=0.0))
+    read_at = float(np.linalg.norm(readings.a, axis=2).max(initial=0.0))
+    rounding = reduced.eta * read_at * float(np.linalg.norm(u, axis=1).max(initial=0.0))
     directions = _Directions(heads, plane, u, shut, rounding, tuning)
     A = reduced.lengths.turned(directions.chosen(rng), plane.b)
     y = (yield from reduced.ask(far * A, plane.b, "values")) / far
