@@ -50,10 +50,6 @@ class ColumnTableTuning:
     """A column is predicted by those before if what is left of its rows is up to so many times
     what noise may leave there (exact ranks left 7 at most, 800 heads). Fewer: noise counts as rank;
     more: what answers show of W is left to the bound."""
-    negligible: float = 1e-9
-    """What is left up to this share of the column's rows is not read, whatever the noise: it counts
-    to the bound alone. Trained layers that compute keys and queries first round scores by more than
-    their size tells."""
     loosely: float = 1e-3
     """While the other heads' columns are not known, which move saturated gates a little, this share
     of the column's rows may be left beside that; and it is the most that noise may excuse."""
@@ -177,7 +173,6 @@ class ColumnTable:
         rests, tuning = self.rests(h, space, columns), self.tuning
         size = np.linalg.norm(self._changes(h, space.both, columns)[:, 0])
         allowed = np.minimum(tuning.noises * rests.noise[:, 0], tuning.loosely * size)
-        allowed = np.maximum(allowed, tuning.negligible * size)
         if loosely:
             allowed = allowed + tuning.loosely * size
         fits = bool(np.all(np.abs(rests.rest[:, 0]) < allowed))
@@ -267,7 +262,6 @@ class ColumnTable:
             h
             for h in self.spaces
             if rested[h].shown(tuning.noises)
-            and np.max(rested[h].share, initial=0.0) > tuning.negligible
             and not (given and np.max(rested[h].share, initial=0.0) > tuning.tail)
         ]
 
