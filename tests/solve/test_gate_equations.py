@@ -20,7 +20,7 @@ def drawn(heads, dim, checks=4, apart=None, noise=1e-15, seed=0):
     a = 1.5 * rng.standard_normal((heads * dim + checks, dim))
     y = np.sum((a @ v.T) * expit(a @ u.T), axis=1)
     y = y + noise * rng.standard_normal(len(y))
-    return GateEquations(v, a, y, np.full(len(y), noise)), u, rng
+    return GateEquations(v, a, y, np.full(len(y), noise), checks), u, rng
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 5), (6, 4)])

@@ -12,7 +12,7 @@ heads stay open and are subtracted. Choosing windows takes no queries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -75,7 +75,8 @@ class ReducedError:
     """What reduced answers may be off by, and what errors of the v_h add.
 
     An answer's terms are as large as Σ_h |v_h·a|, what the query token of norm ``length`` adds at
-    values of size ``scale``, and the constant ``c``.
+    values of size ``scale``, and the constant ``c``. A logit is a difference of two scores
+    x·u_h, each of which is rounded as its terms are large: a short offset is lost beside a long b.
     """
 
     precision: Precision
@@ -83,6 +84,19 @@ class ReducedError:
     scale: float
     c: float
     v_error: float
+    sizes: Array = field(default_factory=lambda: np.zeros(0))
+    """‖u_h‖ of all heads (H,); rounding of scores is left out where they are not given."""
+
+    def of_scores(self, a: Array, h: int) -> Array:
+        """Return how far rounding inside the target moves logits of head h at offsets a (m, d)."""
+        if not len(self.sizes):
+            return np.zeros(len(a))
+        tokens = np.linalg.norm(a, axis=1) + 2 * self.length
+        return np.asarray(self.precision.unit * float(self.sizes[h]) * tokens)
+
+    def of_readings(self, a: Array, v: Array, h: int) -> Array:
+        """Return how far reduced answers in the window of head h may be off in all."""
+        return np.asarray(self.of_answers(a, v) + np.abs(a @ v[h]) / 2 * self.of_scores(a, h))
 
     def of_answers(self, a: Array, v: Array) -> Array:
         """Return how far reduced answers at offsets a (m, d) may be off by themselves."""
@@ -93,7 +107,8 @@ class ReducedError:
         """Return how far all that may move logits s (m,) of head h at offsets a (m, d)."""
         answer = self.of_answers(a, v) + self.v_error * np.linalg.norm(a, axis=1)
         with np.errstate(divide="ignore"):
-            return np.asarray(2 * answer * np.cosh(s / 2) ** 2 / np.abs(a @ v[h]))
+            of_answers = 2 * answer * np.cosh(s / 2) ** 2 / np.abs(a @ v[h])
+        return np.asarray(of_answers + self.of_scores(a, h))
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,9 +147,11 @@ def test_a_space_is_found_from_as_many_columns_as_the_rank():
     table.settle(np.arange(len(directions)))
     for h in range(3):
         for known, rank in ((0, 1), (1, 2), (2, 3), (5, 3)):
-            space = table.space(h, known, extra=1)
+            space = table.space(h, known)
             assert space.basis.shape == (12, rank)
-            assert len(space.rows) == rank + 1
+            assert len(space.rows) == rank
+            assert len(space.beside) == TUNING.extra
+            assert not set(space.rows) & set(space.beside)
 
 
 @pytest.mark.parametrize(("known", "fits"), [(1, False), (2, True), (4, True)])
@@ -159,10 +161,10 @@ def test_a_column_is_predicted_once_the_rank_is_reached(known, fits):
     token, directions = scene.token(), directions_of(scene)
     table = ColumnTable.empty(answered(scene, token, directions), logits_at_b(token), TUNING)
     table.settle(np.arange(len(directions)))
-    space = table.space(0, known, extra=1)
-    table.answers.asked[0, :, 6] = False
-    table.answers.asked[0, space.rows, 6] = True
-    assert table.predicts(0, 6, space, TUNING.predicted) is fits
+    space = table.space(0, known)
+    table.answers.asked[0, :, known:] = False
+    table.answers.asked[0, space.both, 6] = True
+    assert table.predicts(0, 6, space, loosely=False) is fits
     expected = columns_of(scene, directions)[0, :, 6] if fits else np.zeros(12)
     np.testing.assert_allclose(table.W[0, :, 6], expected, atol=1e-8)
 
@@ -216,8 +218,9 @@ def test_columns_cost_the_parameters(rank, given):
     found, asked = driven(steps, scene.model)
     np.testing.assert_allclose(found.W, columns_of(scene, directions), atol=1e-7)
     r = rank or 16
-    # a rank that is found takes one row more, which shows that the columns before predict one
-    assert asked == 3 * (r * (2 * 16 - r) - 16) + (3 if rank and not given else 0)
+    # a few columns are asked with more rows, which show that those before predict them
+    few = min(TUNING.checked, 16 - r) * TUNING.extra if rank else 0
+    assert asked == 3 * (r * (2 * 16 - r) - 16 + few)
 
 
 def test_columns_are_asked_again_closer_where_logits_are_lost():

@@ -195,7 +195,7 @@ def test_heads_without_logits_are_left_out():
     )
     better, asked = driven(
         corrected(
-            replace(found, errors={**found.errors, "W": np.full(2, 1e-3)}),
+            replace(found, errors={**found.errors, "W": np.full(2, 1e-5)}),
             scene.reduced,
             False,
             scene.rng,

@@ -13,6 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from unsoftmax.learners.multi_head.column_rests import (
+    ColumnRests,
+    LogitTable,
+    rests_of,
+    telling_rows,
+)
 from unsoftmax.learners.multi_head.window_sweeps import (
     SweepTuning,
     WindowAnswers,
@@ -22,7 +28,7 @@ from unsoftmax.learners.multi_head.window_sweeps import (
 )
 from unsoftmax.measure.windows import Window, WindowedHeads, predicted
 from unsoftmax.probes import Array, Flags, Indices
-from unsoftmax.solve.skeleton import Skeleton, pivots, span
+from unsoftmax.solve.skeleton import Skeleton, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +46,27 @@ class ColumnTableTuning:
     steps: int = 8
     """Larger ranks are tried in steps of the columns known over this, up to half of d: fewer
     rounds, and at most an eighth more queries."""
-    predicted: float = 1e-6
-    """A column is predicted by those before if what is left of a row is this small, relative to
-    the column's rows; singular values below this share of the largest do not count to a column
-    space. Larger: small singular values of W are lost; smaller: noise counts as rank."""
+    noises: float = 9.0
+    """A column is predicted by those before if what is left of its rows is up to so many times
+    what noise may leave there (exact ranks left 7 at most, 800 heads). Fewer: noise counts as rank;
+    more: what answers show of W is left to the bound."""
     loosely: float = 1e-3
-    """The same while the other heads' columns are not known, which move saturated gates a little;
-    and the most that noise may excuse."""
-    noises: float = 30.0
-    """Rows that are left may be so many times their noise instead."""
+    """While the other heads' columns are not known, which move saturated gates a little, this share
+    of the column's rows may be left beside that; and it is the most that noise may excuse."""
+    counted: float = 3.0
+    """Singular values of normalised columns below so many times their errors do not count to a
+    column space."""
+    extra: int = 4
+    """Rows more than its rank that a column is asked with to see whether those before predict it:
+    one alone may be predicted by chance."""
+    choices: int = 8
+    """Choices of rows among which those with the least error are taken."""
+    checked: int = 4
+    """Columns that are asked with so many rows after the rank is known: what is left of them is
+    read in full where answers show it, and counts to the bound where they do not."""
+    tail: float = 0.1
+    """Columns of a head whose rank was given are read in full where this share of them at most is
+    left; a head that leaves more has a larger rank."""
     seen: int = 64
     """Answers are perturbed at random until so many errors of a head's entries were seen: the
     largest of few would be too small by chance."""
@@ -62,10 +80,23 @@ class ColumnSpace:
 
     basis: Array
     rows: Indices
+    beside: Indices
+    """Rows that show what the others leave."""
+    known: int
+    """Columns that it was made of, the first ones."""
 
     def seen(self, window: Window) -> Skeleton:
         """Return what solves for vectors of the space from those rows."""
         return Skeleton(self.basis, window.a[self.rows])
+
+    def unchecked(self) -> ColumnSpace:
+        """Return the same without rows that show what is left."""
+        return replace(self, beside=self.beside[:0])
+
+    @property
+    def both(self) -> Indices:
+        """All rows that a column is checked with."""
+        return np.concatenate([self.rows, self.beside])
 
 
 @dataclass(slots=True)
@@ -83,6 +114,8 @@ class ColumnTable:
     tuning: ColumnTableTuning
     spaces: dict[int, ColumnSpace]
     """Of the heads whose rank is known."""
+    rested: dict[int, ColumnRests] = field(default_factory=dict)
+    """What their columns leave beside these."""
 
     @classmethod
     def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTableTuning) -> ColumnTable:
@@ -110,32 +143,91 @@ class ColumnTable:
         self.lost[np.ix_(np.array([h]), rows, columns)] = lost
         return s
 
-    def space(self, h: int, known: int, extra: int = 0) -> ColumnSpace:
-        """Return the span of u_h and the first columns, with ``extra`` rows more than its rank."""
+    def space(self, h: int, known: int, rank: int | None = None) -> ColumnSpace:
+        """Return the span of u_h and the first columns, up to a rank if that is given."""
+        d, window = self.W.shape[1], self.heads.windows[h]
         vectors = np.column_stack([self.heads.u[h], self.W[h, :, :known]])
-        basis = span(vectors, share=self.tuning.predicted)
-        seen = self.heads.windows[h].a @ basis
-        return ColumnSpace(basis, pivots(seen.T, basis.shape[1] + extra))
+        length = np.linalg.norm(vectors, axis=0)
+        with np.errstate(divide="ignore"):
+            off = window.error * np.append(window.t, np.ones(known)) / length
+        share = min(self.tuning.loosely, self.tuning.counted * float(np.max(off)))
+        basis = span(vectors, share=share)[:, : d if rank is None else rank]
+        noise = self.heads.error.of_logits(window.a, self.heads.v, h, self.s[h])
+        rows = telling_rows(window.a, noise, basis, self.tuning.choices)
+        others = np.setdiff1d(np.arange(d), rows)
+        quiet = others[np.argsort((noise / np.linalg.norm(window.a, axis=1))[others])]
+        return ColumnSpace(basis, rows, np.sort(quiet[: self.tuning.extra]), known)
 
-    def close(self, h: int, known: int) -> None:
+    def close(self, h: int, known: int, rank: int | None = None) -> None:
         """Take the span of u_h and the first columns as the column space of head h."""
         if h not in self.spaces:
-            self.spaces[h] = self.space(h, known)
+            self.spaces[h] = self.space(h, known, rank)
 
-    def predicts(self, h: int, column: int, space: ColumnSpace, tolerance: float) -> bool:
+    def open(self, h: int) -> None:
+        """Take a head whose columns leave something beside the space for one of full rank."""
+        del self.spaces[h]
+
+    def predicts(self, h: int, column: int, space: ColumnSpace, *, loosely: bool) -> bool:
         """Tell whether the column of head h that was asked lies in a space; enter it."""
-        rows = np.flatnonzero(self.answers.asked[h, :, column])
-        s = self.read(h, rows, np.array([column]))
-        t, a = self.answers.t[h, column], self.heads.windows[h].a[rows]
-        change = (s[:, 0] - self.s[h, rows]) / t
-        skeleton = Skeleton(space.basis, a)
-        noise = self.heads.error.of_logits(a, self.heads.v, h, s[:, 0]) / t
-        size, loosely = np.linalg.norm(change), self.tuning.loosely
-        allowed = tolerance * size + np.minimum(self.tuning.noises * noise, loosely * size)
-        fits = bool(np.all(np.abs(skeleton.residual(change)) < allowed))
-        fits &= not np.any(self.lost[h, rows, column])
-        self.W[h, :, column] = skeleton.solve(change) if fits else 0.0
+        columns = np.array([column])
+        rests, tuning = self.rests(h, space, columns), self.tuning
+        size = np.linalg.norm(self._changes(h, space.both, columns)[:, 0])
+        allowed = np.minimum(tuning.noises * rests.noise[:, 0], tuning.loosely * size)
+        if loosely:
+            allowed = allowed + tuning.loosely * size
+        fits = bool(np.all(np.abs(rests.rest[:, 0]) < allowed))
+        fits &= not np.any(self.lost[h, space.both, column])
+        here = self._changes(h, space.rows, columns)
+        skeleton = space.seen(self.heads.windows[h])
+        self.W[h, :, column] = skeleton.solve(here)[:, 0] if fits else 0.0
         return fits
+
+    def rests(self, h: int, space: ColumnSpace, columns: Indices) -> ColumnRests:
+        """Return what columns, asked at all rows of a space, leave beside it."""
+        known = np.arange(space.known)
+        vectors = np.column_stack([self.heads.u[h], self.W[h][:, known]])
+        A = self.heads.windows[h].a[space.both]
+        base = self.heads.error.of_logits(A, self.heads.v, h, self.s[h, space.both])
+        before = np.column_stack([base, self._noise(h, space.both, known)])
+        asked = LogitTable(
+            A, self._changes(h, space.both, columns), self._noise(h, space.both, columns)
+        )
+        earlier = LogitTable(A, np.zeros_like(before), before)
+        return rests_of(space.basis, (vectors, earlier), (asked, len(space.rows)))
+
+    def _changes(self, h: int, rows: Indices, columns: Indices) -> Array:
+        """Return a·W_h q as it was read (rows, columns)."""
+        s = self.read(h, rows, columns)
+        return np.asarray((s - self.s[h, rows, None]) / self.answers.t[h, columns])
+
+    def _noise(self, h: int, rows: Indices, columns: Indices) -> Array:
+        """Return how far those may be off (rows, columns)."""
+        a, error, v = self.heads.windows[h].a[rows], self.heads.error, self.heads.v
+        t = self.answers.t[h, columns]
+        s = self.s[h, rows, None] + t * (a @ self.W[h][:, columns])
+        s = np.column_stack([self.s[h, rows], s])
+        noise = np.array([error.of_logits(a, v, h, column) for column in s.T]).T
+        unread = self._of_unread(h, rows, columns)
+        return np.asarray((noise[:, :1] + noise[:, 1:] + unread) / t)
+
+    def _of_unread(self, h: int, rows: Indices, columns: Indices) -> Array:
+        """Return how far logits of head h may be off for other heads' columns that are not known.
+
+        Their gates are nearly saturated, and move a little with the query token.
+        """
+        heads, a = self.heads, self.heads.windows[h].a[rows]
+        off = np.zeros((len(rows), len(columns)))
+        for g in range(len(self.W)):
+            unknown = ~np.any(self.W[g][:, columns], axis=0)
+            if g == h or not np.any(unknown):
+                continue
+            known = max(1, int(np.count_nonzero(np.any(self.W[g], axis=0))))
+            column = np.linalg.norm(self.W[g]) / np.sqrt(known)
+            open_by = 1 - np.square(np.tanh(a @ heads.u[g] / 2))
+            moved = open_by * np.abs(a @ heads.v[g]) * np.linalg.norm(a, axis=1) * column
+            off += moved[:, None] * unknown * self.answers.t[h, columns]
+        own = np.cosh(self.s[h, rows] / 2) ** 2 / np.abs(a @ heads.v[h])
+        return np.asarray(own[:, None] * off)
 
     def settle(self, columns: Indices) -> float:
         """Sweep over heads until all columns agree with the answers; return how much moved last."""
@@ -149,16 +241,29 @@ class ColumnTable:
         return swept(sweep, self.tuning.sweep)
 
     def settle_all(self) -> float:
-        """Settle all columns, take column spaces anew from those that were asked whole, again."""
+        """Settle all columns, take column spaces anew from the first ones, settle again."""
         every = np.arange(self.W.shape[2])
         last = self.settle(every)
         if not self.spaces:
             return last
         for h, space in self.spaces.items():
-            full = np.flatnonzero(self.answers.asked[h].all(axis=0))
-            vectors = np.column_stack([self.heads.u[h], self.W[h][:, full]])
+            vectors = np.column_stack([self.heads.u[h], self.W[h][:, : space.known]])
             self.spaces[h] = replace(space, basis=span(vectors, space.basis.shape[1]))
-        return self.settle(every)
+        last = self.settle(every)
+        for h, space in self.spaces.items():
+            checked = np.flatnonzero(self.answers.asked[h][space.both].all(axis=0))
+            self.rested[h] = self.rests(h, space, checked[checked >= space.known])
+        return last
+
+    def tailed(self, given: bool) -> list[int]:
+        """List closed heads whose columns leave more than noise; a given rank excuses no more."""
+        tuning, rested = self.tuning, self.rested
+        return [
+            h
+            for h in self.spaces
+            if rested[h].shown(tuning.noises)
+            and not (given and np.max(rested[h].share, initial=0.0) > tuning.tail)
+        ]
 
     def _solve(self, h: int, columns: Indices) -> None:
         """Solve for some columns of head h, given the other heads."""
@@ -185,12 +290,23 @@ class ColumnTable:
             columns = np.linalg.norm(other.W - self.W, axis=(1, 2))
             along = np.linalg.norm(other.heads.u - self.heads.u, axis=1) / self.heads.error.length
             errors = np.maximum(errors, np.hypot(columns, along))
-        return errors
+        return np.hypot(errors, self._of_tails())
+
+    def _of_tails(self) -> Array:
+        """Return what heads are off by for what their columns may leave beside their space."""
+        off = np.zeros(len(self.W))
+        for h in self.spaces:
+            few = np.count_nonzero(~self.answers.asked[h].all(axis=0))
+            off[h] = self.rested[h].error * np.sqrt(few)
+        return off
 
     def _perturbed(self, rng: np.random.Generator) -> ColumnTable:
         """Return what other answers and values, off by as much as they may be, would have given."""
         heads = self.heads
-        off = [heads.error.of_answers(window.a, heads.v)[:, None] for window in heads.windows]
+        off = [
+            heads.error.of_readings(window.a, heads.v, h)[:, None]
+            for h, window in enumerate(heads.windows)
+        ]
         noise = np.array(off).reshape(*heads.u.shape, 1)
         turned = rng.standard_normal(heads.v.shape)
         turned *= heads.error.v_error / np.linalg.norm(turned, axis=1, keepdims=True)
@@ -206,6 +322,7 @@ class ColumnTable:
             W=self.W.copy(),
             lost=self.lost.copy(),
             spaces=dict(self.spaces),
+            rested={},
         )
         other.settle_all()
         return other

@@ -2,8 +2,10 @@
 
 All heads' windows are asked at query tokens b + t q for directions q, in blocks of columns, and
 solved together (`learners.multi_head.column_table`). Once a column is predicted by those before
-it, which takes one row more than there are columns, a head's other columns are asked with as many
-rows as its rank.
+it, which takes a few rows more than there are columns, a head's other columns are asked with as
+many rows as its rank. A few of them are asked with more: where answers show a tail of W beside that
+rank, as they do where a W of low rank is stored as float32, all columns are read in full; a tail
+that they do not show counts to the error (`learners.multi_head.column_rests`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnSpace, ColumnTable, ColumnTableTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTableTuning
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import WindowAnswers, WindowCells
 from unsoftmax.probes import Array, Indices
@@ -42,14 +44,17 @@ def read_columns(
     H, d, k = table.W.shape
     for first, last in blocks(d, k, rank, tuning):
         now = np.arange(first, last)
-        if rank is not None and first:
+        if rank is not None and first >= rank - 1:
             for h in range(H):
-                table.close(h, first)
+                table.close(h, first, rank)
         elif rank is None and first + 2 < d and 2 * first <= d:
             yield from _try_rank(table, first)
         yield from answers.ask(_wanted(table, now, rank), "columns")
         yield from _settle(table, now)
     last_move = table.settle_all()
+    while tailed := table.tailed(given=rank is not None):
+        yield from _read_whole(table, tailed)
+        last_move = table.settle_all()
     if np.any(table.lost) or last_move > tuning.sweep.unsettled:
         raise CoincidentJumps
     unsettled = last_move * np.linalg.norm(table.W, axis=(1, 2))
@@ -75,7 +80,10 @@ def blocks(d: int, k: int, rank: int | None, tuning: ColumnTableTuning) -> list[
 
 
 def _wanted(table: ColumnTable, block: Indices, rank: int | None) -> list[WindowCells]:
-    """List what to ask of a block of columns; its first one may have been asked in part."""
+    """List what to ask of a block of columns; its first one may have been asked in part.
+
+    The first columns of a head whose rank is known are asked with more rows than that.
+    """
     wanted: list[WindowCells] = []
     asked = table.answers.asked[:, :, block[0]]
     for h in range(len(table.W)):
@@ -85,27 +93,45 @@ def _wanted(table: ColumnTable, block: Indices, rank: int | None) -> list[Window
         else:
             missing = np.flatnonzero(~asked[h])
         wanted += [(h, missing, block[:1]), (h, rows, block[1:])]
+        if h in table.spaces:
+            space = table.spaces[h]
+            new = block[(block < space.known + table.tuning.checked) & (block >= space.known)]
+            asked_beside = table.answers.asked[h][np.ix_(space.beside, new)].all(axis=0)
+            wanted.append((h, space.beside, new[~asked_beside]))
     return wanted
 
 
 def _try_rank(table: ColumnTable, column: int) -> Asking[None]:
     """Ask one column with as few rows as show whether those before predict it."""
     wanted: list[WindowCells] = []
-    spaces: dict[int, ColumnSpace] = dict(table.spaces)
+    spaces = {h: space.unchecked() for h, space in table.spaces.items()}
     for h in range(len(table.W)):
         if h not in spaces:
-            spaces[h] = table.space(h, column, extra=1)
-        wanted.append((h, spaces[h].rows, np.array([column])))
+            spaces[h] = table.space(h, column)
+        wanted.append((h, spaces[h].both, np.array([column])))
     yield from table.answers.ask(wanted, "columns")
     # other heads' columns are not known yet: at first a prediction is held loosely
     predicted: list[int] = []
-    for tolerance in (table.tuning.loosely, table.tuning.predicted):
+    for loosely in (True, True, True, False):
         predicted = []
         for h in table.heads.order:
-            if table.predicts(h, column, spaces[h], tolerance):
+            if table.predicts(h, column, spaces[h], loosely=loosely):
                 predicted.append(h)
     for h in predicted:
         table.close(h, column)
+
+
+def _read_whole(table: ColumnTable, tailed: list[int]) -> Asking[None]:
+    """Ask for what is left of all columns of some heads: more than their rank shows."""
+    k = table.W.shape[2]
+    for h in tailed:
+        table.open(h)
+    missing: list[WindowCells] = [
+        (h, np.flatnonzero(~table.answers.asked[h, :, j]), np.array([j]))
+        for h, j in itertools.product(tailed, range(k))
+    ]
+    yield from table.answers.ask(missing, "columns")
+    yield from _settle(table, np.arange(k))
 
 
 def _settle(table: ColumnTable, columns: Indices) -> Asking[None]:

@@ -48,6 +48,9 @@ class HeadSumsTuning:
     times."""
     coarsest: float = 1e-4
     """Coarser answers tell no jumps apart: refused."""
+    rounded: float = 3e-2
+    """Answers that miss x·s + c by less than this share are called too coarse: those of bfloat16
+    do, which keep eight bits. What misses it by more is something else."""
     odd: float = 1e-2
     """What is beside x·s + c, and more than this share of the values, is asked again: noise
     changes."""
@@ -197,8 +200,8 @@ def read_head_sums(
         tokens = tokens.searching(rng)
         [stepped] = yield [tokens.pairs(tokens.offset)]
         first = replace(first, tokens=tokens, stepped=stepped)
-    _refuse_bent(first.bent, lengths, tuning)
     form = Precision.of_format([first.moderate, first.straight, first.stepped, gates])
+    _refuse_bent(first.bent, form, lengths, tuning)
     yield from _refuse_repeating(form, first)
     eta = max(tuning.float64, form.relative, 2 * form.unit, tuning.by_chance * first.bent)
     absolute = _absolute(form, first, eta)
@@ -231,15 +234,27 @@ def _without_biases(form: Precision, first: _FirstAnswers, eta: float, absolute:
     return 0.0
 
 
-def _refuse_bent(bent: float, lengths: TokenLengths, tuning: HeadSumsTuning) -> None:
-    """Refuse a target whose long single tokens are not answered by x·s + c."""
-    if not bent < tuning.coarsest:
+def _refuse_bent(
+    bent: float, form: Precision, lengths: TokenLengths, tuning: HeadSumsTuning
+) -> None:
+    """Refuse a target whose long single tokens are not answered by x·s + c, or too coarsely."""
+    bent = max(bent, form.relative) if form.relative > tuning.coarsest else bent
+    if bent < tuning.coarsest:
+        return
+    if bent < tuning.rounded:
         raise ModelMismatch(
-            "Single tokens are not answered by x·v + c: answers to long ones miss it by "
-            f"{bent:.1e} of their size. The target is no sum of attention heads, or it clips "
-            "tokens or answers"
-            + (", or these are too coarse for tokens so short." if lengths.capped else ".")
+            f"Answers are too coarse: those to single tokens miss x·v + c by {bent:.1e} of their "
+            f"size, {bent / tuning.coarsest:.0f} times more than the {tuning.coarsest:.0e} up to "
+            "which several heads are looked for"
+            + " ".join([".", *form.why])
+            + " Or the target is no sum of attention heads, or clips tokens or answers."
         )
+    raise ModelMismatch(
+        "Single tokens are not answered by x·v + c: answers to long ones miss it by "
+        f"{bent:.1e} of their size. The target is no sum of attention heads, or it clips "
+        "tokens or answers"
+        + (", or these are too coarse for tokens so short." if lengths.capped else ".")
+    )
 
 
 def _refuse_repeating(form: Precision, first: _FirstAnswers) -> Asking[None]:

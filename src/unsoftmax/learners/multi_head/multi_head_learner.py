@@ -39,7 +39,7 @@ from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
 from unsoftmax.learners.multi_head.restarts import Precise, Restarts
-from unsoftmax.learners.multi_head.searches import HeadSearches
+from unsoftmax.learners.multi_head.searches import HeadSearches, searched_at_lengths
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.settings import Configured, flag, positive, whole
@@ -61,7 +61,8 @@ class MultiHeadLearner(Configured):
         Also learn w_h and c.
     rank : int, optional
         Rank of all W_h, of [W_h w_h] with biases. Found if it is not given: that takes no more
-        queries, but more rounds.
+        queries, but more rounds. Either way the rank counts as far as answers show it: a W of low
+        rank that is stored as float32, say, has all of its columns read in full.
     polish : bool
         Correct all W_h at moderate logits: as many queries again, errors of 1e-14 instead of 1e-12.
         Heads of low rank, and more than H·d = 900, are left as they are.
@@ -113,7 +114,7 @@ class MultiHeadLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTuning = field(default=MultiHeadTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
@@ -138,7 +139,8 @@ class MultiHeadLearner(Configured):
         soft = TokenLengths.under(self.radius, self.biases, tuning.lengths).soft
         unlucky = tuning.restarts.most_unlucky if soft else 0
         searches = tries * 4 * H * d + (tries + unlucky) * tuning.plan.per_head * (H + 1)
-        at_most = tries * tuning.plan.times * bulk + searches + bulk * self.polish
+        whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
+        at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
@@ -170,7 +172,9 @@ class MultiHeadLearner(Configured):
         restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
         searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
         # half a circle needs a plane
-        found = (yield from searches.run()) if self.dim > 1 else None
+        found = None
+        if self.dim > 1:
+            searches, found = yield from searched_at_lengths(searches, tuning.shorter)
         reduced, conclusion = searches.reduced, tuning.conclusion
         if found is not None:
             if self.polish:
@@ -188,7 +192,24 @@ class MultiHeadLearner(Configured):
         if found is not None:
             return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
         reasons = self._reasons(searches.restarts)
-        raise ModelMismatch(" ".join([*reasons, *reduced.precision.why]))
+        coarse = self._too_coarse(reduced.eta)
+        raise ModelMismatch(" ".join([*reasons, *coarse, *reduced.precision.why]))
+
+    def _too_coarse(self, eta: float) -> Iterator[str]:
+        """Say by how much answers are too coarse, where they may be."""
+        tuning = self.tuning.lengths
+        if eta <= tuning.coarse:
+            return
+        beyond = ""
+        if eta > tuning.enough:
+            beyond = (
+                f", {eta / tuning.enough:.2g} times more than layers took whose heads were told "
+                "apart: they are too coarse"
+            )
+        yield (
+            f"Tokens of {1 + len(tuning.noises)} lengths were tried, since answers are off by "
+            f"{eta:.1e} of the size of their terms{beyond}."
+        )
 
     def _reasons(self, restarts: Restarts) -> Iterator[str]:
         """Say why nothing was found, in sentences."""

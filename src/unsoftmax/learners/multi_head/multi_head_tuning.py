@@ -40,6 +40,8 @@ class TokenSearchTuning:
     hardly: float = 0.3
     """Heads with an error larger than this, relative to them, cannot be corrected: the search
     failed."""
+    improved: float = 1e-6
+    """Heads with an error larger than this are corrected, where that may make it smaller."""
     vague: float = 0.01
     """Heads with an error larger than this are none, unless a correction makes it smaller."""
     precisions: tuple[float, ...] = (1e-9, 1e-7, 1e-5)
@@ -79,4 +81,8 @@ class MultiHeadTuning:
     conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
     restarts: RestartTuning = field(default=RestartTuning())
     poles: PoleSearchTuning = field(default=PoleSearchTuning())
+    shorter: RestartTuning = field(
+        default=RestartTuning(starts=((1, 1.0), (16, 100.0)), most_unlucky=30)
+    )
+    """The same at each length of tokens that is tried for coarse answers: others follow."""
     plan: PlanTuning = field(default=PlanTuning())

@@ -41,9 +41,17 @@ class CorrectionTuning:
     """The same for large systems."""
     many: int = 200
     """Unknowns from which on a system is large: picking takes time as their cube."""
+    near: float = 0.1
+    """Query tokens are so long that the error of w is at most this share of W b: the estimate must
+    be near enough for Newton's steps."""
     checks: int = 4
     """Equations more than unknowns, for each query token: they tell which of two solutions is
     right."""
+    rough: float = 1e-4
+    """Heads with errors larger than this share of them are solved for from more equations: beside
+    the weakest direction of as many as unknowns, a first error of 10⁻³ is no small one."""
+    spare: float = 0.5
+    """So many more, as a share of the unknowns."""
     safety: float = 2.0
     """Estimated errors, which a few per cent of heads exceeded, are taken so many times."""
 
@@ -72,7 +80,7 @@ def corrected(
 ) -> Asking[RecoveredHeads | None]:
     """Correct all W_h (and w_h), or return None where that gains nothing."""
     model = found.model
-    if model.H * model.dim > tuning.largest or found.low_rank:
+    if model.H * model.dim > tuning.largest:
         return None
     correction = _Correction.of(found, reduced, biases, rng, tuning)
     if not len(correction.free):
@@ -82,7 +90,7 @@ def corrected(
     if better is None or better[1].max() > found.errors["W"].max():
         return None
     model, W_error = better
-    errors = {**found.errors, "W": W_error, "w": W_error * found.length * biases}
+    errors = {**found.errors, "W": W_error, "w": W_error * correction.length * biases}
     return replace(found, model=model, errors=errors)
 
 
@@ -100,6 +108,8 @@ class _Correction:
     """What a sum over all v_h is off by, at offsets of norm 1: the v_h are not corrected."""
     free: Indices
     """The heads that have logits."""
+    spare: float
+    """Equations more than unknowns, as a share of these."""
     tuning: CorrectionTuning
 
     @classmethod
@@ -116,7 +126,9 @@ class _Correction:
         size = np.linalg.norm(model.W, axis=(1, 2)) + np.linalg.norm(model.w, axis=1)
         v_error = float(np.linalg.norm(found.errors["v"]))
         free = np.flatnonzero(size)
-        return cls(model, reduced, found.length, P, biases, v_error, free, tuning)
+        length = _even(found, free, tuning)
+        spare = tuning.spare if found.vague(tuning.rough) else 0.0
+        return cls(model, reduced, length, P, biases, v_error, free, spare, tuning)
 
     @property
     def tokens(self) -> Array:
@@ -141,7 +153,7 @@ class _Correction:
         for b, y, (a, noise) in zip(self.tokens, answers, picked, strict=True):
             # Σ v_h is known better than all v_h
             rest = self.reduced.c + b @ self.reduced.s + a @ constant / 2
-            equations.append(GateEquations(v, a, y - rest, noise))
+            equations.append(GateEquations(v, a, y - rest, noise, self.tuning.checks))
         return equations
 
     def _picked(self, u: Array, b: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -158,10 +170,13 @@ class _Correction:
         beside = float(np.linalg.norm(b)) * self.reduced.scale + abs(self.reduced.c)
         size = np.abs(a @ v.T).sum(axis=1) + beside
         noise = self.reduced.precision.error(size)
-        noise = noise + self.v_error * np.linalg.norm(a, axis=1)
+        norms = np.linalg.norm(a, axis=1)
+        of_scores = np.abs(a @ v.T) @ np.linalg.norm(u, axis=1) / 4
+        of_scores *= self.reduced.precision.unit * (norms + 2 * float(np.linalg.norm(b)))
+        noise = noise + of_scores + self.v_error * norms
         rows = GateEquations(v, a, noise, noise).jacobian(u)
         _, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
-        chosen = pivots[: H * d + tuning.checks]
+        chosen = pivots[: int(H * d * (1 + self.spare)) + tuning.checks]
         return a[chosen], noise[chosen]
 
     def solved(self, equations: list[GateEquations]) -> tuple[MultiHead, Array] | None:
@@ -180,6 +195,19 @@ class _Correction:
         norms = np.linalg.norm(errors, axis=0)
         W_error[self.free] = self.tuning.safety * norms / self.length
         return MultiHead(W, self.model.v, w, self.model.c), W_error
+
+
+def _even(found: RecoveredHeads, free: Indices, tuning: CorrectionTuning) -> float:
+    """Return the norm of query tokens: no longer than the search's.
+
+    Offsets of moderate logits should be as long as they are: neither hides the other then.
+    """
+    size = np.linalg.norm(found.model.W[free], axis=(1, 2)) / np.sqrt(found.model.dim)
+    if not len(free) or not np.all(size > 0):
+        return found.length
+    even = np.sqrt(tuning.logits[1] * np.sqrt(found.model.dim) / np.median(size))
+    known = np.max(found.errors["w"][free] / size) / tuning.near
+    return float(min(found.length, max(even, known)))
 
 
 def token_frame(d: int, biases: bool, rng: np.random.Generator) -> Array:

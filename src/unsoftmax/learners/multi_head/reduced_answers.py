@@ -61,9 +61,10 @@ class ReducedAnswers:
         absolute = self.precision.absolute / (self.scale * T)
         return float(replace(self.precision, absolute=absolute).error(1 + beside / T))
 
-    def errors_at(self, length: float, v_error: float) -> ReducedError:
-        """Say what reduced answers may be off by at query tokens of norm ``length``."""
-        return ReducedError(self.precision, length, self.scale, self.c, v_error)
+    def errors_at(self, length: float, v_error: float, u: Array | None = None) -> ReducedError:
+        """Say what reduced answers of heads u (H, d) are off by at query tokens of this norm."""
+        sizes = np.zeros(0) if u is None else np.linalg.norm(u, axis=1)
+        return ReducedError(self.precision, length, self.scale, self.c, v_error, sizes)
 
     def ask(self, a: Array, b: Array, phase: str, purpose: Purpose = "data") -> Asking[Array]:
         """Ask offsets a (n, d) of one query token b (d,); return the reduced answers."""

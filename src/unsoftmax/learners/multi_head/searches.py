@@ -18,7 +18,7 @@ from unsoftmax.learners.multi_head.newton_correction import corrected
 from unsoftmax.learners.multi_head.pole_search import separated
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
+from unsoftmax.learners.multi_head.restarts import Restarts, RestartTuning, SearchState
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, SearchOutcome
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, search
 from unsoftmax.models import canonical
@@ -37,26 +37,13 @@ class HeadSearches:
     """Models that were not believed, with the largest share that they miss answers by."""
 
     def run(self) -> Asking[RecoveredHeads | None]:
-        """Search until a model is confirmed; None where none was.
-
-        Raises
-        ------
-        ModelMismatch
-            There are more heads than allowed.
-        """
+        """Search until a model is confirmed; None where none was."""
         while self.restarts.state is SearchState.SEARCHING:
             if self.restarts.longest_tokens:
                 lengths = self.reduced.lengths.with_longest_tokens()
                 self.reduced = replace(self.reduced, lengths=lengths)
             outcome, found = yield from self._searched()
             self.restarts = self.restarts.after(outcome, self.reduced.lengths.soft)
-            if self.restarts.state is SearchState.TOO_MANY_HEADS:
-                raise ModelMismatch(
-                    "Along half a circle the answers change more than "
-                    f"{self.sought.max_heads} times: the target has more heads (raise max_heads), "
-                    "or W so small that the longest offsets asked do not switch a head, or is no "
-                    "sum of attention heads."
-                )
             if self.restarts.state is SearchState.FOUND:
                 return found
         return None
@@ -79,6 +66,16 @@ class HeadSearches:
                     return found
         return None
 
+    def refuse_many(self) -> None:
+        """Refuse a target that has more heads than allowed."""
+        if self.restarts.state is SearchState.TOO_MANY_HEADS:
+            raise ModelMismatch(
+                "Along half a circle the answers change more than "
+                f"{self.sought.max_heads} times: the target has more heads (raise max_heads), "
+                "or W so small that the longest offsets asked do not switch a head, or is no "
+                "sum of attention heads."
+            )
+
     def _searched(
         self,
     ) -> Asking[tuple[SearchOutcome, RecoveredHeads | None]]:
@@ -95,9 +92,9 @@ class HeadSearches:
         """Compare heads with fresh answers; correct those that are right but not precise enough."""
         vague, tuning = self.sought.tuning.search.vague, self.sought.tuning
         fresh = yield from self._fresh(found)
-        imprecise = found.vague(vague) or np.any(fresh.allowed < fresh.explained)
+        imprecise = found.vague(tuning.search.improved) or np.any(fresh.allowed < fresh.explained)
         if np.all(fresh.missed <= fresh.explained) and imprecise:
-            # right as far as it is known, which is not far enough: close heads, as a rule
+            # right as far as it is known, which is not far enough: close heads, coarse answers
             better = yield from corrected(
                 found, self.reduced, self.sought.biases, self.rng, tuning.correction
             )
@@ -143,3 +140,38 @@ class HeadSearches:
                 tuning=tuning.conclusion.fresh,
             )
             self.contradicted.append((float(fresh.missed.max()), found))
+
+
+def searched_at_lengths(
+    searches: HeadSearches, shorter: RestartTuning
+) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
+    """Search, and where answers are coarse search with shorter tokens; return what came of it.
+
+    Rounding of long tokens moves logits: what the longest tokens hide, shorter ones show.
+
+    Raises
+    ------
+    ModelMismatch
+        There are more heads than allowed.
+    """
+    reduced, refuse_many = searches.reduced, searches.restarts.refuse_many
+    found = yield from searches.run()
+    states = []
+    for lengths in reduced.lengths.for_coarse(reduced.eta, searches.sought.biases):
+        if found is not None:
+            return searches, found
+        restarts = Restarts(shorter, refuse_many=refuse_many)
+        other = replace(
+            searches,
+            reduced=replace(reduced, lengths=lengths),
+            restarts=restarts,
+            contradicted=[],
+        )
+        found = yield from other.run()
+        states.append(other.restarts.state)
+        if found is not None:
+            return other, found
+    # rounding of long tokens makes jumps that are none
+    if not states or SearchState.TOO_MANY_HEADS in states:
+        searches.refuse_many()
+    return searches, found

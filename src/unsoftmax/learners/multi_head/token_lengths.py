@@ -10,6 +10,7 @@ A *gate* is tanh(a·u_h/2); it is *open* where its logit is moderate and *satura
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -50,6 +51,15 @@ class TokenLengthTuning:
     tiny: float = 1e-8
     """Norm of query tokens where noise has a fixed size: offsets are the longer, and the noise is
     small beside answers."""
+    coarse: float = 1e-12
+    """Answers with a larger error, relative to their terms, may lose short offsets beside long
+    ones: where the longest tokens show no heads, shorter ones are asked."""
+    enough: float = 1e-5
+    """Answers as precise as this told apart all heads of random layers in 16 dimensions."""
+    noises: tuple[float, ...] = (2e-2, 2e-3, 0.2, 2e-4, 2.0, 2e-5)
+    """‖a‖‖b‖ of these, in units of that error: what rounding moves the logit of a head with ‖W‖ = 1
+    by at the longest offsets. Float32 services of trained and random layers were recovered at the
+    first; others are for larger and smaller W."""
     rounding: float = 1e-13
     """Tokens stay within the cap by this share: norms are rounded in the sixteenth digit."""
 
@@ -87,6 +97,17 @@ class TokenLengths:
         """Make query tokens tiny and offsets long, as far as gates stay steps."""
         least = max(self.tuning.tiny, 10 * self.tuning.silent / self.radius)
         return replace(self, length=min(self.length, least))
+
+    def for_coarse(self, eta: float, biases: bool) -> Iterator[TokenLengths]:
+        """Give shorter lengths for answers of error ``eta``, relative to their terms."""
+        if eta <= self.tuning.coarse:
+            return
+        for noise in self.tuning.noises:
+            product = noise / eta
+            longest = max(product / self.tuning.longest_biased, 1.0)
+            radius = longest if biases else np.sqrt(2 * product)
+            if radius < self.radius:
+                yield TokenLengths.under(radius, biases, self.tuning)
 
     @property
     def capped(self) -> bool:

@@ -79,7 +79,12 @@ def search(
     columns = yield from read_columns(answers, s, sought.rank, rng, sought.tuning.columns)
     one.refuse_vague(token, columns)
     oriented = yield from orient(token, rng, sought.tuning.orientation)
-    return assembled(token, columns, directions, oriented, sought.biases)
+    found = assembled(token, columns, directions, oriented, sought.biases)
+    if sought.rank is None or np.all(columns.ranks <= sought.rank):
+        return found
+    return found.with_note(
+        f"W has rank {sought.rank} but for a tail that answers show: columns were read in full."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,7 @@ class _TokenSearch:
         lengths, length, tuning = self.reduced.lengths, self.reduced.lengths.length, self.tuning
         share = 1.0 if self.sought.biases else self._balanced(u) / length
         b, u, values = share * self.plane.b, share * u, values.at_share(share)
-        error = self.reduced.errors_at(share * length, values.error)
+        error = self.reduced.errors_at(share * length, values.error, u)
         step = lengths.step(error.length)
         room = OffsetRoom(step, lengths.longest(error.length, step))
         windows = choose_windows((u, values.v), error, room, self.rng, tuning.windows)

@@ -39,7 +39,7 @@ class ValueTuning:
     """Rows more than unknowns: wrong signs show."""
     closest: float = 8e-3
     """Directions closer to a hyperplane (in units of 1/√d) are not asked: four times what the
-    rough u_h are off by."""
+    rough u_h are off by, if not for the rounding of logits, which counts beside it."""
     ample: float = 0.25
     """Where heads crowd, closer directions have to do: this divided by H over ``crowd``."""
     crowd: float = 8.0
@@ -58,9 +58,10 @@ class ValueTuning:
     """Such rows take this share of the room between the two hyperplanes."""
     agrees: float = 1e-9
     """Rows agree to this, in units of the values' size, if all signs are right."""
-    noises: float = 1e4
-    """The same in units of the answers' error, as H·d errors add up; the larger of the two
-    counts."""
+    noises: float = 100.0
+    """The same in units of what random errors of that size leave; the larger of the two counts."""
+    most: float = 1e4
+    """Rows that are off by so many times the answers' error do not agree, whatever that leaves."""
     again: int = 5
     """Times that signs are taken anew."""
     again_open: int = 40
@@ -120,10 +121,13 @@ def read_values(
     far = reduced.lengths.far(plane.length)
     error = reduced.error(far, plane.length) * reduced.scale
     shut = tuning.shut / far if soft else 0.0
-    A = reduced.lengths.turned(_Directions(heads, plane, u, shut, tuning).chosen(rng), plane.b)
+    read_at = float(np.linalg.norm(readings.a, axis=2).max(initial=0.0))
+    rounding = reduced.eta * read_at * float(np.linalg.norm(u, axis=1).max(initial=0.0))
+    directions = _Directions(heads, plane, u, shut, rounding, tuning)
+    A = reduced.lengths.turned(directions.chosen(rng), plane.b)
     y = (yield from reduced.ask(far * A, plane.b, "values")) / far
     equations = ValueEquations(A, y, far, tuning.solve)
-    tolerance = max(tuning.agrees * reduced.scale, tuning.noises * error)
+    noise = rng.standard_normal((tuning.probes, len(A))) * error
     gates: Array | None = None
     for _ in range(tuning.again_open if soft else tuning.again):
         system = equations.at(u)
@@ -133,12 +137,15 @@ def read_values(
         v = equations.solved(u)
         missed = np.abs(system.of(v) - y)
         u = readings.read_again(v, u)
-        if np.all(missed < tolerance):
+        agreed = bool(np.all(missed < tuning.agrees * reduced.scale))
+        if not agreed and np.any(missed >= tuning.most * error):
+            continue
+        errors = [system.solved(row, tuning.coarse) for row in noise]
+        left = np.abs([system.of(x) - row for x, row in zip(errors, noise, strict=True)])
+        if agreed or np.all(missed < tuning.noises * np.max(left)):
             for _ in range(2):
                 u = readings.read_again(v, u)
-            noise = rng.standard_normal((tuning.probes, len(A))) * error
-            errors = [np.linalg.norm(system.solved(row, tuning.coarse), axis=1) for row in noise]
-            return HeadValues(v, float(np.max(errors)), equations), u
+            return HeadValues(v, float(np.max(np.linalg.norm(errors, axis=2))), equations), u
     raise CoincidentJumps
 
 
@@ -153,6 +160,8 @@ class _Directions:
     plane: SearchPlane
     u: Array
     shut: float
+    rounding: float
+    """What rounding inside the target may move the logits by that the ``u`` were read from."""
     tuning: ValueTuning
 
     @property
@@ -183,7 +192,8 @@ class _Directions:
     def _clear(self, wanted: int, rng: np.random.Generator) -> Array:
         """Draw directions away from all hyperplanes."""
         (H, d), tuning, shut = self.u.shape, self.tuning, self.shut
-        closest = min(tuning.closest, tuning.ample / max(1.0, H / tuning.crowd)) / np.sqrt(d)
+        closest = max(tuning.closest, self.rounding)
+        closest = min(closest, tuning.ample / max(1.0, H / tuning.crowd)) / np.sqrt(d)
         found = np.zeros((0, d))
         for draw in range(tuning.draws):
             if draw and draw % tuning.eased_every == 0:

@@ -1,0 +1,223 @@
+"""What real endpoints serve is recovered or refused in words: stored weights, short floats."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.heads import errors, several
+
+Learner = us.learners.MultiHeadLearner
+
+
+def share_of_the_bounds(recovery, target):
+    """Return the largest error, as a share of what the certificate allows."""
+    apart, bounds = errors(recovery.model, target), recovery.certificate.errors
+    off = {name: apart[f"|{name}|"] for name in "Wvw"}
+    off["c"] = abs(recovery.model.c - target.c)
+    return max((off[name] / bounds[name] for name in off if off[name]), default=0.0)
+
+
+# -- low rank, and what storing a matrix adds to it
+
+STORED = {"float32": np.float32, "float16": np.float16}
+
+
+def tail_of(kind, W, rng):
+    """Return something of rank more than W's, of norm 1 for each head."""
+    E = rng.standard_normal(W.shape)
+    if kind == "rank one":
+        E = rng.standard_normal((*W.shape[:2], 1)) * rng.standard_normal((len(W), 1, W.shape[1]))
+    elif kind == "one entry":
+        E = np.zeros(W.shape)
+        E[:, 0, 0] = 1.0
+    elif kind == "one column":
+        E[:, :, 1:] = 0.0
+    return E / np.linalg.norm(E, axis=(1, 2), keepdims=True)
+
+
+def low_rank(kind, seed):
+    """Draw heads of low rank and a tail of 1e-15 to 1e-6, or as they are stored; and the rank."""
+    rng = np.random.default_rng([seed, 13])
+    heads, dim, biases = int(rng.integers(1, 5)), int(rng.integers(4, 17)), bool(rng.integers(2))
+    rank = int(rng.integers(1, max(2, dim // 2 + 1)))
+    drawn = several(heads, dim, seed, rank, biases)
+    if kind in STORED:
+        W = drawn.W.astype(STORED[kind]).astype(np.float64)
+    else:
+        size = 10.0 ** rng.uniform(-15, -6) * np.linalg.norm(drawn.W, axis=(1, 2), keepdims=True)
+        W = drawn.W + size * tail_of(kind, drawn.W, rng)
+    return us.MultiHead(W, drawn.v, drawn.w, drawn.c), rank, biases
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["rank found", "rank given"])
+@pytest.mark.parametrize("kind", ["noise", "rank one", "one entry", "one column", *STORED])
+def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evidence):
+    count, worst, refused = trials(8, 200), 0.0, Counter[str]()
+    for seed in range(count):
+        target, rank, biases = low_rank(kind, seed)
+        learner = Learner(
+            target.dim, target.H + 3, biases=biases, rank=rank if given else None, seed=seed
+        )
+        try:
+            recovery = us.learn(lambda X, target=target: target(X), learner)
+        except us.ModelMismatch as error:
+            refused[str(error)[:60]] += 1
+            continue
+        worst = max(worst, share_of_the_bounds(recovery, target))
+        assert worst <= 1, (seed, recovery.notes)
+        assert recovery.evidence.passed
+    assert refused.total() <= count / 200, refused
+    evidence(
+        f"MultiHeadLearner, low rank and a tail ({kind}), rank {'given' if given else 'found'}, "
+        f"{count} targets",
+        error_over_bound=f"{worst:.2f}",
+        refused=refused.total(),
+    )
+
+
+def test_what_a_stored_matrix_adds_to_its_rank_is_said_where_the_rank_was_given():
+    target, rank, biases = low_rank("float32", 3)
+    learner = Learner(target.dim, target.H + 3, biases=biases, rank=rank)
+    recovery = us.learn(lambda X: target(X), learner)
+    assert any("a tail that answers show" in note for note in recovery.notes)
+    assert errors(recovery.model, target)["W"] <= 1e-10
+
+
+def test_exact_ranks_cost_no_more_than_their_parameters(trials):
+    for seed in range(trials(2, 50)):
+        for rank in (8, 16):
+            target = several(2, 96, seed, rank)
+            recovery = us.learn(lambda X, target=target: target(X), Learner(96, 4, seed=seed))
+            assert recovery.queries - 32 <= 1.15 * 2 * (rank * (2 * 96 - rank) + 96)
+            assert errors(recovery.model, target)["W"] <= 1e-8
+
+
+# -- layers served in float32
+
+
+def served(dim, heads, seed, biases=True, dtype=np.float32, size=1.0):
+    """Compute a random layer as libraries do, all in one format; return heads and oracle."""
+    rng, own = np.random.default_rng([seed, dim, 77]), dim // heads
+    q, k, v, o = (size * rng.standard_normal((4, dim, dim)) / np.sqrt(dim)).astype(dtype)
+    q_bias, k_bias, v_bias, o_bias = (0.1 * biases * rng.standard_normal((4, dim))).astype(dtype)
+    W, values, w = [], [], []
+    for h in range(heads):
+        rows = slice(h * own, (h + 1) * own)
+        K, Q, V, out = (x.astype(np.float64) for x in (k[rows], q[rows], v[rows], o[0, rows]))
+        W.append(K.T @ Q / np.sqrt(own))
+        w.append(K.T @ q_bias[rows].astype(np.float64) / np.sqrt(own))
+        values.append(out @ V)
+    c = float(o[0].astype(np.float64) @ v_bias.astype(np.float64) + float(o_bias[0]))
+    heads_of_it = us.MultiHead(np.array(W), np.array(values), np.array(w), c)
+
+    def answered(X):
+        X = X.astype(dtype)
+        batch, tokens, _ = X.shape
+        keys = (X @ k.T + k_bias).reshape(batch, tokens, heads, own)
+        pooled = (X @ v.T + v_bias).reshape(batch, tokens, heads, own)
+        query = (X[:, -1] @ q.T + q_bias).reshape(batch, heads, own)
+        scores = np.einsum("bnhe,bhe->bhn", keys, query) / dtype(np.sqrt(own))
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        return np.einsum("bhn,bnhe->bhe", weights, pooled).reshape(batch, dim) @ o[0] + o_bias[0]
+
+    return heads_of_it, answered
+
+
+def off_by_float32(target):
+    """Compute heads in float32, W as it is."""
+    W, v, w = (array.astype(np.float32) for array in (target.W, target.v, target.w))
+
+    def answered(X):
+        X = X.astype(np.float32)
+        query = np.einsum("hij,bj->bhi", W, X[:, -1]) + w
+        scores = np.einsum("bni,bhi->bhn", X, query)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        return np.einsum("bhn,bnd,hd->b", weights, X, v) + np.float32(target.c)
+
+    W64, v64, w64 = (array.astype(np.float64) for array in (W, v, w))
+    return us.MultiHead(W64, v64, w64, float(np.float32(target.c))), answered
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+def test_a_float32_service_of_four_heads_is_recovered_at_default_settings(biases, trials, evidence):
+    count, off = trials(2, 20), []
+    for seed in range(count):
+        target, oracle = served(32, 4, seed, biases)
+        recovery = us.learn(oracle, Learner(32, 8, biases=biases, seed=seed))
+        assert recovery.model.H == 4
+        assert share_of_the_bounds(recovery, target) <= 1, seed
+        assert any("float32" in sentence for sentence in recovery.certificate.assumes)
+        off.append(errors(recovery.model, target)["W"])
+    assert np.median(off) <= 1e-3
+    assert max(off) <= 1e-2
+    evidence(
+        f"MultiHeadLearner, float32 inside, 4 heads, d = 32{', biases' if biases else ''}, {count}",
+        W_median=f"{np.median(off):.0e}",
+        W=f"{max(off):.0e}",
+    )
+
+
+@pytest.mark.parametrize("size", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+def test_float32_services_of_other_sizes(size, biases, trials, evidence):
+    count, worst, refused, off = trials(2, 20), 0.0, 0, [0.0]
+    for seed in range(count):
+        drawn = several(3, 8, seed, biases=biases)
+        target, oracle = off_by_float32(us.MultiHead(size * drawn.W, drawn.v, drawn.w, drawn.c))
+        try:
+            recovery = us.learn(oracle, Learner(8, 6, biases=biases, seed=seed))
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        worst = max(worst, share_of_the_bounds(recovery, target))
+        off.append(errors(recovery.model, target)["W"])
+        assert worst <= 1, seed
+    assert refused <= 0.1 * count
+    assert max(off) <= 1e-2
+    evidence(
+        f"MultiHeadLearner, float32 inside, 3 heads, d = 8, W times {size:g}, "
+        f"{'biases, ' if biases else ''}{count}",
+        error_over_bound=f"{worst:.2f}",
+        W=f"{max(off):.0e}",
+        refused=refused,
+    )
+
+
+# -- formats too short
+
+
+def bfloat16(y):
+    """Round to eight significant bits."""
+    mantissa, power = np.frexp(y)
+    return np.ldexp(np.round(mantissa * 256) / 256, power)
+
+
+@pytest.mark.parametrize(
+    ("name", "rounded"),
+    [("float16", lambda y: y.astype(np.float16)), ("bfloat16", bfloat16)],
+)
+def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded, trials):
+    for seed in range(trials(2, 20)):
+        target, _ = served(16, 4, seed)
+        learner = Learner(16, 8, biases=True, radius=1e3, seed=seed)
+        with pytest.raises(us.ModelMismatch, match=r"too coarse.* times more than") as refused:
+            us.learn(lambda X, target=target: rounded(target(X)), learner)
+        assert name in str(refused.value)
+
+
+def test_answers_that_are_a_little_too_coarse_are_told_by_how_much(trials):
+    for seed in range(trials(1, 10)):
+        target, _ = served(16, 4, seed)
+
+        def oracle(X, target=target):
+            y = target(X)
+            return y * (1 + 5e-5 * np.sin(1e9 * y))
+
+        with pytest.raises(us.ModelMismatch, match=r"times more than layers took.*too coarse"):
+            us.learn(oracle, Learner(16, 8, biases=True, seed=seed))
