@@ -32,7 +32,13 @@ from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
 from unsoftmax.campaign.workers import executor
-from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable
+from unsoftmax.errors import (
+    DimensionRefused,
+    ModelMismatch,
+    NotIdentifiable,
+    OracleError,
+    RetryLater,
+)
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs, outputs_of
 
@@ -225,8 +231,17 @@ class Campaign:
         try:
             index, parts = 0, next(steps)
             while True:
-                answers = self.answer(index, parts)
-                index, parts = index + 1, steps.send(answers)
+                try:
+                    answers = self.answer(index, parts)
+                except OracleError as error:
+                    # unreachable whatever is asked, or not known to be the ledger's target
+                    elsewhere = isinstance(error.__cause__, (OSError, RetryLater))
+                    if elsewhere or self.witnesses is not None:
+                        raise
+                    # most learners end here; some do without answers to their longest sequences
+                    index, parts = index + 1, steps.throw(error)
+                else:
+                    index, parts = index + 1, steps.send(answers)
         except StopIteration as end:
             self._recognise([])
             found: Found[M] = end.value
@@ -259,10 +274,9 @@ class Campaign:
 
     def _recognise(self, waiting: list[Span]) -> None:
         """Ask recorded questions again and compare, before anything new is paid."""
-        witnesses, self.witnesses = self.witnesses, None
-        if witnesses is None:
+        if self.witnesses is None:
             return
-        known = Fingerprint.of(witnesses, self.ledger.moved, self.fingerprint)
+        known = Fingerprint.of(self.witnesses, self.ledger.moved, self.fingerprint)
         with self.interrupts.held():
             now = self._ask_apart(known.spans(), known, waiting)
             if known.differs(now):
@@ -270,6 +284,7 @@ class Campaign:
                 self.spending.noisy = True
                 again = self._ask_apart(known.spans(alone=True), known, waiting)
                 self.noise = known.noise(now, again)
+        self.witnesses = None
 
     def _ask_apart(self, spans: list[Span], known: Fingerprint, waiting: list[Span]) -> Array:
         """Ask a fingerprint outside any round: paid, not recorded."""

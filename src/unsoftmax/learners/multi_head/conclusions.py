@@ -61,7 +61,7 @@ def concluded(
     evidence = judgement.evidence
     largest = {**found.largest, "c": float(reduced.precision.error(abs(reduced.c))) * biases}
     errors = {name: tuning.safety * error for name, error in largest.items()}
-    certificate = Certificate(errors, _assumed(reduced, evidence, tuning))
+    certificate = Certificate(errors, _assumed(reduced, evidence, fresh.looked, tuning))
     return Found(canonical(found.model), certificate, evidence, found.notes)
 
 
@@ -109,7 +109,7 @@ def predicting(
 
 
 def _assumed(
-    reduced: ReducedAnswers, evidence: Evidence, tuning: HeadsConclusionTuning
+    reduced: ReducedAnswers, evidence: Evidence, looked: str, tuning: HeadsConclusionTuning
 ) -> tuple[str, ...]:
     """Say what the bounds on the parameters rest on."""
     precision = reduced.precision
@@ -127,7 +127,7 @@ def _assumed(
         f"Bounds are {tuning.safety:.0f} times what that precision does to first order, errors of "
         "answers being independent; each is the largest over heads.",
         *precision.why,
-        *(() if evidence.queries else ("Nothing was checked.",)),
+        looked if evidence.queries else "Nothing was checked.",
     )
 
 

@@ -201,7 +201,7 @@ class TransformerLearner(Configured):
             queries=None,
             at_most=first.at_most + asked,
             tokens=first.tokens + 2 * asked,
-            rounds=first.rounds + rounds + 2,
+            rounds=first.rounds + rounds + 2 + self.tuning.evidence.closing.long.most_rounds,
             formula=f"network: {first.formula}; attention: {formula}",
         )
 

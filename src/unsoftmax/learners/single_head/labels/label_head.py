@@ -133,7 +133,7 @@ class LabelHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; with "paper" also where k is astronomic."""
-        d, bits = int(self.dim), int(self.bits)
+        d, bits, further = int(self.dim), int(self.bits), self.tuning.holdout.long.most_rounds
         if self.method == "paper":
             promise, average = self._promise(), self.tuning.average
             k, steps = label_counts.label_head_paper(
@@ -143,7 +143,7 @@ class LabelHead(Configured):
                 queries=k + d * d * steps,
                 at_most=k + d * d * steps,
                 tokens=k + 2 * d * d * steps,
-                rounds=-(-k // average.samples) + steps + 1,
+                rounds=-(-k // average.samples) + steps + 1 + further,
                 formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
                 f"δ = {average.failure:g}: k = {k:.3g}, steps = {steps}",
             )
@@ -154,7 +154,7 @@ class LabelHead(Configured):
             queries=queries,
             at_most=queries + label_counts.label_head_again(d, schedule),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits, schedule),
+            rounds=label_counts.label_head_rounds(d, bits, schedule) + further,
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
         )
 
