@@ -55,6 +55,8 @@ class LongSequenceTuning:
     """What is asked, the most telling first: few lengths, for each is a family of its own."""
     share: int = 2
     """One in so many queries of a hold-out's end is one of these, until all are asked once."""
+    least: int = 4
+    """With fewer queries none is: their answers average more away than those of short ones."""
     distinct: int = 4
     """Different tokens among repeats."""
     apart: float = 2.0**-10
@@ -67,7 +69,7 @@ class LongSequenceTuning:
 
     def of(self, count: int) -> tuple[SequenceShape, ...]:
         """Return the shapes that a hold-out's end of ``count`` queries asks."""
-        return self.shapes[: count // self.share]
+        return self.shapes[: count // self.share if count >= self.least else 0]
 
     def rounds(self, families: Iterable[Probes]) -> list[Round]:
         """Divide families into the rounds in which they are asked, shorter ones first."""

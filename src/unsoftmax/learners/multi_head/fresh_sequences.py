@@ -42,8 +42,8 @@ class FreshTuning:
     the estimated size do (1,000 targets of low rank, spread sizes, few dimensions). So much is
     allowed."""
     most: float = 1e-6
-    """What errors of the parameters may be allowed, as a share of the answers: with more a wrong
-    model passes for an imprecise one."""
+    """What errors of the parameters may be allowed at such logits, as a share of the answers: with
+    more a wrong model passes for an imprecise one."""
     most_coarse: float = 1e5
     """The same in units of the answers' own precision; the larger of the two counts."""
     blunt: float = 1e-2
@@ -51,6 +51,11 @@ class FreshTuning:
     nothing."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences of the hold-out."""
+
+    def steeper(self, tokens: int) -> float:
+        """Say how many times larger than ``logit`` logits of so many tokens are wanted at most."""
+        wanted = [shape.logits for shape in self.long.shapes if shape.tokens == tokens]
+        return max([self.logit, *wanted]) / self.logit
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,9 @@ def fresh_residuals(
     own = tuning.times * reduced.precision.error(size)
     own = own + np.concatenate([_rounding(model, X, reduced.precision.unit) for X, _ in answered])
     moved = tuning.times * _moved(found, [X for X, _ in answered], rng, tuning)
-    allowed = np.minimum(moved, max(tuning.most, tuning.most_coarse * reduced.eta) * size)
+    most = max(tuning.most, tuning.most_coarse * reduced.eta)
+    steeper = [tuning.steeper(X.shape[1]) * np.ones(len(X)) for X, _ in answered]
+    allowed = np.minimum(moved, most * np.concatenate(steeper) * size)
     residuals = Residuals.of(missed, own=own, allowed=allowed, size=size, most=tuning.blunt)
     return FreshResiduals(residuals, (own + moved) / size, looked_at(model, answered, long))
 

@@ -147,6 +147,9 @@ def judged(
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
     resolved: dict[int, bool] = {}
     for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
+        if X.shape[1] not in tuning.lengths:  # long: of every head
+            resolved |= {h: resolved.get(h, False) or bool(telling[:, h].any()) for h in resolved}
+            continue
         aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]
         for h, tells in zip(aimed, telling[np.arange(len(aimed)), aimed], strict=True):
             resolved[h] = resolved.get(h, False) or bool(tells)
