@@ -42,11 +42,14 @@ def trials(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 
 @pytest.fixture
 def evidence(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """``evidence(claim, **figures)``: a row of docs/evidence.md, written by `make evidence`."""
+    """``evidence(claim, **figures)``: a row of docs/evidence.md, written by `make evidence`.
 
-    def record(claim: str, **figures: object) -> None:
+    ``refused``, how many of the targets were refused, has a column of its own.
+    """
+
+    def record(claim: str, refused: object = "", **figures: object) -> None:
         text = ", ".join(f"{name.replace('_', ' ')} {figure}" for name, figure in figures.items())
-        record_property("evidence", [claim, text])
+        record_property("evidence", [claim, text, str(refused)])
 
     return record
 
@@ -79,17 +82,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     rows = {line.split(" | ")[0]: line for line in kept if line.startswith("| ")}
     rows.pop("| claim", None)
     measured = f"{datetime.now(UTC).date()}, {commit}"
-    for claim, figures in _rows:
-        rows[f"| {claim}"] = f"| {claim} | {figures} | {measured} |"
+    for claim, figures, refused in _rows:
+        rows[f"| {claim}"] = f"| {claim} | {figures} | {refused} | {measured} |"
     lines = [
         "# Evidence",
         "",
         f"Written by `make evidence`, last with Python {platform.python_version()}, NumPy "
         f"{np.__version__}, {os.cpu_count()} cores. Each row is a test that passed at the claimed "
-        "number of trials, at the date and commit beside it.",
+        "number of trials, at the date and commit beside it. *Refused* is how many of them were "
+        "refused by name; empty where a refusal would fail the test.",
         "",
-        "| claim | measured | when |",
-        "|---|---|---|",
+        "| claim | measured | refused | when |",
+        "|---|---|---|---|",
         *(rows[claim] for claim in sorted(rows)),
         "",
     ]

@@ -22,6 +22,7 @@ from unsoftmax.learners.single_head.labels.proved_head import EndChecks
 from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
 from unsoftmax.protocol import Certificate
 from unsoftmax.theory import label_counts
+from unsoftmax.validate.head_comparison import HeadAt
 from unsoftmax.validate.judge import judge
 
 FLIPS, SEARCH = FlipTuning(), ScaleSearchTuning()
@@ -59,7 +60,7 @@ def test_sequences_are_just_outside_of_what_is_uncertain(d, W_error):
     assert sum(len(family) for family in families) == 24
     assert [family.tokens for family in families] == list(FLIPS.lengths)
     for family in families:
-        off = uncertainty(model, known, family.X)
+        off = uncertainty(HeadAt.of(model, family.X), model.v, known)
         y = model(family.X)
         assert np.all(np.abs(y) >= FLIPS.certain * off)
         # no further away than rounding of the tokens asks for
@@ -104,7 +105,7 @@ def test_the_uncertainty_is_a_bound(W_error):
     rng, d = np.random.default_rng(4), 4
     model = head(d)
     X = rng.standard_normal((30, 4, d))
-    off = uncertainty(model, certificate(W_error, 1e-6), X)
+    off = uncertainty(HeadAt.of(model, X), model.v, certificate(W_error, 1e-6))
     for _ in range(30):
         shift, turn = rng.standard_normal((d, d)), 0.5e-6 * rng.standard_normal(d) / np.sqrt(d)
         v = model.v + turn

@@ -383,7 +383,7 @@ def test_the_certificate_holds(rounding, trials, evidence):
         broken=0,
         median_looseness=f"{np.median(looseness):.0f}×",
         without_a_finite_bound=unbounded,
-        refused_as_lost_in_rounding=refused,
+        refused=refused,
     )
 
 
@@ -427,9 +427,7 @@ def test_the_certificate_holds_for_any_format(name, trials, evidence):
         assert recovery.notes
     # 8 bits leave little: what has no useful bound is refused
     assert refused <= {"bfloat16, cut": 0.95, "float16": 0.6}.get(name, 0.15) * count
-    evidence(
-        f"certificate, answers of {name}", trials=count, broken=0, refused_as_too_coarse=refused
-    )
+    evidence(f"certificate, answers of {name}", trials=count, broken=0, refused=refused)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -270,7 +270,7 @@ def test_the_certificate_holds(form, trials, evidence):
         f"LowRankHead, certificate, {form} answers",
         trials=count,
         broken=0,
-        refused_as_too_coarse=refused,
+        refused=refused,
         median_looseness=f"{np.median(looseness):.0f}×",
     )
 

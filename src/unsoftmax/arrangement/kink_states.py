@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -89,9 +90,7 @@ class KinkQuestions:
 
     def are(self, *states: KinkState) -> Flags:
         """Tell which intervals are in one of the states."""
-        flags = np.zeros(len(KinkState), dtype=bool)
-        flags[list(states)] = True
-        return np.asarray(flags[self.state])
+        return np.asarray(_table(states)[self.state])
 
     @classmethod
     def of(cls, now: KinkIntervals, left: EndLines, right: EndLines, share: Array) -> Self:
@@ -108,17 +107,16 @@ class KinkQuestions:
         stale_left = (left.baseline > tuning.renewed * w) & ~narrow
         stale_right = (right.baseline > tuning.renewed * w) & ~narrow
         one = right.meets(left.t, left.y) & left.meets(right.t, right.y)
-        state = np.select(
-            [
-                narrow,
-                stale_left | stale_right,
-                one & ~now.doubted,
-                now.doubted | ~inside,
-                np.isnan(now.value),
-                left.matches(crossing, now.value),
-            ],
-            list(KinkState)[:-1],
-            KinkState.MISSED,
+        state = _first_that_holds(
+            {
+                KinkState.NARROW: narrow,
+                KinkState.STALE: stale_left | stale_right,
+                KinkState.EMPTY: one & ~now.doubted,
+                KinkState.DOUBTED: now.doubted | ~inside,
+                KinkState.CROSSING: np.isnan(now.value),
+                KinkState.TOUCHING: left.matches(crossing, now.value),
+            },
+            otherwise=KinkState.MISSED,
         )
         cut = np.where(state >= KinkState.CROSSING, crossing, now.low + share * w)
         cut = np.where(narrow, np.where(inside, crossing, (now.low + now.high) / 2), cut)
@@ -148,13 +146,27 @@ class KinkQuestions:
         return KinkAnswers(*answers)
 
 
+@cache
+def _table(states: tuple[KinkState, ...]) -> Flags:
+    """Return for every state whether it is one of these."""
+    flags = np.zeros(len(KinkState), dtype=bool)
+    flags[list(states)] = True
+    return flags
+
+
+def _first_that_holds(holds: dict[KinkState, Flags], otherwise: KinkState) -> Indices:
+    """Return for every interval the first state whose condition holds."""
+    state = np.full_like(next(iter(holds.values())), otherwise, dtype=np.intp)
+    for one, where in reversed(holds.items()):
+        state[where] = one
+    return state
+
+
 def _steps(
     now: KinkIntervals, state: Indices, crossing: Array, apart: Array, tuning: KinkTuning
 ) -> Array:
     """Return how far beside a cut is asked: where the lines are told from each other."""
     room = tuning.room * np.minimum(crossing - now.low, now.high - crossing)
-    return np.select(
-        [state == KinkState.DOUBTED, state == KinkState.TOUCHING],
-        [tuning.pair * now.width, np.minimum(apart, room)],
-        np.minimum(np.maximum(tuning.beside * now.width, apart), room),
-    )
+    step = np.minimum(np.maximum(tuning.beside * now.width, apart), room)
+    step = np.where(state == KinkState.TOUCHING, np.minimum(apart, room), step)
+    return np.where(state == KinkState.DOUBTED, tuning.pair * now.width, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
@@ -67,7 +68,8 @@ class Configured:
     def settings(self) -> dict[str, Any]:
         """Return everything that determines the probes, as nested JSON; arrays by their hash."""
         settings: dict[str, Any] = {"learner": type(self).__name__}
-        hints = get_type_hints(type(self))
+        learner: Any = type(self)
+        hints = _declared(learner)
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.kw_only and value == field.default:
@@ -77,6 +79,12 @@ class Configured:
             else:
                 settings[field.name] = as_json(value, hints[field.name])
         return settings
+
+
+@cache
+def _declared(learner: Any) -> dict[str, Any]:
+    """Return the declared types of a class's fields, which are evaluated once."""
+    return get_type_hints(learner)
 
 
 def as_json(value: Any, hint: Any = None) -> Any:

@@ -69,6 +69,8 @@ class Gates:
     """p̂ = σ(t)."""
     p_error: Array
     """Bound δ on |p̂ − p|."""
+    answer_error: Array
+    """Bound η + ν_c on what y − ĉ is off by."""
     logit: Array
     """t̂, ±inf or NaN where the answer says nothing."""
     margin: Array
@@ -120,19 +122,22 @@ class TwoTokenAnswers:
 
     def gates(self) -> Gates:
         """Invert the two-token identity."""
-        a, b, alpha, beta = self.a, self.b, self.alpha, self.beta
+        answer_error = self.answer_error
         with np.errstate(divide="ignore", invalid="ignore"):
-            signal = alpha * a.value
-            rest = self.y - beta * b.value - self.values.c
-            p = rest / signal
-            # q from its own difference: 1 − p would lose q's digits when p is near 1
-            q = (signal - rest) / signal
-            error = self.answer_error + beta * b.value_error
-            error = error + np.abs(p) * alpha * a.value_error
-            room = np.abs(signal) - alpha * a.value_error
+            signal, p, q = self._shares()
+            unsure = self.alpha * self.a.value_error
+            error = answer_error + self.beta * self.b.value_error + np.abs(p) * unsure
+            room = np.abs(signal) - unsure
             p_error = np.where(room > 0, error / room, np.inf)
             logit = np.log(p) - np.log(q)
-            return Gates(p, p_error, logit, np.minimum(p, q) - p_error)
+            return Gates(p, p_error, answer_error, logit, np.minimum(p, q) - p_error)
+
+    def _shares(self) -> tuple[Array, Array, Array]:
+        """Return αa·v̂ and the weights p̂ and q̂ of the two tokens."""
+        signal = self.alpha * self.a.value
+        rest = self.y - self.beta * self.b.value - self.values.c
+        # q from its own difference: 1 − p would lose q's digits when p is near 1
+        return signal, rest / signal, (signal - rest) / signal
 
     @property
     def telling(self) -> Array:
@@ -146,7 +151,10 @@ class TwoTokenAnswers:
 
     def measured(self, shift: Array | float = 0.0) -> Array:
         """Return M̂ alone; see `reading`."""
-        return np.asarray((self.gates().logit / self.alpha - shift) / self.beta)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            _, p, q = self._shares()
+            logit = np.log(p) - np.log(q)
+        return np.asarray((logit / self.alpha - shift) / self.beta)
 
     def reading(
         self,
@@ -173,23 +181,24 @@ class TwoTokenAnswers:
             logit = gates.logit / scale
             value = (gates.logit / self.alpha - shift) / self.beta
             scores = KAPPA * self.values.precision.unit * self._token_norm * score_norm / scale
-            error = gates.logit_error / scale + scores + 4 * UNIT * np.abs(logit)
+            slope = gates.slope
+            error = gates.p_error * slope / scale + scores + 4 * UNIT * np.abs(logit)
         error = np.where(gates.margin > 0, error + shift_error / self.beta, np.inf)
         if not np.all(gates.margin > 0):
             return Reading(value, error, float("inf"))
-        total = self._of_answers_and_values(gates, scale, stretch)
+        total = self._of_answers_and_values(gates, slope / scale, stretch)
         total += float(np.linalg.norm(scores))
         total += 4 * UNIT * float(np.linalg.norm(logit))
         # one error of a·w for all query tokens
         repeated = np.sqrt(np.max(np.sum(self.beta**-2, axis=0))) if shift_error else 0.0
         return Reading(value, error, float(total + shift_error * repeated))
 
-    def _of_answers_and_values(self, gates: Gates, scale: Array, stretch: float) -> float:
-        """Bound the norm of what errors of answers, of v and of c do to M."""
+    def _of_answers_and_values(self, gates: Gates, slope: Array, stretch: float) -> float:
+        """Bound the norm of what errors of answers, of v and of c do to M; ``slope`` is dM/dp."""
         a, b, values = self.a, self.b, self.values
         with np.errstate(divide="ignore", over="ignore"):
-            gain = gates.slope / (np.abs(self.alpha * a.value) * scale)
-        answers = np.linalg.norm(gain * self.answer_error)
+            gain = slope / np.abs(self.alpha * a.value)
+        answers = np.linalg.norm(gain * gates.answer_error)
         query_values = np.linalg.norm(gain * self.beta * b.value_error)
         # one δv for all offsets: Σ_i (z_i·δv)² ≤ ‖Z‖₂²‖δv‖²
         largest = (gain * (gates.p + gates.p_error) * self.alpha) ** 2

@@ -68,13 +68,17 @@ def exponentials(scores: Array, axis: int = -1) -> tuple[Array, Array]:
     denominators : ndarray, as ``scores`` without the axis
         Σ_i exp(s_i − max_j s_j).
     """
-    largest = np.max(scores, axis=axis, keepdims=True, initial=-np.inf)
-    largest = np.where(largest == -np.inf, 0.0, largest)
+    largest = scores.max(axis=axis, keepdims=True, initial=-np.inf)
+    masked = largest == -np.inf
+    if masked.any():
+        largest[masked] = 0.0
     with np.errstate(over="ignore"):  # a score may be 2·10³⁰⁸ below the largest: weight 0
         shifted = scores - largest
     numerators = np.exp(shifted, out=shifted)
     total = numerators.sum(axis=axis)
-    return numerators, np.where(total == 0, 1.0, total)
+    if masked.any():
+        total = np.where(total == 0, 1.0, total)
+    return numerators, total
 
 
 def token_scores(X: Array, vectors: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unsoftmax.models.arrays import sequences
-from unsoftmax.models.attention import exponentials
+from unsoftmax.models.attention import exponentials, token_scores
 from unsoftmax.models.model import ValuedAttention
 from unsoftmax.probes import Array
 
@@ -48,7 +48,18 @@ class SingleHead(ValuedAttention):
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
         X = sequences(X, self.dim, self._noun)
-        weights, total = exponentials(self._scores.of(X))
-        values = X @ self.v
-        answers: Array = np.einsum("bn,bn->b", weights, values) / total + self.c
+        return self._mean(X, *exponentials(self._scores.of(X)))
+
+    def in_parts(self, X: Array) -> tuple[Array, Array, Array]:
+        """Return the answers (B,), the weights α (B, N) and the vectors W x_N + w (B, d).
+
+        Of one forward pass: three calls would make three.
+        """
+        X = sequences(X, self.dim, self._noun)
+        vectors = self._scores.vectors(X[:, -1])
+        numerators, total = exponentials(token_scores(X, vectors))
+        return self._mean(X, numerators, total), numerators / total[:, None], vectors
+
+    def _mean(self, X: Array, numerators: Array, total: Array) -> Array:
+        answers: Array = np.einsum("bn,bn->b", numerators, X @ self.v) / total + self.c
         return answers

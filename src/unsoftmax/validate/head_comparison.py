@@ -99,8 +99,9 @@ class HeadAt:
     @classmethod
     def of(cls, model: SingleHead, X: Array) -> HeadAt:
         """Evaluate a head at sequences (B, N, d)."""
+        predicted, weights, vectors = model.in_parts(X)
         longest = np.asarray(np.linalg.norm(X, axis=2).max(axis=1))
-        return cls(X, model(X), model.scores_of(X[:, -1]), model.attention(X), longest)
+        return cls(X, predicted, vectors, weights, longest)
 
     def score_moves(self, unit: float, W_error: ArrayLike, w_error: float = 0.0) -> Array:
         """Bound how far the scores may be off, (B, N), by the parameters' errors and round-off."""

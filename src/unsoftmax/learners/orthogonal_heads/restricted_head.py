@@ -222,10 +222,13 @@ class _BlockReadings:
         return solution_error(self.Z, float(np.linalg.norm([*each, leaked])), W) + turned
 
     def leaked(self, tuning: RestrictedHeadTuning) -> tuple[float, float]:
-        """Bound what a leak makes of the measurements, and what per ‖W_g‖ of the others.
+        """Bound what other heads add to the measurements, in two parts.
 
-        Another head answers its part of z by ½ + t_g/4 at most, not by σ(t): with the share r of
-        z·v̂ that is not v_h's, tanh(t̂/2) = (1 − r)·tanh(t/2) but for t_g, and t_g is small twice.
+        A tilt of the subspace lets the share r of z·v̂ be another head's. To first order that head
+        weighs its two tokens equally: the answer is read as p̂ = (1 − r)·p + r/2, whence
+        tanh(t̂/2) = (1 − r)·tanh(t/2) and |t̂ − t| ≤ r·sinh|t|: the first part. Its own logit t_g
+        moves p̂ by r·t_g/4, and t_g itself is small, since token and offset both meet W_g through
+        tilts alone: the second part, per ‖W_g‖.
         """
         first = second = 0.0
         own, leak = self.tilts[0], self.place.leak

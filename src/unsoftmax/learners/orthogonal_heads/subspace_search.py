@@ -124,12 +124,11 @@ class SubspaceSearch:
         seen = yield from self._look(values)
         if seen is None:
             return self._without_scores(values)
-        tuning = self.tuning
-        found, blocks = refined(seen, values, self.rng, tuning.refinement)
+        found, blocks = refined(seen, values, self.rng, self.tuning.refinement)
         *bases, outside = found.bases
-        parts = [E.T @ values.v for E in found.bases]
-        leaks = leak + found.errors @ [np.linalg.norm(part) for part in parts]
-        tilts = np.linalg.norm(found.errors, axis=1)
+        # a tilt of a subspace lets it meet the values of all others
+        parts = [float(np.linalg.norm(E.T @ values.v)) for E in found.bases]
+        leaks, tilts = leak + found.errors @ parts, np.linalg.norm(found.errors, axis=1)
 
         def place(h: int) -> HeadSubspace:
             errors = float(leaks[h]), float(tilts[h]), found.outside_blocks
@@ -137,24 +136,29 @@ class SubspaceSearch:
 
         places = [place(h) for h in range(len(bases))]
         note = _counted(bases, len(seen.excess.excess), blocks)
-        unknown = tuning.stands_out * np.linalg.norm(values.v_error)
-        hidden = float(tuning.leak_margin * leaks[-1] + unknown)
-        if np.linalg.norm(parts[-1]) <= hidden:
-            complement = Complement(outside, parts[-1], False, float(tilts[-1]), hidden=hidden)
+        unknown = self.tuning.stands_out * np.linalg.norm(values.v_error)
+        hidden = float(self.tuning.leak_margin * leaks[-1] + unknown)
+        if parts[-1] <= hidden:
+            value, tilt = outside.T @ values.v, float(tilts[-1])
+            complement = Complement(outside, value, False, tilt, hidden=hidden)
             return FoundSubspaces(places, complement, (note,))
-        if level == tuning.levels:
-            raise ModelMismatch(
-                f"After {level} times that heads were found, weaker ones are left: the target is "
-                "not a sum of heads in mutually orthogonal subspaces, or they are too different."
-            )
         rest = place(len(bases))
-        inner = self.find(rest.values, level + 1, rest.leak)
-        more = yield from restricted(inner, outside)
+        more = yield from self._weaker(rest, outside, level + 1)
         return FoundSubspaces(
             [*places, *(place.within(outside, rest.tilt) for place in more.places)],
             more.complement.within(outside, rest.tilt),
             (note, *more.notes),
         )
+
+    def _weaker(self, rest: HeadSubspace, outside: Array, level: int) -> Asking[FoundSubspaces]:
+        """Find heads in the complement of those found, which these drowned."""
+        if level > self.tuning.levels:
+            raise ModelMismatch(
+                f"After {self.tuning.levels} times that heads were found, weaker ones are left: "
+                "the target is not a sum of heads in mutually orthogonal subspaces, or they are "
+                "too different."
+            )
+        return (yield from restricted(self.find(rest.values, level, rest.leak), outside))
 
     def _without_scores(self, values: Values) -> FoundSubspaces:
         """Return the one head W = 0 that is left where no logits show."""

@@ -70,10 +70,10 @@ def find_columns(
     """Ask for the columns of W at r of T's rows; r ≥ 1 is found where ``rank`` is None."""
     grid, beta, seen = yield from _first_token(probes, tuning)
     if rank is None:
-        grid, width, judged = yield from _grown(probes, grid, seen, tuning)
+        grid, width, judged = yield from _ask_until_dependent(probes, grid, seen, tuning)
     else:
         width = min(probes.dim, max(seen, 2 * rank))
-        grid = yield from _led(probes, grid, (rank, width), seen, tuning)
+        grid = yield from _ask_leading_block(probes, grid, (rank, width), seen, tuning)
         affordable = rank < probes.dim and width <= 2 * (rank + 1) - grid.again
         if affordable and _ill_conditioned(grid, width, tuning):
             grid = yield from _one_more(probes, grid, width)
@@ -123,28 +123,32 @@ def _first_token(
     return grid, beta, seen
 
 
-def _grown(
+def _ask_until_dependent(
     probes: LowRankProbes, grid: LogitGrid, seen: int, tuning: ColumnTuning
 ) -> Asking[tuple[LogitGrid, int, tuple[Indices, float, tuple[str, ...]]]]:
     """Ask for more and more tokens until some depend on the others, or all are asked."""
     count = 0
     while True:
         count, width = _next(count, probes.dim)
-        grid = yield from _led(probes, grid, (count, width), seen, tuning)
+        grid = yield from _ask_leading_block(probes, grid, (count, width), seen, tuning)
         seen = width
         judged = _judged(grid, width, tuning)
         if len(judged[0]) < count or count == probes.dim:
             return grid, width, judged
 
 
-def _led(
+def _ask_leading_block(
     probes: LowRankProbes,
     grid: LogitGrid,
     block: tuple[int, int],
     seen: int,
     tuning: ColumnTuning,
 ) -> Asking[LogitGrid]:
-    """Ask until the leading block of (tokens, offsets) is known; ``seen`` offsets are."""
+    """Ask until the leading ``block`` of (tokens, offsets) is known.
+
+    All tokens of the grid have been asked with its first ``seen`` offsets: the further offsets of
+    these tokens come first, then the further tokens.
+    """
     count, width = block
     known = grid.shape[0]
     if width > seen:
@@ -153,6 +157,7 @@ def _led(
         grid = grid.widened(probes.tokens(np.arange(count)))
         begun = known
         if known == 1:
+            # one token's scale is a guess for others: a few with one offset, then all of theirs
             begun = min(count, 1 + tuning.few)
             k = grid.common_scale() - tuning.caution
             yield from grid.ask(slice(1, begun), slice(0, 1), k[1:begun])

@@ -15,6 +15,7 @@ certificate allows, one of the two labels is wrong, however small the difference
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from unsoftmax.measure.bisection import Labels, read_labels
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.models.attention import largest_mean_shift
-from unsoftmax.probes import Array, Sequences
+from unsoftmax.probes import Array, Flags, Sequences
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt, sum_rounding
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, from_the_side, judge
@@ -45,9 +46,11 @@ class FlipTuning:
     it labels are certain only far from the flip, and tell less."""
     largest: float = 2.0**60
     """Tokens are no longer than bisection's own may be."""
-    halvings: int = 60
-    """How often a line is halved to find its flip, and from there the first certain label:
-    until float64 ends, 2⁻⁶⁰ of it."""
+    sections: int = 8
+    """Parts that a line is divided into at once, to find its flip and from there the first certain
+    label. More: fewer and larger forward passes of the recovered head."""
+    divisions: int = 20
+    """How often that is done: until float64 ends, 8⁻²⁰ = 2⁻⁶⁰ of the line."""
     certain: float = 1.01
     """Labels are asked where f̂ is so many times what it may be off by. Below 1 right models are
     refused; larger, small differences pass."""
@@ -130,32 +133,50 @@ def _beside_the_flip(
     signs = signs.reshape(ends.shape[:2]) * np.array([[1.0], [-1.0]])
     ones, zeros = signs[..., None, None] * ends
     count = len(ones)
-    low, high = np.zeros(count), np.ones(count)
-    for _ in range(tuning.halvings):
-        middle = (low + high) / 2
-        above = model(_between(ones, zeros, middle)) > 0
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
+
+    def below(place: Array) -> Flags:
+        return np.asarray(model(_between(ones, zeros, place)) <= 0)
+
+    def certain(place: Array) -> Flags:
+        at = HeadAt.of(model, _between(ones, zeros, place))
+        off = uncertainty(at, model.v, certificate)
+        return np.asarray(np.abs(at.predicted) >= tuning.certain * off)
+
+    flip = _first(below, np.zeros(count), np.ones(count), tuning)
     # from the flip outwards, to either end
-    near, far = np.tile((low + high) / 2, 2), np.repeat([0.0, 1.0], count)
-    ones, zeros = np.tile(ones, (2, 1, 1)), np.tile(zeros, (2, 1, 1))
-    for _ in range(tuning.halvings):
-        middle = (near + far) / 2
-        X = _between(ones, zeros, middle)
-        certain = np.abs(model(X)) >= tuning.certain * uncertainty(model, certificate, X)
-        near, far = np.where(certain, near, middle), np.where(certain, middle, far)
-    pairs = np.stack(np.split(_between(ones, zeros, far), 2), axis=1)
+    far = _first(certain, np.tile(flip, 2), np.repeat([0.0, 1.0], count), tuning)
+    pairs = np.stack([_between(ones, zeros, place) for place in np.split(far, 2)], axis=1)
     return pairs.reshape(2 * count, *ones.shape[1:])
 
 
+def _first(holds: Callable[[Array], Flags], start: Array, stop: Array, tuning: FlipTuning) -> Array:
+    """Return the first place from ``start`` on where a condition holds, as it does at ``stop``.
+
+    Where it holds and ends several times between two places that are looked at, one of the places
+    where it begins to hold.
+    """
+    shares = np.linspace(0, 1, tuning.sections + 1)[:, None]
+    for _ in range(tuning.divisions):
+        places = (1 - shares) * start + shares * stop
+        held = holds(places[1:-1].ravel()).reshape(-1, len(start))
+        first = np.argmax(np.append(held, np.ones((1, len(start)), dtype=bool), axis=0), axis=0)
+        start, stop = (np.take_along_axis(places, k[None], axis=0)[0] for k in (first, first + 1))
+    return stop
+
+
 def _between(ones: Array, zeros: Array, place: Array) -> Array:
-    """Return points of the lines from ``ones`` (place 0) to ``zeros`` (place 1)."""
-    return np.asarray((1 - place[:, None, None]) * ones + place[:, None, None] * zeros)
+    """Return points of the lines from ``ones`` (place 0) to ``zeros`` (place 1), one after another.
+
+    ``place`` may hold several points of every line, those of all lines together.
+    """
+    share = place.reshape(-1, len(ones), 1, 1)
+    points = (1 - share) * ones + share * zeros
+    return np.asarray(points.reshape(-1, *ones.shape[1:]))
 
 
-def uncertainty(model: SingleHead, certificate: Certificate, X: Array) -> Array:
-    """Bound how far the model's answer can be from what the target computes, ‖v‖ = 1."""
-    at = HeadAt.of(model, X)
-    values = X @ model.v
+def uncertainty(at: HeadAt, v: Array, certificate: Certificate) -> Array:
+    """Bound how far a head's answers can be from what the target computes, ‖v‖ = 1."""
+    values = at.X @ v
     mean = np.sum(at.weights * values, axis=1)
     # round-off twice: that of the target's scores and that of the scores as computed here
     moved = at.score_moves(2 * UNIT, min(certificate.errors["W"], UNBOUNDED)).max(axis=1)
@@ -173,12 +194,13 @@ def compare_labels(
     says that it has the other sign, and 0 where they agree. Its tolerance is what the
     certificate lets the head be off by.
     """
-    allowed, size = uncertainty(model, certificate, X), np.linalg.norm(X, axis=2).max(axis=1)
+    at = HeadAt.of(model, X)
+    allowed = uncertainty(at, model.v, certificate)
     return Residuals.of(
-        from_the_side(model(X), label),
+        from_the_side(at.predicted, label),
         allowed=allowed,
-        size=size,
-        telling=allowed / size < tuning.most_share,
+        size=at.longest,
+        telling=allowed / at.longest < tuning.most_share,
     )
 
 
