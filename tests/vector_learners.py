@@ -162,8 +162,8 @@ class VectorHead(Configured):
         long = by_length(drawn, "hold-out, long")
         closing = _checks(d, late - len(drawn), 5, rng, "closing")
         answered = yield from fresh_answers([closing], [(early.X, y_early)], LONG.rounds(long))
-        looked = looked_at(model, answered, long)
-        return _concluded(model, errors, allowed, answered, looked)
+        looked = [looked_at(model, answered, long)] if checks else []
+        return _concluded(model, errors, allowed, answered, *looked)
 
 
 LONG = LongSequenceTuning()

@@ -41,6 +41,7 @@ from unsoftmax.errors import (
 )
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.validate.function_bound import Sampler, Sampling
 
 
 def learn(
@@ -53,6 +54,10 @@ def learn(
     workers: int = 1,
     progress: Watcher | None = None,
     retries: int | Retries = 3,
+    *,
+    sampler: Sampler | None = None,
+    eps: float = 0.05,
+    delta: float = 0.01,
 ) -> Recovery[M]:
     """Recover a model by asking an oracle.
 
@@ -82,6 +87,13 @@ def learn(
         Tries for every sequence, the first included, or a `Retries` that also says how long to
         wait. A batch that is answered in part is kept in part: only what is missing (a row that
         is not finite) is asked again.
+    sampler : callable, optional
+        Draws one sequence (N, d) of the user's own distribution with the
+        `numpy.random.Generator` it is given. When a model is found ln(1/δ)/ε samples are asked;
+        the largest miss is ``recovery.function.bound``, which all but a share ε of that
+        distribution keep, with confidence 1 − δ. These queries come on top of the hold-out.
+    eps, delta : float
+        ε and δ, between 0 and 1.
 
     Returns
     -------
@@ -112,6 +124,7 @@ def learn(
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
+    sampling = None if sampler is None else Sampling(sampler, eps, delta)
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
     with (
         open_ledger(ledger, environment()) as opened,
@@ -120,11 +133,12 @@ def learn(
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         plan = learner.plan()
+        checks = holdout + (0 if sampling is None else sampling.samples)
         spending = Spending(
             ledger=opened,
             budget=budget,
-            expected=None if plan.queries is None else plan.queries + holdout,
-            at_most=plan.at_most + holdout,
+            expected=None if plan.queries is None else plan.queries + checks,
+            at_most=plan.at_most + checks,
             fingerprint=fingerprint.witnesses,
         )
         campaign = Campaign(
@@ -139,6 +153,7 @@ def learn(
             interrupts=interrupted,
             progress=progress,
             fingerprint=fingerprint,
+            sampling=sampling,
         )
         return campaign.recover(learner, holdout)
 
@@ -190,6 +205,8 @@ class Campaign:
     interrupts: Interrupts
     progress: Watcher | None
     fingerprint: FingerprintTuning
+    sampling: Sampling | None = None
+    """What is asked of the user's distribution when a model is found."""
     noise: float = 0.0
     """Deviation of the fingerprint's answers, where a resumed run's change from call to call."""
     witnesses: Witnesses | None = None
@@ -220,6 +237,7 @@ class Campaign:
             counts=self.ledger.counts(),
             notes=(*found.notes, *self.notes()),
             learner=learner.settings(),
+            function=found.function,
         )
 
     def run(self, learner: Learner[M], holdout: int) -> Found[M]:
@@ -228,6 +246,8 @@ class Campaign:
             self._tell("going on")
             self.witnesses = Witnesses.of(self.ledger.recorded(), self.fingerprint.witnesses)
         steps = learner.steps(holdout)
+        if self.sampling is not None:
+            steps = self.sampling.after(steps, getattr(learner, "seed", 0))
         try:
             index, parts = 0, next(steps)
             while True:

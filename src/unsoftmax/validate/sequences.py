@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.protocol import Certificate
@@ -48,6 +49,19 @@ class HoldoutTuning:
     """No token is longer: squares of tokens and their answers must stay in float32's range."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftTuning:
+    """When answers that changed count as drifting."""
+
+    least: int = 4
+    """Fewer repeated questions tell nothing."""
+    alike: float = 50.0
+    """They have moved alike where their mean move is so many times its standard deviation: with
+    noise that is so by chance with a probability of 2e-6 (four answers; eight: 2e-13). A drift of
+    δ a query moves all by the same multiple of δ, but for rounding: it is seen from 100 roundoffs
+    between the two askings on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,29 @@ def repeated(probes: Sequences, count: int) -> Sequences:
 def noise_of(first: Array, second: Array) -> float:
     """Estimate the standard deviation of what changed between two answers to the same questions."""
     return float(np.sqrt(np.mean((first - second) ** 2) / 2)) if len(first) else 0.0
+
+
+def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
+    """Refuse answers that have all moved alike between two askings.
+
+    Noise moves every answer otherwise; a drift moves all by the same share, or all by the same.
+
+    Raises
+    ------
+    ModelMismatch
+        They have.
+    """
+    if len(first) < tuning.least or not np.all(first):
+        return
+    moved = second - first
+    for alike in (moved / first, moved):
+        mean, deviation = float(np.mean(alike)), float(np.std(alike, ddof=1))
+        if abs(mean) > tuning.alike * deviation:
+            raise ModelMismatch(
+                "The same questions got other answers a little later, and all have moved alike, by "
+                f"up to {np.max(np.abs(moved / first)):.1e} of them: the target drifts from query "
+                "to query. Its answers are not those of one function."
+            )
 
 
 def closing(

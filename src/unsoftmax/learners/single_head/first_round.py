@@ -36,6 +36,7 @@ from unsoftmax.probes import Array, Sequences
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import of_straight
 from unsoftmax.validate.judge import Answered
+from unsoftmax.validate.sequences import DriftTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class FirstRoundTuning:
     than this share of it: far beyond float64's own."""
     precision: PrecisionTuning = field(default=PrecisionTuning())
     """How the answers' format and noise are recognised."""
+    drift: DriftTuning = field(default=DriftTuning())
+    """When answers count as drifting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,7 @@ class _Asked:
     def _with_noise(self, precision: Precision) -> Precision:
         """Add the noise that repeated questions show; refuse where it leaves nothing."""
         tuning, before = self.given.tuning, self.three[1][: len(self.again)]
+        holdout.refuse_drift(before, self.again, tuning.drift)
         deviation = holdout.noise_of(before, self.again)
         precision = precision.with_noise(deviation, len(self.again), tuning.precision)
         seen = np.concatenate(self._answers[:2])
