@@ -76,6 +76,7 @@ def test_every_learner_has_a_bound_on_the_function(case):
         delta=0.1,
     )
     function = recovery.function
+    assert function is not None
     assert function.samples == 24
     assert recovery.counts["check"] == 32 + 24
     assert oracle.queries == recovery.queries
@@ -99,6 +100,7 @@ def test_a_recovered_head_predicts_ones_own_sequences():
     rng = np.random.default_rng(0)
     target = us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
     found = us.learn(target, us.learners.ExactHead(4), sampler=normal(4), eps=0.01, delta=1e-6)
+    assert found.function is not None
     assert found.function.samples == 1382
     assert found.function.bound < 1e-12
 

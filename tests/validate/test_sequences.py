@@ -11,7 +11,7 @@ import unsoftmax as us
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate import sequences
 from unsoftmax.validate.long_sequences import LongSequenceTuning
-from unsoftmax.validate.sequences import HoldoutTuning, Shares
+from unsoftmax.validate.sequences import DriftTuning, HoldoutTuning, Shares
 
 TUNING = HoldoutTuning()
 SHORT = HoldoutTuning(long=LongSequenceTuning(shapes=()))
@@ -146,3 +146,30 @@ def test_noise_is_estimated_from_repeats():
     assert sequences.noise_of(first, second) == pytest.approx(0.1, rel=0.1)
     assert sequences.noise_of(truth, truth) == 0
     assert sequences.noise_of(truth[:0], truth[:0]) == 0
+
+
+@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("size", [1e-13, 1e-8, 1e-3])
+def test_answers_that_all_move_alike_drift(count, size):
+    rng = np.random.default_rng(10)
+    first = 4.0 ** rng.integers(-4, 4, count) * rng.standard_normal(count)
+    for second in (first * (1 + size), first + size * 1e3):
+        with pytest.raises(us.ModelMismatch, match="drifts from query to query"):
+            sequences.refuse_drift(first, second, DriftTuning())
+
+
+def test_noise_and_rounding_are_no_drift(trials):
+    rng = np.random.default_rng(11)
+    for _ in range(trials(2000, 20_000)):
+        first = 4.0 ** rng.integers(-4, 4, 8) * rng.standard_normal(8)
+        for second in (
+            first,
+            np.nextafter(first, rng.choice([-np.inf, np.inf], 8)),
+            first + 1e-9 * rng.standard_normal(8),
+            first * (1 + 1e-9 * rng.standard_normal(8)),
+            np.round(first + 1e-3 * rng.standard_normal(8), 3) + 1e-12,
+        ):
+            sequences.refuse_drift(first, second, DriftTuning())
+    # too few, or answers of 0, tell nothing
+    sequences.refuse_drift(np.ones(3), 2 * np.ones(3), DriftTuning())
+    sequences.refuse_drift(np.zeros(8), np.ones(8), DriftTuning())

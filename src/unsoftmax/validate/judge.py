@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from unsoftmax.errors import OracleError
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Probes, Round
+from unsoftmax.probes import Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Evidence
 
 
@@ -214,7 +214,7 @@ Answered = tuple[Array, Array]
 def fresh_answers(
     fresh: Sequence[Probes],
     earlier: Iterable[Answered] = (),
-    further: Iterable[Round] = (),
+    further: Iterable[Sequence[Probes]] = (),
 ) -> Generator[Round, Answers, list[Answered]]:
     """Ask fresh sequences; return them with their answers, ``earlier`` ones first.
 
@@ -231,17 +231,22 @@ def fresh_answers(
         runner throws its `OracleError` in) is left out: there may be a longest sequence or token.
     """
     answered = [*earlier]
-    for step, asked in enumerate([list(fresh), *further]):
+    for step, asked in enumerate([fresh, *further]):
         if not asked:
             continue
         try:
-            answers = yield asked
+            answers = yield list(asked)
         except OracleError:
             if not step:
                 raise
             continue
-        answered += [(part[:], y) for part, y in zip(asked, answers, strict=True)]
+        answered += [(_written_out(part), y) for part, y in zip(asked, answers, strict=True)]
     return answered
+
+
+def _written_out(probes: Probes) -> Array:
+    """Return all sequences, without a copy where there is an array of them."""
+    return probes.X if isinstance(probes, Sequences) else probes[:]
 
 
 def hold_out(

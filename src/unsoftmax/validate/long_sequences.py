@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.validate.judge import Answered
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceShape:
+class SequenceShape(NamedTuple):
     """One long sequence."""
 
     tokens: int
@@ -55,6 +54,8 @@ class LongSequenceTuning:
     """What is asked, the most telling first: few lengths, for each is a family of its own."""
     share: int = 2
     """One in so many queries of a hold-out's end is one of these, until all are asked once."""
+    most_numbers: int = 2**18
+    """Entries of one sequence, 2 MiB: from 513 dimensions on long sequences have fewer tokens."""
     least: int = 4
     """With fewer queries none is: their answers average more away than those of short ones."""
     distinct: int = 4
@@ -67,9 +68,11 @@ class LongSequenceTuning:
     """Families of up to so many tokens are asked in one round, and each longer one in a round of
     its own: a target may have a longest sequence, and is believed as far as it answers."""
 
-    def of(self, count: int) -> tuple[SequenceShape, ...]:
-        """Return the shapes that a hold-out's end of ``count`` queries asks."""
-        return self.shapes[: count // self.share if count >= self.least else 0]
+    def of(self, count: int, dim: int) -> list[SequenceShape]:
+        """Return the shapes that a hold-out's end of ``count`` queries asks in ``dim`` dimensions."""
+        most = max(self.together, self.most_numbers // dim)
+        asked = self.shapes[: count // self.share if count >= self.least else 0]
+        return [shape._replace(tokens=min(shape.tokens, most)) for shape in asked]
 
     def rounds(self, families: Iterable[Probes]) -> list[Round]:
         """Divide families into the rounds in which they are asked, shorter ones first."""
@@ -119,7 +122,7 @@ def draw_long(
         Knobs.
     """
     drawn: list[Array] = []
-    for shape in tuning.of(count):
+    for shape in tuning.of(count, model.dim):
         if shape.kind == "permuted":
             X = np.vstack([rng.permutation(drawn[-1][:-1]), drawn[-1][-1:]])
         elif shape.tokens == 1:

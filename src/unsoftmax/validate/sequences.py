@@ -94,7 +94,7 @@ def straight(dim: int, count: int, rng: np.random.Generator, radius: float = np.
 
 def repeated(probes: Sequences, count: int) -> Sequences:
     """Ask the first of earlier probes again."""
-    return _checked("repeats", probes.X[:count], np.inf)
+    return _checked("repeats", probes[:count], np.inf)
 
 
 def noise_of(first: Array, second: Array) -> float:
@@ -220,12 +220,12 @@ class ClosingScale:
 
 
 def _checked(phase: str, X: Array, radius: float) -> Sequences:
-    """Round tokens to float32, so that every target is asked exactly this; none is too long."""
-    rounded = X.astype(np.float32).astype(np.float64)
-    largest = np.linalg.norm(rounded, axis=2).max(axis=1)
+    """Round tokens, in place, to float32 numbers that every target reads alike; shorten them."""
+    X[:] = X.astype(np.float32)
+    largest = np.linalg.norm(X, axis=2).max(axis=1)
     beyond = largest > radius
     if np.any(beyond):
         # a power of two keeps them float32 numbers
         octaves = np.ceil(np.log2(largest[beyond] / radius))
-        rounded[beyond] *= np.exp2(-octaves)[:, None, None]
-    return Sequences(rounded, phase=f"hold-out, {phase}", purpose="check")
+        X[beyond] *= np.exp2(-octaves)[:, None, None]
+    return Sequences(X, phase=f"hold-out, {phase}", purpose="check")

@@ -54,7 +54,7 @@ class FreshTuning:
 
     def steeper(self, tokens: int) -> float:
         """Say how many times larger than ``logit`` logits of so many tokens are wanted at most."""
-        wanted = [shape.logits for shape in self.long.shapes if shape.tokens == tokens]
+        wanted = [shape.logits for shape in self.long.shapes] if tokens not in self.lengths else []
         return max([self.logit, *wanted]) / self.logit
 
 

@@ -70,7 +70,7 @@ def long_sequences(
 
     tried = [
         draw_long(model, count, rng, scaled, tuning.long)
-        for _ in range(tuning.tried_long if tuning.long.of(count) else 0)
+        for _ in range(tuning.tried_long if tuning.long.of(count, model.dim) else 0)
     ]
     chosen = [_most_telling(model, learned, [*some]) for some in zip(*tried, strict=True)]
     return by_length(chosen, "hold-out, long")

@@ -99,9 +99,9 @@ def long_at_flips(
 
     drawn = [draw_long(model, count // 2, rng, sized, tuning.long) for _ in range(2)]
     flips: list[Array] = []
-    for shape, *ends in zip(tuning.long.of(count // 2), *drawn, strict=True):
+    for shape, *ends in zip(tuning.long.of(count // 2, model.dim), *drawn, strict=True):
         if shape.kind == "permuted":
-            order = [*rng.permutation(shape.tokens - 1), -1]
+            order = [*rng.permutation(shape.tokens - 1), shape.tokens - 1]
             flips += [X[order] for X in flips[-2:]]
         elif shape.tokens > 1:
             flips += [*_beside_the_flip(model, certificate, np.array(ends)[:, None], tuning)]
