@@ -110,8 +110,8 @@ def test_what_was_answered_is_said():
 def test_rounds_are_by_length_and_short_families_go_together():
     families = [Sequences(np.zeros((1, n, 2)), phase="", purpose="check") for n in (512, 1, 64, 16)]
     rounds = TUNING.rounds(families)
-    assert [[part.tokens for part in some] for some in rounds] == [[1, 16], [64], [512]]
-    assert TUNING.most_rounds == 3
+    assert [[part.tokens for part in some] for some in rounds] == [[1, 64, 16], [512]]
+    assert TUNING.most_rounds == 2
 
 
 def test_other_shapes_are_settings():
@@ -128,4 +128,4 @@ def test_other_shapes_are_settings():
 def test_a_sequence_is_no_larger_than_a_batch_may_be():
     assert max(shape.tokens for shape in TUNING.of(99, 512)) == 512
     assert {shape.tokens for shape in TUNING.of(99, 2048)} == {128, 64, 16, 1}
-    assert {shape.tokens for shape in TUNING.of(99, 10**6)} == {20, 16, 1}
+    assert {shape.tokens for shape in TUNING.of(99, 10**6)} == {64, 16, 1}

@@ -64,12 +64,12 @@ class LongSequenceTuning:
     """How far apart near tokens are, relative to their length: float32 still tells them apart."""
     tried: int = 32
     """Directions tried for the token by itself: the shortest whose score is low enough is asked."""
-    together: int = 20
+    together: int = 64
     """Families of up to so many tokens are asked in one round, and each longer one in a round of
     its own: a target may have a longest sequence, and is believed as far as it answers."""
 
     def of(self, count: int, dim: int) -> list[SequenceShape]:
-        """Return the shapes that a hold-out's end of ``count`` queries asks in ``dim`` dimensions."""
+        """Return what an end of ``count`` queries asks of a target of ``dim`` dimensions."""
         most = max(self.together, self.most_numbers // dim)
         asked = self.shapes[: count // self.share if count >= self.least else 0]
         return [shape._replace(tokens=min(shape.tokens, most)) for shape in asked]
