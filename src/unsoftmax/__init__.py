@@ -7,29 +7,34 @@
 True
 """
 
-from unsoftmax import learners, oracles, theory
-from unsoftmax.campaign import Budget, Progress, Recovery, Retries, learn
-from unsoftmax.errors import (
-    BudgetExceeded,
-    DimensionRefused,
-    LedgerError,
-    LedgerMismatch,
-    ModelMismatch,
-    NotIdentifiable,
-    OracleError,
-    RetryLater,
-    UnsoftmaxError,
-)
-from unsoftmax.models import (
-    Equivalence,
-    MultiHead,
-    ReluNetwork,
-    SingleHead,
-    Transformer,
-    canonical,
-    equivalent,
-    load,
-)
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from unsoftmax import learners, oracles, theory
+    from unsoftmax.campaign import Budget, Progress, Recovery, Retries, learn
+    from unsoftmax.errors import (
+        BudgetExceeded,
+        DimensionRefused,
+        LedgerError,
+        LedgerMismatch,
+        ModelMismatch,
+        NotIdentifiable,
+        OracleError,
+        RetryLater,
+        Terminated,
+        UnsoftmaxError,
+    )
+    from unsoftmax.models import (
+        Equivalence,
+        MultiHead,
+        ReluNetwork,
+        SingleHead,
+        Transformer,
+        canonical,
+        equivalent,
+        load,
+    )
 
 __version__ = "0.1.0"
 
@@ -50,6 +55,7 @@ __all__ = [
     "Retries",
     "RetryLater",
     "SingleHead",
+    "Terminated",
     "Transformer",
     "UnsoftmaxError",
     "canonical",
@@ -60,3 +66,46 @@ __all__ = [
     "oracles",
     "theory",
 ]
+
+# The public names by the module that has them. They are imported when first named: what needs
+# one alone (the command line, a worker process) does not wait for all.
+_OWNERS = {
+    "unsoftmax.campaign": ("Budget", "Progress", "Recovery", "Retries", "learn"),
+    "unsoftmax.errors": (
+        "BudgetExceeded",
+        "DimensionRefused",
+        "LedgerError",
+        "LedgerMismatch",
+        "ModelMismatch",
+        "NotIdentifiable",
+        "OracleError",
+        "RetryLater",
+        "Terminated",
+        "UnsoftmaxError",
+    ),
+    "unsoftmax.models": (
+        "Equivalence",
+        "MultiHead",
+        "ReluNetwork",
+        "SingleHead",
+        "Transformer",
+        "canonical",
+        "equivalent",
+        "load",
+    ),
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """Import a public name on first use (PEP 562)."""
+    if name in ("learners", "oracles", "theory"):
+        return _importlib.import_module(f"{__name__}.{name}")
+    for owner, names in _OWNERS.items():
+        if name in names:
+            value = globals()[name] = getattr(_importlib.import_module(owner), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -13,13 +13,14 @@
     └── DimensionRefused     both ModelMismatch and OracleError: the target takes another dim
 
 Wrong arguments are ValueError or TypeError and name the fix. Only the command line turns
-any of these into an exit status.
+any of these into an exit status. `Terminated` is no error: a signal asked the program to end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
+from types import FrameType
 from typing import Any
 
 
@@ -29,6 +30,10 @@ class UnsoftmaxError(Exception):
 
 class OracleError(UnsoftmaxError):
     """The target did not answer, or its answer is not one finite number (or row) per sequence."""
+
+
+class BadWait(ValueError):
+    """The seconds of a `RetryLater` are negative or not finite: the oracle's own mistake."""
 
 
 class RetryLater(OracleError):
@@ -64,7 +69,7 @@ class RetryLater(OracleError):
         except OverflowError:  # a whole number larger than any float
             self.seconds = float("inf")
         if not 0 <= self.seconds < float("inf"):
-            raise ValueError(f"seconds must be a finite number, 0 or more; it is {self.seconds}.")
+            raise BadWait(f"seconds must be a finite number, 0 or more; it is {self.seconds}.")
         super().__init__(f"The target asks to be asked again in {self.seconds:g} s.")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,16 +93,29 @@ class BudgetExceeded(UnsoftmaxError):
         Queries paid over the ledger's life, repeated and in-doubt ones included.
     needed : int
         Queries that are still needed to finish, as far as is known now. A budget of
-        ``spent + needed`` queries is enough unless some must be asked again.
+        ``spent + needed`` queries is enough unless some must be asked again; the message bounds
+        how many.
+    needed_tokens : int or None
+        The same in tokens, where the budget limits them; what is not yet known of the hold-out's
+        lengths comes on top, as the message says.
     in_doubt : int
         Queries that were in flight when an earlier process died: asked, perhaps answered,
         never recorded. They are part of ``spent``.
     """
 
-    def __init__(self, message: str, *, spent: int, needed: int, in_doubt: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        spent: int,
+        needed: int,
+        in_doubt: int,
+        needed_tokens: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.spent = spent
         self.needed = needed
+        self.needed_tokens = needed_tokens
         self.in_doubt = in_doubt
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,6 +149,27 @@ class DimensionRefused(ModelMismatch, OracleError):
     It is the target that refused (an `OracleError`), and what it refused is the assumed
     model class (a `ModelMismatch`): asking again cannot help, another ``dim`` can.
     """
+
+
+class Terminated(SystemExit):
+    """A signal asked the program to end, and what was in flight is recorded.
+
+    Parameters
+    ----------
+    number : int
+        The signal. The exit status is 128 more, as shells have it: 143 for SIGTERM, 129 for SIGHUP.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Terminated, (int(self.code or 0) - 128,)
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by `Terminated`, at once."""
+    raise Terminated(number)
 
 
 def _rebuild(

@@ -97,12 +97,23 @@ def outputs_of(learner: object) -> Outputs:
     return outputs
 
 
-def as_array(answers: Any) -> NDArray[Any]:
-    """Return an oracle's answers as an array; a number that is masked is missing: NaN."""
-    y = np.asarray(answers)
-    if np.ma.is_masked(answers) and y.dtype.kind in "fiub":
-        return np.where(np.ma.getmaskarray(answers), np.nan, y)
+def as_array(numbers: Any) -> NDArray[Any]:
+    """Return numbers as an array; one that is masked is missing: NaN.
+
+    Lists of masked arrays keep their masks, which NumPy alone would drop.
+    """
+    if _holds_masks(numbers):
+        numbers = [as_array(part) for part in numbers]
+    y = np.asarray(numbers)
+    if np.ma.is_masked(numbers) and y.dtype.kind in "fiub":
+        return np.where(np.ma.getmaskarray(numbers), np.nan, y)
     return y
+
+
+def _holds_masks(numbers: Any) -> bool:
+    if not isinstance(numbers, (list, tuple)):
+        return False
+    return any(isinstance(x, np.ma.MaskedArray) or _holds_masks(x) for x in numbers)
 
 
 @dataclass(frozen=True, slots=True)

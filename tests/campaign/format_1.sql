@@ -1,4 +1,4 @@
--- A ledger of format 1 (numbers alone), left by a process that was killed: see test_format_1.py.
+-- A ledger of format 1 (numbers alone), left by a process that was killed: see test_older_formats.py.
 PRAGMA application_id = 1970172781;
 PRAGMA user_version = 1;
 BEGIN TRANSACTION;

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -168,6 +168,19 @@ class Mortal:
             self.point()
 
 
+def checkpoint_once() -> None:
+    """Leave all but the run's beginning in the WAL, as where the disk is slow."""
+    from unsoftmax.campaign.ledger import Ledger
+
+    checkpoint, name = Ledger.checkpoint, "checkpoint"
+
+    def first(ledger):
+        checkpoint(ledger)
+        ledger._next_checkpoint = float("inf")
+
+    setattr(Ledger, name, first)
+
+
 def _live(oracle, learner, settings: dict[str, Any], last: int | None, result: Connection) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(oracle, "pipe_to"):
@@ -178,6 +191,7 @@ def _live(oracle, learner, settings: dict[str, Any], last: int | None, result: C
 
         for name in ("claim", "intend", "settle"):
             setattr(Ledger, name, point.around(getattr(Ledger, name)))
+        checkpoint_once()
         learner = Mortal(learner, point)
     result.send("begun")
     try:
@@ -210,9 +224,11 @@ class Life:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGINT)
 
-    def kill(self) -> None:
-        """End it: SIGKILL."""
-        self.process.kill()
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End it by a signal, which it may take its time to follow."""
+        with suppress(ProcessLookupError):  # it has come to its end
+            if self.process.is_alive() and self.process.pid is not None:
+                os.kill(self.process.pid, number)
         self.end()
 
     def end(self) -> None:
@@ -270,3 +286,62 @@ def account(ledger: Path) -> Account:
         open={number: n for number, _, n, end in rows if end is None},
         first=min(recorded, max(8, min(recorded // 16, 32))),
     )
+
+
+def same_bits(recovery, expected) -> bool:
+    """Compare what two runs ended with."""
+    mine, other = recovery.model.arrays(), expected.model.arrays()
+    return (
+        mine.keys() == other.keys()
+        and all(mine[name].tobytes() == other[name].tobytes() for name in mine)
+        and recovery.certificate == expected.certificate
+        and recovery.evidence == expected.evidence
+    )
+
+
+class Ghosts:
+    """Follows one ledger through its lives, and checks each against the oracle's count."""
+
+    def __init__(
+        self, ledger: Path, most_in_flight: int, fingerprint: int, once: Counter[bytes]
+    ) -> None:
+        self.ledger = ledger
+        self.most_in_flight = max(most_in_flight, fingerprint)
+        self.once = once
+        """What an uninterrupted run asks."""
+        self.before = account(ledger)
+        self.lost: dict[int, int] = {}
+        """Queries in doubt, by the number of their intent."""
+        self.deaths = 0
+
+    def died(self, asked: Counter[bytes]) -> None:
+        """Check a life that was killed, given what the oracle was asked in it."""
+        now = self._settle(asked)
+        assert sum(now.open.values()) <= self.most_in_flight
+        self.lost |= now.open
+        self.deaths += 1
+
+    def finished(self, asked: Counter[bytes], recovery) -> None:
+        """Check the life that was not, and the sums over all of them."""
+        now = self._settle(asked)
+        assert not now.open
+        assert now.recorded == sum(self.once.values())
+        lost = sum(self.lost.values())
+        assert recovery.counts.get("in doubt", 0) == lost
+        assert recovery.queries == now.paid
+        notes = [note for note in recovery.notes if "in flight" in note]
+        assert [note.split()[0] for note in notes] == ([f"{lost:,}"] if lost else [])
+
+    def _settle(self, asked: Counter[bytes]) -> Account:
+        """The oracle was asked what the ledger says, and what is in doubt at most on top."""
+        now, count = account(self.ledger), sum(asked.values())
+        unknown = sum(n for number, n in now.open.items() if number not in self.before.open)
+        settled = (now.recorded - self.before.recorded) + (
+            now.fingerprint - self.before.fingerprint
+        )
+        assert settled <= count <= settled + unknown
+        # beyond what one run asks of each probe: the fingerprint, and what was in doubt
+        assert sum((asked - self.once).values()) == 0
+        assert now.paid >= self.before.paid
+        self.before = now
+        return now

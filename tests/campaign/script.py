@@ -35,6 +35,8 @@ class Script:
     dim: int = 2
     planned: int | None = None
     closed: int = 0
+    at_most: int = 0
+    tokens: int = 0
 
     revision: ClassVar[int] = 1
 
@@ -42,7 +44,7 @@ class Script:
         return {"learner": "Script", "name": self.name}
 
     def plan(self):
-        return Plan(self.planned, 0, 0, len(self.rounds), "as written")
+        return Plan(self.planned, self.at_most, self.tokens, len(self.rounds), "as written")
 
     def steps(self, checks):
         answers = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from fractions import Fraction
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests import laws
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 
@@ -106,12 +108,57 @@ def test_tokens_are_a_budget_too(workers, tmp_path):
         assert tokens - counted.tokens < LONGEST
         assert end.spent == counted.queries
         assert f"{tokens:,} tokens" in str(end)
-        assert "and more tokens" in str(end)
+        assert f"{counted.tokens + end.needed_tokens:,} tokens" in str(end)
         finish(counted, ledger, None, batch=3, workers=workers)
         assert counted.tokens <= TOKENS + 3 * FINGERPRINT
     counted = Counted(first_number)
     assert finish(counted, None, us.Budget(tokens=TOKENS)).queries == ALL
     assert counted.tokens == TOKENS
+
+
+def test_a_figure_of_tokens_is_enough_where_the_plan_is_right(tmp_path):
+    """By the oracle's own count: with the hold-out's tokens on top, until those are known."""
+    checks = 3 * LONGEST
+    script = dataclasses.replace(PLANNED, planned=29, tokens=TOKENS - checks, at_most=29)
+    settings: dict[str, Any] = {"learner": script, "holdout": 3, "batch": 3}
+    for tokens in (0, 9, 40, TOKENS - checks, TOKENS - 1):
+        ledger, counted = tmp_path / str(tokens), Counted(first_number)
+        with pytest.raises(us.BudgetExceeded) as caught:
+            us.learn(counted, budget=us.Budget(tokens=tokens), ledger=ledger, **settings)
+        assert caught.value.needed_tokens is not None
+        enough, said = counted.tokens + caught.value.needed_tokens, str(caught.value)
+        assert f"{enough:,} tokens" in said
+        unknown = "with those of 3 more sequences of the hold-out, it can be finished" in said
+        assert unknown == (tokens < TOKENS - checks)
+        budget = us.Budget(tokens=enough + checks * unknown)
+        recovery = us.learn(counted, budget=budget, ledger=ledger, **settings)
+        assert counted.tokens <= enough + checks * unknown
+        assert recovery.evidence.passed
+
+
+def test_what_may_be_asked_again_is_said():
+    """With a budget of 1,088 it could be finished: 1,089 were needed."""
+    again = [[sequences(4)], [sequences(6, seed=1, purpose="again")], [sequences(5, seed=2)]]
+    script = Script(again, planned=9, at_most=15)
+    for budget, left in ((3, 6), (6, 0)):
+        with pytest.raises(us.BudgetExceeded) as caught:
+            us.learn(first_number, script, budget=budget, holdout=0)
+        said = f"it can be finished, unless some must be asked again, {left} at most."
+        assert (said in str(caught.value)) == (left > 0)
+        assert "it can be finished" in str(caught.value)
+        allowed = caught.value.spent + caught.value.needed
+        assert us.learn(first_number, script, budget=allowed + left, holdout=0).queries == 15
+
+
+@pytest.mark.parametrize("case", laws.CASES, ids=lambda case: case.name)
+def test_the_plans_bound_is_the_messages(case):
+    """Every learner: what is needed and what may be repeated on top."""
+    learner = case.learner(0)
+    plan = learner.plan()
+    with pytest.raises(us.BudgetExceeded) as caught:
+        us.learn(first_number, learner, budget=0, holdout=0)
+    if plan.queries is not None and plan.at_most > plan.queries:
+        assert f"{plan.at_most - plan.queries:,} at most" in str(caught.value)
 
 
 def test_the_tighter_of_two_limits_counts():

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.campaign.lives import Account, Life, Remote, Served, account, one_by_one
+from tests.campaign.lives import (
+    Ghosts,
+    Life,
+    Remote,
+    Served,
+    account,
+    one_by_one,
+    same_bits,
+)
 from tests.vector_learners import VectorHead, VectorHeadModel
 
 FINGERPRINT = 8
@@ -31,61 +39,6 @@ NUMBERS_AND_VECTORS = pytest.mark.parametrize(
     [(head(2), us.learners.ExactHead(2)), (vector_head(2, 3), VectorHead(2))],
     ids=["numbers", "vectors"],
 )
-
-
-def same_bits(recovery, expected):
-    mine, other = recovery.model.arrays(), expected.model.arrays()
-    return (
-        mine.keys() == other.keys()
-        and all(mine[name].tobytes() == other[name].tobytes() for name in mine)
-        and recovery.certificate == expected.certificate
-        and recovery.evidence == expected.evidence
-    )
-
-
-class Ghosts:
-    """Follows one ledger through its lives, and checks each against the oracle's count."""
-
-    def __init__(self, ledger, most_in_flight: int, once: Counter[bytes]) -> None:
-        self.ledger = ledger
-        self.most_in_flight = most_in_flight
-        self.once = once
-        """What an uninterrupted run asks."""
-        self.before = account(ledger)
-        self.lost: dict[int, int] = {}
-        """Queries in doubt, by the number of their intent."""
-        self.deaths = 0
-
-    def died(self, asked: Counter[bytes]) -> None:
-        """Check a life that was killed, given what the oracle was asked in it."""
-        now = self._settle(asked)
-        assert sum(now.open.values()) <= max(self.most_in_flight, FINGERPRINT)
-        self.lost |= now.open
-        self.deaths += 1
-
-    def finished(self, asked: Counter[bytes], recovery) -> None:
-        """Check the life that was not, and the sums over all of them."""
-        now = self._settle(asked)
-        assert not now.open
-        assert now.recorded == sum(self.once.values())
-        lost = sum(self.lost.values())
-        assert recovery.counts.get("in doubt", 0) == lost
-        assert recovery.queries == now.paid
-        notes = [note for note in recovery.notes if "in flight" in note]
-        assert [note.split()[0] for note in notes] == ([f"{lost:,}"] if lost else [])
-
-    def _settle(self, asked: Counter[bytes]) -> Account:
-        """The oracle was asked what the ledger says, and what is in doubt at most on top."""
-        now, count = account(self.ledger), sum(asked.values())
-        unknown = sum(n for number, n in now.open.items() if number not in self.before.open)
-        settled = (now.recorded - self.before.recorded) + (
-            now.fingerprint - self.before.fingerprint
-        )
-        assert settled <= count <= settled + unknown
-        # beyond what one run asks of each probe: the fingerprint, and what was in doubt
-        assert sum((asked - self.once).values()) == 0
-        self.before = now
-        return now
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -110,7 +63,7 @@ def test_killed_at_any_moment_nothing_recorded_is_asked_again(
         done = 0
         for chain in range(kills):
             ledger = tmp_path / f"{chain}.sqlite"
-            ghosts = Ghosts(ledger, workers * 2, once)
+            ghosts = Ghosts(ledger, workers * 2, FINGERPRINT, once)
             left = min(kills - done, 6)
             # uniform over twice the mean: together these moments lie all over the run
             for n in range(left):
@@ -159,7 +112,7 @@ def test_killed_at_every_commit_and_every_yield(workers, target, learner, tmp_pa
 
         for moment in range(moments):
             ledger = tmp_path / f"{moment}.sqlite"
-            ghosts = Ghosts(ledger, workers * 2, once)
+            ghosts = Ghosts(ledger, workers * 2, FINGERPRINT, once)
             dying, living = f"{moment} dies", f"{moment} lives"
             life = Life(
                 Remote(served.address, dying), learner, last=moment, **settings, ledger=ledger

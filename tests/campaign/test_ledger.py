@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import tempfile
 import threading
+import zlib
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,10 +21,24 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.campaign.lives import PATIENCE_S, Life, Remote, Served, account, one_by_one
+from tests.campaign.lives import (
+    PATIENCE_S,
+    Life,
+    Remote,
+    Served,
+    account,
+    checkpoint_once,
+    one_by_one,
+)
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
-from unsoftmax.campaign.ledger import Ledger
+from unsoftmax.campaign.ledger import Ledger, _differences
+from unsoftmax.campaign.ledger_file import open_ledger
+from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
+from unsoftmax.campaign.ledger_rescue import rescued
+from unsoftmax.campaign.paid_counter import PaidCounter
+from unsoftmax.learners.single_head.exact import ExactTuning
+from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 
 DIM = 4
@@ -79,13 +94,13 @@ def closed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A ledger after kill -9: half of the run in the file, some more in its WAL."""
+    """A ledger after kill -9: half of the run in the file, some more in its WAL; its counter."""
     ledger = tmp_path_factory.mktemp("killed") / "ledger"
     with pytest.raises(us.BudgetExceeded):
         learn(ledger, budget=10)
     life = Life(ORACLE, LEARNER, last=40, **SETTINGS, ledger=ledger)
     assert life.result() is None
-    return ledger.read_bytes(), ledger.with_name("ledger-wal").read_bytes()
+    return [ledger.with_name(name).read_bytes() for name in ("ledger", "ledger-wal", "ledger-paid")]
 
 
 def refused(ledger, *words):
@@ -157,20 +172,55 @@ def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
     assert outcomes["refused"] >= 8
 
 
-def test_a_torn_wal_loses_its_end_and_nothing_else(killed, expected, tmp_path):
-    file, wal = killed
+def test_a_torn_wal_is_named_unless_nothing_is_missing(killed, expected, tmp_path):
+    file, wal, paid = killed
     ledger = tmp_path / "ledger"
+    ledger.write_bytes(file)
+    ledger.with_name("ledger-wal").write_bytes(wal)
+    account_of_all = account(ledger)
     known: list[int] = []
     for size in np.linspace(0, len(wal), 12).astype(int):
         ledger.write_bytes(file)
         ledger.with_name("ledger-wal").write_bytes(wal[:size])
+        ledger.with_name("ledger-paid").write_bytes(paid)
         now = account(ledger)
         known.append(now.recorded)
-        recovery, counted = learn(ledger)
+        try:
+            recovery, counted = learn(ledger)
+        except us.LedgerError:
+            refused(ledger, "paid queries", "are not in it")
+            continue
+        assert now == account_of_all
         assert counted.queries == expected.queries - now.recorded + now.first
         assert bits(recovery) == bits(expected)
     assert known == sorted(known)
     assert known[0] < known[-1]
+
+
+@pytest.mark.parametrize("left", [{"ledger"}, {"ledger", "ledger-wal"}, {"ledger", "ledger-paid"}])
+def test_a_copy_that_lacks_a_file_is_named(left, killed, tmp_path):
+    for name, data in zip(("ledger", "ledger-wal", "ledger-paid"), killed, strict=True):
+        if name in left:
+            (tmp_path / name).write_bytes(data)
+    missing = "ledger-wal" if "ledger-paid" in left else "ledger-paid"
+    refused(tmp_path / "ledger", missing, "is missing", "--salvage")
+
+
+@pytest.mark.parametrize("left", ["ledger-wal", "ledger-paid"])
+def test_what_belongs_to_a_ledger_that_is_gone_is_named(left, killed, tmp_path):
+    (tmp_path / left).write_bytes(killed[1])
+    refused(tmp_path / "ledger", left, "is missing")
+
+
+def test_a_counter_of_another_ledger_is_named(killed, tmp_path):
+    for name, data in zip(("ledger", "ledger-wal"), killed[:2], strict=True):
+        (tmp_path / name).write_bytes(data)
+    line = b"0" * 16 + killed[2][16:-10]
+    (tmp_path / "ledger-paid").write_bytes(line + b" %08x\n" % zlib.crc32(line))
+    refused(tmp_path / "ledger", "belongs to another ledger")
+    (tmp_path / "ledger-paid").unlink()
+    (tmp_path / "ledger-paid").mkdir()
+    refused(tmp_path / "ledger", "ledger-paid")
 
 
 def test_foreign_files_are_refused(tmp_path):
@@ -203,9 +253,9 @@ def test_a_newer_ledger_is_refused(closed, tmp_path):
     ledger = tmp_path / "ledger"
     ledger.write_bytes(closed)
     with closing(sqlite3.connect(ledger)) as db:
-        db.execute("PRAGMA user_version = 3")
+        db.execute("PRAGMA user_version = 4")
         db.execute("PRAGMA journal_mode = DELETE")
-    refused(ledger, "format 3", "upgrade")
+    refused(ledger, "format 4", "upgrade")
 
 
 def test_a_read_only_ledger_is_refused(closed, tmp_path):
@@ -235,7 +285,7 @@ def test_a_ledger_is_readable_by_its_owner_alone(tmp_path):
         learn(ledger, looking)
     finally:
         os.umask(before)
-    assert modes == {("ledger", 0o600), ("ledger-wal", 0o600)}
+    assert modes == {(name, 0o600) for name in ("ledger", "ledger-wal", "ledger-paid")}
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
 
 
@@ -245,19 +295,37 @@ def test_an_unreadable_file_is_refused():
         learn("/proc/self/mem")
 
 
-def test_another_process_may_make_the_ledger_first(tmp_path, monkeypatch, expected):
-    ledger, make = tmp_path / "ledger", tempfile.mkstemp
+@pytest.mark.parametrize("nameless", [True, False])
+def test_another_process_may_make_the_ledger_first(nameless, tmp_path, monkeypatch, expected):
+    ledger, link = tmp_path / "ledger", os.link
 
-    def slowly(**settings):
+    def slowly(*args, **settings):
         monkeypatch.undo()
         learn(ledger)
-        return make(**settings)
+        return link(*args, **settings)
 
-    monkeypatch.setattr(tempfile, "mkstemp", slowly)
+    monkeypatch.setattr(os, "link", slowly)
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     recovery, counted = learn(ledger)
     assert counted.queries == account(ledger).first
     assert bits(recovery) == bits(expected)
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
+def test_killed_while_it_is_made_a_ledger_leaves_nothing(tmp_path, monkeypatch):
+    """Nothing is there before the whole ledger is."""
+    seen = []
+
+    def look(*_, **__):
+        seen.append(list(tmp_path.iterdir()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", look)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "ledger")
+    assert seen == [[]]
 
 
 # -- who has it
@@ -329,6 +397,116 @@ def test_a_ledger_in_use_by_this_process_is_refused_and_stays_locked(tmp_path, e
     assert bits(recovery) == bits(expected)
 
 
+class Failing:
+    """A connection that can do nothing any more."""
+
+    in_transaction = True
+
+    def __init__(self, connection):
+        self.close = getattr(connection, "close", None)
+
+    def execute(self, *_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+# -- its files, taken away while it is in use
+
+
+@pytest.mark.parametrize("taken", ["", "-wal", "-paid"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_taken_away_is_noticed_and_nothing_is_lost(
+    taken, replaced, tmp_path, expected
+):
+    ledger = tmp_path / "ledger"
+    calls: list[int] = []
+
+    def oracle(X):
+        calls.append(len(X))
+        if len(calls) == 6:
+            (tmp_path / f"ledger{taken}").unlink()
+            if replaced:
+                (tmp_path / f"ledger{taken}").write_bytes(b"other")
+        return ORACLE(X)
+
+    with pytest.raises(us.LedgerError, match="deleted, moved or replaced") as caught:
+        us.learn(oracle, LEARNER, ledger=ledger, **SETTINGS)
+    assert str(ledger) + taken in str(caught.value)
+    assert len(calls) == 6
+    kept = ledger if taken else tmp_path / "ledger-rescued"
+    now = account(kept)
+    assert now.recorded == sum(calls)
+    recovery, counted = learn(kept)
+    assert counted.queries == expected.queries - now.recorded + now.first
+    assert bits(recovery) == bits(expected)
+
+
+def test_a_ledger_may_be_a_link_and_the_target_may_change_the_folder(
+    tmp_path, monkeypatch, expected
+):
+    for name in ("real", "links", "elsewhere"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(us.BudgetExceeded):
+        learn(tmp_path / "real" / "ledger", budget=4)
+    (tmp_path / "links" / "ledger").symlink_to("../real/ledger")
+    monkeypatch.chdir(tmp_path / "links")
+
+    def oracle(X):
+        os.chdir(tmp_path / "elsewhere")
+        return ORACLE(X)
+
+    recovery = us.learn(oracle, LEARNER, ledger="ledger", **SETTINGS)
+    assert bits(recovery) == bits(expected)
+    os.chdir(tmp_path / "links")
+    _, counted = learn("ledger")
+    assert counted.queries == account(tmp_path / "real" / "ledger").first
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")}
+    assert found == {"real/ledger", "links/ledger"}
+
+
+@pytest.mark.parametrize("anywhere", [True, False])
+def test_a_ledger_whose_folder_is_gone_is_kept_elsewhere(anywhere, tmp_path, monkeypatch, expected):
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    calls = []
+
+    def oracle(X):
+        calls.append(len(X))
+        if len(calls) == 6:
+            shutil.rmtree(folder, ignore_errors=True)
+            if not anywhere:
+                elsewhere.rmdir()
+        return ORACLE(X)
+
+    folder.mkdir()
+    with pytest.raises(us.LedgerError, match=f"copied.*{'elsewhere' if anywhere else 'No such'}"):
+        us.learn(oracle, LEARNER, ledger=folder / "ledger", **SETTINGS)
+    if anywhere:
+        recovery, _ = learn(elsewhere / "ledger-rescued")
+        assert bits(recovery) == bits(expected)
+
+
+def test_a_ledger_that_is_deleted_at_the_very_end_is_kept_elsewhere(tmp_path, caplog, expected):
+    ledger = tmp_path / "ledger"
+    (tmp_path / "ledger-rescued").write_text("an older one")
+    with open_ledger(ledger, {}) as book:
+        book.claim({}, None)
+        number = book.intend(Bill("data", 1, 1))
+        book.settle(number, Settlement(Bill("data", 1, 1), 0))
+        ledger.unlink()
+    assert "ledger-rescued-2" in caplog.text
+    assert account(tmp_path / "ledger-rescued-2").paid == 1
+    assert stat.S_IMODE((tmp_path / "ledger-rescued-2").stat().st_mode) == 0o600
+
+
+def test_a_copy_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    failing: Any = Failing(None)
+    said = rescued(failing, tmp_path / "ledger")
+    assert said.count("disk I/O error") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- a full disk
 
 
@@ -338,21 +516,26 @@ class Cramped:
 
     remote: Remote
     most_bytes: int
+    wal: bool
+    """Whether everything stays in the WAL, as where the disk is slow."""
 
     def pipe_to(self, pipe):
+        if self.wal:
+            checkpoint_once()
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.most_bytes, resource.RLIM_INFINITY))
 
     def __call__(self, X):
         return self.remote(X)
 
 
+@pytest.mark.parametrize("wal", [True, False])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_full_disk_keeps_what_was_recorded(workers, tmp_path, expected):
+def test_a_full_disk_keeps_what_was_recorded(workers, wal, tmp_path, expected):
     failed = Counter[str]()
     with Served(head()) as served:
         for most_kb in (1, 8, 40, 60, 80, 120, 160, 200, 240):
             ledger = tmp_path / str(most_kb)
-            oracle = Cramped(Remote(served.address, str(most_kb)), most_kb * 1024)
+            oracle = Cramped(Remote(served.address, str(most_kb)), most_kb * 1024, wal)
             life = Life(oracle, LEARNER, **SETTINGS, workers=workers, ledger=ledger)
             error = life.result()
             asked = sum(served.asked().get(str(most_kb), Counter()).values())
@@ -372,7 +555,7 @@ def test_a_full_disk_keeps_what_was_recorded(workers, tmp_path, expected):
             assert bits(recovery) == bits(expected)
             assert recovery.counts.get("in doubt", 0) == sum(now.open.values())
     assert failed["with nothing"]
-    assert failed["midway"] >= 2
+    assert failed["midway"] >= 2 * wal
     assert [file for file in tmp_path.iterdir() if ".new" in file.name] == []
 
 
@@ -386,8 +569,9 @@ def files_of_at_most(most_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_is_full_for_a_while(tmp_path, expected):
+def test_a_disk_that_is_full_for_a_while(tmp_path, monkeypatch, expected):
     ledger = tmp_path / "ledger"
+    monkeypatch.setattr(Ledger, "checkpoint", lambda self: None)  # the WAL grows
     with files_of_at_most(1024), pytest.raises(us.LedgerError, match="No ledger can be made"):
         learn(ledger)
     assert list(tmp_path.iterdir()) == []
@@ -447,8 +631,23 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
     mismatch(exact(DIM, seed=1), "seed was 0 and is now 1")
     mismatch(exact(DIM), "holdout was 8 and is now 12", holdout=12)
     mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
+    tuned = exact(DIM, tuning=ExactTuning(grid=LogitGridTuning(largest=5.0)))
+    mismatch(tuned, "learner.tuning.grid.largest was its default and is now 5.0")
     monkeypatch.setattr(exact, "revision", 99)
     mismatch(exact(DIM), "revision was 2 and is now 99")
+
+
+def test_settings_that_differ_are_named_in_full():
+    before = {"of": {"dim": 3, "tuning": {"grid": {"a": 1, "b": 2}}}, "rank": None}
+    now = {"of": {"dim": 3, "tuning": {"grid": {"a": 2}}}, "rank": 2}
+    assert _differences(before, now) == (
+        "of.tuning.grid.a was 1 and is now 2; of.tuning.grid.b was 2 and is now its default; "
+        "rank was None and is now 2"
+    )
+    assert _differences(now, {**now, "of": {"dim": 3}}) == (
+        "of.tuning.grid.a was 2 and is now its default"
+    )
+    assert _differences({"of": None}, {"of": {"dim": 3}}) == "of was None and is now {'dim': 3}"
 
 
 def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed, tmp_path):
@@ -755,3 +954,73 @@ def test_a_batch_may_be_larger_than_any_number_that_sqlite_keeps(tmp_path):
     for ledger in (tmp_path / "ledger", None):
         recovery = us.learn(first_number, Script([[sequences(5)]]), ledger=ledger, batch=10**30)
         assert recovery.counts == {"data": 5}
+
+
+# -- what its parts say when they fail
+
+
+def test_a_checkpoint_that_fails_is_named_and_costs_nothing(tmp_path):
+    ledger = tmp_path / "ledger"
+    with open_ledger(ledger, {}) as book:
+        book.claim({}, None)
+        vars(book).update(_db=Failing(book._db), _next_checkpoint=float("-inf"))
+        with pytest.raises(us.LedgerError, match=r"-wal and .*-paid"):
+            book.checkpoint()
+    recovery, _ = learn(ledger)
+    assert recovery.queries
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+def test_a_counter_that_cannot_be_written_is_named(tmp_path):
+    counter = PaidCounter(tmp_path / "nowhere" / "ledger")
+    with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
+        counter.begin("0", Totals())
+    counter = PaidCounter(tmp_path / "ledger")
+    counter.begin("0", Totals())
+    line = vars(counter)["_line"]
+    vars(counter)["_line"] = os.open(tmp_path / "ledger-paid", os.O_RDONLY)
+    with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
+        counter.count(Totals())
+    os.close(line)
+    counter.end(closed=True)
+
+
+def test_a_folder_in_the_place_of_the_counter_is_named(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    (tmp_path / "ledger-paid").mkdir()
+    with pytest.raises(us.LedgerError, match=r"ledger-paid: .*directory"):
+        learn(ledger)
+
+
+def test_headers_that_mislead_sqlite_are_named(killed, tmp_path):
+    for place, value, word in ((63, 0, "format is 0"), (19, 1, "belongs to it")):
+        data = bytearray(killed[0])
+        data[place] = value
+        for name, content in zip(("", "-wal", "-paid"), (data, *killed[1:]), strict=True):
+            (tmp_path / f"ledger{name}").write_bytes(content)
+        refused(tmp_path / "ledger", word)
+
+
+def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(closed)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("DELETE FROM file")
+        db.commit()
+    refused(ledger, "0 rows instead of 1")
+
+
+def test_a_design_that_moved_and_is_not_kept_is_a_mismatch(tmp_path):
+    ledger, X = tmp_path / "ledger", sequences(5).X
+
+    def script(factor):
+        return Script([[Sequences(X * factor, phase="a", purpose="data")]])
+
+    us.learn(first_number, script(1), ledger=ledger)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("DELETE FROM designs")
+        db.commit()
+    with pytest.raises(us.LedgerMismatch, match="round 0"):
+        us.learn(first_number, script(1 + 1e-12), ledger=ledger)
+    us.learn(first_number, script(1), ledger=ledger)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
+import pickle
 import signal
 import threading
 import time
@@ -17,6 +19,9 @@ import unsoftmax as us
 from tests.campaign.lives import PATIENCE_S, Life, account, one_by_one
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
+from unsoftmax.campaign import watching
+from unsoftmax.campaign import workers as workers_room
+from unsoftmax.campaign.spans import BatchSizes
 
 DIM = 4
 LEARNER = us.learners.ExactHead(DIM)
@@ -101,6 +106,84 @@ def test_three_tries_and_then_an_oracle_error(workers, tmp_path):
     recovery = us.learn(first_number, script, ledger=ledger)
     assert recovery.counts["failed"] == 6
     assert recovery.counts["data"] == 9
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_errors_of_earlier_tries_are_told(workers):
+    """How many kinds, each with its words, and all of them in the chain."""
+    turns = iter([TimeoutError("slow"), ConnectionError("gone"), TimeoutError("no"), OSError("x")])
+
+    def oracle(X):
+        raise next(turns)
+
+    retries = us.Retries(tries=4, pause_s=0.0)
+    with pytest.raises(us.OracleError) as caught:
+        us.learn(oracle, Script([[sequences(4)]]), workers=workers, retries=retries)
+    said = str(caught.value)
+    assert (
+        "did not answer 4 sequences of shape (2, 2), 0–3 of “part 0” in 4 tries (OSError: x)"
+        in (said)
+    )
+    assert (
+        "Earlier tries failed with errors of 2 other kinds (TimeoutError: slow; "
+        "ConnectionError: gone)."
+    ) in said
+    group = caught.value.__cause__
+    assert isinstance(group, ExceptionGroup)
+    assert [str(error) for error in group.exceptions] == ["slow", "gone", "x"]
+
+
+@pytest.mark.parametrize(
+    ("last", "said", "kind"),
+    [
+        (np.full(1, np.nan), "with nan (sequence 0) in 2 tries", us.OracleError),
+        (MemoryError(), "ran out of memory", us.OracleError),
+        (us.OracleError("The key expired."), "The key expired. Earlier tries", us.OracleError),
+        (ValueError("odd"), "in 2 tries (ValueError: odd)", us.OracleError),
+        (us.RetryLater(1e5), "has put off 1 sequence of shape (2, 2), number 0 of", us.OracleError),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_errors_before_another_end_are_told(last, said, kind):
+    turns = iter([ConnectionError("gone"), last])
+
+    def oracle(X):
+        turn = next(turns)
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+    with pytest.raises(us.OracleError) as caught:
+        us.learn(oracle, Script([[sequences(1)]]), retries=us.Retries(2, 0.0))
+    assert type(caught.value) is kind
+    assert said in str(caught.value)
+    assert "with errors of another kind (ConnectionError: gone). Nothing was answered yet." in str(
+        caught.value
+    )
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+
+
+def test_an_answer_that_was_not_finite_is_an_earlier_error_too():
+    turns = iter([np.array([0.0, np.inf]), ConnectionError("gone")])
+
+    def oracle(X):
+        turn = next(turns)
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+    with pytest.raises(us.OracleError, match=r"another kind \(FloatingPointError: inf in row 1"):
+        us.learn(oracle, Script([[sequences(2)]]), retries=us.Retries(2, 0.0))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, np.nan, np.inf, 10**400, "soon"])
+def test_a_wait_that_is_none_is_the_oracles_mistake_from_the_first_batch_on(seconds):
+    def oracle(X):
+        raise us.RetryLater(seconds)
+
+    with pytest.raises(us.OracleError, match="seconds must be") as caught:
+        us.learn(oracle, Script([[sequences(2)]]))
+    assert not isinstance(caught.value, us.DimensionRefused)
 
 
 def test_what_flies_beside_a_failure_is_recorded(tmp_path):
@@ -419,6 +502,161 @@ def test_a_second_ctrl_c_leaves_an_oracle_that_hangs(workers, tmp_path):
     assert recovery.counts["in doubt"] == sum(now.open.values())
 
 
+def hanging(script, oracle=first_number):
+    """Wrap an oracle that never answers the second round; return it and its release."""
+    release = threading.Event()
+
+    def ask(X):
+        if X[0, 0, 0] in script.rounds[1][0].X[:, 0, 0]:
+            release.wait(PATIENCE_S)
+        return oracle(X)
+
+    return Counted(ask), release
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_one_ctrl_c_ends_a_run_whose_target_hangs(workers, tmp_path, monkeypatch):
+    """A thread presses once: patience ends by itself, as long as the longest call thrice."""
+    script, ledger = Script([[sequences(4)], [sequences(6, seed=1)]]), tmp_path / "ledger"
+    oracle, release = hanging(script)
+    patient = functools.partial(watching.Interrupts, least_s=0.3)
+    monkeypatch.setattr(watching, "Interrupts", patient)
+    main = threading.get_ident()
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(oracle, script, ledger=ledger, batch=2, workers=workers)
+    assert 0.5 < time.monotonic() - began < 5
+    release.set()
+    now = account(ledger)
+    assert (now.recorded, sum(now.open.values())) == (4, 2 * workers)
+    assert us.learn(first_number, script, ledger=ledger).counts["in doubt"] == 2 * workers
+
+
+def test_a_run_that_is_over_gets_no_more_signals():
+    """Neither after its end nor while nothing is in flight."""
+    for close in (True, False):
+        state = watching.Interrupts(least_s=0.05)
+        with pytest.raises(KeyboardInterrupt), state.held():
+            state.press(signal.SIGINT, None)
+        if close:
+            state.close()
+        time.sleep(0.2)
+
+
+def test_what_is_slow_is_waited_for(monkeypatch):
+    """Calls of 0.2 s: 0.6 s of patience, though the least is 0.1 s."""
+    patient = functools.partial(watching.Interrupts, least_s=0.1)
+    monkeypatch.setattr(watching, "Interrupts", patient)
+    reports: list[us.Progress] = []
+
+    def oracle(X):
+        if len(reports) == 2:
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(0.2)
+        return first_number(X)
+
+    with pytest.raises(KeyboardInterrupt):
+        us.learn(oracle, Script([[sequences(6)]]), batch=2, progress=reports.append)
+    assert [report.answered for report in reports] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_end_a_run_as_ctrl_c_does(number, tmp_path):
+    script, ledger = Script([[sequences(4)]]), tmp_path / "ledger"
+
+    def oracle(X):
+        signal.raise_signal(number)
+        return first_number(X)
+
+    with pytest.raises(us.Terminated) as caught:
+        us.learn(oracle, script, ledger=ledger)
+    assert caught.value.code == 128 + number
+    assert pickle.loads(pickle.dumps(caught.value)).code == 128 + number
+    assert account(ledger).recorded == 4
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+    def twice(X):
+        signal.raise_signal(number)
+        oracle(X)
+
+    with pytest.raises(us.Terminated):  # it is no exit of the target's own
+        us.learn(twice, Script([[sequences(3)]]))
+
+
+# -- targets that take too long
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_call_that_takes_too_long_is_a_failed_try(workers, tmp_path):
+    script, ledger = Script([[sequences(4)], [sequences(6, seed=1)]]), tmp_path / "ledger"
+    oracle, release = hanging(script)
+    settings: dict[str, Any] = {"batch": 2, "workers": workers, "ledger": ledger}
+    before = threading.active_count()
+    with pytest.raises(us.OracleError, match=r"in 3 tries \(TimeoutError: no answer within 0.1 s"):
+        us.learn(oracle, script, timeout=0.1, **settings)
+    now = account(ledger)
+    assert (now.recorded, now.open) == (4, {})
+    assert now.paid == oracle.queries == 4 + now.failed
+    assert 6 <= now.failed <= 6 * workers
+    release.set()
+    for _ in range(500):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() <= before, "threads that come back late end"
+    recovery = us.learn(first_number, script, timeout=PATIENCE_S, **settings)
+    assert recovery.counts["data"] == 10
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_others_go_on_beside_a_call_that_hangs(workers):
+    """A call that is late once, of many: cured, in the place of the thread that it took."""
+    script, release = Script([[sequences(40)]]), threading.Event()
+    late: list[bool] = []
+
+    def oracle(X):
+        if X[0, 0, 0] == script.rounds[0][0].X[4, 0, 0] and not late:
+            late.append(True)
+            release.wait(PATIENCE_S)
+        return first_number(X)
+
+    recovery = us.learn(oracle, script, batch=2, workers=workers, timeout=0.2)
+    release.set()
+    assert recovery.counts == {"data": 40, "failed": 2}
+    assert np.array_equal(answers_of(recovery)[0][0], first_number(script.rounds[0][0].X))
+
+
+def test_a_call_that_never_began_is_called_off():
+    """Threads that are all busy, as between two calls: nothing is asked that is not waited for."""
+    pool, release, calls = workers_room.Threads(1), threading.Event(), []
+    busy = pool.submit(lambda: release.wait(PATIENCE_S))
+    waiting = pool.submit(lambda: calls.append(True))
+    pool.leave(waiting)
+    assert waiting.cancelled()
+    release.set()
+    assert busy.result()
+    pool.leave(busy)  # it is back: its thread is free
+    pool.__exit__(None, None, None)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("timeout", "kind"),
+    [
+        *[(0, ValueError), (-1, ValueError), (np.nan, ValueError), (np.inf, ValueError)],
+        *[(True, TypeError), ("1", TypeError)],
+    ],
+)
+def test_bad_timeouts_are_refused(timeout, kind, tmp_path):
+    with pytest.raises(kind, match="timeout must be"):
+        us.learn(first_number, LEARNER, timeout=timeout, ledger=tmp_path / "ledger")
+    assert not (tmp_path / "ledger").exists()
+
+
+# -- Ctrl-C, again
+
+
 class Thinking(Script):
     """A learner that thinks for an hour about its first answers."""
 
@@ -566,6 +804,29 @@ def test_as_many_batches_fly_as_there_are_workers():
     recovery = us.learn(oracle, Script([[sequences(12)]]), batch=1, workers=4)
     assert recovery.queries == 12
     assert most == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 2048])
+def test_what_flies_over_all_workers_is_bounded(workers):
+    """2,048 sequences at most, however many workers share them; a batch that is given is kept."""
+    lock, flying, most = threading.Lock(), 0, 0
+
+    def oracle(X):
+        nonlocal flying, most
+        with lock:
+            flying += len(X)
+            most = max(most, flying)
+        time.sleep(0.001)
+        with lock:
+            flying -= len(X)
+        return first_number(X)
+
+    count = 6000 if workers < 2048 else 50
+    us.learn(oracle, Script([[sequences(count)]]), workers=workers)
+    assert most <= 2048
+    sizes = BatchSizes(workers=workers)
+    assert sizes.of(sequences(9), 1) == 2048 // workers
+    assert BatchSizes(500, workers=workers).of(sequences(9), 1) == 500
 
 
 def test_no_thread_is_left_behind():
@@ -782,8 +1043,33 @@ def test_counts_may_be_numpy_integers(tmp_path):
 
 def test_zero_batches_and_workers_are_value_errors():
     for name in ("batch", "workers"):
-        with pytest.raises(ValueError, match=f"{name} must be a whole number .*1 or more"):
+        with pytest.raises(ValueError, match=rf"{name} must be a whole number .*, 1 (to|or more)"):
             us.learn(first_number, LEARNER, **{name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [2049, 9_999_999, 10**30])
+def test_too_many_workers_are_refused_before_any_is_hired(workers, tmp_path):
+    with pytest.raises(ValueError, match=r"workers must be a whole number .*1 to 2,048; it is"):
+        us.learn(first_number, LEARNER, workers=workers, ledger=tmp_path / "ledger")
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_machine_without_threads_left_is_told_in_a_sentence(monkeypatch):
+    start, before = threading.Thread.start, threading.active_count()
+
+    def scarce(thread):
+        if threading.active_count() >= before + 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(ValueError, match=r"no more than 3 threads just now: use fewer .* 40"):
+        us.learn(first_number, LEARNER, workers=40)
+    for _ in range(500):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() <= before
 
 
 def test_a_learner_must_be_a_learner_with_its_settings():

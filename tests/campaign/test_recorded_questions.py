@@ -10,6 +10,7 @@ import numpy as np
 import unsoftmax as us
 from tests.campaign.script import Script, sequences
 from tests.truth import Counted
+from unsoftmax.campaign.ledger_salvage import salvage
 from unsoftmax.probes import Sequences
 
 
@@ -20,7 +21,8 @@ def test_answers_that_were_lost_are_asked_anew_and_nothing_after_them_is_a_witne
     with closing(sqlite3.connect(ledger)) as db:
         db.execute("DELETE FROM answers WHERE round = 0 AND start = 6")
         db.commit()
-    us.learn(target, script, ledger=ledger)
+    salvage(ledger, tmp_path / "salvaged")
+    us.learn(target, script, ledger=tmp_path / "salvaged")
     assert target.queries == 18 + 6 + 3
 
 

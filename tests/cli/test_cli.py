@@ -127,6 +127,8 @@ def test_plan(folder):
         (["learn", "mine:head", "--out", "o"], "--dim is missing"),
         (["learn", "mine:head", "--dim", "6", "--out", "mine.py"], "cannot be made"),
         (["learn", "mine:head", "--dim", "6", "--out", "o", "--ledger", "mine.py"], "not a ledger"),
+        (["learn", "mine:head", "--dim", "6", "--out", "o", "--workers", "9999999"], "to 2,048"),
+        (["learn", "mine:head", "--dim", "6", "--out", "o", "--timeout", "0"], "timeout"),
         (["compare", "absent.safetensors", "absent.safetensors"], "no model file"),
         (["compare", "mine.py", "mine.py"], "not a readable safetensors"),
         (["nonsense"], "No such command"),
@@ -138,6 +140,39 @@ def test_mistakes_are_told_in_a_sentence(folder, words, says):
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert not done.stdout
+
+
+@pytest.mark.parametrize("command", [["learn", "mine:head", "--dim", "6"], ["demo"]])
+def test_an_out_that_cannot_be_written_is_refused_before_anything_is_paid(folder, command):
+    for name in ("model.safetensors", "recovery.json"):
+        (folder / "occupied" / name).mkdir(parents=True)
+        done = run(folder, *command, "--out", "occupied")
+        assert done.returncode == 2
+        assert f"--out occupied is occupied: occupied/{name} is a folder" in done.stderr
+        (folder / "occupied" / name).rmdir()
+    # nobody may write here, not even root
+    done = run(folder, *command, "--out", "/proc/self")
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    (folder / "file").touch()
+    done = run(folder, *command, "--out", "file/below")
+    assert done.returncode == 2
+    assert "cannot be made" in done.stderr
+    assert not (folder / "asked.txt").exists()
+
+
+def test_a_result_that_cannot_be_written_after_all_says_where_the_answers_are(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write("\ndef spoiling(X):\n    os.makedirs('o/recovery.json', exist_ok=True)\n")
+        source.write("    return head(X)\n")
+    done = run(folder, "learn", "mine:spoiling", "--dim", 6, "--out", "o")
+    assert done.returncode == 2
+    assert "could not be written to o" in done.stderr
+    assert "Every answer is in o/ledger.sqlite" in done.stderr
+    assert "Traceback" not in done.stderr
+    other = ["--out", "other", "--ledger", "o/ledger.sqlite", "--json"]
+    done = run(folder, "learn", "mine:head", "--dim", 6, *other)
+    assert "fingerprint" in json.loads(done.stdout)["counts"]
 
 
 def test_one_coordinate_of_vectors(folder):
@@ -165,6 +200,27 @@ def test_a_target_that_asks_to_wait(folder):
     done = run(folder, *words, "--longest-wait", 20)
     assert done.returncode == 5
     assert "asks for 30 s more; the limit is 20 s" in done.stderr
+    assert "On the command line longest_wait_s is --longest-wait" in done.stderr
+
+
+def test_debug_shows_the_chain_of_causes(folder):
+    with (folder / "mine.py").open("a") as source:
+        source.write(
+            "\nturns = [ConnectionError('first'), TimeoutError('second')]\n"
+            "def failing(X):\n    raise turns.pop(0)\n"
+        )
+    words = ["learn", "mine:failing", "--dim", 6, "--retries", 2, "--out", "o"]
+    plain = run(folder, *words)
+    assert plain.returncode == 5
+    assert "(TimeoutError: second). Earlier tries failed" in plain.stderr
+    assert "another kind (ConnectionError: first)" in plain.stderr
+    assert "--debug shows the causes" in plain.stderr
+    assert "Traceback" not in plain.stderr
+    shown = run(folder, *words, "--debug", "--json")
+    assert shown.returncode == 5
+    assert "ExceptionGroup: what went wrong in the tries (2 sub-exceptions)" in shown.stderr
+    assert "raise turns.pop(0)" in shown.stderr
+    assert json.loads(shown.stdout)["error"] == "OracleError"
 
 
 def test_retries_are_set(folder):

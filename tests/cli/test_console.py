@@ -70,3 +70,13 @@ def test_targets(tmp_path):
 
 def test_interrupts_are_ours_again_afterwards():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_settings_in_messages_are_named_as_options():
+    said = "Raise max_heads, or raise rank; tolerance= helps LowRankHead. A bias is no flag."
+    assert options.in_flags(said, {"us.x": "--x"}) == (
+        "On the command line rank is --rank, tolerance is --tolerance, max_heads is --max-heads, "
+        "LowRankHead is --model low-rank."
+    )
+    assert options.in_flags("use us.x(1)", {"us.x": "--x"}) == "On the command line us.x is --x."
+    assert options.in_flags("The rank is high.", {}) == ""

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unsoftmax as us
-from unsoftmax.cli import app
+from unsoftmax.cli.commands import app
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
 from unsoftmax.report.figures import draw_head, draw_heads
 

@@ -6,7 +6,11 @@ change with every knob that changes the probes.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import pickle
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -151,6 +155,115 @@ def test_knobs_of_another_algorithm_are_refused():
         Toy(4, tuning=InnerTuning()).settings()  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="tuning must be a ExactTuning"):
         us.learners.ExactHead(4, tuning=LogitGridTuning()).settings()  # type: ignore[arg-type]
+
+
+def leaves(knobs, path="tuning"):
+    """Yield every knob below a dataclass of knobs: its path and its value."""
+    for field_ in dataclasses.fields(knobs):
+        value, name = getattr(knobs, field_.name), f"{path}.{field_.name}"
+        if dataclasses.is_dataclass(value):
+            yield name, value
+            yield from leaves(value, name)
+        else:
+            yield name, value
+
+
+def with_knob(knobs, path, value):
+    """Return a copy with the knob at a path (without "tuning") changed."""
+    first, _, rest = path.partition(".")
+    inner = with_knob(getattr(knobs, first), rest, value) if rest else value
+    return dataclasses.replace(knobs, **{first: inner})
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "sensing": {"rank": 2},
+    "approximate": {"tolerance": 1e-6},
+    "labels": {"bits": 20},
+    "multi-head": {"max_heads": 3},
+    "orthogonal-heads": {"subspaces": [np.eye(4)[:, :2], np.eye(4)[:, 2:]]},
+}
+TUNED = [
+    name
+    for name, kind in us.learners.BY_NAME.items()
+    if "tuning" in {field_.name for field_ in dataclasses.fields(kind)}
+]
+
+
+@pytest.mark.parametrize("model", TUNED)
+def test_every_knob_of_another_type_is_refused_by_its_full_path(model):
+    """When the learner is made, before anything reads the knob, and whatever it is."""
+    kind: Any = us.learners.BY_NAME[model]
+    make: Any = functools.partial(kind, dim=4, **NEEDED.get(model, {}))
+    default = make().tuning
+    assert make(tuning=default).settings() == make().settings()
+    count = 0
+    for path, value in leaves(default):
+        wrong: Any = ["text", object(), [], {}, np.nan, (None,), ("a", "b")]
+        wrong += [True] if not isinstance(value, bool) else []
+        wrong += [None] if value is not None else []
+        wrong += [0.5] if isinstance(value, int) else []
+        wrong += [3] if isinstance(value, tuple) or dataclasses.is_dataclass(value) else []
+        for bad in wrong:
+            tuning = with_knob(default, path.removeprefix("tuning."), bad)
+            with pytest.raises(TypeError, match=re.escape(f"{path} must be ")) as caught:
+                make(tuning=tuning)
+            assert repr(bad) in str(caught.value)
+            count += 1
+    assert count > 10
+    for none in (None, 3, InnerTuning()):
+        with pytest.raises(TypeError, match=f"tuning must be a {type(default).__name__}; it is"):
+            make(tuning=none)
+
+
+HALF: Any = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class KindsTuning:
+    whole: int = 1
+    number: float = 0.5
+    flag: bool = True
+    name: Literal["a", "b"] = "a"
+    maybe: int | None = None
+    pair: tuple[float, float] = (1.0, 2.0)
+    table: tuple[Stage, ...] = (Stage(1, None, 1),)
+    pairs: tuple[tuple[int, float], ...] = ((1, 0.5),)
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds(Configured):
+    dim: int
+    tuning: KindsTuning = field(default=KindsTuning(), kw_only=True)
+
+    revision = 1
+
+
+@pytest.mark.parametrize(
+    ("knob", "right", "wrong", "said"),
+    [
+        ("whole", [3, np.int8(3)], [1.0, True, None], "a whole number"),
+        ("number", [3, 0.5, np.float32(1), np.inf], ["1", False, np.nan], "a number"),
+        ("flag", [False, np.True_], [0, None], "True or False"),
+        ("name", ["b"], ["c", 1], "'a' or 'b'"),
+        ("maybe", [None, 3], ["x", 0.5], "a whole number or None"),
+        ("pair", [(1, 2)], [(1.0,), [1.0, 2.0], (1.0, "2")], "a tuple of 2 numbers"),
+        ("table", [(), (Stage(1, 2, 3),)], [((1, 2, 3),), (Stage(1, HALF, 3),)], "of Stages"),
+        ("pairs", [((1, 2),)], [((0.5, 1),), (1, 2)], "of tuples of 2 numbers and whole numbers"),
+        ("text", ["x"], [1], "a str"),
+    ],
+)
+def test_kinds_of_knobs(knob, right, wrong, said):
+    for value in right:
+        Kinds(3, tuning=KindsTuning(**{knob: value}))
+    for value in wrong:
+        with pytest.raises(TypeError, match=rf"tuning\.{knob} must be .*{re.escape(said)}; it is"):
+            Kinds(3, tuning=KindsTuning(**{knob: value}))
+
+
+def test_learners_with_knobs_are_copied_and_cross_process_borders():
+    tuned = us.learners.ExactHead(4, tuning=ExactTuning(grid=LogitGridTuning(wanted=0.25)))
+    assert pickle.loads(pickle.dumps(tuned)) == tuned == dataclasses.replace(tuned, dim=4)
 
 
 def test_knobs_are_given_by_name():

@@ -106,6 +106,17 @@ def test_a_rank_of_zero_comes_back(path):
     assert us.load(path).arrays()["K"].shape == (0, 3)
 
 
+@pytest.mark.parametrize("model", [dense(), factored(), us.MultiHead(np.ones((1, 2, 2)), [[1, 2]])])
+def test_a_model_saved_twice_is_one_file(model, tmp_path):
+    """To the last byte, so that its hash names it; an even chance of two orders each time."""
+    saved = set()
+    for k in range(24):
+        model.save(tmp_path / f"{k}.safetensors")
+        saved.add((tmp_path / f"{k}.safetensors").read_bytes())
+    us.load(tmp_path / "0.safetensors").save(tmp_path / "again.safetensors")
+    assert saved == {(tmp_path / "again.safetensors").read_bytes()}
+
+
 def test_the_file_says_what_it_is(path):
     dense().save(path)
     header = header_of(path)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.campaign.spans import Span
-from unsoftmax.errors import OracleError, RetryLater
+from unsoftmax.errors import OracleError, RetryLater, Terminated
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, as_array
 
@@ -46,6 +46,10 @@ class OracleReply:
         row = self.missing[0][0]
         return row, float(next(y for y in self.rows[row] if not np.isfinite(y)))
 
+    def error(self) -> FloatingPointError:
+        """Say what is missing, as if it had been raised."""
+        return FloatingPointError("{1} in row {0} of the answer".format(*self.worst))
+
 
 def ask(oracle: Oracle, span: Span, outputs: Outputs) -> OracleReply:
     """Make the probes of a span and call the oracle once.
@@ -59,6 +63,8 @@ def ask(oracle: Oracle, span: Span, outputs: Outputs) -> OracleReply:
     """
     try:
         raw = oracle(span.probes[span.start : span.stop])
+    except Terminated:
+        raise  # a signal, not the target
     except SystemExit as error:
         raise RuntimeError(f"the target called sys.exit({error.code!r})") from error
     except RetryLater as refusal:
@@ -108,7 +114,7 @@ def _wrong_shape(shape: tuple[int, ...], span: Span, outputs: Outputs) -> Oracle
         return OracleError(
             f"The target answered {span} with shape {shape} instead of ({n},): {shape[1]} numbers "
             "per sequence, where this learner takes one. Choose it with "
-            "us.oracles.coordinate(oracle, k), on the command line with --coordinate k."
+            "us.oracles.coordinate(oracle, k)."
         )
     return OracleError(
         f"The target answered {span} with shape {shape} instead of ({n},): it must give one number "

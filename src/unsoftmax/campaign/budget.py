@@ -34,14 +34,16 @@ class Budget:
         return " and ".join(f"{limit:,} {name}" for name, limit in limits if limit is not None)
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return an argument as an int.
 
     Raises
     ------
     ValueError
-        It is no whole number, or too small.
+        It is no whole number, too small or too large.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number (int), {least} or more; it is {value!r}.")
+    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not fits or value < least or (most is not None and value > most):
+        limits = f"{least} or more" if most is None else f"{least} to {most:,}"
+        raise ValueError(f"{name} must be a whole number (int), {limits}; it is {value!r}.")
     return int(value)

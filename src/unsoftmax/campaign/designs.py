@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unsoftmax.campaign.ledger_format import Statement, insertion
 from unsoftmax.probes import Probes
 
 
@@ -60,6 +63,36 @@ class DesignArray:
         # a zero that is no longer one is another question, however small
         share = np.where(moved == 0, 0.0, np.inf)
         return float(np.max(np.divide(moved, size, out=share, where=size > 0)))
+
+
+def part_rows(index: int, part: int, probes: Probes) -> list[Statement]:
+    """Return what records a part of a round: its arrays by their hash, and what they are of."""
+    names, rows = {}, []
+    for name, array in probes.design().items():
+        kept = DesignArray.of(array)
+        names[name] = kept.key.hex()
+        fields = kept.key, kept.array.dtype.str, json.dumps(kept.array.shape), kept.blob
+        rows.append(insertion("designs", *fields, verb="INSERT OR IGNORE"))
+    return [*rows, insertion("parts", index, part, family(probes), json.dumps(names))]
+
+
+def moved_since(db: sqlite3.Connection, recorded: Mapping[str, str], probes: Probes) -> float:
+    """Return how far today's design is from a recorded one; infinite where that is another."""
+    design, moved = probes.design(), 0.0
+    if recorded.keys() != design.keys():
+        return float("inf")
+    for name, array in design.items():
+        now = DesignArray.of(array)
+        if now.key.hex() == recorded[name]:
+            continue
+        kept = db.execute(
+            "SELECT dtype, shape, data FROM designs WHERE hash = ?",
+            (bytes.fromhex(recorded[name]),),
+        ).fetchone()
+        if kept is None:  # a salvaged ledger may lack it
+            return float("inf")
+        moved = float(np.maximum(moved, now.moved_from(DesignArray.read(*kept))))
+    return moved
 
 
 def family(probes: Probes) -> str:

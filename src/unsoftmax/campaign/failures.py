@@ -6,7 +6,7 @@ from unsoftmax.campaign.answers import OracleReply
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.outcomes import CallEnd, CallOutcome
 from unsoftmax.campaign.retries import Retries, in_seconds
-from unsoftmax.errors import DimensionRefused, OracleError, RetryLater
+from unsoftmax.errors import BadWait, DimensionRefused, OracleError, RetryLater
 
 
 def kept(ledger: Ledger) -> str:
@@ -27,15 +27,30 @@ def failure(end: CallEnd, ledger: Ledger, retries: Retries, batch: int) -> BaseE
     if end.outcome is CallOutcome.INTERRUPTED:
         assert isinstance(result, BaseException)
         return result
+    now = result.error() if isinstance(result, OracleReply) else result
+    earlier = [error for error in end.call.errors if type(error) is not type(now)]
     if isinstance(result, OracleError) and not isinstance(result, RetryLater):
         kind = DimensionRefused if isinstance(result, DimensionRefused) else OracleError
-        error = kind(f"{_said(result)} {kept(ledger)}").with_traceback(result.__traceback__)
-        error.__cause__ = result.__cause__
-        return error
-    kind, sentence = _described(end, ledger, retries, batch)
-    error = kind(f"{sentence} {kept(ledger)}")
-    error.__cause__ = result if isinstance(result, BaseException) else None
+        error = kind(f"{_said(result)}{_before(earlier)} {kept(ledger)}")
+        error, last = error.with_traceback(result.__traceback__), result.__cause__
+    else:
+        kind, sentence = _described(end, ledger, retries, batch)
+        error = kind(f"{sentence}{_before(earlier)} {kept(ledger)}")
+        last = result if isinstance(result, Exception) else None
+    error.__cause__ = last
+    if earlier:
+        ways = [*earlier, *([last] if isinstance(last, Exception) else [])]
+        error.__cause__ = ExceptionGroup("what went wrong in the tries", ways)
     return error
+
+
+def _before(earlier: list[Exception]) -> str:
+    """Say what went wrong in earlier tries, where it was something else."""
+    if not earlier:
+        return ""
+    kinds = "another kind" if len(earlier) == 1 else f"{len(earlier)} other kinds"
+    named = "; ".join(f"{type(error).__name__}: {_said(error)}" for error in earlier)
+    return f" Earlier tries failed with errors of {kinds} ({named})."
 
 
 def _said(error: BaseException) -> str:
@@ -64,14 +79,17 @@ def _described(
             f"The target has put off {span} for {in_seconds(end.put_off_s)} and asks for "
             f"{in_seconds(result.seconds)} more; the limit is "
             f"{in_seconds(retries.longest_wait_s)}. Allow more with "
-            "retries=us.Retries(longest_wait_s=…), on the command line with --longest-wait."
+            "retries=us.Retries(longest_wait_s=…)."
         )
     if isinstance(result, MemoryError):
         return OracleError, (
             f"The target ran out of memory at {span}: use a smaller batch (now {batch})."
         )
     said = f"{type(result).__name__}: {_said(result)}"
-    if not ledger.answered and isinstance(result, (ValueError, IndexError, AssertionError)):
+    # what failed otherwise before, or in saying how long to wait, is not refused for its shape
+    alike = all(type(error) is type(result) for error in end.call.errors)
+    shape = isinstance(result, (ValueError, IndexError, AssertionError)) and alike
+    if shape and not ledger.answered and not isinstance(result, BadWait):
         return DimensionRefused, (
             f"The target refused its first batch, {span} ({said}). It must take batches "
             f"(B, N, d); if its tokens have another dimension than {span.probes.dim}, use that as "

@@ -22,25 +22,47 @@ nor how the file came to be open: that is `ledger_file`.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unsoftmax.campaign.designs import DesignArray, family
+from unsoftmax.campaign.designs import family, moved_since, part_rows
 from unsoftmax.campaign.ledger_format import (
-    FORMAT_VERSION,
-    UPGRADES,
+    COLUMNS,
     Bill,
     RecordedPart,
     Settlement,
     Spent,
+    Totals,
+    insertion,
 )
+from unsoftmax.campaign.ledger_rescue import rescued
+from unsoftmax.campaign.ledger_upgrade import upgrade
+from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
+
+_log = logging.getLogger("unsoftmax")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTuning:
+    """How designs are compared, and how often the WAL is emptied."""
+
+    # Largest relative difference by which another BLAS may move a design: its last bits. Larger
+    # would take another question for the same.
+    same_design: float = 1e-9
+    # Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms
+    # every 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where
+    # every round has one. Smaller: more answers are lost with a WAL.
+    checkpoints: float = 0.05
 
 
 class Ledger:
@@ -51,18 +73,18 @@ class Ledger:
         connection: sqlite3.Connection,
         name: str,
         environment: Mapping[str, Any],
-        *,
-        lasting: bool = True,
-        same_design: float = 1e-9,
+        counter: PaidCounter | None = None,
+        tuning: LedgerTuning | None = None,
     ) -> None:
         self._db = connection
         self._name = name
-        self.lasting = lasting
+        self._counter = counter
+        self._claimed = False
+        self.lasting = counter is not None
         """Whether the answers outlive this process."""
         self._environment = dict(environment)
-        # Largest relative difference by which another BLAS may move a design: its last bits.
-        # Larger would take another question for the same.
-        self._same_design = same_design
+        self._tuning = tuning or LedgerTuning()
+        self._next_checkpoint = float("-inf")
         self.resumed = False
         self.moved = 0.0
         """Largest relative difference between a recorded design and today's."""
@@ -70,6 +92,7 @@ class Ledger:
         """Numbers per answer, m; None until the first."""
         [[self.answered]] = self._db.execute("SELECT coalesce(sum(count), 0) FROM answers")
         """Recorded answers."""
+        self._totals = Totals()
         self._rounds = 0  # recorded by earlier runs
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._spent = self._sum()
@@ -86,29 +109,20 @@ class Ledger:
         """
         recorded = self._db.execute("SELECT run, batch FROM runs").fetchone()
         text = json.dumps(run, sort_keys=True)
+        own = recorded is not None and recorded[0] == text
         # a ledger without answers belongs to nobody: only what was paid stays
-        anew = recorded is None or (recorded[0] != text and not self.answered)
-        if not anew and recorded[0] != text:
+        if recorded is not None and not own and self.answered:
             changed = _differences(json.loads(recorded[0]), run)
             raise LedgerMismatch(
                 f"{self._name} belongs to another run: {changed}. "
                 "Use the same settings to go on with it, or another ledger, which asks all anew."
             )
-        [[version]] = self._db.execute("PRAGMA user_version").fetchall()
         with self._commit():
-            self._upgrade(version)
-            self._db.execute("UPDATE asked SET outcome = 'in doubt' WHERE outcome IS NULL")
-            if anew:
-                for table in ("runs", "parts", "designs"):
-                    self._db.execute(f"DELETE FROM {table}")
-                self._db.execute(
-                    "INSERT INTO runs VALUES (?, ?, ?)",
-                    (text, batch, json.dumps(self._environment)),
-                )
-        if version < FORMAT_VERSION:
-            # into the file's header, where older programs look: after kill -9 the WAL has it alone
-            with suppress(sqlite3.Error):
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._take_over(None if own else (text, batch, json.dumps(self._environment)))
+        self._claimed = True
+        self.checkpoint()
+        if self._counter is not None:
+            self._counter.watch()
         self._spent = self._sum()
         known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
         self.width = width if known is None else known[0]
@@ -119,32 +133,103 @@ class Ledger:
                 "ledger."
             )
         [[self._rounds]] = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM parts")
-        self.resumed = not anew
-        return batch if anew else batch or recorded[1]
+        self.resumed = own or bool(self.answered)
+        return batch or recorded[1] if own else batch
 
-    def _upgrade(self, version: int) -> None:
-        for older in range(version, FORMAT_VERSION):
-            self._db.execute(UPGRADES[older])
-        self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+    def _take_over(self, run: tuple[object, ...] | None) -> None:
+        """Make the file today's, and this run's; None where it is already."""
+        upgrade(self._db)
+        if self._counter is not None:
+            [[name]] = self._db.execute("SELECT id FROM file")
+            self._counter.begin(name, Totals.of(self._db))
+        self._doubt()
+        if run is not None and self.answered:
+            # A salvaged ledger that has lost its run: whose it is shows when `begin` has compared
+            # the questions.
+            self._pending.append(insertion("runs", *run))
+        elif run is not None:
+            for table in ("runs", "parts", "designs"):
+                self._db.execute(f"DELETE FROM {table}")
+            self._insert("runs", *run)
+        self._mark(is_open=True)
+
+    def _doubt(self) -> None:
+        """Call what was in flight when an earlier process died by its name."""
+        flying = self._db.execute(f"SELECT {COLUMNS['asked']} FROM asked WHERE outcome IS NULL")
+        for *fields, _ in flying.fetchall():
+            self._replace("asked", *fields, "in doubt")
+
+    def _mark(self, *, is_open: bool) -> None:
+        """Write whether the file is in use, and its totals as of now."""
+        [[name, holes]] = self._db.execute("SELECT id, holes FROM file")
+        self._totals = Totals.of(self._db)
+        self._db.execute("DELETE FROM file")
+        self._insert("file", name, int(is_open and self.lasting), holes, *self._totals)
+
+    def _insert(self, table: str, *values: object) -> None:
+        self._db.execute(*insertion(table, *values))
+
+    def _replace(self, table: str, *values: object) -> None:
+        self._db.execute(*insertion(table, *values, verb="INSERT OR REPLACE"))
+
+    def checkpoint(self) -> None:
+        """Move what the WAL holds into the file, and empty it: as often as the tuning allows."""
+        began = time.monotonic()
+        if not self.lasting or began < self._next_checkpoint:
+            return
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            raise self._unwritten(error) from error
+        ended = time.monotonic()
+        self._next_checkpoint = ended + (ended - began) / self._tuning.checkpoints
+
+    def close(self) -> bool:
+        """Put everything into the one file; return whether that was done."""
+        if not self._claimed or self._counter is None:
+            return False
+        if (gone := self._counter.gone()) is not None:
+            _log.warning(self._taken_away(gone))
+        return self._put_together()
+
+    def _put_together(self) -> bool:
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._db.execute("BEGIN IMMEDIATE")
+            self._mark(is_open=False)
+            self._db.execute("COMMIT")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error:
+            return False  # it stays marked as in use, with its WAL and counter beside it
+        return True
 
     def begin(self, index: int, parts: Round) -> bool:
         """Record a round, or check that the recorded one asks the same: return whether it was."""
         if index >= self._rounds:
-            self._record(index, parts)
+            self._record(index, parts, range(len(parts)))
             return False
-        recorded = self._db.execute(
-            "SELECT part, head, arrays FROM parts WHERE round = ? ORDER BY part", (index,)
-        ).fetchall()
-        same = len(recorded) == len(parts)
-        for (_, head, arrays), probes in zip(recorded, parts, strict=False):
-            same = same and head == family(probes) and self._same(json.loads(arrays), probes)
+        recorded = {
+            part: (head, arrays)
+            for part, head, arrays in self._db.execute(
+                "SELECT part, head, arrays FROM parts WHERE round = ?", (index,)
+            )
+        }
+        [[holes]] = self._db.execute("SELECT holes FROM file")
+        lost = set(range(len(parts))) - recorded.keys() if holes else set()
+        same = recorded.keys() | lost == set(range(len(parts)))
+        for part, (head, arrays) in sorted(recorded.items()) if same else ():
+            same = same and head == family(parts[part])
+            same = same and self._same(json.loads(arrays), parts[part])
         if not same:
-            was = self._db.execute("SELECT environment FROM runs").fetchone()[0]
+            known = self._db.execute("SELECT environment FROM runs").fetchone()
+            was = "settings that are not known" if known is None else known[0]
             raise LedgerMismatch(
                 f"{self._name} holds other questions in round {index} than this program asks now. "
                 f"It was written with {was}; this is {json.dumps(self._environment)}. Go on in "
                 "that environment, or start another ledger."
             )
+        self._record(index, parts, lost)
         return True
 
     def known(self, index: int, part: int) -> Iterator[tuple[int, Array]]:
@@ -156,7 +241,10 @@ class Ledger:
             yield start, self._rows(data)
 
     def recorded(self) -> list[RecordedPart]:
-        """Return the parts that have answers, up to the first round that is not complete."""
+        """Return the parts that have answers, up to a round that is not complete.
+
+        A salvaged ledger may have lost its first rounds; these are skipped.
+        """
         pieces: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
         for index, part, head, start, count in self._db.execute(
             "SELECT parts.round, parts.part, head, start, count FROM parts LEFT JOIN answers "
@@ -164,10 +252,11 @@ class Ledger:
         ):
             known = pieces.setdefault((index, part, head), [])
             known += [] if count is None else [(start, count)]
-        parts, last = [], float("inf")
+        last = float("inf")
+        parts: list[RecordedPart] = []
         for (index, part, head), known in pieces.items():
             _, length, tokens, dim, purpose = json.loads(head)
-            if index > last:
+            if parts and index > last:
                 break
             if known:
                 parts.append(RecordedPart(index, part, tokens, dim, purpose, tuple(known)))
@@ -178,45 +267,17 @@ class Ledger:
     def _rows(self, data: bytes) -> Array:
         return np.frombuffer(data, dtype="<f8").reshape(-1, self.width or 1)
 
-    def _record(self, index: int, parts: Round) -> None:
-        """Write a round; it is committed with the first intent to ask for any of it."""
-        for part, probes in enumerate(parts):
-            names = {}
-            for name, array in probes.design().items():
-                kept = DesignArray.of(array)
-                names[name] = kept.key.hex()
-                self._pending.append(
-                    (
-                        "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?)",
-                        (kept.key, kept.array.dtype.str, json.dumps(kept.array.shape), kept.blob),
-                    )
-                )
-            self._pending.append(
-                (
-                    "INSERT INTO parts VALUES (?, ?, ?, ?)",
-                    (index, part, family(probes), json.dumps(names)),
-                )
-            )
+    def _record(self, index: int, parts: Round, which: Iterable[int]) -> None:
+        """Write parts of a round; committed with the first intent to ask for any of it."""
+        for part in which:
+            self._pending += part_rows(index, part, parts[part])
 
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
         """Compare a recorded design with today's, and note how far it has moved."""
-        design = probes.design()
-        if recorded.keys() != design.keys():
+        moved = moved_since(self._db, recorded, probes)
+        if not moved <= self._tuning.same_design:
             return False
-        for name, array in design.items():
-            now = DesignArray.of(array)
-            if now.key.hex() == recorded[name]:
-                continue
-            was = DesignArray.read(
-                *self._db.execute(
-                    "SELECT dtype, shape, data FROM designs WHERE hash = ?",
-                    (bytes.fromhex(recorded[name]),),
-                ).fetchone()
-            )
-            moved = now.moved_from(was)
-            if not moved <= self._same_design:
-                return False
-            self.moved = max(self.moved, moved)
+        self.moved = max(self.moved, moved)
         return True
 
     # -- asking
@@ -235,28 +296,21 @@ class Ledger:
             self._close(intent, settled)
             for place, rows in settled.recorded:
                 data = np.ascontiguousarray(rows, dtype="<f8").tobytes()
-                self._db.execute(
-                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*place, len(rows), data, zlib.crc32(data), rows.shape[1]),
-                )
+                self._insert("answers", *place, len(rows), data, rows.shape[1])
                 self.width = rows.shape[1]
                 self.answered += len(rows)
+                self._totals = self._totals.plus(answered=len(rows))
             return None if following is None else self._intend(following)
 
     def _close(self, intent: int, settled: Settlement) -> None:
         """Give an intent its outcome, and a second row where it has two."""
         bill, answered = settled.bill, settled.answered
         outcome, missing = "answered" if answered else settled.otherwise, bill.queries - answered
-        self._db.execute("UPDATE asked SET outcome = ? WHERE id = ?", (outcome, intent))
+        queries = answered or missing
+        self._replace("asked", intent, bill.purpose, queries, queries * bill.tokens, outcome)
+        self._totals = self._totals.plus(settled=2 if answered and missing else 1)
         if answered and missing:
-            self._db.execute(
-                "UPDATE asked SET queries = ?, tokens = ? WHERE id = ?",
-                (answered, answered * bill.tokens, intent),
-            )
-            self._db.execute(
-                "INSERT INTO asked (purpose, queries, tokens, outcome) VALUES (?, ?, ?, ?)",
-                (bill.purpose, missing, missing * bill.tokens, settled.otherwise),
-            )
+            self._add(bill.purpose, missing, missing * bill.tokens, settled.otherwise)
         if settled.otherwise == "put off":
             self._pay(-missing, -missing * bill.tokens)
 
@@ -264,13 +318,15 @@ class Ledger:
         for statement, values in self._pending:
             self._db.execute(statement, values)
         self._pending = []
-        row = self._db.execute(
-            "INSERT INTO asked (purpose, queries, tokens) VALUES (?, ?, ?)",
-            (bill.purpose, bill.queries, bill.queries * bill.tokens),
-        )
-        self._pay(bill.queries, bill.queries * bill.tokens)
-        assert row.lastrowid is not None
-        return row.lastrowid
+        tokens = bill.queries * bill.tokens
+        self._pay(bill.queries, tokens)
+        self._totals = self._totals.plus(queries=bill.queries, tokens=tokens)
+        return self._add(bill.purpose, bill.queries, tokens, None)
+
+    def _add(self, purpose: str, queries: int, tokens: int, outcome: str | None) -> int:
+        [[number]] = self._db.execute("SELECT coalesce(max(id), 0) + 1 FROM asked")
+        self._insert("asked", number, purpose, queries, tokens, outcome)
+        return int(number)
 
     def _pay(self, queries: int, tokens: int) -> None:
         was = self._spent
@@ -291,6 +347,18 @@ class Ledger:
             "GROUP BY what ORDER BY what"
         )
         return {what: int(total) for what, total in rows}
+
+    def tokens(self) -> dict[str, int]:
+        """Count the tokens of the queries that were answered, by purpose."""
+        rows = self._db.execute(
+            "SELECT purpose, sum(tokens) FROM asked WHERE outcome = 'answered' GROUP BY purpose"
+        )
+        return {purpose: int(total) for purpose, total in rows}
+
+    def longest(self) -> int:
+        """Return the most tokens of a sequence that was asked."""
+        most = "SELECT coalesce(max(tokens / queries), 0) FROM asked WHERE queries > 0"
+        return int(self._db.execute(most).fetchone()[0])
 
     def put_off(self) -> int:
         """Count the calls that the target put off; they are not paid."""
@@ -314,19 +382,46 @@ class Ledger:
             yield
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise LedgerError(
-                f"{self._name} could not be written ({error}). Everything recorded before is "
-                "safe; free some disk space, or move the ledger, and run the same again."
-            ) from error
+            raise self._unwritten(error) from error
+        if self._claimed and self._counter is not None:
+            self._counter.count(self._totals)
+            if (gone := self._counter.gone()) is not None:
+                raise LedgerError(f"{self._taken_away(gone)} Nothing more was asked.")
+            self.checkpoint()
+
+    def _unwritten(self, error: sqlite3.Error) -> LedgerError:
+        return LedgerError(
+            f"{self._name} could not be written ({error}). Everything recorded before is "
+            "safe; free some disk space, or move the ledger together with the files beside it, "
+            f"{self._name}-wal and {self._name}-paid, and run the same again."
+        )
+
+    def _taken_away(self, gone: Path) -> str:
+        """Say that a file of the ledger is no longer there, and keep what it held."""
+        kept = "Everything recorded is in the ledger: run the same again to go on."
+        if str(gone) == self._name:
+            self._put_together()
+            kept = rescued(self._db, gone)
+        return f"{gone} was deleted, moved or replaced while the ledger was in use. {kept}"
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:
-    """List the settings that differ, with both values."""
+    """List the settings that differ by their full names, with both values.
+
+    Settings that came later and knobs are written only where they differ from their defaults.
+    """
     differences = []
     for name in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(name), now.get(name)
-        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-            differences.append(_differences(was, is_now, f"{name}."))
+        was, is_now = before.get(name, _DEFAULT), now.get(name, _DEFAULT)
+        path, nested = f"{within}{name}", [x for x in (was, is_now) if isinstance(x, Mapping)]
+        if nested and all(x is _DEFAULT or isinstance(x, Mapping) for x in (was, is_now)):
+            mine, other = ({} if x is _DEFAULT else x for x in (was, is_now))
+            differences.append(_differences(mine, other, f"{path}."))
         elif was != is_now:
-            differences.append(f"{within}{name} was {was!r} and is now {is_now!r}")
+            values = ("its default" if x is _DEFAULT else repr(x) for x in (was, is_now))
+            differences.append("{} was {} and is now {}".format(path, *values))
     return "; ".join(filter(None, differences))
+
+
+_DEFAULT = object()
+"""Stands for a setting that is not written."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -10,33 +12,122 @@ import numpy as np
 
 from unsoftmax.probes import Array, Indices
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SCHEMA = f"""
 PRAGMA user_version = {FORMAT_VERSION};
-CREATE TABLE runs (
-    run TEXT NOT NULL, batch INTEGER, environment TEXT NOT NULL
+CREATE TABLE file (
+    id TEXT NOT NULL, open INTEGER NOT NULL, holes INTEGER NOT NULL,
+    queries INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    settled INTEGER NOT NULL, answered INTEGER NOT NULL, crc INTEGER NOT NULL
 );
-CREATE TABLE designs (hash BLOB PRIMARY KEY, dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB);
+CREATE TABLE runs (
+    run TEXT NOT NULL, batch INTEGER, environment TEXT NOT NULL, crc INTEGER NOT NULL
+);
+CREATE TABLE designs (
+    hash BLOB PRIMARY KEY, dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB,
+    crc INTEGER NOT NULL
+);
 CREATE TABLE parts (
     round INTEGER, part INTEGER, head TEXT NOT NULL, arrays TEXT NOT NULL,
-    PRIMARY KEY (round, part)
+    crc INTEGER NOT NULL, PRIMARY KEY (round, part)
 );
 CREATE TABLE asked (
     id INTEGER PRIMARY KEY, purpose TEXT NOT NULL,
-    queries INTEGER NOT NULL, tokens INTEGER NOT NULL, outcome TEXT
+    queries INTEGER NOT NULL, tokens INTEGER NOT NULL, outcome TEXT, crc INTEGER NOT NULL
 );
 CREATE TABLE answers (
     round INTEGER, part INTEGER, start INTEGER, count INTEGER NOT NULL, data BLOB NOT NULL,
-    crc INTEGER NOT NULL, width INTEGER NOT NULL DEFAULT 1,
-    PRIMARY KEY (round, part, start)
+    width INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (round, part, start)
 );
 """
-# What turns a file of a format into one of the next, when a run goes on with it. Format 1 knew
-# numbers alone: m = 1.
-UPGRADES = {1: "ALTER TABLE answers ADD COLUMN width INTEGER NOT NULL DEFAULT 1"}
+# The columns of every table but its last, `crc`.
+COLUMNS = {
+    "file": "id, open, holes, queries, tokens, settled, answered",
+    "runs": "run, batch, environment",
+    "designs": "hash, dtype, shape, data",
+    "parts": "round, part, head, arrays",
+    "asked": "id, purpose, queries, tokens, outcome",
+    "answers": "round, part, start, count, data, width",
+}
+
+
+def columns(version: int) -> dict[str, str]:
+    """Return the columns of every table of a format, which make rows of today's.
+
+    Before format 3 there was no `file`, and nothing but the data of answers had a checksum. In
+    format 1 answers were numbers, m = 1.
+    """
+    if version == FORMAT_VERSION:
+        return COLUMNS
+    older = {table: names for table, names in COLUMNS.items() if table != "file"}
+    if version == 1:
+        older["answers"] = "round, part, start, count, data, 1"
+    return older
+
+
+def checksum(table: str, values: Sequence[object]) -> int:
+    """Return the checksum of a row: every field counts, its type, and the table it is in."""
+    said = [(len(x), zlib.crc32(x)) if isinstance(x, bytes) else x for x in values]
+    return zlib.crc32(repr((table, *said)).encode())
+
+
+Verb: TypeAlias = Literal["INSERT", "INSERT OR IGNORE", "INSERT OR REPLACE"]
+
+
+def insertion(table: str, *values: object, verb: Verb = "INSERT") -> Statement:
+    """Return the statement that adds a row, with its checksum, and its values."""
+    marks = ", ".join("?" * (len(values) + 1))
+    return f"{verb} INTO {table} VALUES ({marks})", (*values, checksum(table, values))
+
 
 Place: TypeAlias = tuple[int, int, int]
 """Round, part, start."""
+Statement: TypeAlias = tuple[str, tuple[object, ...]]
+
+
+class Totals(NamedTuple):
+    """Sums over a ledger's tables. None of them ever shrinks: one that did, was lost.
+
+    Attributes
+    ----------
+    queries, tokens : int
+        What was intended over the ledger's life, whatever became of it.
+    settled : int
+        Intents whose outcome is known.
+    answered : int
+        Answers recorded.
+    """
+
+    queries: int = 0
+    tokens: int = 0
+    settled: int = 0
+    answered: int = 0
+
+    @classmethod
+    def of(cls, db: sqlite3.Connection) -> Totals:
+        """Sum up the tables."""
+        [asked] = db.execute(
+            "SELECT coalesce(sum(queries), 0), coalesce(sum(tokens), 0), count(outcome) FROM asked"
+        )
+        [[answered]] = db.execute("SELECT coalesce(sum(count), 0) FROM answers")
+        queries, tokens, settled = asked
+        return cls(queries, tokens, settled, answered)
+
+    def plus(
+        self, *, queries: int = 0, tokens: int = 0, settled: int = 0, answered: int = 0
+    ) -> Totals:
+        """Return these and so many more."""
+        more = (queries, tokens, settled, answered)
+        return Totals(*(a + b for a, b in zip(self, more, strict=True)))
+
+    def most(self, other: Totals) -> Totals:
+        """Return the larger one of each."""
+        return Totals(*map(max, self, other))
+
+    def beyond(self, other: Totals) -> Totals:
+        """Return by how much each of these is the larger one, 0 where it is not."""
+        pairs = zip(self, other, strict=True)
+        return Totals(*(max(0, mine - its) for mine, its in pairs))
 
 
 class Bill(NamedTuple):

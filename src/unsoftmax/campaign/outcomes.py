@@ -70,10 +70,19 @@ class PlannedCall:
     """Calls in which they were not answered."""
     put_off_since: float | None = None
     """When the target first asked to wait."""
+    errors: tuple[Exception, ...] = ()
+    """Why they were not answered: the first error of every type."""
 
     def of(self, span: Span) -> PlannedCall:
         """Return the same for other questions, which were tried together with these."""
-        return PlannedCall(span, self.failed, self.put_off_since)
+        return replace(self, span=span)
+
+    def having_failed(self, result: OracleReply | Exception) -> PlannedCall:
+        """Return the same after another try."""
+        error = result.error() if isinstance(result, OracleReply) else result
+        known = type(error) in map(type, self.errors)
+        errors = self.errors if known else (*self.errors, error)
+        return replace(self, failed=self.failed + 1, errors=errors)
 
 
 Result: TypeAlias = OracleReply | BaseException
@@ -113,7 +122,8 @@ def end_of(call: PlannedCall, result: Result, retries: Retries, now: float) -> C
     if not CONSEQUENCES[outcome].again:
         return CallEnd(call, outcome, result)
     missing = result.missing if isinstance(result, OracleReply) else ((0, len(call.span)),)
-    tried = replace(call, failed=call.failed + 1)
+    assert not isinstance(result, BaseException) or isinstance(result, Exception)
+    tried = call.having_failed(result)
     again = tuple(tried.of(call.span.within(*stretch)) for stretch in missing)
     return CallEnd(call, outcome, result, again, retries.pause(tried.failed))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,21 @@ _MOST_S = 1e6
 def in_seconds(duration: float) -> str:
     """Write a duration for people: three digits, and all of them from 100 s on."""
     return f"{duration:,.0f} s" if 100 <= duration < 1e9 else f"{duration:.3g} s"
+
+
+def duration(name: str, seconds: Any, least_s: float = 0.0) -> float:
+    """Return an argument as seconds.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It is out of range, or no number.
+    """
+    if isinstance(seconds, (bool, np.bool_)) or not isinstance(seconds, (int, float, np.number)):
+        raise TypeError(f"{name} must be a number of seconds; it is {seconds!r}.")
+    if not least_s <= seconds <= _MOST_S:
+        raise ValueError(f"{name} must be {least_s:g} s to {_MOST_S:,.0f} s; it is {seconds}.")
+    return float(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +75,7 @@ class Retries:
     def __post_init__(self) -> None:
         whole("retries counts all tries and", self.tries, 1)
         for name in ("pause_s", "longest_wait_s"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float, np.number)):
-                raise TypeError(f"{name} must be a number of seconds; it is {seconds!r}.")
-            if not 0 <= seconds <= _MOST_S:
-                raise ValueError(f"{name} must be 0 s to {_MOST_S:,.0f} s; it is {seconds}.")
+            duration(name, getattr(self, name))
 
     @classmethod
     def of(cls, retries: int | Retries) -> Retries:

@@ -26,7 +26,7 @@ from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.outcomes import CallEnd, CallOutcome
 from unsoftmax.campaign.recorded_questions import Witnesses
 from unsoftmax.campaign.recovery import Recovery
-from unsoftmax.campaign.retries import Retries, in_seconds
+from unsoftmax.campaign.retries import Retries, duration, in_seconds
 from unsoftmax.campaign.scheduler import Scheduler
 from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
@@ -54,6 +54,7 @@ def learn(
     workers: int = 1,
     progress: Watcher | None = None,
     retries: int | Retries = 3,
+    timeout: float | None = None,
     *,
     sampler: Sampler | None = None,
     eps: float = 0.05,
@@ -78,16 +79,21 @@ def learn(
         Queries to check the result with; 0 checks nothing, and the evidence says so. From 12 on
         they look at 512 tokens, at 32 also at large logits; the certificate says how far.
     batch : int, optional
-        Sequences per call of the oracle; by default as many as fit into 16 MiB. A resumed
-        run goes on with the batch that it was started with unless another is given.
+        Sequences per call of the oracle; by default as many as fit into 16 MiB, and so few that
+        no more than 2,048 are in flight over all workers. A resumed run goes on with the batch
+        that it was started with unless another is given.
     workers : int
-        Calls at the same time, from threads; the result does not depend on their order.
+        Calls at the same time, from threads, 2,048 at most; the result does not depend on their
+        order.
     progress : callable, optional
         Takes a `Progress` after every batch, and when the target asks to wait.
     retries : int or Retries
         Tries for every sequence, the first included, or a `Retries` that also says how long to
         wait. A batch that is answered in part is kept in part: only what is missing (a row that
         is not finite) is asked again.
+    timeout : float, optional
+        Seconds that a call may take. One that takes longer has failed: it is paid, its thread is
+        left behind, and the batch is asked again like others that fail. None waits for ever.
     sampler : callable, optional
         Draws one sequence (N, d) of the user's own distribution with the
         `numpy.random.Generator` it is given. When a model is found ln(1/δ)/ε samples are asked;
@@ -117,20 +123,23 @@ def learn(
     ValueError, TypeError
         An argument is out of range.
     KeyboardInterrupt
-        After what was in flight is recorded.
+        After what was in flight is recorded; a target that hangs is not waited for.
+    Terminated
+        The same after SIGTERM or SIGHUP: a `SystemExit` of status 143 or 129.
     """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
-    holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1)
+    holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1, BatchSizes().most)
     # the ledger keeps it, and SQLite no larger number
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
+    timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
     sampling = None if sampler is None else Sampling(sampler, eps, delta)
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
     with (
         open_ledger(ledger, environment()) as opened,
         interrupts() as interrupted,
-        executor(workers) as pool,
+        executor(workers, apart=timeout is not None) as pool,
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         plan = learner.plan()
@@ -140,6 +149,8 @@ def learn(
             budget=budget,
             expected=None if plan.queries is None else plan.queries + checks,
             at_most=plan.at_most + checks,
+            tokens=None if plan.queries is None else plan.tokens,
+            checks=checks,
             fingerprint=fingerprint.witnesses,
         )
         campaign = Campaign(
@@ -147,10 +158,11 @@ def learn(
             outputs=outputs,
             ledger=opened,
             spending=spending,
-            sizes=BatchSizes(batch),
+            sizes=BatchSizes(batch, workers=workers),
             retries=retries,
             workers=workers,
             pool=pool,
+            timeout_s=timeout_s,
             interrupts=interrupted,
             progress=progress,
             fingerprint=fingerprint,
@@ -203,6 +215,7 @@ class Campaign:
     retries: Retries
     workers: int
     pool: Executor
+    timeout_s: float
     interrupts: Interrupts
     progress: Watcher | None
     fingerprint: FingerprintTuning
@@ -219,6 +232,7 @@ class Campaign:
             ask=self.ask,
             pool=self.pool,
             workers=self.workers,
+            timeout_s=self.timeout_s,
             sizes=self.sizes,
             retries=self.retries,
             ledger=self.ledger,
@@ -257,7 +271,7 @@ class Campaign:
                 except OracleError as error:
                     # unreachable whatever is asked, or not known to be the ledger's target
                     elsewhere = isinstance(error.__cause__, (OSError, RetryLater))
-                    if elsewhere or self.witnesses is not None:
+                    if elsewhere or (self.witnesses is not None and self.witnesses.found):
                         raise
                     # most learners end here; some do without answers to their longest sequences
                     index, parts = index + 1, steps.throw(error)
@@ -295,9 +309,10 @@ class Campaign:
 
     def _recognise(self, waiting: list[Span]) -> None:
         """Ask recorded questions again and compare, before anything new is paid."""
-        if self.witnesses is None:
+        witnesses = self.witnesses
+        if witnesses is None or not witnesses.found:  # a salvaged ledger may begin with a gap
             return
-        known = Fingerprint.of(self.witnesses, self.ledger.moved, self.fingerprint)
+        known = Fingerprint.of(witnesses, self.ledger.moved, self.fingerprint)
         with self.interrupts.held():
             now = self._ask_apart(known.spans(), known, waiting)
             if known.differs(now):

@@ -22,10 +22,11 @@ from unsoftmax.campaign.answers import OracleReply, as_wide_as
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import Bill, Place, Settlement
 from unsoftmax.campaign.outcomes import CallEnd, PlannedCall, Result, end_of
-from unsoftmax.campaign.retries import Retries
+from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.campaign.spans import BatchSizes, Span
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts
+from unsoftmax.campaign.workers import Threads
 from unsoftmax.probes import Array
 
 
@@ -38,16 +39,17 @@ class WorkerSlot:
     due: float = 0.0
     """It rests until this moment."""
     busy: bool = False
-    """Whether a call of it is in running."""
+    """Whether a call of it is in flight."""
 
 
 class RunningCall(NamedTuple):
-    """A call that was made: in which slot, at what cost, under which intent."""
+    """A call that was made: in which slot, at what cost, under which intent, and when."""
 
     slot: WorkerSlot
     call: PlannedCall
     bill: Bill
     intent: int
+    began: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class RoundState:
     """What ends it: nothing new is asked, and what flies is waited for."""
 
     def pending(self) -> list[Span]:
-        """Return what is not answered and not in running."""
+        """Return what is not answered and not in flight."""
         own = [call for slot in self.slots for call in slot.own]
         return [call.span for call in (*own, *self.waiting)]
 
@@ -85,11 +87,13 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """Makes the calls of an state."""
+    """Makes the calls of a round."""
 
     ask: Callable[[Span], OracleReply]
     pool: Executor
     workers: int
+    timeout_s: float
+    """How long a call may take; infinite where nobody said."""
     sizes: BatchSizes
     retries: Retries
     ledger: Ledger
@@ -119,10 +123,7 @@ class Scheduler:
             self._launch_all(state, now)
             rest_s = state.rest_s(now)
             if state.flying:
-                # with one worker every call is back by now, and `wait` costs as much as the rest
-                back = [future for future in state.flying if future.done()]
-                for future in back or wait(state.flying, rest_s, FIRST_COMPLETED).done:
-                    self._end(state, state.flying.pop(future), future)
+                self._end_all(state, rest_s)
             elif rest_s is not None:
                 with self.interrupts.released():
                     time.sleep(rest_s)
@@ -132,9 +133,30 @@ class Scheduler:
             raise state.trouble
         return state.pending()
 
+    def _end_all(self, state: RoundState, rest_s: float | None) -> None:
+        """Wait until a call is back, or late, or a slot has rested; end all that are."""
+        # with one worker every call is back by now, and `wait` costs as much as the rest
+        back = {future for future in state.flying if future.done()}
+        if not back:
+            due = min(running.began for running in state.flying.values()) + self.timeout_s
+            left_s = min(due - time.monotonic(), float("inf") if rest_s is None else rest_s)
+            limit_s = None if left_s == float("inf") else max(0.0, left_s)
+            back = wait(state.flying, limit_s, FIRST_COMPLETED).done
+        now = time.monotonic()
+        for future in [*state.flying]:
+            if future in back:
+                error = future.exception()
+                result = future.result() if error is None else error
+                self._end(state, state.flying.pop(future), result)
+            elif now - state.flying[future].began >= self.timeout_s:
+                assert isinstance(self.pool, Threads)
+                self.pool.leave(future)
+                late = TimeoutError(f"no answer within {in_seconds(self.timeout_s)}")
+                self._end(state, state.flying.pop(future), late)
+
     def _notice_interrupts(self, state: RoundState) -> None:
-        if state.trouble is None and self.interrupts.pressed:
-            state.trouble = KeyboardInterrupt()
+        if state.trouble is None and self.interrupts.number is not None:
+            state.trouble = self.interrupts.ending()
 
     def _launch_all(self, state: RoundState, now: float) -> None:
         """Make a call in every free slot that has one which the budget allows."""
@@ -143,11 +165,14 @@ class Scheduler:
                 continue
             if (call := self._next(state, slot)) is not None:
                 bill = state.bill(call.span)
-                self._launch(state, RunningCall(slot, call, bill, self.ledger.intend(bill)))
+                self._launch(state, slot, call, bill, self.ledger.intend(bill))
 
-    def _launch(self, state: RoundState, running: RunningCall) -> None:
-        running.slot.busy = True
-        state.flying[self.pool.submit(self.ask, running.call.span)] = running
+    def _launch(
+        self, state: RoundState, slot: WorkerSlot, call: PlannedCall, bill: Bill, intent: int
+    ) -> None:
+        slot.busy = True
+        running = RunningCall(slot, call, bill, intent, time.monotonic())
+        state.flying[self.pool.submit(self.ask, call.span)] = running
 
     def _next(self, state: RoundState, slot: WorkerSlot) -> PlannedCall | None:
         """Take the next call of a slot, cut to what the budget allows; None if that is nothing."""
@@ -166,12 +191,12 @@ class Scheduler:
             call = call.of(call.span.first(count))
         return call
 
-    def _end(self, state: RoundState, running: RunningCall, future: Future[OracleReply]) -> None:
+    def _end(self, state: RoundState, running: RunningCall, result: Result) -> None:
         """Record what became of a call, and make the next one of its slot."""
-        now, slot, span = time.monotonic(), running.slot, running.call.span
-        result: Result | None = future.exception()
-        if result is None:
-            result = as_wide_as(future.result(), self.ledger.width, span)
+        now, slot = time.monotonic(), running.slot
+        self.interrupts.note(now - running.began)
+        if isinstance(result, OracleReply):
+            result = as_wide_as(result, self.ledger.width, running.call.span)
         end = end_of(running.call, result, self.retries, now)
         ends = end.consequence.ends
         slot.own.extendleft(reversed(end.again))
@@ -188,7 +213,7 @@ class Scheduler:
         except Exception as failure:  # the caller's own; what flies is paid for
             state.trouble = state.trouble or failure
         if following is not None and bill is not None and intent is not None:
-            self._launch(state, RunningCall(slot, following, bill, intent))
+            self._launch(state, slot, following, bill, intent)
 
     def _settlement(self, state: RoundState, end: CallEnd, bill: Bill) -> Settlement:
         """Hand over the rows that came, and say what the ledger books."""

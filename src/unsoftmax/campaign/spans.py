@@ -32,10 +32,10 @@ class Span:
         return Span(self.part, self.start + start, self.start + stop, self.probes)
 
     def __str__(self) -> str:
-        return (
-            f"{len(self)} sequences of shape ({self.probes.tokens}, {self.probes.dim}), "
-            f"{self.start}–{self.stop - 1} of “{self.probes.phase}”"
-        )
+        shape, phase = f"({self.probes.tokens}, {self.probes.dim})", f"“{self.probes.phase}”"
+        if len(self) == 1:
+            return f"1 sequence of shape {shape}, number {self.start} of {phase}"
+        return f"{len(self)} sequences of shape {shape}, {self.start}–{self.stop - 1} of {phase}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ class BatchSizes:
     # Most numbers in the questions of a call, or in its answers: 16 MiB. It keeps d = 1024 far
     # below 400 MB with everything that an oracle makes of a batch.
     numbers: int = 2**21
-    # Most sequences: what is in flight is paid again after kill −9.
+    # Calls at the same time.
+    workers: int = 1
+    # Most sequences in all of these: what is in flight is paid again after kill −9.
     most: int = 2048
     # Numbers per answer while none has arrived, for learners of vectors: 32 sequences per call.
     # Larger: smaller first calls. Smaller: the first vectors, if long, take more than 16 MiB.
@@ -56,7 +58,7 @@ class BatchSizes:
     def of(self, probes: Probes, width: int | None) -> int:
         """Return how many probes are asked at once; ``width``: numbers per answer, if known."""
         numbers = max(probes.tokens * probes.dim, width or self.assumed_width)
-        return self.given or max(1, min(self.numbers // numbers, self.most))
+        return self.given or max(1, min(self.numbers // numbers, self.most // self.workers))
 
 
 def gaps(part: int, probes: Probes, known: list[tuple[int, int]]) -> list[Span]:

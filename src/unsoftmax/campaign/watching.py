@@ -6,10 +6,13 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
+
+from unsoftmax.campaign.retries import in_seconds
+from unsoftmax.errors import Terminated, terminate
 
 _log = logging.getLogger("unsoftmax")
 
@@ -45,53 +48,100 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class Interrupts:
-    """Whether Ctrl-C was pressed, and whether it is held back just now."""
+    """Whether a signal asked the run to end, and whether it is held back just now.
 
-    pressed: bool = False
+    The first signal waits for what is in flight, but not for ever: a call that has taken much
+    longer than any before hangs. A second signal does not wait.
+    """
+
+    # What flies has so many times as long as the longest call so far. Smaller: batches that are
+    # merely slow stay in doubt. Larger: one Ctrl-C takes longer to end a run whose target hangs.
+    times: float = 3.0
+    # And at least so many seconds: before any call came back nothing is known of their length.
+    # Docker kills 10 s after SIGTERM.
+    least_s: float = 8.0
+    longest_call_s: float = 0.0
+    """The longest call so far, as the scheduler notes it."""
+    number: int | None = None
+    """The signal that asked first."""
     _held: bool = False
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def ending(self) -> BaseException:
+        """Return what ends the run: KeyboardInterrupt for Ctrl-C, an exit for other signals."""
+        return _ending(self.number or signal.SIGINT)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the first Ctrl-C back until the end of the block; a second one is not."""
+        """Hold the first signal back until the end of the block; a second one is not."""
         self._held = True
         try:
             yield
         finally:
             self._held = False
-        if self.pressed:
-            raise KeyboardInterrupt
+        if self.number is not None:
+            raise self.ending()
 
     @contextmanager
     def released(self) -> Iterator[None]:
         """Hold nothing back during a block of `held` in which nothing is in flight."""
         self._held = False
         try:
-            if self.pressed:
-                raise KeyboardInterrupt
+            if self.number is not None:
+                raise self.ending()
             yield
         finally:
             self._held = True
 
     def press(self, number: int, frame: FrameType | None) -> None:
-        """Take a SIGINT."""
-        if self.pressed or not self._held:
-            raise KeyboardInterrupt
-        self.pressed = True
-        _log.warning("Interrupted: waiting for the batch in flight. Ctrl-C again drops it.")
+        """Take a signal."""
+        if self.number is not None or not self._held:
+            raise _ending(number)
+        self.number = number
+        patience_s = max(self.least_s, self.times * self.longest_call_s)
+        threading.Thread(target=self._press_again, args=(patience_s,), daemon=True).start()
+        _log.warning(
+            "%s: waiting up to %s for the batch in flight. Ctrl-C again drops it.",
+            "Interrupted" if number == signal.SIGINT else signal.Signals(number).name,
+            in_seconds(patience_s),
+        )
+
+    def note(self, call_s: float) -> None:
+        """Note how long a call took."""
+        self.longest_call_s = max(self.longest_call_s, call_s)
+
+    def close(self) -> None:
+        """Send no more signals."""
+        self._over.set()
+
+    def _press_again(self, patience_s: float) -> None:
+        """Send the signal to the main thread, whatever it waits for, when patience ends."""
+        if not self._over.wait(patience_s) and self._held:
+            main = threading.main_thread().ident
+            assert main is not None
+            assert self.number is not None
+            signal.pthread_kill(main, self.number)
+
+
+def _ending(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
 
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Take Ctrl-C over: in the main thread, and where nobody else handles SIGINT."""
+    """Take SIGINT, SIGTERM and SIGHUP over: in the main thread, where nobody else handles them."""
     state = Interrupts()
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if ours:
-        signal.signal(signal.SIGINT, state.press)
-    try:
+    with ExitStack() as before:
+        if threading.current_thread() is threading.main_thread():
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)  # Windows has no SIGHUP
+                if number is not None and _is_nobodys(number):
+                    before.callback(signal.signal, number, signal.signal(number, state.press))
+        before.callback(state.close)
         yield state
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_nobodys(number: int) -> bool:
+    """Whether a signal has the handler that Python gives it, or the command line."""
+    given = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    return signal.getsignal(number) in (given, terminate)

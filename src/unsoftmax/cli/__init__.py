@@ -2,76 +2,59 @@
 
 Results go to stdout, progress and errors to stderr. Exit status: 0 done; 1 the answer is no
 (compare); 2 wrong usage or a ledger that cannot be used; 3 not identifiable, wrong model
-class, undecided; 4 budget spent; 5 the target does not answer; 130 interrupted.
+class, undecided; 4 budget spent; 5 the target does not answer; 130 interrupted (129, 143 by
+SIGHUP, SIGTERM).
 
-A command's module is imported when the command runs: ``unsoftmax --help`` needs none of them.
+This module imports next to nothing, so that a signal finds its handler there as soon as the
+program has begun, before NumPy and the commands are imported.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-from typing import Annotated, Any
+import contextlib
+import os
+import signal
+import sys
+from typing import NoReturn
 
-import typer
-from typer.core import TyperGroup
+from unsoftmax.errors import Terminated, terminate
 
-# The first line of each command's docstring: a test holds them together.
-COMMANDS = {
-    "demo": "Recover attention heads of all-MiniLM-L6-v2 from their answers alone.",
-    "plan": "Say what recovering a model would cost, without asking anything.",
-    "learn": "Recover TARGET's parameters by asking it.",
-    "compare": "Say whether two models compute the same function: 0 equal, 1 different, "
-    "3 undecided.",
-}
-
-
-class Commands(TyperGroup):
-    """A group whose commands are listed by name, and imported when one is called."""
-
-    # typer has its own copy of click in some releases: its types have no name in all of them
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the command that is called."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, None if command is None else load_command(str(command.name)), rest
-
-
-def load_command(name: str) -> Any:
-    """Import one command."""
-    module = importlib.import_module(f"{__name__}.{name}")
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(getattr(module, name))
-    return typer.main.get_command(alone)
-
-
-app = typer.Typer(
-    cls=Commands,
-    help="Recover the parameters of attention models from black-box queries, and prove how well.",
-    epilog=(
-        "Exit status: 0 done; 1 the answer is no; 2 wrong usage, or the ledger; 3 not "
-        "identifiable, wrong model class, undecided; 4 budget spent; 5 the target does not "
-        "answer; 130 interrupted. For models you are authorised to test."
-    ),
-    no_args_is_help=True,
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+_ENDING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
 
-@app.callback()
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
-        print(importlib.metadata.version("unsoftmax"))
-        raise typer.Exit
-
-
-for _name, _summary in COMMANDS.items():
-    app.command(_name, help=_summary)(lambda: None)
-
-
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; a signal ends it with 128 and its number, wherever it hits."""
+    try:
+        for number in _ENDING:
+            # what a parent ignores (nohup) stays ignored
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, terminate)
+        from unsoftmax.cli.commands import app
+
+        app()
+    except Terminated as end:  # before a command ran, or after
+        end_at_once()
+        with contextlib.suppress(OSError):
+            print("Stopped by a signal.", file=sys.stderr)
+        leave(end.code)
+    except SystemExit as end:
+        if end.code in {128 + number for number in _ENDING}:
+            leave(end.code)
+        raise
+
+
+def end_at_once() -> None:
+    """Let every further signal end the process: what is recorded is safe at any moment."""
+    for number in _ENDING:
+        signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+def leave(status: object) -> NoReturn:
+    """End after a signal, without waiting for threads that hang in the target."""
+    end_at_once()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
+            stream.flush()
+    os._exit(status if isinstance(status, int) else 1)

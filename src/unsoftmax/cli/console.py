@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from unsoftmax import cli
 from unsoftmax.campaign import Progress as Report
 from unsoftmax.campaign import Recovery, Watcher
 from unsoftmax.errors import (
@@ -25,15 +28,28 @@ from unsoftmax.errors import (
     ModelMismatch,
     NotIdentifiable,
     OracleError,
+    Terminated,
     UnsoftmaxError,
 )
 from unsoftmax.protocol import Model
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show with an error the whole chain of its causes.")
+]
 F = TypeVar("F", bound=Callable[..., None])
 
+
+class Aside(Console):
+    """Where progress and errors are shown: without a reader what is paid for goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Say no more; rich would exit."""
+        self.quiet = True
+
+
 stdout = Console()
-stderr = Console(stderr=True)
+stderr = Aside(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,8 @@ class Refusal(Exception):
 
 def status_of(error: BaseException) -> int:
     """Return the exit status that tells programs what happened."""
+    if isinstance(error, Terminated):
+        return int(error.code or 0)
     statuses: tuple[tuple[type[BaseException], int], ...] = (
         (Refusal, 2),
         (LedgerError, 2),
@@ -71,19 +89,42 @@ def with_exit_status(command: F) -> F:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
-        except (Refusal, UnsoftmaxError, KeyboardInterrupt) as error:
-            name = "Interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            message = str(error) or "Stopped by Ctrl-C."
-            stderr.print(f"{'Error' if name == 'Refusal' else name}: {message}", markup=False,
-                         highlight=False, soft_wrap=True)  # fmt: skip
-            if kwargs.get("as_json"):
-                content = {"error": name, "message": message, "status": status_of(error)}
-                if isinstance(error, BudgetExceeded):
-                    content |= {"spent": error.spent, "needed": error.needed}
-                show_json(content)
+        except (KeyboardInterrupt, Terminated) as end:
+            cli.end_at_once()
+            with suppress(OSError):  # a terminal that has gone
+                _tell(end, kwargs)
+            raise typer.Exit(status_of(end)) from end
+        except (Refusal, UnsoftmaxError) as error:
+            _tell(error, kwargs)
             raise typer.Exit(status_of(error)) from error
 
     return run  # type: ignore[return-value]
+
+
+def _tell(error: BaseException, options: dict[str, Any]) -> None:
+    """Say what ended a command: on stderr, and with --json on stdout too."""
+    name, message = _named(error)
+    if options.get("debug"):
+        chain = "".join(traceback.format_exception(error))
+        stderr.print(chain, markup=False, highlight=False, soft_wrap=True)
+    said = f"{'Error' if name == 'Refusal' else name}: {message}"
+    stderr.print(said, markup=False, highlight=False, soft_wrap=True)
+    if options.get("as_json"):
+        content = {"error": name, "message": message, "status": status_of(error)}
+        if isinstance(error, BudgetExceeded):
+            content |= {"spent": error.spent, "needed": error.needed}
+            content["needed_tokens"] = error.needed_tokens
+        show_json(content)
+
+
+def _named(error: BaseException) -> tuple[str, str]:
+    status = status_of(error)
+    notes = getattr(error, "__notes__", ())
+    if status == 130:
+        return "Interrupted", " ".join(notes) or "Stopped by Ctrl-C."
+    if isinstance(error, Terminated):
+        return "Terminated", " ".join(notes) or f"Stopped by {signal.Signals(status - 128).name}."
+    return type(error).__name__, " ".join([str(error), *notes])
 
 
 def show_json(content: dict[str, Any]) -> None:
@@ -144,11 +185,21 @@ def _watch(log: logging.Logger, handler: logging.Handler) -> Iterator[Watcher]:
     try:
         if stderr.is_terminal:
             with _bar() as bar:
-                yield bar
+                yield _unheard(bar)
         else:
-            yield _lines()
+            yield _unheard(_lines())
     finally:
         log.removeHandler(handler)
+
+
+def _unheard(watcher: Watcher) -> Watcher:
+    """Go on where nobody listens: a terminal that has gone, or a closed pipe."""
+
+    def report(event: Report) -> None:
+        with suppress(OSError):
+            watcher(event)
+
+    return report
 
 
 @contextmanager
@@ -161,24 +212,29 @@ def _bar() -> Iterator[Watcher]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=stderr, transient=True) as progress:
-        task = progress.add_task("", total=None, rate="")
-        began: tuple[float, int] | None = None
+    progress = Progress(*columns, console=stderr, transient=True)
+    task = progress.add_task("", total=None, rate="")
+    began: tuple[float, int] | None = None
 
-        def report(event: Report) -> None:
-            nonlocal began
-            now = time.monotonic()
-            began = began or (now, event.answered)
-            seconds, answers = now - began[0], event.answered - began[1]
-            progress.update(
-                task,
-                description=event.phase,
-                completed=event.answered,
-                total=event.expected,
-                rate=f"{answers / seconds:,.0f}/s" if seconds else "",
-            )
+    def report(event: Report) -> None:
+        nonlocal began
+        now = time.monotonic()
+        began = began or (now, event.answered)
+        seconds, answers = now - began[0], event.answered - began[1]
+        progress.update(
+            task,
+            description=event.phase,
+            completed=event.answered,
+            total=event.expected,
+            rate=f"{answers / seconds:,.0f}/s" if seconds else "",
+        )
 
+    progress.start()
+    try:
         yield report
+    finally:
+        with suppress(OSError):  # a terminal that has gone
+            progress.stop()
 
 
 def _lines(timing: LineTiming = LineTiming()) -> Watcher:

@@ -23,6 +23,7 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
+from unsoftmax.cli.out_folder import prepare
 from unsoftmax.learners import ExactHead, LowRankHead, MultiHeadLearner
 from unsoftmax.models import MultiHead, SingleHead
 from unsoftmax.probes import Array
@@ -47,6 +48,7 @@ def demo(
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise Refusal("The demo draws a picture: pip install 'unsoftmax[report]'")
+    prepare(out, ("model.safetensors", "recovery.json", "recovery.png"))
     if model == "multi-head":
         _all_heads(out, as_json)
     else:

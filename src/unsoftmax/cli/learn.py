@@ -16,6 +16,7 @@ from unsoftmax.campaign import learn as run
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
+    Debug,
     Refusal,
     holdout_row,
     query_rows,
@@ -26,12 +27,23 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.options import Settings, build, in_flags, with_settings
+from unsoftmax.cli.out_folder import prepare, written
 from unsoftmax.cli.plan import ModelName
-from unsoftmax.protocol import Learner, Oracle
+from unsoftmax.errors import Terminated, UnsoftmaxError
+from unsoftmax.protocol import Learner, Oracle, Plan
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.
+# What messages name by other words than those of a learner's settings.
+_FLAGS = {
+    "us.oracles.coordinate": "--coordinate",
+    "longest_wait_s": "--longest-wait",
+    "retries": "--retries",
+    "batch": "--batch",
+    "holdout": "--holdout",
+    "timeout": "--timeout",
+}
 _NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖,"}
 
 
@@ -53,7 +65,7 @@ def learn(
     ] = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences per call.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1,
     coordinate: Annotated[
         int | None,
         typer.Option(help="Learn from one coordinate of a target that answers with vectors."),
@@ -65,7 +77,12 @@ def learn(
         float,
         typer.Option(min=0, help="Seconds for which a target may put off a call (RetryLater)."),
     ] = Retries().longest_wait_s,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds after which a call has failed. [default: none]"),
+    ] = None,
     as_json: AsJson = False,
+    debug: Debug = False,
     settings: Settings,
 ) -> None:
     """Recover TARGET's parameters by asking it.
@@ -74,8 +91,9 @@ def learn(
     """
     learner, oracle = _resolved(target, coordinate, model, settings)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
-    _warn_of_budget(budget, (plan.queries or 0) + holdout, holdout, book)
-    _make(out)
+    if not book.exists():
+        _warn_of_budget(Budget(budget, token_budget), plan, holdout)
+    prepare(out, ("model.safetensors", "recovery.json"))
     began = time.monotonic()
     with _sentences(book), watching() as watcher:
         recovery = run(
@@ -88,9 +106,11 @@ def learn(
             workers=workers,
             progress=watcher,
             retries=Retries(tries=retries, longest_wait_s=longest_wait),
+            timeout=timeout,
         )
-    seconds = time.monotonic() - began
-    recovery.save(out)
+        seconds = time.monotonic() - began
+        with written(out, book):
+            recovery.save(out)
     if as_json:
         show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
         return
@@ -113,20 +133,21 @@ def _resolved(
     return learner, oracle
 
 
-def _warn_of_budget(budget: int | None, needed: int, holdout: int, book: Path) -> None:
-    if budget is not None and budget < needed and not book.exists():
+def _warn_of_budget(budget: Budget, plan: Plan, holdout: int) -> None:
+    """Say beforehand that a budget is too small, where the plan knows it."""
+    needed, tokens = (plan.queries or 0) + holdout, 0 if plan.queries is None else plan.tokens
+    if budget.queries is not None and budget.queries < needed:
         stderr.print(
-            f"A budget of {budget:,} will not be enough: the plan and a hold-out of {holdout} need "
-            f"{needed:,} queries.",
+            f"A budget of {budget.queries:,} will not be enough: the plan and a hold-out of "
+            f"{holdout} need {needed:,} queries.",
             highlight=False,
         )
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(f"--out {out} cannot be made: {error.strerror}.") from error
+    if budget.tokens is not None and budget.tokens < tokens + holdout:
+        stderr.print(
+            f"A budget of {budget.tokens:,} tokens will not be enough: the plan needs {tokens:,}, "
+            f"and a hold-out of {holdout} queries more.",
+            highlight=False,
+        )
 
 
 @contextmanager
@@ -136,10 +157,16 @@ def _sentences(book: Path) -> Iterator[None]:
         yield
     except ValueError as error:  # the learner cannot be run with these settings
         raise Refusal(str(error)) from error
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(
-            f"every answer so far is in {book}. Run the same command to go on."
-        ) from interrupt
+    except UnsoftmaxError as error:
+        if named := in_flags(str(error), _FLAGS):
+            error.add_note(named)
+        if error.__cause__ is not None:
+            error.add_note("--debug shows the causes.")
+        raise
+    except (KeyboardInterrupt, Terminated) as end:
+        if book.exists():
+            end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
+        raise
 
 
 def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) -> None:

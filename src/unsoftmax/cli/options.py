@@ -95,6 +95,25 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def in_flags(message: str, others: Mapping[str, str]) -> str:
+    """Say by which options a message's settings are given here; "" where it names none.
+
+    ``others`` are further names with their options.
+    """
+    models = {learner.__name__: f"--model {model}" for model, learner in BY_NAME.items()}
+    flags = {name: _flag(name) for name in _options()} | models | dict(others)
+    named = [name for name in flags if _names(message, name)]
+    listed = [f"{name} is {flags[name]}" for name in named]
+    return f"On the command line {', '.join(listed)}." if listed else ""
+
+
+def _names(message: str, name: str) -> bool:
+    """Whether a message speaks of a setting; a plain word such as "rank" may be no name."""
+    if name.islower() and name.isalpha():
+        return re.search(rf"\b(?:raise {name}\b|{name}=)", message) is not None
+    return re.search(rf"\b{re.escape(name)}\b", message) is not None
+
+
 def _options() -> dict[str, Any]:
     """Return every setting's annotation for typer, by name."""
     kinds: dict[str, Any] = {}

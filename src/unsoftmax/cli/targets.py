@@ -10,6 +10,7 @@ from pathlib import Path
 
 from unsoftmax import oracles
 from unsoftmax.cli.console import Refusal, stderr
+from unsoftmax.errors import Terminated
 from unsoftmax.models import load
 from unsoftmax.protocol import Oracle
 
@@ -49,6 +50,8 @@ def _named(target: str) -> Oracle:
             found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
+    except Terminated:
+        raise  # a signal, not the module
     except (Exception, SystemExit) as error:
         raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
     finally:

@@ -33,7 +33,7 @@ from unsoftmax.measure.logit_scales import (
     poor_readings,
     suggested_scale,
 )
-from unsoftmax.measure.precision import ADVICE, Precision
+from unsoftmax.measure.precision import ADVICE, advice, why
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.scales import Exponents, Split
 from unsoftmax.measure.single_tokens import Values
@@ -256,12 +256,19 @@ class LogitGrid:
                 "answers so."
             )
         if lost := np.count_nonzero(asked & ~np.isfinite(gates.logit)):
+            # with errors of half their range and more no answer has a logit, whatever it is
+            drowned = np.median(gates.p_error[asked & ~np.isfinite(gates.logit)]) >= 1 / 2
+            cause = (
+                "answers may be off by more than the weights change in them"
+                if drowned
+                else "answers equal b·v or (a+b)·v as far as they tell, as with hard attention or "
+                "where logits are too far apart to be in range together"
+            )
             raise NotIdentifiable(
-                f"{lost} of {outside.size} logits are out of the answers' reach: they equal b·v or "
-                "(a+b)·v to the last digit at every scale tried, as with hard attention. v is "
-                "determined, W is not. "
-                + " ".join(values.precision.why)
-                + (ADVICE if values.precision != Precision() else ""),
+                f"{lost} of {outside.size} logits are out of the answers' reach: at every scale "
+                f"tried {cause}. v is determined, W is not."
+                + why(values.precision)
+                + advice(values.precision),
                 determined={"v": values.v, "c": values.c},
             )
 

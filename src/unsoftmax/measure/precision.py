@@ -74,7 +74,7 @@ _DEFAULT = PrecisionTuning()
 # How to learn from coarse answers all the same.
 ADVICE = (
     " Where answers are rounded or noisy, LowRankHead and ApproximateHead take the size of their "
-    "errors (--tolerance) and ask so that they matter less."
+    "errors (tolerance=) and ask so that they matter less."
 )
 
 
@@ -142,6 +142,7 @@ class Precision:
             _FLOAT16_BITS: "float16 numbers",
             8: "bfloat16 numbers",
         }
+        unnamed = f"numbers of {bits} significant bits, rounded to them or made of round numbers"
         each = np.array([significant_bits(number) for number in y[:, None]])
         places = each - np.frexp(y)[1]
         if np.sum(places.max() - places) < np.sum(bits - each):
@@ -153,10 +154,7 @@ class Precision:
             unit=(FLOAT32_UNIT if bits <= _FLOAT32_BITS else 2.0**-bits) / 2,
             relative=2.0**-bits if bits >= _FLOAT32_BITS else 2.0 ** (1 - bits),
             absolute=_FLOAT16_TINY if bits == _FLOAT16_BITS else 0.0,
-            why=(
-                f"Answers are {names.get(bits, f'numbers of {bits} significant bits')}; arithmetic "
-                "to match is assumed.",
-            ),
+            why=(f"Answers are {names.get(bits, unnamed)}; arithmetic to match is assumed.",),
         )
 
     def _with_steps(
@@ -256,6 +254,11 @@ class Precision:
     def share_of(self, size: float) -> float:
         """Return η as a share of an answer that is as large as its terms, ``size``."""
         return KAPPA * self.unit + self.relative + self.absolute / size
+
+
+def advice(precision: Precision) -> str:
+    """Say how to learn from coarse answers all the same; nothing where answers look exact."""
+    return ADVICE if precision != Precision() else ""
 
 
 def why(precision: Precision) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.probes import Array
+from unsoftmax.protocol import as_array
 
 UNIT = 2.0**-53
 """Unit roundoff of float64: rounding to nearest changes a number by at most this share of it."""
@@ -16,20 +17,20 @@ TINY = 2.0**-1022
 
 def frozen(name: str, values: ArrayLike) -> Array:
     """Copy real, finite numbers into a read-only float64 array."""
-    given = np.asarray(values)
+    given = as_array(values)
     if given.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers; it holds {given.dtype}.")
     # C order whatever was given: a saved copy then gives the same products, to the last bit
     array = np.array(given, dtype=np.float64, order="C")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite; it holds NaN or infinity.")
+        raise ValueError(f"{name} must be finite; it holds NaN, infinity or masked numbers.")
     array.flags.writeable = False
     return array
 
 
 def sequences(X: ArrayLike, dim: int, what: str) -> Array:
     """Return X as float64 if it has shape (B, N, d) with N ≥ 1, or raise ValueError."""
-    X = np.asarray(X, dtype=np.float64)
+    X = np.asarray(as_array(X), dtype=np.float64)
     if X.ndim != 3 or X.shape[2] != dim or not X.shape[1]:
         raise ValueError(
             f"This {what} takes sequences of shape (B, N, {dim}) with N ≥ 1; "
@@ -40,7 +41,7 @@ def sequences(X: ArrayLike, dim: int, what: str) -> Array:
 
 def points(X: ArrayLike, dim: int, what: str) -> Array:
     """Return X as float64 points (B, d) if it is that or (B, 1, d), or raise ValueError."""
-    x = np.asarray(X, dtype=np.float64)
+    x = np.asarray(as_array(X), dtype=np.float64)
     if x.ndim == 3 and x.shape[1] == 1:
         x = x[:, 0]
     if x.ndim != 2 or x.shape[1] != dim:

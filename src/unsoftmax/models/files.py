@@ -5,6 +5,7 @@ The only module of this room that does I/O. It knows arrays, not classes.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -30,11 +31,24 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) 
             temporary,
             metadata={"class": kind, "format_version": str(FORMAT_VERSION)},
         )
+        _sort_metadata(temporary)
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _sort_metadata(path: str) -> None:
+    """Give a file's metadata one order: safetensors writes it in any, and files would differ."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:

@@ -48,7 +48,7 @@ def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
     if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
         return _Coordinate(oracle, int(k))
     try:
-        weights = np.array(k)
+        weights = as_array(k)
     except ValueError as error:
         raise TypeError(f"k must be an index or a vector of weights: {error}") from error
     if weights.ndim != 1 or weights.dtype.kind not in "fiu":

@@ -151,7 +151,7 @@ class _Rounded(WrappedOracle):
     decimals: int
 
     def __call__(self, X: Array, /) -> Any:
-        return np.round(self.oracle(X), self.decimals)
+        return np.round(as_array(self.oracle(X)), self.decimals)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class _Clipped(WrappedOracle):
     high: float
 
     def __call__(self, X: Array, /) -> Any:
-        return np.clip(self.oracle(X), self.low, self.high)
+        return np.clip(as_array(self.oracle(X)), self.low, self.high)
 
 
 @dataclass(frozen=True, eq=False)

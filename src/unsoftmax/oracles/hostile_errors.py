@@ -27,7 +27,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.oracles.wrapped import WrappedOracle
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Oracle
+from unsoftmax.protocol import Oracle, as_array
 
 Direction: TypeAlias = Callable[[Array], Any]
 """From (B, N, d) to numbers (B,) or (B, m): answers are off upwards where they are 0 or more."""
@@ -116,7 +116,7 @@ class _Within(WrappedOracle):
 
     def __call__(self, X: Array, /) -> Any:
         questions = np.array(X, dtype=np.float64)  # the oracle may write on X
-        y = np.asarray(self.oracle(X), dtype=np.float64)
+        y = as_array(self.oracle(X)).astype(np.float64)
         tau = self.tau_single if questions.shape[1] == 1 else self.tau
         # less what adding it rounds: the promise is kept to the last bit
         off = np.maximum(tau - 4 * UNIT * (tau + np.abs(y)), 0.0)

@@ -226,7 +226,7 @@ def _without_biases(form: Precision, first: _FirstAnswers, eta: float, absolute:
     if abs(first.c) > first.tokens.tuning.by_chance * (absolute + constant):
         raise ModelMismatch(
             f"The zero token is answered by {first.c:.3g}: the target has biases; learn with "
-            "biases=True (--biases)."
+            "biases=True."
         )
     return 0.0
 

@@ -202,7 +202,7 @@ class MultiHeadLearner(Configured):
             "target is no sum of attention heads."
         )
         if not self.functional:
-            yield "With functional=True (--functional) what predicts answers well is returned."
+            yield "With functional=True what predicts answers well is returned."
         if self.rank is not None:
             yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."
         if restarts.bad_luck:

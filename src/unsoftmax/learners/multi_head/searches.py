@@ -90,7 +90,7 @@ class HeadSearches:
         if distinct > self.sought.max_heads:
             raise ModelMismatch(
                 f"The target has {distinct} distinct heads, more than max_heads = "
-                f"{self.sought.max_heads}: raise max_heads (--max-heads)."
+                f"{self.sought.max_heads}: raise max_heads."
             )
         return found, True
 

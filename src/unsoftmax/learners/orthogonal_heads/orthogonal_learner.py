@@ -57,7 +57,7 @@ from unsoftmax.learners.single_head.first_round import (
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Found, Plan, Steps
+from unsoftmax.protocol import Found, Plan, Steps, as_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class OrthogonalHeads(Configured):
 
     def _bases(self) -> list[Array]:
         given = () if self.subspaces is None else self.subspaces
-        return [np.asarray(E, dtype=np.float64) for E in given]
+        return [np.asarray(as_array(E), dtype=np.float64) for E in given]
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON."""

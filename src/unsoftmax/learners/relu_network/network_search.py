@@ -255,9 +255,10 @@ class NetworkSearch:
         target = self.target
         if target.noise.deviation > self.tuning.rounding * target.noise.size:
             return NotIdentifiable(
-                f"Answers are only precise to {target.coarseness:.0e} of their size; that does "
-                f"not separate the {neurons} neurons found: fresh answers are missed by "
-                f"{seen.share:.0e}. Answers in float64 would do.",
+                f"Answers look precise to {target.coarseness:.0e} of their size alone, be they "
+                "rounded, noisy or small beside the terms that they are made of; that does not "
+                f"separate the {neurons} neurons found: fresh answers are missed by "
+                f"{seen.share:.0e}.",
                 determined={},
             )
         return ModelMismatch(

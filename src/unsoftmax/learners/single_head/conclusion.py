@@ -16,7 +16,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
-from unsoftmax.measure.precision import ADVICE, KAPPA, Precision, why
+from unsoftmax.measure.precision import ADVICE, KAPPA, Precision, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Certificate, Evidence, Found
@@ -171,11 +171,16 @@ def _supported(
 def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:
     """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
     if not bounded or judgement.blunt:
+        precision = head.values.precision
+        seen = (
+            "Answers in float64 do not determine W: what their rounding leaves open"
+            if precision == Precision()
+            else "The answers are too coarse to determine W: what they leave open"
+        )
         raise NotIdentifiable(
-            "The answers are too coarse to determine W: what they leave open moves every "
-            "fresh answer more than can be told apart. v is determined."
-            + why(head.values.precision)
-            + ADVICE,
+            f"{seen} moves every fresh answer more than can be told apart. v is determined."
+            + why(precision)
+            + advice(precision),
             determined={"v": head.values.v, "c": head.values.c},
         )
     raise ModelMismatch(

@@ -157,10 +157,7 @@ def or_biased(biases: bool) -> str:
     """Say what else may explain a target that is no head without biases."""
     if biases:
         return ""
-    return (
-        ", or it has biases: then ExactHead, LowRankHead or MultiHeadLearner with biases=True "
-        "(--biases)"
-    )
+    return ", or it has biases: then ExactHead, LowRankHead or MultiHeadLearner with biases=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +296,7 @@ def _refuse_labels(y: Array, tuning: FirstRoundTuning) -> None:
     if len(values) > 1 and significant_bits(y) <= tuning.label_bits:
         raise ModelMismatch(
             f"Sequences at random are answered by {', '.join(f'{v:g}' for v in values[:6])} alone: "
-            "these are labels, not values of an attention head: LabelHead (--model labels) "
-            "learns from them."
+            "these are labels, not values of an attention head: LabelHead learns from them."
         )
 
 

@@ -166,7 +166,7 @@ class TransformerLearner(Configured):
             raise ValueError('attention="local" takes no tolerance: leave it out.')
         if isinstance(self.head, LowRankHead) and self.head.rank is None:
             raise ValueError(
-                'attention="local" needs the rank: head=LowRankHead(dim, rank) (--rank); for a '
+                'attention="local" needs the rank: head=LowRankHead(dim, rank); for a '
                 "trained head it is the key dimension."
             )
 

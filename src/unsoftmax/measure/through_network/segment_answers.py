@@ -190,9 +190,9 @@ class SegmentAnswers:
         read = self.logits(self.every)
         if lost := int(np.count_nonzero(~np.isfinite(read.value))):
             raise NotIdentifiable(
-                f"{lost} of {len(self.y)} logits are out of the answers' reach: attention is all "
-                "on one token at every scale tried, as with hard attention. The network is "
-                "determined, W is not.",
+                f"{lost} of {len(self.y)} logits are out of the answers' reach: as far as they "
+                "tell attention is on one token alone at every scale tried, as with hard attention "
+                "or logits that are very far apart. The network is determined, W is not.",
                 determined={"network": self.learned.network},
             )
         alpha = self.aimed.alpha

@@ -166,9 +166,16 @@ def refuse_unbounded(found: Estimate, declared: Declared, tuning: ApproximateTun
     p_errors = np.stack([read.p_error for read in found.intervals])
     if declared.radius is None or saturated(ends, p_errors, tuning.reading):
         values = found.values
+        hidden = np.median(p_errors[ends]) >= tuning.reading.hidden
+        cause = (
+            "answers may be off by more than the weights change in them"
+            if hidden
+            else "attention is on one token alone, as far as answers tell, as with hard attention "
+            "or where logits are very far apart"
+        )
         raise NotIdentifiable(
-            f"{np.count_nonzero(ends)} of {ends.size} logits are out of the answers' reach at "
-            "every scale tried, as with hard attention. v is determined, W is not. "
+            f"{np.count_nonzero(ends)} of {ends.size} logits are out of the answers' reach: at "
+            f"every scale tried {cause}. v is determined, W is not. "
             + " ".join(values.precision.why),
             determined={"v": values.v, "c": 0.0},
         )

@@ -182,7 +182,7 @@ class SensingHead(Configured):
         if self._count > most:
             raise ValueError(
                 f"{self._count:,} measurements are more than the convex programme can take, "
-                f"{most:,}. Learn with LowRankHead (--model low-rank), which needs "
+                f"{most:,}. Learn with LowRankHead, which needs "
                 f"{counts.low_rank_head(int(self.dim), int(self.rank)):,} queries and none of it."
             )
 
@@ -202,12 +202,12 @@ class SensingHead(Configured):
             )
         if not found.determined and values.precision != Precision():
             raise NotIdentifiable(
-                f"{seen}: W has a higher rank than {self.rank} (raise rank, --rank), or the "
+                f"{seen}: W has a higher rank than {self.rank} (raise rank), or the "
                 f"answers are too coarse. v is determined.{why(values.precision)}",
                 determined={"v": values.v, "c": values.c},
             )
         raise ModelMismatch(
             f"{seen}, and they would have shown a W of rank {self.rank} or less. W has a higher "
-            "rank (raise rank, --rank), or the target is not a single attention "
+            "rank (raise rank), or the target is not a single attention "
             f"head{or_biased(False)}.{why(values.precision)}"
         )

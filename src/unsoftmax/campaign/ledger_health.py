@@ -1,0 +1,172 @@
+"""Whether a ledger's file is whole: every row against its checksum, all of it against its totals.
+
+SQLite looks at the structure of the file and at its indices; the checksums at what the rows say;
+the totals, in the file and in its counter, at rows that are no longer there. It only reads.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from unsoftmax.campaign.ledger_format import (
+    COLUMNS,
+    FORMAT_VERSION,
+    SCHEMA,
+    Totals,
+    checksum,
+    columns,
+)
+from unsoftmax.campaign.paid_counter import beside, last_totals
+
+Row: TypeAlias = tuple[Any, ...]
+
+
+class TableWalk:
+    """The sound rows of a table, one by one, of any format, as rows of today's."""
+
+    def __init__(self, db: sqlite3.Connection, table: str) -> None:
+        self._db, self._table = db, table
+        self._version = version_of(db)
+        self.damage = ""
+        """What is wrong with the others; known when all have been seen."""
+
+    def __iter__(self) -> Iterator[Row]:
+        seen: set[int] = set()
+        wrong = 0
+        # what lies behind a page that cannot be read is reached from the other end
+        for direction in ("", " DESC"):
+            try:
+                for number, crc, *values in self._db.execute(self._query() + direction):
+                    first, sound = number not in seen, crc == self._checksum(values)
+                    seen.add(number)
+                    wrong += first and not sound
+                    if first and sound:
+                        yield tuple(values)
+            except sqlite3.Error as error:
+                self.damage = f"{self._table}: {error}"
+            else:
+                break
+        if wrong:
+            rows = "1 row does" if wrong == 1 else f"{wrong} rows do"
+            self.damage = f"{self._table}: {rows} not match the checksum"
+
+    def _query(self) -> str:
+        names = columns(self._version)[self._table]
+        crc = "crc" if self._version == FORMAT_VERSION or self._table == "answers" else "NULL"
+        return f"SELECT rowid, {crc}, {names} FROM {self._table} NOT INDEXED ORDER BY rowid"
+
+    def _checksum(self, values: list[Any]) -> int | None:
+        if self._version == FORMAT_VERSION:
+            return checksum(self._table, values)
+        return _older_checksum(self._table, values)
+
+
+def _older_checksum(table: str, values: list[Any]) -> int | None:
+    """Return the checksum of a row before format 3; one that no row has where it makes no sense."""
+    numbers, texts = {
+        "runs": ([], values[:1]),
+        "designs": ([], values[2:3]),
+        "parts": (values[:2], values[2:4]),
+        "asked": (values[2:4], []),
+        "answers": (values[:4] + values[5:], []),
+    }[table]
+    try:
+        for text in texts:
+            json.loads(text)
+    except (TypeError, ValueError):
+        return -1
+    if not all(isinstance(number, int) for number in numbers):
+        return -1
+    if table != "answers":
+        return None
+    count, data, width = values[3:6]
+    whole = isinstance(data, bytes) and len(data) == 8 * count * width
+    return zlib.crc32(data) if whole else -1
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """Return a file's format, as its tables say, so that a flipped bit loses nothing."""
+    names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return FORMAT_VERSION if ("file",) in names.fetchall() else _declared(db)
+
+
+def _declared(db: sqlite3.Connection) -> int:
+    [[version]] = db.execute("PRAGMA user_version").fetchall()
+    return int(version)
+
+
+def damage(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
+    """Say all that is wrong with a ledger; nothing where it is whole.
+
+    ``has_wal``: whether its WAL was there before SQLite made one.
+    """
+    found = _structure(db)
+    for table in columns(version_of(db)):
+        walk = TableWalk(db, table)
+        for _ in walk:
+            pass
+        if walk.damage:
+            found.append(walk.damage)
+    if not found and version_of(db) == FORMAT_VERSION:
+        found += _lost(db, file, has_wal=has_wal)
+    return found
+
+
+def _structure(db: sqlite3.Connection) -> list[str]:
+    """Say what SQLite finds, and whether the tables are those of the format."""
+    [[said]] = db.execute("PRAGMA integrity_check(1)").fetchall()
+    if said != "ok":
+        return [str(said)]
+    version = version_of(db)
+    if version == FORMAT_VERSION:
+        written = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
+        with closing(sqlite3.connect(":memory:")) as model:
+            model.executescript(SCHEMA)
+            same = model.execute(written).fetchall() == db.execute(written).fetchall()
+    else:
+        names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        same = {name for [name] in names} == columns(version).keys()
+    whole = same and _declared(db) == version
+    return [] if whole else ["its tables are not those of a ledger of its format"]
+
+
+def _lost(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
+    """Say what the tables do not hold that they once held."""
+    known = db.execute(f"SELECT {COLUMNS['file']} FROM file").fetchall()
+    if len(known) != 1:
+        return [f"file: {len(known)} rows instead of 1"]
+    [[name, is_open, _, *totals]] = known
+    lost = [_shortfall(Totals(*totals), db)]
+    wal, counter = beside(file)
+    try:
+        last = last_totals(file)
+    except ValueError as error:
+        return [f"{counter.name}: {error}"]
+    if last is None and is_open:
+        return [
+            f"it was in use, and {counter.name} is missing, which tells whether {wal.name} is "
+            "whole: the three belong together"
+        ]
+    if last is not None:
+        if last[0] != name:
+            return [f"{counter.name} belongs to another ledger, and {wal.name} may as well"]
+        lost.append(_shortfall(last[1], db))
+        if lost[-1] and not has_wal:
+            lost[-1] += f"; {wal.name}, which belongs to it, is missing"
+    return [text for text in lost if text]
+
+
+def _shortfall(known: Totals, db: sqlite3.Connection) -> str:
+    short = known.beyond(Totals.of(db))
+    if not any(short):
+        return ""
+    return (
+        f"{short.queries:,} paid queries, {short.answered:,} answers and {short.settled:,} "
+        "outcomes that were recorded are not in it"
+    )

@@ -1,0 +1,72 @@
+"""The commands by name; a command's module is imported when the command runs.
+
+``unsoftmax --help`` needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+# The first line of each command's docstring: a test holds them together.
+COMMANDS = {
+    "demo": "Recover attention heads of all-MiniLM-L6-v2 from their answers alone.",
+    "plan": "Say what recovering a model would cost, without asking anything.",
+    "learn": "Recover TARGET's parameters by asking it.",
+    "compare": "Say whether two models compute the same function: 0 equal, 1 different, "
+    "3 undecided.",
+    "ledger": "Show what a ledger holds, whether it is sound, and copy what is.",
+}
+# Where a command is not in the module of its name: that of the ledger itself is in `campaign`.
+MODULES = {"ledger": "ledger_contents"}
+
+
+class Commands(TyperGroup):
+    """A group whose commands are listed by name, and imported when one is called."""
+
+    # typer has its own copy of click in some releases: its types have no name in all of them
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that is called."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, None if command is None else load_command(str(command.name)), rest
+
+
+def load_command(name: str) -> Any:
+    """Import one command."""
+    module = importlib.import_module(f"{__package__}.{MODULES.get(name, name)}")
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name)(getattr(module, name))
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Recover the parameters of attention models from black-box queries, and prove how well.",
+    epilog=(
+        "Exit status: 0 done; 1 the answer is no; 2 wrong usage, or the ledger; 3 not "
+        "identifiable, wrong model class, undecided; 4 budget spent; 5 the target does not "
+        "answer; 130 interrupted (129, 143 by SIGHUP, SIGTERM). For models you are authorised to "
+        "test."
+    ),
+    no_args_is_help=True,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(importlib.metadata.version("unsoftmax"))
+        raise typer.Exit
+
+
+for _name, _summary in COMMANDS.items():
+    app.command(_name, help=_summary)(lambda: None)

@@ -1,0 +1,321 @@
+"""A flipped bit, anywhere in a ledger's files: it has no effect, or it is named before paying.
+
+The count is the oracle's: what was asked before the damage, and what is asked after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.campaign.lives import Life, account
+from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.test_older_formats import DUMP
+from tests.truth import Counted
+from unsoftmax.campaign.ledger_salvage import salvage, summary
+
+ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
+SETTINGS: dict[str, Any] = {"batch": 3, "holdout": 0}
+COMMAND = Path(sys.executable).parent / "unsoftmax"
+
+
+def target(X):
+    return X[:, 0, 0].copy()
+
+
+def script():
+    return Script([list(asked) for asked in ROUNDS])
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ledger")
+
+
+def at_rest(ledger):
+    us.learn(target, script(), ledger=ledger, **SETTINGS)
+
+
+def killed(ledger):
+    """Kill -9 in the midst, with the rounds' last answers in the WAL."""
+    assert Life(target, script(), last=44, ledger=ledger, **SETTINGS).result() is None
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def put(folder, contents):
+    for path in folder.iterdir():
+        path.unlink()
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+
+
+def flipped(rng, contents):
+    """Flip one bit: the file is drawn first, so that small ones have their share."""
+    name = rng.choice(sorted(name for name, data in contents.items() if data))
+    data = bytearray(contents[name])
+    place = int(rng.integers(len(data)))
+    data[place] ^= 1 << int(rng.integers(8))
+    return name, {**contents, name: bytes(data)}
+
+
+@pytest.mark.parametrize("state", [at_rest, killed], ids=["at rest", "killed"])
+def test_a_flipped_bit_has_no_effect_or_is_named(state, folder, trials, evidence):
+    ledger = folder / "ledger"
+    state(ledger)
+    sound, before = files(folder), account(ledger)
+    if state is killed:
+        sound["ledger-shm"] = bytes(range(256)) * 128
+        assert len(sound) == 4
+    rng, seen = np.random.default_rng(len(sound)), Counter[str]()
+    for _ in range(trials(60, 500)):
+        name, damaged = flipped(rng, sound)
+        put(folder, damaged)
+        counted = Counted(target)
+        try:
+            recovery = us.learn(counted, script(), ledger=ledger, **SETTINGS)
+        except us.LedgerError:
+            assert counted.queries == 0
+            seen["named"] += 1
+            if {name: data for name, data in files(folder).items() if data} != damaged:
+                seen[f"changed {name}"] += 1
+            continue
+        seen["no effect"] += 1
+        assert counted.queries == 56 - before.recorded + before.first
+        assert recovery.queries == before.paid + counted.queries
+        for known, asked in zip(answers_of(recovery), ROUNDS, strict=True):
+            for y, probes in zip(known, asked, strict=True):
+                assert np.array_equal(y, probes.X[:, 0, 0])
+    assert seen["named"]
+    assert seen["no effect"] + seen["named"] == sum(seen.values()), seen
+    evidence(
+        f"one bit of a ledger flipped, {state.__name__.replace('_', ' ')}", **seen, silent_losses=0
+    )
+
+
+@pytest.mark.parametrize("state", [at_rest, killed], ids=["at rest", "killed"])
+def test_what_is_sound_is_salvaged_and_the_bill_never_shrinks(state, folder, trials):
+    ledger, new = folder / "ledger", folder / "new"
+    state(ledger)
+    sound, before = files(folder), account(ledger)
+    rng, saved = np.random.default_rng(1), 0
+    for _ in range(trials(30, 250)):
+        put(folder, flipped(rng, sound)[1])
+        try:
+            copied = salvage(ledger, new)
+        except us.LedgerError:
+            continue
+        saved += 1
+        assert not copied.damage
+        assert copied.paid >= before.paid
+        counted = Counted(target)
+        recovery = us.learn(counted, script(), ledger=new, **SETTINGS)
+        assert recovery.queries == copied.paid + counted.queries
+        for known, asked in zip(answers_of(recovery), ROUNDS, strict=True):
+            for y, probes in zip(known, asked, strict=True):
+                assert np.array_equal(y, probes.X[:, 0, 0])
+    assert saved > trials(30, 250) / 2
+
+
+def test_a_lost_wal_costs_its_answers_and_not_the_bill(folder):
+    ledger = folder / "ledger"
+    killed(ledger)
+    before = account(ledger)
+    (folder / "ledger-wal").unlink()
+    with pytest.raises(us.LedgerError, match="ledger-wal, which belongs to it, is missing"):
+        us.learn(target, script(), ledger=ledger, **SETTINGS)
+    found = summary(ledger)
+    assert found.paid == before.paid
+    assert salvage(ledger, folder / "new").paid == before.paid
+
+
+def run(*words):
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [COMMAND, "ledger", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+
+
+def test_the_command_shows_and_salvages(folder):
+    ledger = folder / "ledger"
+    at_rest(ledger)
+    done = run(ledger)
+    assert done.returncode == 0, done.stderr
+    for word in ("sound", "Script", "56"):
+        assert word in done.stdout
+    shutil.copy(ledger, folder / "sound")
+    data = ledger.read_bytes()
+    place = data.index(target(ROUNDS[0][0].X[:3]).tobytes())
+    ledger.write_bytes(data[:place] + b"\x00" + data[place + 1 :])
+    done = run(ledger)
+    assert done.returncode == 2
+    assert "1 row does not match the checksum" in done.stdout
+    assert "--salvage" in done.stderr
+    done = run(ledger, "--salvage", folder / "new", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert not told["sound"]
+    assert told["salvaged"]["answers"] == 53
+    assert told["salvaged"]["paid"] == told["paid"] == 56
+    assert run(ledger, "--salvage", folder / "new").returncode == 2
+    done = run(folder / "nowhere", "--json")
+    assert done.returncode == 2
+    assert "no ledger" in done.stderr
+
+
+def test_pages_of_nothing(folder):
+    """Every page but the first: what lies on the others is kept."""
+    ledger, script = folder / "ledger", Script([[sequences(300)]])
+    us.learn(target, script, ledger=ledger, batch=1)
+    data, kept = ledger.read_bytes(), []
+    for page in range(4096, len(data), 4096):
+        ledger.write_bytes(data[:page] + b"\xff" * 4096 + data[page + 4096 :])
+        counted = Counted(target)
+        with pytest.raises(us.LedgerError, match="damaged"):
+            us.learn(counted, script, ledger=ledger)
+        assert counted.calls == 0
+        found = salvage(ledger, folder / f"{page}")
+        assert found.paid >= 300
+        kept.append(found.answers)
+        recovery = us.learn(target, script, ledger=folder / f"{page}")
+        assert np.array_equal(answers_of(recovery)[0][0], script.rounds[0][0].X[:, 0, 0])
+    assert any(0 < count < 300 for count in kept)
+
+
+def test_a_part_without_its_questions_is_asked_again(folder):
+    ledger = folder / "ledger"
+    at_rest(ledger)
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("UPDATE parts SET head = 'x' WHERE part = 1")
+        db.commit()
+    assert salvage(ledger, folder / "new").answers == 50
+
+
+def broken(ledger, which):
+    """Give answers or other rows a checksum that is wrong, and salvage the ledger."""
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute(f"UPDATE {which.replace(' ', ' SET crc = crc + 1 ', 1)}")
+        db.commit()
+    new = ledger.with_name("new")
+    return new, salvage(ledger, new)
+
+
+@pytest.mark.parametrize(
+    ("which", "left"), [("answers WHERE round = 0", 20), ("answers WHERE start < 12", 26)]
+)
+def test_rounds_that_begin_with_a_gap_are_recognised_all_the_same(which, left, folder):
+    at_rest(folder / "ledger")
+    new, copied = broken(folder / "ledger", which)
+    assert copied.answers == left
+    shutil.copy(new, folder / "copy")
+    with pytest.raises(us.LedgerMismatch, match="another target"):
+        us.learn(lambda X: X[:, 0, 1], script(), ledger=folder / "copy", **SETTINGS)
+    recovery = us.learn(target, script(), ledger=new, **SETTINGS)
+    assert recovery.counts["data"] == 56 + 56 - left - recovery.counts.get("in doubt", 0)
+
+
+def test_answers_whose_run_is_not_known_belong_to_who_asks_the_same(folder):
+    at_rest(folder / "ledger")
+    new, copied = broken(folder / "ledger", "runs WHERE 1")
+    assert copied.learner is None
+    assert copied.answers == 56
+    counted = Counted(target)
+    with pytest.raises(us.LedgerMismatch, match="other questions in round 0"):
+        us.learn(counted, Script([[sequences(30, seed=9)]]), ledger=new, **SETTINGS)
+    assert counted.queries == 0
+    us.learn(counted, script(), ledger=new, **SETTINGS)
+    assert counted.queries == 8
+    assert summary(new).learner == {"learner": "Script", "name": "script"}
+
+
+@pytest.mark.parametrize(
+    ("change", "answers"),
+    [
+        *((f"DROP TABLE {table}", 56) for table in ("file", "runs", "designs", "asked")),
+        ("DROP TABLE parts", 0),
+        ("DROP TABLE answers", 0),
+        ("DELETE FROM file", 56),
+        ("INSERT INTO file SELECT * FROM file", 56),
+        ("UPDATE answers SET data = 'text' WHERE start = 0", 47),
+        ("UPDATE answers SET data = CAST(data AS TEXT) WHERE start = 0", 47),
+        ("UPDATE answers SET count = 'three' WHERE start = 0", 47),
+        ("UPDATE designs SET data = 'text'", 56),
+        ("UPDATE designs SET data = NULL", 56),
+        ("UPDATE parts SET head = x'ff' WHERE part = 1", 50),
+        ("UPDATE asked SET queries = 'many'", 56),
+        ("UPDATE asked SET outcome = CAST(x'ff' AS TEXT) WHERE id = 5", 56),
+        ("UPDATE asked SET queries = -1", 56),
+        ("UPDATE file SET queries = x'00'", 56),
+        ("CREATE TABLE notes (text)", 56),
+        ("CREATE TRIGGER t AFTER INSERT ON asked BEGIN DELETE FROM answers; END", 56),
+        ("PRAGMA user_version = 2", 56),
+        ("PRAGMA user_version = 1", 56),
+    ],
+)
+def test_tables_that_were_meddled_with_are_named_and_salvaged(change, answers, folder):
+    at_rest(folder / "ledger")
+    with closing(sqlite3.connect(folder / "ledger")) as db:
+        db.execute(change)
+        db.commit()
+    counted = Counted(target)
+    with pytest.raises(us.LedgerError, match=r"damaged.*--salvage"):
+        us.learn(counted, script(), ledger=folder / "ledger", **SETTINGS)
+    assert counted.queries == 0
+    assert summary(folder / "ledger").damage
+    copied = salvage(folder / "ledger", folder / "new")
+    assert not copied.damage
+    assert copied.answers == answers
+    assert copied.paid == 56
+    us.learn(counted, script(), ledger=folder / "new", **SETTINGS)
+    assert counted.queries == 56 - answers + min(8, answers)
+
+
+def test_calls_put_off_are_not_paid(folder):
+    calls: list[int] = []
+
+    def slow(X):
+        calls.append(len(X))
+        if len(calls) == 2:
+            raise us.RetryLater(0)
+        return target(X)
+
+    us.learn(slow, script(), ledger=folder / "ledger", **SETTINGS)
+    assert summary(folder / "ledger").paid == 56
+    assert salvage(folder / "ledger", folder / "new").paid == 56
+
+
+def test_a_ledger_of_format_1_is_shown_and_salvaged(folder):
+    with closing(sqlite3.connect(folder / "ledger")) as db:
+        db.executescript(DUMP.read_text(encoding="utf-8"))
+    assert summary(folder / "ledger").paid == 12
+    assert salvage(folder / "ledger", folder / "new").in_doubt == 2
+
+
+def test_a_copy_that_cannot_be_written_is_named(folder, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    at_rest(folder / "ledger")
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(us.LedgerError, match=r"new.*No space left"):
+        salvage(folder / "ledger", folder / "new")
+    assert [path.name for path in folder.iterdir()] == ["ledger"]
