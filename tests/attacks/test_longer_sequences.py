@@ -106,7 +106,9 @@ def test_what_is_something_else_on_long_sequences_is_refused(case, name, trials,
             continue
         # a W that is hardly known tells no model from another
         vague = recovery.certificate.errors["W"] > 0.1 * np.linalg.norm(recovery.model.W)
-        assert vague or ("clipped" in name and looked(recovery)[1] < 30), seed
+        one_bit = any("A label is one bit" in line for line in recovery.certificate.assumes)
+        far = looked(recovery)[1] >= 30 and not one_bit
+        assert vague or ("clipped" in name and not far), seed
         ends["out_of_reach"] += 1
     evidence(f"{name}, {case.name}", **ends)
 

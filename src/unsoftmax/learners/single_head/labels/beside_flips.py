@@ -247,5 +247,11 @@ def with_lengths(
     certificate: Certificate, model: SingleHead, answered: list[Answered], long: list[Sequences]
 ) -> Certificate:
     """Say in a certificate up to which length and size of logits labels were looked at."""
-    looked = (looked_at(model, answered, long),) * any(len(y) for _, y in answered)
-    return replace(certificate, assumes=(*certificate.assumes, *looked))
+    if not any(len(y) for _, y in answered):
+        return certificate
+    looked = looked_at(model, answered, long)
+    bit = (
+        "A label is one bit: what differs at large logits alone, as clipped scores do, may answer "
+        "the few sequences asked there with the same labels."
+    )
+    return replace(certificate, assumes=(*certificate.assumes, looked, bit))
