@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
+from tests.by_hand import driven
 from tests.heads import several
 from tests.networks import network, within
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
@@ -212,6 +213,19 @@ def _vectors(name: str, learner: Any, target: Any) -> Case:
     )
 
 
+@dataclass(frozen=True)
+class OurNetworks:
+    """A_FFN as a plain function: our own learner, driven by hand."""
+
+    seed: int
+
+    def __call__(self, oracle: Any) -> us.ReluNetwork:
+        learner = us.learners.ReluNetworkLearner(oracle.dim, seed=self.seed)
+        found, _ = driven(learner.steps(0), oracle)
+        network: us.ReluNetwork = found.model
+        return network
+
+
 def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
     return lambda seed: us.learners.ExactHead(dim, seed=seed, **settings)
 
@@ -374,6 +388,22 @@ CASES = [
         _layer(5, anchored=True),
         _transformer(5, 8, True),
         within=_attention_within,
+        single=False,
+    ),
+    Case(
+        "TransformerLearner, a plain algorithm",
+        lambda seed: us.learners.TransformerLearner(
+            5, us.learners.NetworkAlgorithm(5, OurNetworks(seed), 1e-9, 1e-9), seed=seed
+        ),
+        _transformer(5, 8, True),
+        within=_attention_within,
+        single=False,
+    ),
+    Case(
+        "NetworkAlgorithm",
+        lambda seed: us.learners.NetworkAlgorithm(5, OurNetworks(seed), 1e-9, 1e-9, seed=seed),
+        _network(5, 8, True),
+        within=lambda recovery, target: within(recovery, target, 5, True),
         single=False,
     ),
     Case(

@@ -25,6 +25,7 @@ HOWTOS = {
     )
     if not code.startswith("# target.py")
 }
+NOTEBOOKS = sorted((ROOT / "docs" / "howto").glob("*.py"))
 BIN = Path(sys.executable).parent
 
 
@@ -82,6 +83,29 @@ def test_pages_run_and_end_as_they_say(code, tmp_path):
     assert done.stdout.split()[-1] == code.split()[-1]
 
 
+@pytest.mark.parametrize("script", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run_alone_and_draw_their_picture(script, tmp_path):
+    """Public names alone, from any folder; what they end with is true; the picture is there."""
+    pytest.importorskip("matplotlib")
+    code = script.read_text(encoding="utf-8")
+    assert code.startswith("# %% [markdown]\n# # ")
+    assert set(re.findall(r"^(?:from|import) ([\w.]+)", code, flags=re.MULTILINE)) <= {
+        "numpy",
+        "matplotlib.figure",
+        "unsoftmax",
+    }
+    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
+    done = run_snippet(tmp_path)
+    assert len(done.stdout.splitlines()) == code.count("print(")
+    assert done.stdout.split()[-1] == "True"
+    picture = f"{script.stem}.png"
+    assert (tmp_path / picture).stat().st_size > 10_000
+    assert (script.parent / picture).is_file()
+    page = (ROOT / "docs" / "howto" / "curves.md").read_text(encoding="utf-8")
+    assert f"]({script.name})" in page
+    assert f"]({picture})" in page
+
+
 def test_the_page_of_the_command_line_runs(tmp_path):
     page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     [target] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
@@ -111,6 +135,26 @@ def test_the_architecture_names_modules_and_tests_that_exist():
     assert {path.name for path in (ROOT / "tests" / "theorems").glob("test_*.py")} == {
         *re.findall(r"`(test_\w+\.py)`", "".join(rows))
     }
+
+
+def test_the_page_of_the_paper_names_what_exists():
+    """Every statement has its module and its test; every figure its row or its benchmark."""
+    page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    statements = re.split(r"\n(?=\*\*)", page)[1:]
+    assert len(statements) >= 25
+    for statement in statements:
+        title = statement.split("\n")[0]
+        here = re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", statement)
+        for name in here:
+            assert any((ROOT / room / name).exists() for room in ("src/unsoftmax", "tests")), name
+        refused = "*Here*: refused" in statement or "*Here*: the same" in statement
+        assert any((ROOT / "src/unsoftmax" / name).exists() for name in here) or refused, title
+        assert "*Test*: " in statement, title
+    rows = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"\(\[evidence\]\(evidence\.md\): \*(.+?)\*\)", page)
+    assert len(quoted) >= 15
+    for claim in quoted:
+        assert f"| {claim} |" in re.sub(r"= +", "= ", rows), claim
 
 
 def test_the_glossary_names_what_exists():

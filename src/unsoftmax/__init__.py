@@ -14,6 +14,7 @@ if _typing.TYPE_CHECKING:
     from unsoftmax import learners, oracles, theory
     from unsoftmax.campaign import Budget, Progress, Recovery, Retries, learn
     from unsoftmax.errors import (
+        AlgorithmError,
         BudgetExceeded,
         DimensionRefused,
         LedgerError,
@@ -39,6 +40,7 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlgorithmError",
     "Budget",
     "BudgetExceeded",
     "DimensionRefused",
@@ -72,6 +74,7 @@ __all__ = [
 _OWNERS = {
     "unsoftmax.campaign": ("Budget", "Progress", "Recovery", "Retries", "learn"),
     "unsoftmax.errors": (
+        "AlgorithmError",
         "BudgetExceeded",
         "DimensionRefused",
         "LedgerError",

@@ -8,6 +8,7 @@
     ├── LedgerError          the ledger file: unreadable, locked, foreign, newer, disk full
     │   └── LedgerMismatch   a good ledger, but of another target, learner or revision
     ├── BudgetExceeded       the caller's limit: the next query would pass it
+    ├── AlgorithmError       a function of the caller's that learns: it raised, or returned no model
     ├── NotIdentifiable      nobody's: the answers cannot determine something
     ├── ModelMismatch        the model class: the answers contradict it
     └── DimensionRefused     both ModelMismatch and OracleError: the target takes another dim
@@ -120,6 +121,10 @@ class BudgetExceeded(UnsoftmaxError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(vars(self)))
+
+
+class AlgorithmError(UnsoftmaxError):
+    """An algorithm that was given as a function failed, or returned no network; it is named."""
 
 
 class NotIdentifiable(UnsoftmaxError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,36 +153,49 @@ def test_ended_at_any_moment_nothing_is_lost_and_nothing_paid_twice(
     end(once)
     assert once.returncode == 0
     whole, length_s, kills = asked(folder), time.monotonic() - began, trials(4, 72)
-    (folder / "asked.txt").unlink()
-    book, before = folder / "o" / "ledger.sqlite", account(folder / "none")
-    for turn in range(kills):
-        number = [*ENDINGS][turn % len(ENDINGS)]
-        process = begin(folder, target, model, *words)
-        time.sleep(rng.uniform(0.1, 1.0) * (length_s + 0.5))
-        process.send_signal(number)
-        said = end(process)
-        now = account(book)
-        # killed by the signal itself: before the program could handle any
-        assert process.returncode in (0, ENDINGS[number], -number), said
-        if number != signal.SIGKILL:
-            assert now.open == before.open, "what flew is recorded"
-            if process.returncode and now.paid > before.paid:
-                assert "Run the same command to go on" in said or "Recovered" in said
-        assert now.recorded >= before.recorded
-        assert now.paid - sum(now.open.values()) <= asked(folder) <= now.paid
-        if process.returncode == 0:
-            break
-        before = now
-    last = begin(folder, target, model, *words)
-    end(last)
-    assert last.returncode == 0
-    assert account(book).recorded == whole
+    done = chains = 0
+    while done < kills:
+        home = folder / str(chains)
+        home.mkdir()
+        shutil.copy(folder / "mine.py", home)
+        done += ended_again_and_again(home, target, [*model, *words], kills - done, rng, length_s)
+        last = begin(home, target, model, *words)
+        end(last)
+        assert last.returncode == 0
+        assert account(home / "o" / "ledger.sqlite").recorded == whole
+        chains += 1
     evidence(
-        f"the command ended by INT, TERM, HUP and KILL, {model[0]}",
-        endings=kills,
+        f"the command ended by INT, TERM, HUP and KILL in turn, {model[0]}",
+        endings=done,
         answers_lost=0,
         tracebacks=0,
     )
+
+
+def ended_again_and_again(folder, target, model, most, rng, length_s):
+    """End lives of one run until one comes to its end, or so many; return how many were ended."""
+    book, before, lost = folder / "o" / "ledger.sqlite", account(folder / "none"), 0
+    for turn in range(most):
+        number = [*ENDINGS][(turn + most) % len(ENDINGS)]
+        process = begin(folder, target, model)
+        time.sleep(rng.uniform(0.1, 1.0) * (length_s + 0.5))
+        process.send_signal(number)
+        said, now = end(process), account(book)
+        # killed by the signal itself: before the program could handle any
+        assert process.returncode in (0, ENDINGS[number], -number), said
+        if number == signal.SIGKILL:
+            lost += sum(now.open.values()) if now.open != before.open else 0
+        else:
+            assert now.open in ({}, before.open), "what flew is recorded"
+            if process.returncode and now.paid > before.paid:
+                assert "Run the same command to go on" in said or "Recovered" in said
+        assert now.recorded >= before.recorded
+        assert now.paid >= before.paid
+        assert now.paid - lost <= asked(folder) <= now.paid
+        before = now
+        if process.returncode == 0:
+            return turn
+    return most
 
 
 # -- a target that hangs

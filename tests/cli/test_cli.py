@@ -398,7 +398,8 @@ def test_plan_of_labels(folder):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--dim", 4], "--bits is missing"),
+        (["--dim", 4], "bits must be given for bisection"),
+        (["--dim", 2, "--method", "paper", "--norm-bound", 2, "--margin", 0.5], "bits or error"),
         (["--bits", 8], "--dim is missing"),
         (["--dim", 4, "--bits", 8, "--margin", 0.9], "margin must be at most"),
         (["--dim", 4, "--bits", 8, "--method", "paper"], "needs norm_bound"),
@@ -551,3 +552,102 @@ def test_learn_orthogonal_heads(folder):
     other = run(folder, "learn", "other.safetensors", *words[:2], "--out", "other")
     assert other.returncode == 3
     assert "MultiHeadLearner" in other.stderr
+
+
+# -- a plain algorithm in the role of A_FFN
+
+ALGORITHMS = """
+    import numpy as np
+    import unsoftmax as us
+
+    eye = np.eye(3)
+    W = np.random.default_rng(1).standard_normal((3, 3))
+    network = us.ReluNetwork(np.hstack([eye, -eye]), [1.0, 2.0, 3.0, -1.0, 0.5, 2.0])
+    layer = us.Transformer(W, network)
+
+    def target(X):
+        return layer(X)
+
+    def axes(oracle):
+        return us.ReluNetwork(np.hstack([eye, -eye]), oracle(np.vstack([eye, -eye])))
+
+    def broken(oracle):
+        return oracle(np.zeros((1, 5)))
+
+    def nothing(oracle):
+        pass
+
+    def computing(oracle):
+        oracle(eye)
+        open("computes.txt", "w").close()
+        while True:
+            pass
+
+    def stubborn(oracle):
+        open("computes.txt", "w").close()
+        while True:
+            try:
+                oracle(np.random.standard_normal((1, 3)))
+            except BaseException:
+                pass
+"""
+
+
+def test_a_function_learns_the_network(folder):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    words = ["learn", "ffn:target", "--model", "transformer", "--dim", 3, "--network"]
+    done = run(folder, *words, "ffn:axes", "--slope-error", 1e-14, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "Importing ffn and calling axes" in done.stderr
+    assert "learned by ffn:axes" in done.stdout
+    found = us.load(folder / "out" / "model.safetensors").W
+    assert np.allclose(found, np.random.default_rng(1).standard_normal((3, 3)), rtol=0, atol=1e-9)
+    plan = run(folder, "plan", "--model", "transformer", "--dim", 3, "--network", "ffn:axes")
+    assert "ffn:axes" in plan.stdout
+    for name, status, says in (
+        ("broken", 2, "ffn:broken failed: ValueError"),
+        ("nothing", 2, "ffn:nothing must return a ReluNetwork"),
+        ("absent", 2, "cannot be imported"),
+    ):
+        done = run(folder, *words, f"ffn:{name}", "--out", name, "--json")
+        assert done.returncode == status
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "transformer", "--network", "ffn"], "give module:function"),
+        (["--model", "exact", "--network", "ffn:axes"], "--network is no setting of --model exact"),
+        (
+            ["--model", "transformer", "--network", "ffn:axes", "--max-neurons", 3],
+            "--max-neurons is no setting of --model transformer with --network",
+        ),
+        (["--model", "transformer", "--slope-error", 1.0], "--network is missing"),
+    ],
+)
+def test_settings_of_algorithms_that_do_not_fit(folder, words, says):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    done = run(folder, "plan", "--dim", 3, *words)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["computing", "stubborn"])
+def test_one_ctrl_c_ends_an_algorithm_that_never_does(folder, name):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
+    words = ["learn", "ffn:target", "--model", "transformer", "--dim", "3", "--out", "o"]
+    command = [str(COMMAND), *words, "--network", f"ffn:{name}"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(600):
+            if (folder / "computes.txt").exists():
+                break
+            time.sleep(0.02)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Run the same command to go on" in said
+    assert "Traceback" not in said

@@ -71,14 +71,15 @@ def test_single_tokens_may_have_a_tolerance_of_their_own():
         assert np.abs(liar(X[:, :N]) - HEAD(X[:, :N])) == pytest.approx(tau, rel=1e-9)
 
 
-def test_no_signs_are_worse_for_the_papers_probes_than_the_truths():
+@pytest.mark.parametrize("d", [2, 6, 32])
+def test_no_signs_are_worse_for_the_papers_probes_than_the_truths(d, trials):
     """All errors of W's entries add up: hashed signs, and any pattern of v's, do less."""
-    for seed in range(8):
+    for seed in range(trials(6, 60)):
         rng = np.random.default_rng(seed)
-        W, v = rng.standard_normal((6, 6)), rng.standard_normal(6)
+        W, v = rng.standard_normal((d, d)), rng.choice([-1.0, 1.0], d) * rng.uniform(0.3, 1, d)
         head = us.SingleHead(1.9 * W / np.linalg.norm(W), v / np.linalg.norm(v))
-        learner = us.learners.ApproximateHead(6, 1e-9, norm_bound=2.0, probes="paper", seed=seed)
-        g = us.SingleHead(head.W, rng.choice([-1.0, 1.0], 6))
+        learner = us.learners.ApproximateHead(d, 1e-9, norm_bound=2.0, probes="paper", seed=seed)
+        g = us.SingleHead(head.W, rng.choice([-1.0, 1.0], d))
         found = {}
         for name, worst in (
             ("truth", head),
@@ -89,7 +90,8 @@ def test_no_signs_are_worse_for_the_papers_probes_than_the_truths():
             recovery = us.learn(lambda X, f=liar: f(X), learner)
             found[name] = float(np.linalg.norm(recovery.model.W - head.W))
         assert found["truth"] >= max(found.values()) * (1 - 1e-5)
-        assert found["truth"] > 1.1 * found["hash"]
+        # of few signs drawn all may be the worst ones
+        assert d == 2 or found["truth"] > 1.1 * found["hash"]
 
 
 def test_a_callable_chooses_for_sequences_or_for_numbers():

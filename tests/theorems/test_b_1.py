@@ -7,6 +7,7 @@ whether f(X) > 0. Queries are counted by the oracle.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from unsoftmax.learners.single_head.labels.sphere_average import SphereTuning, a
 from unsoftmax.measure.bisection import read_labels
 from unsoftmax.theory import label_counts
 from unsoftmax.validate import sequences as holdout
+
+PAPER: dict[str, Any] = {"method": "paper", "norm_bound": 2.0, "margin": 0.5}
 
 
 def head(d, seed, case=("generic", "dense"), scale=1.0):
@@ -440,7 +443,7 @@ def test_the_papers_counts_are_shown_where_nobody_could_pay_them(evidence):
     assert isinstance(plan.queries, int)
     assert 1e28 < plan.queries < 1.5e28
     # exact to the last query: more digits than float64 has
-    k, steps = label_counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, SphereTuning().failure)
+    k, steps = label_counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, 0.01)
     assert plan.queries == plan.at_most == k + 64**2 * steps
     assert plan.tokens == k + 2 * 64**2 * steps
     assert "k =" in plan.formula
@@ -473,6 +476,54 @@ def test_the_paper_keeps_its_promise_where_it_ends(d, margin, bits, trials, evid
         promised=2 * 2.0**-bits,
         worst=f"{worst:.2g}",
     )
+
+
+def level_head(d, seed):
+    """A head with ‖W‖_F = 2 whose entries of v are alike, so that μ is nearly 1/√d."""
+    rng = np.random.default_rng([d, seed])
+    W = rng.standard_normal((d, d))
+    v = rng.choice([-1.0, 1.0], d) * np.linspace(0.7, 0.71, d)
+    return us.SingleHead(2 * W / np.linalg.norm(W), 3 * v)
+
+
+@pytest.mark.parametrize(("error", "share"), [(0.25, 0.05), (0.02, 2e-4)])
+def test_a_share_of_the_papers_samples_ends_at_d_2(error, share, trials, evidence):
+    """k scaled by a stated factor: what is certified is what the theorem says of so many."""
+    settings: dict[str, Any] = {**PAPER, "margin": 0.69, "error": error}
+    whole = us.learners.LabelHead(2, **settings).plan().queries
+    worst, runs = 0.0, trials(1, 20)
+    for seed in range(runs):
+        target, oracle = level_head(2, seed), Counted(labels(level_head(2, seed)))
+        learner = us.learners.LabelHead(2, seed=seed, sample_share=share, **settings)
+        recovery = us.learn(oracle, learner)
+        assert oracle.queries - 32 == learner.plan().queries
+        assert oracle.queries == pytest.approx(share * whole, rel=0.01)
+        assert recovery.certificate.W_error == pytest.approx(error / np.sqrt(share))
+        assert_within_certificate(recovery, target)
+        assert any(f"a share of {share:g}" in said for said in recovery.certificate.assumes)
+        worst = max(worst, float(np.linalg.norm(recovery.model.W - target.W)))
+    evidence(
+        f"Theorem B.1 with a share {share:g} of its samples, d = 2, ε_W = {error:g}",
+        runs=runs,
+        labels=f"{learner.plan().queries:,}",
+        the_theorem_s=f"{whole:.1e}",
+        certified=f"{recovery.certificate.W_error:.2g}",
+        worst=f"{worst:.2g}",
+    )
+
+
+def test_a_smaller_probability_of_failure_costs_its_logarithm():
+    settings: dict[str, Any] = PAPER
+    plans = {
+        failure: us.learners.LabelHead(2, 1, failure=failure, **settings).plan().queries
+        for failure in (0.1, 0.01, 1e-6)
+    }
+    for failure, queries in plans.items():
+        ratio = np.log(4 / failure) / np.log(4 / 0.01)
+        assert queries == pytest.approx(ratio * plans[0.01], rel=1e-4)
+    by_bits = us.learners.LabelHead(2, 3, **settings).plan()
+    assert us.learners.LabelHead(2, error=0.25, **settings).plan() == by_bits
+    assert "δ = 1e-06" in us.learners.LabelHead(2, 1, failure=1e-6, **settings).plan().formula
 
 
 def averaged(target, d, k, seed):
@@ -615,6 +666,18 @@ def test_labels_of_minus_one_and_one_say_the_same(settings):
         ({"dim": 2, "bits": 8, "margin": 0.9}, ValueError, "margin"),
         ({"dim": 2, "bits": 8, "norm_bound": -2.0}, ValueError, "norm_bound"),
         ({"dim": 2, "bits": 1, "method": "paper"}, ValueError, "norm_bound"),
+        ({"dim": 2}, ValueError, "bits"),
+        ({"dim": 2, "bits": 8, "error": 0.1}, ValueError, "error, failure and sample_share"),
+        ({"dim": 2, "bits": 8, "failure": 0.1}, ValueError, "error, failure and sample_share"),
+        ({"dim": 2, **PAPER}, ValueError, "either bits or error"),
+        ({"dim": 2, **PAPER, "bits": 3, "error": 0.1}, ValueError, "either bits or error"),
+        ({"dim": 2, **PAPER, "error": 0.1, "norm_bound": 1.9}, ValueError, "norm_bound"),
+        ({"dim": 2, **PAPER, "error": 2.0}, ValueError, "error"),
+        ({"dim": 2, **PAPER, "error": 1e-61}, ValueError, "error"),
+        ({"dim": 2, **PAPER, "error": "1"}, TypeError, "error"),
+        ({"dim": 2, **PAPER, "error": 0.1, "failure": 1.0}, ValueError, "failure"),
+        ({"dim": 2, **PAPER, "error": 0.1, "sample_share": 1.5}, ValueError, "sample_share"),
+        ({"dim": 2, **PAPER, "error": 0.1, "sample_share": 1e-9}, ValueError, "sample_share"),
         ({"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0}, ValueError, "margin"),
         (
             {"dim": 2, "bits": 1, "method": "paper", "norm_bound": 2.0, "margin": 0.8},
@@ -634,7 +697,7 @@ def test_labels_of_minus_one_and_one_say_the_same(settings):
     ],
 )
 def test_settings_out_of_range(arguments, error, name):
-    with pytest.raises(error, match=rf"^{name} must be|needs {name}"):
+    with pytest.raises(error, match=rf"^{name} (must be|go with)|needs {name}"):
         us.learners.LabelHead(**arguments)
 
 

@@ -23,6 +23,7 @@ from unsoftmax import cli
 from unsoftmax.campaign import Progress as Report
 from unsoftmax.campaign import Recovery, Watcher
 from unsoftmax.errors import (
+    AlgorithmError,
     BudgetExceeded,
     LedgerError,
     ModelMismatch,
@@ -73,6 +74,7 @@ def status_of(error: BaseException) -> int:
     statuses: tuple[tuple[type[BaseException], int], ...] = (
         (Refusal, 2),
         (LedgerError, 2),
+        (AlgorithmError, 2),
         (NotIdentifiable, 3),
         (ModelMismatch, 3),
         (BudgetExceeded, 4),

@@ -3,7 +3,8 @@
 A command that takes ``settings: Settings`` gets one option per field of the learners in
 `BY_NAME`; it receives those that were given. Adding a learner needs no change here. A field
 that is itself a learner (`TransformerLearner.parts` says which) gets the settings that its
-owner does not know. Settings that are arrays have no option: they are given in Python.
+owner does not know. Settings that are arrays have no option: they are given in Python. One that
+is a function, `NetworkAlgorithm.algorithm`, is named as module:function and imported.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import typer
 
 from unsoftmax.cli.console import Refusal
+from unsoftmax.cli.targets import imported
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Learner, Model
 
@@ -27,34 +29,52 @@ Settings: TypeAlias = Mapping[str, Any]
 # What a value on a command line can be.
 _WRITTEN = (int, float, bool, str)
 
+# Settings that are functions, and their options: A_FFN takes the place of a network's learner.
+_FUNCTIONS = {"algorithm": "network"}
+
 
 def build(model: str, settings: Settings) -> Learner[Model]:
     """Make the learner that ``--model`` and the settings name."""
     if model not in BY_NAME:
         raise Refusal(f"--model is one of {', '.join(BY_NAME)}; it was {model!r}.")
     learner = BY_NAME[model]
+    settings = _with_functions(settings)
     known = {field.name for field in fields(learner)}
     own = {name: value for name, value in settings.items() if name in known}
     rest = {name: value for name, value in settings.items() if name not in known}
     if ("dim" in known or _parts(learner)) and "dim" not in settings:
         raise Refusal("--dim is missing: the dimension of a token.")
+    own_parts: set[str] = set()
     try:
         for name, kinds in _parts(learner).items():
             kind, mine = _fitting(kinds, rest)
+            own_parts |= {*mine}
             if mine:
-                own[name] = kind(**{"dim": settings["dim"], **mine})
+                mine = {"dim": settings["dim"], **mine}
+                _refuse_missing(kind, mine, model)
+                own[name] = kind(**mine)
                 rest = {key: value for key, value in rest.items() if key not in mine}
         for name in rest:
-            raise Refusal(f"{_flag(name)} is no setting of --model {model}.")
-        for field in fields(learner):
-            if field.default is MISSING and field.name not in own:
-                raise Refusal(
-                    f"{_flag(field.name)} is missing: --model {model} needs it (see --help)."
-                )
+            beside = "".join(f" with {_flag(part)}" for part in _FUNCTIONS if part in own_parts)
+            raise Refusal(f"{_flag(name)} is no setting of --model {model}{beside}.")
+        _refuse_missing(learner, own, model)
         made: Learner[Model] = learner(**own)
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
     return made
+
+
+def _refuse_missing(learner: type[Any], given: Settings, model: str) -> None:
+    for field in fields(learner):
+        if field.default is MISSING and field.name not in given:
+            raise Refusal(f"{_flag(field.name)} is missing: --model {model} needs it (see --help).")
+
+
+def _with_functions(settings: Settings) -> Settings:
+    """Import the functions among the settings; nothing is imported where there are none."""
+    return {
+        name: imported(value) if name in _FUNCTIONS else value for name, value in settings.items()
+    }
 
 
 def _parts(learner: type) -> Mapping[str, tuple[type[Any], ...]]:
@@ -64,9 +84,9 @@ def _parts(learner: type) -> Mapping[str, tuple[type[Any], ...]]:
 
 
 def _fitting(kinds: tuple[type[Any], ...], settings: Settings) -> tuple[type[Any], dict[str, Any]]:
-    """Choose the kind that knows most of the settings, the first of equals."""
+    """Choose the kind that knows a function, else most of the settings, the first of equals."""
     known = [{f.name for f in fields(kind)} & set(settings) for kind in kinds]
-    best = max(range(len(kinds)), key=lambda k: len(known[k]))
+    best = max(range(len(kinds)), key=lambda k: (bool(known[k] & {*_FUNCTIONS}), len(known[k])))
     return kinds[best], {name: settings[name] for name in sorted(known[best])}
 
 
@@ -122,9 +142,10 @@ def _options() -> dict[str, Any]:
         hints, helps = get_type_hints(learner), _helps(learner)
         for field in fields(learner):
             hint, name = hints[field.name], field.name
-            if _kind(hint) not in _WRITTEN:
+            kind = str if name in _FUNCTIONS else _kind(hint)
+            if kind not in _WRITTEN:
                 continue
-            kinds.setdefault(name, _kind(hint))
+            kinds.setdefault(name, kind)
             text = helps.get(name, "")
             if get_origin(hint) is Literal:
                 text += f" One of: {', '.join(get_args(hint))}."
@@ -132,6 +153,8 @@ def _options() -> dict[str, Any]:
                 text += f" [default: {field.default}]"
             if name == "dim":
                 text += " Needed, unless the target knows it."
+            elif name in _FUNCTIONS:
+                text += " As module:function, which is imported and run."
             elif field.default is MISSING:
                 text += " Needed."
             models = texts.setdefault(name, {}).setdefault(text, [])
@@ -152,7 +175,7 @@ def _all() -> Iterator[tuple[str, type[Any]]]:
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return f"--{_FUNCTIONS.get(name, name).replace('_', '-')}"
 
 
 def _help_text(texts: Mapping[str, list[str]]) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from unsoftmax import oracles
 from unsoftmax.cli.console import Refusal, stderr
@@ -43,6 +45,14 @@ def _named(target: str) -> Oracle:
             f"{target!r} is no target: give a .safetensors model, or module:function for a "
             "function that maps sequences (B, N, d) to B numbers, or to B rows of numbers."
         )
+    return imported(target)
+
+
+def imported(target: str) -> Callable[..., Any]:
+    """Import what module:function names, from the current folder or the environment."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise Refusal(f"{target!r} names no function: give module:function.")
     stderr.print(f"Importing {module} and calling {name}.", markup=False, highlight=False)
     sys.path.insert(0, os.getcwd())
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unsoftmax.learners.antisymmetric_part import Antisymmetric
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
+    from unsoftmax.learners.network_algorithm import NetworkAlgorithm
     from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
     from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
     from unsoftmax.learners.single_head.approximate.approximate_head import ApproximateHead
@@ -29,6 +30,7 @@ __all__ = [
     "LabelHead",
     "LowRankHead",
     "MultiHeadLearner",
+    "NetworkAlgorithm",
     "OrthogonalHeads",
     "ReluNetworkLearner",
     "SensingHead",
@@ -56,6 +58,7 @@ _MODULES = {
     "LabelHead": "single_head.labels.label_head",
     "LowRankHead": "single_head.low_rank",
     "MultiHeadLearner": "multi_head.multi_head_learner",
+    "NetworkAlgorithm": "network_algorithm",
     "OrthogonalHeads": "orthogonal_heads.orthogonal_learner",
     "ReluNetworkLearner": "relu_network.relu_learner",
     "SensingHead": "single_head.sensing.sensing_head",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import types
 from dataclasses import fields, is_dataclass
@@ -45,6 +46,14 @@ def positive(name: str, value: Any) -> None:
             f"{name} must be a number above 0, from {_SMALLEST:.0e} to {1 / _SMALLEST:.0e}; it is "
             f"{value}."
         )
+
+
+def at_least_0(name: str, value: Any) -> None:
+    """Refuse what is no finite number of 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number; it is {value!r}.")
+    if not 0 <= float(value) < float("inf"):
+        raise ValueError(f"{name} must be a finite number, 0 or more; it is {value}.")
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
@@ -161,7 +170,10 @@ def _declared(learner: Any) -> dict[str, Any]:
 
 
 def as_json(value: Any, hint: Any = None) -> Any:
-    """Return a setting as JSON: numbers by their declared type, arrays by hash, learners nested."""
+    """Return a setting as JSON.
+
+    Numbers by their declared type, arrays by hash, learners nested, functions by name.
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (bool, np.bool_)):
@@ -173,7 +185,24 @@ def as_json(value: Any, hint: Any = None) -> Any:
         return hashlib.sha256(repr(value.shape).encode() + value.tobytes()).hexdigest()
     if hasattr(value, "settings"):
         return {**value.settings(), "revision": value.revision}
+    if callable(value):
+        return name_of(value)
     return [as_json(part) for part in value]
+
+
+def name_of(function: Any) -> str:
+    """Return what a function is called, module:function; of other callables, their class's name.
+
+    Examples
+    --------
+    >>> import functools
+    >>> name_of(functools.partial(name_of, 3))
+    'unsoftmax.learners.settings:name_of'
+    """
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def changed(tuning: Any, default: Any) -> dict[str, Any]:

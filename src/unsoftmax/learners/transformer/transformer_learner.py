@@ -2,7 +2,7 @@
 
 Recovers T(X) = g(Σ_i α_i x_i), α = softmax_i(x_i·(W x_N + w)), g a ReLU network of one hidden
 layer, from its values. The role of A_FFN is open, as in the paper: any learner that finds a
-`ReluNetwork` will do.
+`ReluNetwork` will do, and so will a plain function that asks an oracle and returns one.
 
     T([x]) = g(x)                                              the network, by ``network``
     T([a+x; x]) = g(x + σ(a·(W x + w))·a), g known             W, w: one query per entry
@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
+from unsoftmax.learners.network_algorithm import Algorithm, NetworkAlgorithm
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
 from unsoftmax.learners.single_head.exact import ExactHead
@@ -43,6 +44,7 @@ from unsoftmax.learners.transformer.transformer_evidence import (
 )
 from unsoftmax.measure.precision import PrecisionTuning
 from unsoftmax.models import ReluNetwork, Transformer
+from unsoftmax.models.model import FrozenModel
 from unsoftmax.protocol import Learner, Plan, Steps
 from unsoftmax.validate.sequences import DriftTuning
 
@@ -77,9 +79,10 @@ class TransformerLearner(Configured):
     ----------
     dim : int
         Dimension d of a token.
-    network : Learner of a ReluNetwork, optional
+    network : Learner of a ReluNetwork, or callable, optional
         Learns g from single tokens; `ReluNetworkLearner` by default. Its certificate may bound
-        ``|ĝ(x) − g(x)|`` by "constant" + "slope"·‖x‖: without that W has no bound.
+        ``|ĝ(x) − g(x)|`` by "constant" + "slope"·‖x‖: without that W has no bound. A function,
+        ``algorithm(oracle) → ReluNetwork``, becomes a `NetworkAlgorithm`.
     head : ExactHead or LowRankHead, optional
         Says what W is like: full rank, `ExactHead`, by default, or its rank; and whether
         there are query biases. With ``attention="antisymmetric"`` it is the learner that asks.
@@ -118,7 +121,7 @@ class TransformerLearner(Configured):
     """
 
     dim: int
-    network: Learner[ReluNetwork] | None = None
+    network: Learner[ReluNetwork] | Algorithm | None = None
     head: Head | None = None
     attention: Literal["local", "antisymmetric"] = "local"
     anchored: bool = False
@@ -128,7 +131,7 @@ class TransformerLearner(Configured):
     revision: ClassVar[int] = 1
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),
-        "network": (ReluNetworkLearner,),
+        "network": (ReluNetworkLearner, NetworkAlgorithm),
     }
     """What the settings that are learners may be, the first by default."""
 
@@ -139,11 +142,8 @@ class TransformerLearner(Configured):
         one_of("attention", self.attention, ("local", "antisymmetric"))
         if self.head is not None and not isinstance(self.head, ExactHead | LowRankHead):
             raise TypeError(f"head must be an ExactHead or a LowRankHead; it is {self.head!r}.")
-        if self.network is not None and not callable(getattr(self.network, "steps", None)):
-            raise TypeError(f"network must be a learner of a network; it is {self.network!r}.")
-        for name in ("network", "head"):
-            part = getattr(self, name)
-            if part is not None and getattr(part, "dim", None) != self.dim:
+        for name, part in (("network", self._network), ("head", self._head)):
+            if getattr(part, "dim", None) != self.dim:
                 raise ValueError(f"{name} must learn {self.dim} dimensions; it is {part!r}.")
         if self.attention == "local":
             self._check_local()
@@ -172,10 +172,18 @@ class TransformerLearner(Configured):
 
     @property
     def _network(self) -> Learner[ReluNetwork]:
-        if self.network is not None:
-            return self.network
-        biases = self.attention == "local"
-        return ReluNetworkLearner(self.dim, biases=biases, seed=self.seed)
+        network = self.network
+        if network is None:
+            biases = self.attention == "local"
+            return ReluNetworkLearner(self.dim, biases=biases, seed=self.seed)
+        if callable(getattr(network, "steps", None)):
+            return cast("Learner[ReluNetwork]", network)
+        if isinstance(network, FrozenModel | type) or not callable(network):
+            raise TypeError(
+                "network must be a learner of a network, or a function from an oracle to a "
+                f"ReluNetwork; it is {network!r}."
+            )
+        return NetworkAlgorithm(self.dim, network, seed=self.seed)
 
     @property
     def _head(self) -> Head:

@@ -67,7 +67,9 @@ def equivalent(
         different from them.
     rtol, atol : float
         [W w] (Frobenius norm) and [v c] (2-norm) count as equal when they differ by at most
-        ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality. Several
+        ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality of heads and
+        of a Transformer's W and w, of products W = KᵀQ as real numbers, which no float64 rounds;
+        of networks it decides up to the rounding of parallel neurons' sums. Several
         heads are matched by their [W w]; all v together and c are then one block. For
         networks the norm is that of all jumps of the gradient and the affine part.
     rules : sequence of ModelEquality, optional

@@ -34,7 +34,8 @@ class Equivalence:
         The largest difference between canonical parameters, [W w] and [v c] each relative
         to the larger of the two norms, of several heads [W w] head by head and all v with c;
         of ReLU networks, between all jumps of the gradient and the affine parts, relative to
-        theirs; a neuron whose hyperplane is far from 0 counts by its slope.
+        theirs; a neuron whose hyperplane is far from 0 counts by its slope. Products W = KᵀQ
+        are rounded for it: it may be 0 where they differ.
     by : {"canonical form", "cells", "witness", "shape", "nothing"}
         What decided: equal canonical forms; a network's values in the cells at all
         hyperplanes; the witness; that the two take other sequences; or nothing.

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from unsoftmax.models.equality.equivalence import Tolerance, largest_of, octave
+from unsoftmax.models.equality.exact_products import fingerprint_of, same_scores
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
@@ -23,7 +24,7 @@ def canonical_heads(model: MultiHead) -> MultiHead:
     """Return the model that stands for all that compute the same function.
 
     Heads with equal (W, w) are one and their v is added up, rounded once; those with v = 0 are
-    left out; the rest is ordered by W, then w, entry by entry.
+    left out; the rest is ordered by W, then w, entry by entry. W = KᵀQ is rounded first.
     """
     scores = _scores(model) + 0.0  # −0 becomes 0
     keys = _in_order(scores)
@@ -48,11 +49,21 @@ def canonical_heads(model: MultiHead) -> MultiHead:
 
 
 def equal_exactly(a: MultiHead, b: MultiHead) -> bool:
-    """Decide whether a − b is 0, without rounding."""
-    difference = MultiHead(
-        np.concatenate([a.W, b.W]), np.concatenate([a.v, -b.v]), np.concatenate([a.w, b.w])
-    )
-    return a.c == b.c and not canonical_heads(difference).H
+    """Decide whether a − b is 0, without rounding: neither sums of v nor products KᵀQ are rounded.
+
+    Heads are one where their W and w are equal as real numbers; each group's v must add up to 0.
+    """
+    groups: list[tuple[SingleHead, list[Array]]] = []
+    alike: dict[bytes, list[int]] = {}
+    for sign, model in ((1.0, a), (-1.0, b)):
+        for head in model.heads:
+            places = alike.setdefault(fingerprint_of(head), [])
+            place = next((k for k in places if same_scores(groups[k][0], head)), len(groups))
+            if place == len(groups):
+                groups.append((head, []))
+                places.append(place)
+            groups[place][1].append(sign * head.v)
+    return a.c == b.c and not any(np.any(_sum(np.array(v))) for _, v in groups)
 
 
 class HeadMatching:

@@ -1,7 +1,8 @@
 """Do two heads compute the same function? They do if their parameters are equal, but for v = 0.
 
 Two queries [x] give v and c, and f([(a+b); b]) = b·v + c + (a·v)·σ(a·(W b + w)) gives W and w
-where v ≠ 0. So the canonical form sets W = 0 and w = 0 when v = 0, and is otherwise the head.
+where v ≠ 0. So the canonical form sets W = 0 and w = 0 when v = 0, and is otherwise the head. At
+tolerance 0 products W = KᵀQ are compared as real numbers, unrounded (`exact_products`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance, norm_of
+from unsoftmax.models.equality.exact_products import same_scores
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.single_head import SingleHead
@@ -49,7 +51,10 @@ class SingleHeadEquality(ModelEquality[SingleHead]):
             for mine, other in zip(_blocks(a), _blocks(b), strict=True)
         ]
         gap = max(gap for _, gap in compared)
-        if all(within for within, _ in compared):
+        within = all(within for within, _ in compared)
+        if tolerance.exact:
+            within = same_scores(a, b) and np.array_equal(a.v, b.v) and a.c == b.c
+        if within:
             return Equivalence("equal", None, gap)
         families = candidates(a, b, self.witnesses)
         return Equivalence.unequal(witness_of(a, b, families, self._rounding), gap)

@@ -16,6 +16,7 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
+from unsoftmax.models.equality.exact_products import same_scores
 from unsoftmax.models.equality.head_matching import canonical_heads
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality, sum_of_sizes
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
@@ -83,6 +84,8 @@ class TransformerEquality(ModelEquality[Transformer]):
         a, b = self.canonical(a), self.canonical(b)
         mine, other = (np.column_stack([model.W, model.w]) for model in (a, b))
         within, gap = tolerance.compare(mine, other)
+        if tolerance.exact:
+            within = same_scores(a, b)
         gap = max(gap, networks.gap)
         if within and networks and not single_tokens:
             return Equivalence("equal", None, gap, networks.by)

@@ -18,7 +18,7 @@ sequences. The methods are in `labels.bisected_head` and `labels.sphere_average`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -49,13 +49,22 @@ class LabelHead(Configured):
     bits : int
         Accuracy. With "bisect" every parameter's interval is halved so often, 4 to 52 times:
         50 exhaust float64 labels, 16 those of a float32 target. With "paper" the error
-        allowed is ‖ΔW‖_F ≤ norm_bound·2^-bits.
+        allowed is ‖ΔW‖_F ≤ norm_bound·2^-bits, unless ``error`` says it.
     norm_bound : float, optional
-        Bound on ‖W‖_F. "paper" needs it; with "bisect" it is only checked in the end.
+        Bound on ‖W‖_F. "paper" needs it, 2 or more as Theorem B.1 assumes (a smaller norm is
+        bounded by 2 as well); with "bisect" it is only checked in the end.
     margin : float, optional
         No entry of v is smaller than margin·‖v‖. "paper" needs it; "bisect" checks it.
     method : {"bisect", "paper"}
         Bisection of everything, or the paper's averages and bisection.
+    error : float, optional
+        ε_W, the error allowed of W, below norm_bound ("paper" alone; instead of ``bits``).
+    failure : float
+        δ, the probability that the guarantee fails ("paper" alone).
+    sample_share : float
+        Share of the theorem's k samples that is asked ("paper" alone). Below 1 the algorithm ends
+        where k is out of reach; what is certified is what the theorem promises for so many
+        samples, 1/√share times the error.
     seed : int
         Decides offsets, query tokens, samples and the hold-out: the same seed asks the same.
     tuning : LabelTuning
@@ -93,32 +102,30 @@ class LabelHead(Configured):
     """
 
     dim: int
-    bits: int
+    bits: int | None = None
     norm_bound: float | None = None
     margin: float | None = None
     method: Literal["bisect", "paper"] = "bisect"
     seed: int = 0
+    error: float | None = field(default=None, kw_only=True)
+    failure: float = field(default=0.01, kw_only=True)
+    sample_share: float = field(default=1.0, kw_only=True)
     tuning: LabelTuning = field(default=LabelTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         for name, least in (("dim", 1), ("bits", 1), ("seed", 0)):
-            whole(name, getattr(self, name), least)
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), least)
         one_of("method", self.method, ("bisect", "paper"))
-        # the first bits tell whether a logit is in range
-        fewest = self.tuning.bisection.first_bits
-        if self.method == "bisect" and not fewest <= self.bits <= _MOST_BITS:
-            raise ValueError(
-                f"bits must be {fewest} to {_MOST_BITS} for bisection; it is {self.bits}."
-            )
-        for name in ("norm_bound", "margin"):
+        for name in ("norm_bound", "margin", "error", "failure", "sample_share"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
-            elif self.method == "paper":
-                raise ValueError(f'method="paper" needs {name}.')
-        if self.method == "paper" and self.bits > _MOST_PAPER_BITS:
-            raise ValueError(f"bits must be at most {_MOST_PAPER_BITS}; it is {self.bits}.")
+        if self.method == "paper":
+            self._check_paper()
+        else:
+            self._check_bisect()
         if min(float(self.margin or 1), 1 / float(self.norm_bound or 1)) < _LEAST_MARGIN:
             raise ValueError(
                 f"margin must be at least {_LEAST_MARGIN:.0e} and norm_bound at most "
@@ -130,23 +137,59 @@ class LabelHead(Configured):
                 f"margin must be at most 1/√d = {largest:.3g}: the smallest |v_i| of a vector with "
                 f"‖v‖ = 1 is no larger. It is {self.margin!r}."
             )
+        if self.method == "paper":
+            self._check_share()
+
+    def _check_bisect(self) -> None:
+        # the first bits tell whether a logit is in range
+        fewest = self.tuning.bisection.first_bits
+        if self.bits is None:
+            raise ValueError(f"bits must be given for bisection, {fewest} to {_MOST_BITS}.")
+        if not fewest <= self.bits <= _MOST_BITS:
+            raise ValueError(
+                f"bits must be {fewest} to {_MOST_BITS} for bisection; it is {self.bits}."
+            )
+        of_paper = [one for one in fields(self) if one.name in ("error", "failure", "sample_share")]
+        if any(getattr(self, one.name) != one.default for one in of_paper):
+            raise ValueError('error, failure and sample_share go with method="paper" alone.')
+
+    def _check_paper(self) -> None:
+        for name in ("norm_bound", "margin"):
+            if getattr(self, name) is None:
+                raise ValueError(f'method="paper" needs {name}.')
+        if float(self.norm_bound or 0) < 2:
+            raise ValueError(
+                'norm_bound must be 2 or more for method="paper": Theorem B.1 assumes it, and a '
+                f"smaller norm is bounded by 2 as well. It is {self.norm_bound}."
+            )
+        if (self.bits is None) == (self.error is None):
+            raise ValueError('method="paper" needs either bits or error.')
+        if self.bits is not None and self.bits > _MOST_PAPER_BITS:
+            raise ValueError(f"bits must be at most {_MOST_PAPER_BITS}; it is {self.bits}.")
+        least = math.ldexp(1.0, -_MOST_PAPER_BITS)
+        if self.error is not None and not least <= self.error / float(self.norm_bound or 1) < 1:
+            raise ValueError(
+                "error must be below norm_bound, where W = 0 is as near, and at least "
+                f"2^-{_MOST_PAPER_BITS} of it; it is {self.error}."
+            )
+        if self.failure >= 1:
+            raise ValueError(f"failure must be below 1; it is {self.failure}.")
+
+    def _check_share(self) -> None:
+        least = self._promise().least_share(int(self.dim))
+        if not least <= self.sample_share <= 1:
+            raise ValueError(
+                f"sample_share must be {least:.1e} to 1: with fewer samples entries of v are lost "
+                f"in their errors, and nothing is promised. It is {self.sample_share}."
+            )
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; with "paper" also where k is astronomic."""
-        d, bits, further = int(self.dim), int(self.bits), self.tuning.holdout.long.most_rounds
+        d, further = int(self.dim), self.tuning.holdout.long.most_rounds
         if self.method == "paper":
-            promise, average = self._promise(), self.tuning.average
-            k, steps = label_counts.label_head_paper(
-                d, promise.error, promise.margin, promise.norm_bound, average.failure
-            )
-            return Plan(
-                queries=k + d * d * steps,
-                at_most=k + d * d * steps,
-                tokens=k + 2 * d * d * steps,
-                rounds=-(-k // average.samples) + steps + 1 + further,
-                formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
-                f"δ = {average.failure:g}: k = {k:.3g}, steps = {steps}",
-            )
+            return self._paper_plan()
+        assert self.bits is not None
+        bits = int(self.bits)
         schedule = self.tuning.schedule
         queries = label_counts.label_head(d, bits, schedule)
         two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d, schedule)
@@ -158,6 +201,19 @@ class LabelHead(Configured):
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
         )
 
+    def _paper_plan(self) -> Plan:
+        d, promise, average = int(self.dim), self._promise(), self.tuning.average
+        k, steps = promise.counts(d)
+        share = f" = {promise.share:g} of the theorem's" if promise.share < 1 else ""
+        return Plan(
+            queries=k + d * d * steps,
+            at_most=k + d * d * steps,
+            tokens=k + 2 * d * d * steps,
+            rounds=-(-k // average.samples) + steps + 1 + self.tuning.holdout.long.most_rounds,
+            formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
+            f"δ = {promise.failure:g}: k = {k:.3g}{share}, steps = {steps}",
+        )
+
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         d, seed, tuning = int(self.dim), int(self.seed), self.tuning
@@ -166,6 +222,7 @@ class LabelHead(Configured):
                 d, self._promise(), checks, seed, tuning=tuning.average, holdout=tuning.holdout
             )
             return (yield from learned)
+        assert self.bits is not None
         found = yield from learn_by_bisection(d, int(self.bits), checks, seed, tuning=tuning)
         self._refuse_beyond(found)
         return found
@@ -189,4 +246,14 @@ class LabelHead(Configured):
         assert self.norm_bound is not None
         assert self.margin is not None
         norm_bound = float(self.norm_bound)
-        return Promise(math.ldexp(norm_bound, -int(self.bits)), float(self.margin), norm_bound)
+        error = self.error
+        if error is None:
+            assert self.bits is not None
+            error = math.ldexp(norm_bound, -int(self.bits))
+        return Promise(
+            error=float(error),
+            margin=float(self.margin),
+            norm_bound=norm_bound,
+            failure=float(self.failure),
+            share=float(self.sample_share),
+        )

@@ -13,6 +13,7 @@ error only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -42,8 +43,6 @@ from unsoftmax.validate.judge import fresh_answers
 class SphereTuning:
     """Knobs of the paper's average."""
 
-    failure: float = 0.01
-    """Probability δ that the guarantee fails; k grows with ln(1/δ)."""
     samples: int = 2**20
     """Samples per round: 8 MiB of answers. A multiple of the block that samples are made in."""
     slice: int = 2**14
@@ -59,7 +58,33 @@ class Promise:
     margin: float
     """μ: all |v_i| ≥ μ‖v‖."""
     norm_bound: float
-    """W̄: ‖W‖_F ≤ W̄."""
+    """W̄: ‖W‖_F ≤ W̄, W̄ ≥ 2."""
+    failure: float
+    """δ: probability that the guarantee fails; k grows with ln(1/δ)."""
+    share: float
+    """Share of the theorem's k that is asked."""
+
+    def counts(self, dim: int) -> tuple[int, int]:
+        """Return the samples that are asked, and the steps of bisection per entry of W."""
+        k, steps = label_counts.label_head_paper(
+            dim, self.error, self.margin, self.norm_bound, self.failure
+        )
+        return (k if self.share == 1 else math.ceil(self.share * k)), steps
+
+    def bounds(self, dim: int) -> tuple[float, float]:
+        """Bound ‖ΔW‖_F and ‖v̂ − v‖_∞ after so many samples.
+
+        k grows with 1/ε_v², and ε_v with ε_W: a share of k is the theorem's own k for errors
+        1/√share times as large.
+        """
+        wider = 1 / math.sqrt(self.share)
+        v_error = label_counts.label_value_error(dim, self.error, self.margin, self.norm_bound)
+        return wider * self.error, wider * v_error
+
+    def least_share(self, dim: int) -> float:
+        """Return the share at which ε_v is μ/2: below it entries of v may be lost."""
+        v_error = label_counts.label_value_error(dim, self.error, self.margin, self.norm_bound)
+        return (2 * v_error / self.margin) ** 2
 
 
 def learn_by_averaging(
@@ -72,18 +97,17 @@ def learn_by_averaging(
     holdout: FlipTuning,
 ) -> Steps[SingleHead]:
     """Recover v up to scale and W to ``promise.error``; see `LabelHead`."""
-    error, margin, norm_bound = promise.error, promise.margin, promise.norm_bound
-    k, steps = label_counts.label_head_paper(dim, error, margin, norm_bound, tuning.failure)
-    v_error = label_counts.label_value_error(dim, error, margin, norm_bound)
+    k, steps = promise.counts(dim)
+    error, v_error = promise.bounds(dim)
     rng = np.random.default_rng(seed)
     opening = sequences.opening(dim, checks // 4, rng)
     v, opened = yield from average(dim, k, seed, opening, tuning)
-    _refuse_value(v, v_error, margin)
-    W = yield from _scores(v, margin, norm_bound, steps)
+    _refuse_value(v, v_error, promise.margin)
+    W = yield from _scores(v, promise.margin, promise.norm_bound, steps)
 
     model = SingleHead(W, v)
     bounds = {"W": error, "v": float(np.sqrt(dim)) * v_error}
-    certificate = Certificate(bounds, _assumes(promise, tuning.failure))
+    certificate = Certificate(bounds, _assumes(promise))
     left = checks - len(opened)
     long = long_at_flips(model, certificate, left, rng, holdout)
     closing = at_flips(model, certificate, left - sum(map(len, long)), rng, holdout)
@@ -95,14 +119,21 @@ def learn_by_averaging(
     return Found(model, certificate, judgement.evidence, notes)
 
 
-def _assumes(promise: Promise, failure: float) -> tuple[str, ...]:
+def _assumes(promise: Promise) -> tuple[str, ...]:
+    fewer = (
+        f"Of the theorem's samples a share of {promise.share:g} was asked: the bounds are "
+        f"{1 / math.sqrt(promise.share):.3g} times those of the error asked for, "
+        f"{promise.error:g}.",
+    )
     return (
         "The target is the sign of a single head without biases: what the hold-out tests, it "
         "cannot prove.",
         "‖v‖ = 1: labels do not determine it, and the bounds are for v/‖v‖.",
         f"All |v_i| ≥ {promise.margin:g}·‖v‖ and ‖W‖_F ≤ {promise.norm_bound:g}, as Theorem B.1 "
         "requires.",
-        f"The samples are typical: with probability {1 - failure:g} over them the bounds hold.",
+        f"The samples are typical: with probability {1 - promise.failure:g} over them the bounds "
+        "hold.",
+        *(fewer if promise.share < 1 else ()),
     )
 
 

@@ -1,0 +1,293 @@
+"""A_FFN as a plain function: any algorithm that asks an oracle and returns a network.
+
+Section 4.1 of arXiv 2601.16873 reduces a one-layer Transformer to a network from its values: let
+A_FFN be any algorithm that learns the network g from queries; then T([x]) = g(x) gives it g.
+Here A_FFN is a function of the user's, ``algorithm(oracle) → ReluNetwork``; ``oracle`` maps points
+(B, d) to g's values (B,). Every call of ``oracle`` is one round, kept in the ledger and counted
+like any learner's; nothing else of the function is known.
+
+Queries: the algorithm's own, ``most_queries`` at most, and a hold-out of fresh points. What its
+result is off by is the user's word, for the answers to a function's questions say nothing of it:
+
+    |ĝ(x) − g(x)| ≤ constant_error + slope_error·‖x‖
+
+Without that word the network must predict fresh points roughly, and nothing is certified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.errors import AlgorithmError, ModelMismatch, UnsoftmaxError
+from unsoftmax.learners.called_algorithm import as_generator
+from unsoftmax.learners.compose import limited
+from unsoftmax.learners.settings import Configured, at_least_0, name_of, whole
+from unsoftmax.measure.precision import KAPPA, UNIT
+from unsoftmax.models import ReluNetwork
+from unsoftmax.models.arrays import points
+from unsoftmax.models.relu_network import typical_length
+from unsoftmax.probes import Array, Round, Singles
+from unsoftmax.protocol import Answers, Certificate, Found, Plan, Steps
+from unsoftmax.validate.judge import Residuals, hold_out
+
+
+@dataclass(frozen=True, slots=True)
+class PointOracle:
+    """What an algorithm asks: the values of a network at points.
+
+    Attributes
+    ----------
+    dim : int
+        Dimension d of a point.
+    """
+
+    dim: int
+    ask: Callable[[Array], Array]
+
+    def __call__(self, x: ArrayLike) -> Array:
+        """Map points (B, d), or (B, 1, d), to values (B,).
+
+        Raises
+        ------
+        ValueError
+            The points have another shape, or are not finite.
+        """
+        x = points(x, self.dim, "oracle")
+        if not np.isfinite(x).all():
+            raise ValueError("The oracle takes finite points; these hold NaN or infinity.")
+        return self.ask(x.copy()).copy() if len(x) else np.zeros(0)
+
+
+Algorithm: TypeAlias = Callable[[PointOracle], ReluNetwork]
+"""A_FFN: a function from an oracle of points to the network that it learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmTuning:
+    """How an algorithm is run, and its network is checked."""
+
+    log_lengths: tuple[float, float] = (-1.0, 1.0)
+    """Range of log₁₀ of the length of fresh points, in distances of a typical hyperplane. Farther
+    out a network is its few steepest pieces; nearer it is affine."""
+    roughly: float = 0.01
+    """Share of the answers' size that a network may miss fresh points by where no error is
+    stated: what misses more is no copy of the target."""
+    patience_s: float = 2.0
+    """Seconds for which an algorithm that is no longer needed is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAlgorithm(Configured):
+    """Learn a network by a plain function, ``algorithm(oracle) → ReluNetwork`` (A_FFN).
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    algorithm : callable
+        A function that learns the network: it takes an oracle, which maps points (B, d) to values
+        (B,) and has an attribute dim, and returns a ReluNetwork. Every call of the oracle is a
+        round: ask in large batches. Started again on a ledger it must ask the same, so random
+        numbers need a seed.
+    constant_error : float, optional
+        Your word that the function's network is off by constant_error + slope_error·‖x‖ at most.
+        Where one is given the other is 0; without both nothing is certified.
+    slope_error : float, optional
+        The other half of constant_error.
+    most_queries : int
+        Most points that the function may ask.
+    seed : int
+        Decides the hold-out.
+    tuning : AlgorithmTuning
+        The adapter's knobs.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, or not of its type.
+
+    Notes
+    -----
+    *Queries*: the function's own. *Determined up to* what the function says: the network is
+    returned as it is, and its certificate is the error that was stated.
+    While learning: `AlgorithmError` where the function raises, returns no network of ``dim``
+    dimensions, or asks for too much; errors of unsoftmax pass as they are. The function runs in
+    a thread of its own while the learner waits for it, and ends with the learner: its next
+    question raises. *Source*: Section 4.1 of arXiv 2601.16873.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> def two_neurons(oracle):
+    ...     up, down = oracle(np.array([[1.0], [-1.0]]))
+    ...     return us.ReluNetwork([[1.0, -1.0]], [up, down])
+    >>> target = us.ReluNetwork([[3.0, -1.0]], [1.0, 2.0])
+    >>> recovery = us.learn(target, us.learners.NetworkAlgorithm(1, two_neurons))
+    >>> recovery.model.w_o
+    array([3., 2.])
+    """
+
+    dim: int
+    algorithm: Algorithm
+    constant_error: float | None = None
+    slope_error: float | None = None
+    most_queries: int = 1_000_000
+    seed: int = 0
+    tuning: AlgorithmTuning = field(default=AlgorithmTuning(), kw_only=True)
+
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        whole("dim", self.dim, 1)
+        whole("most_queries", self.most_queries, 1)
+        whole("seed", self.seed, 0)
+        if isinstance(self.algorithm, type) or not callable(self.algorithm):
+            raise TypeError(
+                "algorithm must be a function from an oracle to a ReluNetwork; it is "
+                f"{self.algorithm!r}."
+            )
+        for name in ("constant_error", "slope_error"):
+            if getattr(self, name) is not None:
+                at_least_0(name, getattr(self, name))
+
+    @property
+    def name(self) -> str:
+        """What the function is called, module:function."""
+        return name_of(self.algorithm)
+
+    def plan(self) -> Plan:
+        """Say what learning costs at most: nobody knows what the function will ask."""
+        most = int(self.most_queries)
+        formula = f"those of {self.name}, {most:,} at most"
+        return Plan(queries=None, at_most=most, tokens=most, rounds=most + 1, formula=formula)
+
+    def steps(self, checks: int) -> Steps[ReluNetwork]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        too_many = AlgorithmError(
+            f"The algorithm {self.name} asks for more than most_queries = {self.most_queries:,} "
+            "points: allow more, or end it earlier."
+        )
+        network = yield from limited(self._called(), too_many, queries=int(self.most_queries))
+        errors, stated = self._errors()
+        residuals = AlgorithmResiduals(network, *errors, stated, self.tuning)
+        fresh = residuals.points(checks, np.random.default_rng(self.seed))
+        asked = [Singles(fresh, phase="hold-out", purpose="check")] if checks else []
+        judgement = yield from hold_out(asked, residuals.at, checks)
+        if judgement.refuses:
+            miss, allowed = judgement.worst
+            raise ModelMismatch(
+                f"The network of {self.name} misses fresh points by {miss:.1e} of the answers' "
+                f"size where {allowed:.1e} is {'stated' if stated else 'allowed'}: the algorithm "
+                "does not learn this target, or the target is no such network."
+            )
+        certificate = Certificate(
+            dict(zip(("constant", "slope"), errors, strict=True)), self._assumes(stated, checks)
+        )
+        note = f"The network was learned by {self.name}."
+        return Found(network, certificate, judgement.evidence, (note,))
+
+    def _called(self) -> Generator[Round, Answers, ReluNetwork]:
+        """Run the function: every question is a round; name it where it fails."""
+        phase = f"network, by {self.name}"
+
+        def conversation(ask: Callable[[Array], Array]) -> ReluNetwork:
+            return self.algorithm(PointOracle(int(self.dim), ask))
+
+        def asked(x: Array) -> Round:
+            return [Singles(x, phase=phase, purpose="data")]
+
+        steps = as_generator(conversation, self.tuning.patience_s)
+        try:
+            network = yield from _as_rounds(steps, asked)
+        except (UnsoftmaxError, KeyboardInterrupt, GeneratorExit, MemoryError):
+            raise
+        except BaseException as error:  # SystemExit too: it would end the process without a word
+            raise AlgorithmError(
+                f"The algorithm {self.name} failed: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(network, ReluNetwork) or network.dim != self.dim:
+            raise AlgorithmError(
+                f"The algorithm {self.name} must return a ReluNetwork of {self.dim} dimensions; "
+                f"it returned {network!r}."
+            )
+        return network
+
+    def _errors(self) -> tuple[tuple[float, float], bool]:
+        """Return the stated error's constant and slope, and whether there is one."""
+        given = self.constant_error, self.slope_error
+        if given == (None, None):
+            return (np.inf, np.inf), False
+        constant, slope = (float(error or 0.0) for error in given)
+        return (constant, slope), True
+
+    def _assumes(self, stated: bool, checks: int) -> tuple[str, ...]:
+        sentence = (
+            f"The network of {self.name} is off by constant + slope·‖x‖ at most, as stated: what "
+            "the hold-out tests, it cannot prove."
+            if stated
+            else f"Nothing is certified of the network of {self.name}: no error was stated."
+        )
+        return (sentence, *(() if checks else ("Nothing was checked.",)))
+
+
+def _as_rounds(
+    steps: Generator[Array, Array, ReluNetwork], asked: Callable[[Array], Round]
+) -> Generator[Round, Answers, ReluNetwork]:
+    """Ask points one family at a time."""
+    try:
+        x = next(steps)
+        while True:
+            try:
+                [y] = yield asked(x)
+            except Exception as error:
+                x = steps.throw(error)
+            else:
+                x = steps.send(y)
+    except StopIteration as end:
+        network: ReluNetwork = end.value
+        return network
+    finally:
+        steps.close()
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmResiduals:
+    """How far fresh points are from a network's values, and how far they may be."""
+
+    network: ReluNetwork
+    constant: float
+    slope: float
+    stated: bool
+    tuning: AlgorithmTuning
+
+    @property
+    def length(self) -> float:
+        """Typical distance of a hyperplane from 0."""
+        return typical_length(self.network)
+
+    def points(self, count: int, rng: np.random.Generator) -> Array:
+        """Draw fresh points of many lengths, (count, d)."""
+        x = rng.standard_normal((count, self.network.dim)) / np.sqrt(self.network.dim)
+        lengths = 10.0 ** rng.uniform(*self.tuning.log_lengths, (count, 1))
+        return np.asarray(self.length * lengths * x)
+
+    def at(self, X: Array, y: Array) -> Residuals:
+        """Compare answers to points (B, 1, d)."""
+        x = X[:, 0]
+        norm = np.linalg.norm(x, axis=1)
+        height = np.hypot(norm / self.length, 1.0)
+        size = height * (float(np.sqrt(np.mean((y / height) ** 2))) or 1.0)
+        terms = np.abs(x) @ np.abs(self.network.A) + np.abs(self.network.b)
+        own = (
+            KAPPA
+            * UNIT
+            * self.network.dim
+            * (terms @ np.abs(self.network.w_o) + abs(self.network.c) + np.abs(y))
+        )
+        allowed = self.constant + self.slope * norm if self.stated else self.tuning.roughly * size
+        return Residuals.of(y - self.network(x), own=own, allowed=allowed, size=size)
