@@ -100,8 +100,11 @@ def test_rounds(d, bits, evidence):
         assert len(rounds) <= bits + 30
         asked = sum(len(probes) for parts in rounds for probes in parts)
         assert asked <= mine.plan().at_most + 32
-        *_, ends, long, longest = [{probes.purpose for probes in parts} for parts in rounds]
-        assert (ends, long, longest) == ({"data", "check"}, {"check"}, {"check"})
+        purposes = [{probes.purpose for probes in parts} for parts in rounds]
+        # long sequences come last, where W is known well enough for them
+        further = 2 * (found.certificate.W_error <= 0.1 * np.linalg.norm(found.model.W))
+        assert purposes[len(rounds) - further :] == [{"check"}] * further
+        assert purposes[len(rounds) - further - 1] == {"data", "check"}
     evidence(f"rounds, d = {d:2}, {bits:2} bits", rounds=len(rounds), allowed=bits + 30)
 
 

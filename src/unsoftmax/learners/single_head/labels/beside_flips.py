@@ -59,6 +59,11 @@ class FlipTuning:
     other the evidence is that nothing was checked."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences, but for single tokens, whose labels do not depend on W."""
+    vague: float = 0.1
+    """None is asked where W is known less well than to this share of it: at logits as small as
+    that bound then asks for, labels of many tokens do not depend on W."""
+    nothing: float = 1e-6
+    """A bound on W below this is no vague one, however small W is."""
 
 
 def at_flips(
@@ -92,6 +97,8 @@ def long_at_flips(
     tuning: FlipTuning,
 ) -> list[Sequences]:
     """Draw the long sequences of a closing of ``count``, two next to each flip."""
+    if certificate.errors["W"] > max(tuning.vague * model.norm("W"), tuning.nothing):
+        return []
 
     def sized(offsets: Array, query: Array, logits: float) -> Array:
         X = np.sqrt(model.dim) * np.vstack([offsets, query])
