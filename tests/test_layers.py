@@ -282,6 +282,7 @@ FACTS = {
     "learners.single_head.sensing.gaussian_readings._APART": "how far apart float32 adds on it",
     "measure.intervals.SLACK": "covers float64's rounding in bounds that are otherwise exact",
     "validate.head_comparison.UNBOUNDED": "stands for an infinite bound: 0 times it is 0",
+    "validate.head_comparison.SHORT_SUMS": "sums of so many terms round by no more than κ covers",
     "learners.single_head.approximate.coordinate_probes._QUERY_SCALE": "Theorem 6.1's a_s",
     "learners.single_head.approximate.coordinate_probes._ZERO_QUERY_SCALE": "1/(2√2), for float32",
     "measure.thresholds._PROBE_ROUNDINGS": "how often a probe's tokens are rounded themselves",

@@ -17,8 +17,12 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.settings import Configured, whole
+from unsoftmax.models.attention import token_scores
 from unsoftmax.probes import Grid, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan
+from unsoftmax.validate.judge import fresh_answers
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.sequences import by_length
 
 # Roundoffs that a target may lose in a product and a softmax (measured: 3 at d = 6).
 _ROUNDOFF = 16 * 2.0**-53
@@ -61,8 +65,11 @@ class VectorHeadModel(_Arrays):
     W: Any
     V: Any
 
+    def scores_of(self, queries):
+        return queries @ self.W.T
+
     def __call__(self, X):
-        scores = np.einsum("bnd,de,be->bn", X, self.W, X[:, -1])
+        scores = token_scores(X, self.scores_of(X[:, -1]))
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         pooled = np.einsum("bn,bnd->bd", weights, X) / weights.sum(axis=1, keepdims=True)
         return pooled @ self.V.T + self.c
@@ -108,7 +115,7 @@ class LinearMap(Configured):
         def allowed(X):
             return errors["c"] + (errors["M"] + eta) * np.linalg.norm(X, axis=2).max(axis=1) + eta
 
-        return _concluded(model, errors, allowed, [(early, y_early), (late, y_late)])
+        return _concluded(model, errors, allowed, [(early.X, y_early), (late.X, y_late)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,7 @@ class VectorHead(Configured):
 
     def plan(self):
         d = self.dim
-        return Plan(1 + d + d**2, 1 + d + d**2, 1 + d + 2 * d**2, 3, "1 + d + d²")
+        return Plan(1 + d + d**2, 1 + d + d**2, 1 + d + 2 * d**2, 6, "1 + d + d²")
 
     def steps(self, checks):
         rng, d = np.random.default_rng(self.seed), self.dim
@@ -132,8 +139,6 @@ class VectorHead(Configured):
         y_early, zero, units = yield [early, zero_token, _data(UnitVectors(d), "V")]
         grid = Grid(np.eye(d), np.eye(d), np.ones(d), np.ones(d), phase="W", purpose="data")
         [y] = yield [grid]
-        late = _checks(d, checks - checks // 2, 5, rng, "closing")
-        [y_late] = yield [late]
         c, values = zero[0], units - zero  # values[i] = V e_i
         # rows of the table: query tokens b_j; columns: offsets a_i
         table = y.reshape(d, d, len(c)) - c - values[:, None]
@@ -152,12 +157,29 @@ class VectorHead(Configured):
             score = 2 * size**2 * errors["W"]
             return errors["c"] + eta + size * (errors["V"] + eta + score * np.linalg.norm(model.V))
 
-        return _concluded(model, errors, allowed, [(early, y_early), (late, y_late)])
+        late = checks - checks // 2
+        drawn = draw_long(model, late, rng, _at_logits(model), LONG)
+        long = by_length(drawn, "hold-out, long")
+        closing = _checks(d, late - len(drawn), 5, rng, "closing")
+        answered = yield from fresh_answers([closing], [(early.X, y_early)], LONG.rounds(long))
+        looked = [looked_at(model, answered, long)] if checks else []
+        return _concluded(model, errors, allowed, answered, *looked)
 
 
-def _concluded(model, errors, allowed, checks):
+LONG = LongSequenceTuning()
+
+
+def _at_logits(model):
+    def scaled(offsets, query, wanted):
+        rms = np.sqrt(np.mean((offsets @ model.scores_of(query[None])[0]) ** 2))
+        return np.sqrt(wanted / rms) * np.vstack([offsets, query])
+
+    return scaled
+
+
+def _concluded(model, errors, allowed, checks, *looked):
     """Judge a model by its hold-out, number by number."""
-    asked = [(probes.X, y) for probes, y in checks if len(probes)]
+    asked = [(X, y) for X, y in checks if len(X)]
     residuals = [y - model(X) for X, y in asked]
     tolerances = [np.repeat(allowed(X)[:, None], y.shape[1], axis=1) for X, y in asked]
     queries = sum(len(y) for _, y in asked)
@@ -165,4 +187,5 @@ def _concluded(model, errors, allowed, checks):
     evidence = Evidence.of(queries, np.vstack(residuals or [none]), np.vstack(tolerances or [none]))
     if queries and not evidence.passed:
         raise ModelMismatch("Fresh vectors are not what the model predicts.")
-    return Found(model, Certificate(errors, ("Answers are rounded by float64 alone.",)), evidence)
+    assumes = ("Answers are rounded by float64 alone.", *looked)
+    return Found(model, Certificate(errors, assumes), evidence)

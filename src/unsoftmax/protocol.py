@@ -223,6 +223,28 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionBound:
+    """How far a model is from its target on a distribution of sequences (§7.1, question (ii)).
+
+    Attributes
+    ----------
+    bound : float
+        The largest ``|y − f̂(X)|`` of the samples, number by number for vectors: all but a share
+        ``eps`` of the distribution's sequences are missed by no more, with confidence
+        1 − ``delta``.
+    eps, delta : float
+        ε and δ.
+    samples : int
+        Samples asked, ln(1/δ)/ε or more.
+    """
+
+    bound: float
+    eps: float
+    delta: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found(Generic[M_co]):
     """What a learner returns: the model, how sure it is, and what a user should know."""
 
@@ -230,6 +252,8 @@ class Found(Generic[M_co]):
     certificate: Certificate
     evidence: Evidence
     notes: tuple[str, ...] = field(default=())
+    function: FunctionBound | None = None
+    """A bound on the function, where samples of a distribution were asked."""
 
 
 Steps: TypeAlias = Generator[Round, Answers, Found[M]]

@@ -295,11 +295,11 @@ def test_close_heads_are_told_apart(power, trials, evidence):
     )
 
 
-# -- question (iii): the function, where the heads cannot be told
+# -- question (ii): the function, where the heads cannot be told
 
 
 def test_heads_too_close_become_one_with_a_bound_on_the_function(trials, evidence):
-    runs, predicted, largest = 0, 0, 0.0
+    runs, predicted, shares = 0, 0, []
     for power, seed in itertools.product(range(-11, -3), range(trials(1, 20))):
         target = several(2 + seed % 4, 3 + seed % 6, seed)
         W = target.W.copy()
@@ -317,28 +317,33 @@ def test_heads_too_close_become_one_with_a_bound_on_the_function(trials, evidenc
         with pytest.raises(KeyError, match="no bound on W"):
             recovery.certificate.W_error  # noqa: B018
         assert "Not the target's own heads" in recovery.notes[0]
-        for X in like_the_hold_out(recovery.model, 1000, seed):
+        beyond = []
+        for X in like_the_pilots(recovery.model, 1200, seed):
             missed = np.abs(recovery.model(X) - target(X))
-            longest = np.linalg.norm(X, axis=2).max(axis=1)
-            largest = max(largest, float(np.max(missed / (bounds["slope"] * longest))))
-    assert largest <= 1
+            beyond += [*(missed > bounds["slope"] * np.linalg.norm(X, axis=2).max(axis=1))]
+        shares.append(np.mean(beyond))
+    # ε = ln(100)/96, for 99 of 100 targets
+    assert np.mean(np.array(shares) > np.log(100) / 96) <= 0.02
     assert predicted >= 0.85 * runs
     evidence(
         f"MultiHeadLearner, functional=True, two heads 1e-11 … 1e-4 apart, {runs} targets",
         predicted=predicted,
-        error_over_bound=f"{largest:.2f}",
+        largest_share_beyond=f"{max(shares):.3f}",
     )
 
 
-def like_the_hold_out(model, count, seed):
+def like_the_pilots(model, count, seed):
     """Draw sequences as the certificate describes them, with one head's logits of about 2."""
     rng = np.random.default_rng([seed, 5])
+    n = np.arange(count // 4)
     for size in (3, 4, 5, 6):
-        b = rng.standard_normal((count // 4, 1, model.dim)) / np.sqrt(model.dim)
-        a = rng.standard_normal((count // 4, size - 1, model.dim)) / np.sqrt(model.dim)
-        head = rng.integers(model.H, size=count // 4)
-        u = np.einsum("nde,ne->nd", model.W[head], b[:, 0])
-        a *= 2 * np.sqrt(model.dim) / np.linalg.norm(u, axis=1)[:, None, None]
+        b = rng.standard_normal((len(n), 1, model.dim)) / np.sqrt(model.dim)
+        a = rng.standard_normal((len(n), size - 1, model.dim)) / np.sqrt(model.dim)
+        if size in (4, 6):  # every other pilot
+            a[:, 1] = a[:, 0]
+        u = np.sort(np.linalg.norm(model.scores_of(b[:, 0]), axis=2), axis=1)
+        which = np.array([0, model.H // 2, model.H - 1])[n % 3]
+        a *= 2 * np.sqrt(model.dim) / u[n, which][:, None, None]
         yield np.concatenate([a + b, b], axis=1)
 
 

@@ -100,7 +100,11 @@ def test_rounds(d, bits, evidence):
         assert len(rounds) <= bits + 30
         asked = sum(len(probes) for parts in rounds for probes in parts)
         assert asked <= mine.plan().at_most + 32
-        assert {probes.purpose for probes in rounds[-1]} == {"data", "check"}
+        purposes = [{probes.purpose for probes in parts} for parts in rounds]
+        # long sequences come last, where W is known well enough for them
+        further = 2 * (found.certificate.W_error <= 0.1 * np.linalg.norm(found.model.W))
+        assert purposes[len(rounds) - further :] == [{"check"}] * further
+        assert purposes[len(rounds) - further - 1] == {"data", "check"}
     evidence(f"rounds, d = {d:2}, {bits:2} bits", rounds=len(rounds), allowed=bits + 30)
 
 
@@ -464,7 +468,7 @@ def test_the_paper_keeps_its_promise_where_it_ends(d, margin, bits, trials, evid
         counted = Counted(labels(target))
         recovery = us.learn(counted, mine)
         assert mine.plan().queries == counted.queries - 32
-        assert counted.tokens - 32 * 20 <= mine.plan().tokens <= counted.tokens
+        assert counted.tokens - 32 * 128 <= mine.plan().tokens <= counted.tokens
         assert recovery.evidence.passed
         assert recovery.certificate.W_error == 2 * 2.0**-bits
         assert_within_certificate(recovery, target)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.precision import FLOAT32_UNIT, KAPPA, Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.validate.head_comparison import (
     HeadAt,
     JudgeTuning,
     for_any_error,
     of_straight,
+    sum_rounding,
     to_first_order,
 )
 from unsoftmax.validate.judge import judge
@@ -149,3 +150,21 @@ def test_single_tokens_are_straight_within_the_precision():
     assert judge(of_straight(x, bent, coarse), 9).evidence.passed
     unsure = replace(values, v_error=np.full(4, 1e-8))
     assert judge(of_straight(x, bent, unsure), 9).evidence.passed
+
+
+@pytest.mark.parametrize("tokens", [2, 64, 512, 4096])
+def test_sums_one_by_one_in_float32_are_within_their_rounding(tokens):
+    """Random terms, and equal ones, whose rounding does not average."""
+    rng = np.random.default_rng(tokens)
+    unit = FLOAT32_UNIT / 2
+    worst = 0.0
+    for seed in range(20):
+        numerators = rng.random(tokens).astype(np.float32) if seed else np.full(tokens, 0.7)
+        values = rng.standard_normal(tokens) if seed % 2 else np.full(tokens, 1.1)
+        single = [x.astype(np.float32) for x in (numerators, numerators * values)]
+        below, above = (float(np.cumsum(x, dtype=np.float32)[-1]) for x in single)
+        weights = numerators / numerators.sum()
+        allowed = 2 * KAPPA * unit * np.abs(values).max() + sum_rounding(weights, values, unit)
+        worst = max(worst, abs(above / below - weights @ values) / float(allowed))
+    assert worst <= 1
+    assert bool(sum_rounding(weights, values, unit)) == (tokens > 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from unsoftmax.errors import OracleError
 from unsoftmax.probes import Sequences, Singles
 from unsoftmax.validate.judge import Residuals, fresh_answers, from_the_side, hold_out, judge
 
@@ -182,3 +183,32 @@ def test_single_tokens_are_compared_as_sequences():
     assert X.shape == (3, 1, 3)
     assert np.array_equal(X[:, 0], 2 * np.eye(3))
     assert y.tolist() == [0, 1, 2]
+
+
+def test_a_further_round_that_is_not_answered_is_left_out():
+    first, *further = [
+        [Sequences(np.ones((2, n, 2)), phase="hold-out", purpose="check")] for n in (3, 64, 512)
+    ]
+    steps = fresh_answers(first, further=further)
+    assert next(steps) == first
+    assert steps.send([np.zeros(2)]) == further[0]
+    assert steps.throw(OracleError("too long")) == further[1]
+    with pytest.raises(StopIteration) as end:
+        steps.send([np.ones(2)])
+    assert [(X.shape[1], y.tolist()) for X, y in end.value.value] == [(3, [0, 0]), (512, [1, 1])]
+
+
+def test_a_first_round_that_is_not_answered_is_an_error():
+    probes = Singles(np.eye(3), phase="hold-out", purpose="check")
+    steps = fresh_answers([probes])
+    next(steps)
+    with pytest.raises(OracleError, match="gone"):
+        steps.throw(OracleError("gone"))
+
+
+@pytest.mark.parametrize(("telling", "counts"), [(True, True), (False, False)])
+def test_single_tokens_count_where_others_tell(telling, counts):
+    alone, several = Residuals.of(np.ones(2)), Residuals.of(np.zeros(3), telling=telling)
+    joined = Residuals.of_lengths([(1, alone), (5, several)])
+    assert joined.telling.tolist() == [counts] * 2 + [telling] * 3
+    assert judge(joined, 5).blunt is not telling

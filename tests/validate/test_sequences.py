@@ -10,9 +10,17 @@ import pytest
 import unsoftmax as us
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate import sequences
-from unsoftmax.validate.sequences import HoldoutTuning, Shares
+from unsoftmax.validate.long_sequences import LongSequenceTuning
+from unsoftmax.validate.sequences import DriftTuning, HoldoutTuning, Shares
 
 TUNING = HoldoutTuning()
+SHORT = HoldoutTuning(long=LongSequenceTuning(shapes=()))
+
+
+def closing(*arguments, tuning):
+    """All families of the closing."""
+    short, long = sequences.closing(*arguments, tuning=tuning)
+    return [*short, *long]
 
 
 def certificate(W=0.0, w=0.0):
@@ -46,7 +54,7 @@ def test_every_family_is_exact_in_float32_and_says_what_it_is():
         first,
         sequences.straight(5, 7, rng),
         sequences.repeated(first, 9),
-        *sequences.closing(model, certificate(), 23, rng, tuning=TUNING),
+        *closing(model, certificate(), 23, rng, tuning=TUNING),
     ]
     assert [len(family) for family in families[:3]] == [16, 7, 9]
     assert sum(len(family) for family in families[3:]) == 23
@@ -65,7 +73,7 @@ def test_no_token_is_longer_than_the_radius(radius):
     for family in (
         sequences.opening(4, 16, rng, radius),
         sequences.straight(4, 16, rng, radius),
-        *sequences.closing(model, certificate(), 24, rng, radius, tuning=loud),
+        *closing(model, certificate(), 24, rng, radius, tuning=loud),
     ):
         assert np.linalg.norm(family.X, axis=2).max() <= radius
 
@@ -76,7 +84,7 @@ def test_closing_logits_are_moderate_at_every_scale_of_W(size, biases):
     rng = np.random.default_rng(2)
     base = head(6, rng, biases)
     model = us.SingleHead(size * base.W, base.v, size * base.w)
-    for family in sequences.closing(model, certificate(), 48, rng, tuning=TUNING):
+    for family in closing(model, certificate(), 48, rng, tuning=SHORT):
         rms = np.sqrt(np.mean(logits(model, family.X) ** 2, axis=1))
         # sizes are powers of two; of random offsets a few meet W b by chance
         assert np.all(rms < 3 * max(TUNING.logits))
@@ -86,20 +94,20 @@ def test_closing_logits_are_moderate_at_every_scale_of_W(size, biases):
 def test_a_gain_lengthens_offsets_and_leaves_logits():
     model = head(6, np.random.default_rng(3))
     plain, loud = (
-        sequences.closing(model, certificate(), 12, np.random.default_rng(4), tuning=tuning)
+        closing(model, certificate(), 12, np.random.default_rng(4), tuning=tuning)
         for tuning in (TUNING, replace(TUNING, gain=2.0**20))
     )
     for one, other in zip(plain, loud, strict=True):
         assert np.allclose(logits(model, one.X), logits(model, other.X), rtol=1e-5, atol=1e-5)
         longest = [np.linalg.norm(family.X, axis=2).max(axis=1) for family in (one, other)]
-        assert np.all(longest[1] > 2.0**15 * longest[0])
+        assert one.tokens == 1 or np.all(longest[1] > 2.0**15 * longest[0])
 
 
 def test_sizes_stay_where_the_certificate_leaves_logits_known():
     rng = np.random.default_rng(5)
     model = us.SingleHead(1e-9 * np.eye(4), np.ones(4))
     for W_error in (0.0, 1e-9, 1e-3):
-        for family in sequences.closing(model, certificate(W_error), 24, rng, tuning=TUNING):
+        for family in closing(model, certificate(W_error), 24, rng, tuning=TUNING):
             query = np.linalg.norm(family.X[:, -1], axis=1)
             away = np.linalg.norm(family.X - family.X[:, -1:], axis=2).max(axis=1)
             assert np.all(W_error * query * away <= TUNING.open_by)
@@ -108,17 +116,17 @@ def test_sizes_stay_where_the_certificate_leaves_logits_known():
 def test_without_logits_sizes_go_through_the_powers_of_four():
     model = us.SingleHead(np.zeros((3, 3)), np.ones(3))
     rng = np.random.default_rng(6)
-    families = sequences.closing(model, certificate(), 32, rng, tuning=TUNING)
+    families = closing(model, certificate(), 32, rng, tuning=SHORT)
     longest = np.concatenate([np.linalg.norm(f.X, axis=2).max(axis=1) for f in families])
     assert longest.max() / longest.min() > 4.0**6
-    with_none = sequences.closing(model, certificate(np.inf, np.inf), 4, rng, tuning=TUNING)
+    with_none = closing(model, certificate(np.inf, np.inf), 4, rng, tuning=TUNING)
     assert sum(len(family) for family in with_none) == 4
 
 
 def test_other_knobs_ask_other_sequences():
     model = head(4, np.random.default_rng(7))
-    tuning = HoldoutTuning(lengths=(5,), logits=(1.0,))
-    [only] = sequences.closing(model, certificate(), 10, np.random.default_rng(8), tuning=tuning)
+    tuning = replace(SHORT, lengths=(5,), logits=(1.0,))
+    [only] = closing(model, certificate(), 10, np.random.default_rng(8), tuning=tuning)
     assert only.X.shape == (10, 5, 4)
 
 
@@ -138,3 +146,30 @@ def test_noise_is_estimated_from_repeats():
     assert sequences.noise_of(first, second) == pytest.approx(0.1, rel=0.1)
     assert sequences.noise_of(truth, truth) == 0
     assert sequences.noise_of(truth[:0], truth[:0]) == 0
+
+
+@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("size", [1e-13, 1e-8, 1e-3])
+def test_answers_that_all_move_alike_drift(count, size):
+    rng = np.random.default_rng(10)
+    first = 4.0 ** rng.integers(-4, 4, count) * rng.standard_normal(count)
+    for second in (first * (1 + size), first + size * 1e3):
+        with pytest.raises(us.ModelMismatch, match="drifts from query to query"):
+            sequences.refuse_drift(first, second, DriftTuning())
+
+
+def test_noise_and_rounding_are_no_drift(trials):
+    rng = np.random.default_rng(11)
+    for _ in range(trials(2000, 20_000)):
+        first = 4.0 ** rng.integers(-4, 4, 8) * rng.standard_normal(8)
+        for second in (
+            first,
+            np.nextafter(first, rng.choice([-np.inf, np.inf], 8)),
+            first + 1e-9 * rng.standard_normal(8),
+            first * (1 + 1e-9 * rng.standard_normal(8)),
+            np.round(first + 1e-3 * rng.standard_normal(8), 3) + 1e-12,
+        ):
+            sequences.refuse_drift(first, second, DriftTuning())
+    # too few, or answers of 0, tell nothing
+    sequences.refuse_drift(np.ones(3), 2 * np.ones(3), DriftTuning())
+    sequences.refuse_drift(np.zeros(8), np.ones(8), DriftTuning())

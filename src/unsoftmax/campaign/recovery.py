@@ -7,12 +7,12 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic
 
 from unsoftmax.models import load
-from unsoftmax.protocol import Certificate, Evidence, M_co
+from unsoftmax.protocol import Certificate, Evidence, FunctionBound, M_co
 
 FORMAT_VERSION = 1
 
@@ -39,6 +39,8 @@ class Recovery(Generic[M_co]):
         What a user should know.
     learner : dict
         The learner's settings.
+    function : FunctionBound or None
+        How far the model is from the target on the distribution of ``learn(sampler=…)``.
     """
 
     model: M_co
@@ -47,6 +49,7 @@ class Recovery(Generic[M_co]):
     counts: Mapping[str, int]
     notes: tuple[str, ...]
     learner: Mapping[str, Any]
+    function: FunctionBound | None = None
 
     @property
     def queries(self) -> int:
@@ -71,6 +74,7 @@ class Recovery(Generic[M_co]):
                 "tolerance": _finite(self.evidence.tolerance),
                 "passed": self.evidence.passed,
             },
+            **({} if self.function is None else {"function": asdict(self.function)}),
             "notes": list(self.notes),
         }
 

@@ -32,9 +32,16 @@ from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
 from unsoftmax.campaign.workers import executor
-from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable
+from unsoftmax.errors import (
+    DimensionRefused,
+    ModelMismatch,
+    NotIdentifiable,
+    OracleError,
+    RetryLater,
+)
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.validate.function_bound import Sampler, Sampling
 
 
 def learn(
@@ -48,6 +55,10 @@ def learn(
     progress: Watcher | None = None,
     retries: int | Retries = 3,
     timeout: float | None = None,
+    *,
+    sampler: Sampler | None = None,
+    eps: float = 0.05,
+    delta: float = 0.01,
 ) -> Recovery[M]:
     """Recover a model by asking an oracle.
 
@@ -65,7 +76,8 @@ def learn(
         SQLite file that keeps every answer. Run the same again with the same file and
         nothing recorded is asked again. None keeps it in memory.
     holdout : int
-        Queries to check the result with; 0 checks nothing, and the evidence says so.
+        Queries to check the result with; 0 checks nothing, and the evidence says so. From 12 on
+        they look at 512 tokens, at 32 also at large logits; the certificate says how far.
     batch : int, optional
         Sequences per call of the oracle; by default as many as fit into 16 MiB, and so few that
         no more than 2,048 are in flight over all workers. A resumed run goes on with the batch
@@ -82,6 +94,13 @@ def learn(
     timeout : float, optional
         Seconds that a call may take. One that takes longer has failed: it is paid, its thread is
         left behind, and the batch is asked again like others that fail. None waits for ever.
+    sampler : callable, optional
+        Draws one sequence (N, d) of the user's own distribution with the
+        `numpy.random.Generator` it is given. When a model is found ln(1/δ)/ε samples are asked;
+        the largest miss is ``recovery.function.bound``, which all but a share ε of that
+        distribution keep, with confidence 1 − δ. These queries come on top of the hold-out.
+    eps, delta : float
+        ε and δ, between 0 and 1.
 
     Returns
     -------
@@ -115,6 +134,7 @@ def learn(
     retries = Retries.of(retries)
     timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
+    sampling = None if sampler is None else Sampling(sampler, eps, delta)
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
     with (
         open_ledger(ledger, environment()) as opened,
@@ -123,13 +143,14 @@ def learn(
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         plan = learner.plan()
+        checks = holdout + (0 if sampling is None else sampling.samples)
         spending = Spending(
             ledger=opened,
             budget=budget,
-            expected=None if plan.queries is None else plan.queries + holdout,
-            at_most=plan.at_most + holdout,
+            expected=None if plan.queries is None else plan.queries + checks,
+            at_most=plan.at_most + checks,
             tokens=None if plan.queries is None else plan.tokens,
-            checks=holdout,
+            checks=checks,
             fingerprint=fingerprint.witnesses,
         )
         campaign = Campaign(
@@ -145,6 +166,7 @@ def learn(
             interrupts=interrupted,
             progress=progress,
             fingerprint=fingerprint,
+            sampling=sampling,
         )
         return campaign.recover(learner, holdout)
 
@@ -197,6 +219,8 @@ class Campaign:
     interrupts: Interrupts
     progress: Watcher | None
     fingerprint: FingerprintTuning
+    sampling: Sampling | None = None
+    """What is asked of the user's distribution when a model is found."""
     noise: float = 0.0
     """Deviation of the fingerprint's answers, where a resumed run's change from call to call."""
     witnesses: Witnesses | None = None
@@ -228,6 +252,7 @@ class Campaign:
             counts=self.ledger.counts(),
             notes=(*found.notes, *self.notes()),
             learner=learner.settings(),
+            function=found.function,
         )
 
     def run(self, learner: Learner[M], holdout: int) -> Found[M]:
@@ -236,11 +261,22 @@ class Campaign:
             self._tell("going on")
             self.witnesses = Witnesses.of(self.ledger.recorded(), self.fingerprint.witnesses)
         steps = learner.steps(holdout)
+        if self.sampling is not None:
+            steps = self.sampling.after(steps, getattr(learner, "seed", 0))
         try:
             index, parts = 0, next(steps)
             while True:
-                answers = self.answer(index, parts)
-                index, parts = index + 1, steps.send(answers)
+                try:
+                    answers = self.answer(index, parts)
+                except OracleError as error:
+                    # unreachable whatever is asked, or not known to be the ledger's target
+                    elsewhere = isinstance(error.__cause__, (OSError, RetryLater))
+                    if elsewhere or (self.witnesses is not None and self.witnesses.found):
+                        raise
+                    # most learners end here; some do without answers to their longest sequences
+                    index, parts = index + 1, steps.throw(error)
+                else:
+                    index, parts = index + 1, steps.send(answers)
         except StopIteration as end:
             self._recognise([])
             found: Found[M] = end.value
@@ -276,7 +312,6 @@ class Campaign:
         witnesses = self.witnesses
         if witnesses is None or not witnesses.found:  # a salvaged ledger may begin with a gap
             return
-        self.witnesses = None
         known = Fingerprint.of(witnesses, self.ledger.moved, self.fingerprint)
         with self.interrupts.held():
             now = self._ask_apart(known.spans(), known, waiting)
@@ -285,6 +320,7 @@ class Campaign:
                 self.spending.noisy = True
                 again = self._ask_apart(known.spans(alone=True), known, waiting)
                 self.noise = known.noise(now, again)
+        self.witnesses = None
 
     def _ask_apart(self, spans: list[Span], known: Fingerprint, waiting: list[Span]) -> Array:
         """Ask a fingerprint outside any round: paid, not recorded."""

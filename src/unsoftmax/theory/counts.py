@@ -5,6 +5,8 @@ Every query gives one number, so the number of free parameters is the floor.
 
 from __future__ import annotations
 
+import math
+
 
 def single_head(dim: int, *, biases: bool = False) -> int:
     """Count the free parameters of one head, which is also what Theorem 4.1 asks.
@@ -17,6 +19,19 @@ def single_head(dim: int, *, biases: bool = False) -> int:
     (147840, 148225)
     """
     return (dim + 1) ** 2 if biases else dim * dim + dim
+
+
+def samples_for(eps: float, delta: float) -> int:
+    """Count the samples whose largest miss bounds all but a share ε, with confidence 1 − δ.
+
+    n ≥ ln(1/δ)/ε, for (1 − ε)^n ≤ e^{−εn} ≤ δ (question (ii) of section 7.1).
+
+    Examples
+    --------
+    >>> samples_for(0.05, 0.01), samples_for(0.001, 1e-6)
+    (93, 13816)
+    """
+    return math.ceil(math.log(1 / delta) / eps)
 
 
 def low_rank_head(dim: int, rank: int, *, biases: bool = False) -> int:

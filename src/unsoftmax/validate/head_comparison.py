@@ -40,6 +40,30 @@ from unsoftmax.validate.judge import Residuals
 
 # Stands for an infinite bound: times a distance of 0 it is 0, not NaN.
 UNBOUNDED = 1e100
+# Sums over so many tokens round by no more than κ covers, in whatever order they are taken.
+SHORT_SUMS = 20
+
+
+def sum_rounding(weights: Array, values: Array, unit: float) -> Array:
+    """Bound what adding up many tokens rounds, beyond what κ covers for few.
+
+    Σ_i e_i y_i and Σ_i e_i, e_i > 0, are off by a roundoff of their terms per term at most when
+    they are added one by one; halves and trees round less.
+
+    Parameters
+    ----------
+    weights, values : ndarray (..., N)
+        Attention weights α, and the tokens' values y.
+    unit : float
+        Roundoff of the target's arithmetic.
+
+    Returns
+    -------
+    ndarray (...)
+        2·unit·(N − 20)·Σ_i α_i ``|y_i|`` for N > 20, and 0 up to that.
+    """
+    further = max(0, values.shape[-1] - SHORT_SUMS)
+    return np.asarray(2 * unit * further * np.sum(weights * np.abs(values), axis=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +130,12 @@ def to_first_order(
     moved = at.score_moves(values.precision.unit, met * W_error, met_w * w_error)
 
     size = at.longest * values.norm + abs(values.c)
-    deviations = np.abs(at.X @ values.v + values.c - at.predicted[:, None])
+    tokens = at.X @ values.v
+    deviations = np.abs(tokens + values.c - at.predicted[:, None])
+    own = values.precision.error(size, y) + values.c_error + at.through_values(values.v_error)
     return Residuals.of(
         y - at.predicted,
-        own=values.precision.error(size, y) + values.c_error + at.through_values(values.v_error),
+        own=own + sum_rounding(at.weights, tokens, values.precision.unit),
         allowed=mean_shift(at.weights, deviations, np.minimum(moved, tuning.most_moved)),
         size=size,
         telling=np.max(moved, axis=1) <= tuning.most_moved if bounded else True,
@@ -119,13 +145,14 @@ def to_first_order(
 def for_any_error(at: HeadAt, y: Array, values: Values, W_error: float) -> Residuals:
     """Compare answers with a head without biases, each within all that the bounds allow."""
     moved = at.score_moves(values.precision.unit, min(W_error, UNBOUNDED)).max(axis=1)
-    from_v = at.through_values(values.v_error)
-    deviations = np.abs(at.X @ values.v - at.predicted[:, None])
+    from_v, tokens = at.through_values(values.v_error), at.X @ values.v
+    deviations = np.abs(tokens - at.predicted[:, None])
     deviations = deviations + np.abs(at.X) @ values.v_error + from_v[:, None]
     size = at.longest * values.norm
+    own = values.precision.error(size, y) + from_v
     return Residuals.of(
         y - at.predicted,
-        own=values.precision.error(size, y) + from_v,
+        own=own + sum_rounding(at.weights, tokens, values.precision.unit),
         allowed=largest_mean_shift(at.weights, deviations, moved),
         size=size,
     )

@@ -23,13 +23,14 @@ single attention head. This module sees plain arrays; it knows no model and no o
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unsoftmax.errors import OracleError
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Probes, Round
+from unsoftmax.probes import Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Evidence
 
 
@@ -95,6 +96,19 @@ class Residuals:
         every = [*parts] or [cls.of(np.zeros(0))]
         columns = ([getattr(part, field.name) for part in every] for field in fields(cls))
         return cls(*(np.concatenate(column) for column in columns))
+
+    @classmethod
+    def of_lengths(cls, parts: Iterable[tuple[int, Residuals]]) -> Residuals:
+        """Join the residuals of sequences of so many tokens.
+
+        Answers to single tokens do not depend on attention: they count where others tell.
+        """
+        every = [*parts]
+        tells = any(np.any(part.telling) for tokens, part in every if tokens > 1)
+        return cls.joined(
+            part if tokens > 1 or tells else replace(part, telling=np.zeros_like(part.telling))
+            for tokens, part in every
+        )
 
     @property
     def relative(self) -> Array:
@@ -198,14 +212,41 @@ Answered = tuple[Array, Array]
 
 
 def fresh_answers(
-    fresh: Sequence[Probes], earlier: Iterable[Answered] = ()
+    fresh: Sequence[Probes],
+    earlier: Iterable[Answered] = (),
+    further: Iterable[Sequence[Probes]] = (),
 ) -> Generator[Round, Answers, list[Answered]]:
-    """Ask fresh sequences in one round; return them with their answers, ``earlier`` ones first.
+    """Ask fresh sequences; return them with their answers, ``earlier`` ones first.
 
     For learners that judge the same answers more than once; others end with `hold_out`.
+
+    Parameters
+    ----------
+    fresh : sequence of Probes
+        Families of sequences, one length each; asked in one round, none if there are none.
+    earlier : iterable of (ndarray, ndarray)
+        Sequences that were asked before, with their answers.
+    further : iterable of rounds
+        What is asked after them, round by round. A round that the target does not answer (the
+        runner throws its `OracleError` in) is left out: there may be a longest sequence or token.
     """
-    answers = (yield list(fresh)) if fresh else []
-    return [*earlier, *((part[:], y) for part, y in zip(fresh, answers, strict=True))]
+    answered = [*earlier]
+    for step, asked in enumerate([fresh, *further]):
+        if not asked:
+            continue
+        try:
+            answers = yield list(asked)
+        except OracleError:
+            if not step:
+                raise
+            continue
+        answered += [(_written_out(part), y) for part, y in zip(asked, answers, strict=True)]
+    return answered
+
+
+def _written_out(probes: Probes) -> Array:
+    """Return all sequences, without a copy where there is an array of them."""
+    return probes.X if isinstance(probes, Sequences) else probes[:]
 
 
 def hold_out(

@@ -7,24 +7,28 @@ Learners that read v from single tokens divide their ``checks`` queries among fo
 - *straight*, an eighth: one token; f([x]) = x·v + c must be affine. With biases half of them
   are short: their answers are c but for its rounding.
 - *repeats*, a quarter: the opening asked again; a deterministic target answers the same.
-- *closing*, the rest, last: two to twenty tokens, scaled so that the recovered head's logits
-  are moderate, half of them with a query token e_j, so that single columns of W are seen.
+- *closing*, the rest, last: half of them two to twenty tokens, scaled so that the recovered
+  head's logits are moderate, every other one with a query token e_j, so that single columns of W
+  are seen; the other half the long sequences of `validate.long_sequences`.
 
-Learners of several heads, of networks and of labels draw closing sequences of their own kind:
-what makes a wrong model show depends on the class. `validate.judge` says what a residual may be.
+Learners of several heads, of networks and of labels draw short closing sequences of their own
+kind: what makes a wrong model show depends on the class. The long ones are the same for all.
+`validate.judge` says what a residual may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate.head_comparison import UNBOUNDED
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,21 @@ class HoldoutTuning:
     logits without a bias stay, answers grow beside their noise."""
     longest: float = 2.0**110
     """No token is longer: squares of tokens and their answers must stay in float32's range."""
+    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    """The long sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftTuning:
+    """When answers that changed count as drifting."""
+
+    least: int = 4
+    """Fewer repeated questions tell nothing."""
+    alike: float = 50.0
+    """They have moved alike where their mean move is so many times its standard deviation: with
+    noise that is so by chance with a probability of 2e-6 (four answers; eight: 2e-13). A drift of
+    δ a query moves all by the same multiple of δ, but for rounding: it is seen from 100 roundoffs
+    between the two askings on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +103,35 @@ def straight(
 
 def repeated(probes: Sequences, count: int) -> Sequences:
     """Ask the first of earlier probes again."""
-    return _checked("repeats", probes.X[:count], np.inf)
+    return _checked("repeats", probes[:count], np.inf)
 
 
 def noise_of(first: Array, second: Array) -> float:
     """Estimate the standard deviation of what changed between two answers to the same questions."""
     return float(np.sqrt(np.mean((first - second) ** 2) / 2)) if len(first) else 0.0
+
+
+def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
+    """Refuse answers that have all moved alike between two askings.
+
+    Noise moves every answer otherwise; a drift moves all by the same share, or all by the same.
+
+    Raises
+    ------
+    ModelMismatch
+        They have.
+    """
+    if len(first) < tuning.least or not np.all(first):
+        return
+    moved = second - first
+    for alike in (moved / first, moved):
+        mean, deviation = float(np.mean(alike)), float(np.std(alike, ddof=1))
+        if abs(mean) > tuning.alike * deviation:
+            raise ModelMismatch(
+                "The same questions got other answers a little later, and all have moved alike, by "
+                f"up to {np.max(np.abs(moved / first)):.1e} of them: the target drifts from query "
+                "to query. Its answers are not those of one function."
+            )
 
 
 def closing(
@@ -100,23 +142,25 @@ def closing(
     radius: float = np.inf,
     *,
     tuning: HoldoutTuning,
-) -> list[Sequences]:
-    """Draw ``count`` sequences at moderate logits of ``model``, one family per length.
+) -> tuple[list[Sequences], list[Sequences]]:
+    """Draw ``count`` sequences, one family per length: short ones at moderate logits, long ones.
 
     Offsets are ``tuning.gain`` times as long as the logits ask for, or as ``radius`` allows.
     """
+    scale = ClosingScale(model, certificate.errors, radius, tuning)
+
+    def scaled(offsets: Array, query: Array, logits: float) -> Array:
+        return scale.sequence(offsets, query, logits, 0)
+
+    long = draw_long(model, count, rng, scaled, tuning.long)
     sequences = []
-    for n in range(count):
+    for n in range(count - len(long)):
         length = tuning.lengths[n % len(tuning.lengths)]
-        offsets, query = _directions(model.dim, length, n, rng)
-        alpha, beta = _scales(model, certificate.errors, (offsets, query), n, tuning)
-        longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
-        room = 2.0 ** np.floor(np.log2(min(radius, tuning.longest) / longest))
-        gain = max(1.0, min(tuning.gain, room))
-        b = beta / gain * query
-        sequences.append(np.vstack([gain * alpha * offsets + b, b]))
-    families = by_length(sequences, "hold-out, closing")
-    return [_checked("closing", family.X, radius) for family in families]
+        wanted = tuning.logits[n % len(tuning.logits)]
+        sequences.append(scale.sequence(*_directions(model.dim, length, n, rng), wanted, n))
+    families = [by_length(some, "") for some in (sequences, long)]
+    short, further = ([_checked("closing", one.X, radius) for one in some] for some in families)
+    return short, further
 
 
 def by_length(
@@ -139,47 +183,58 @@ def _directions(dim: int, length: int, n: int, rng: np.random.Generator) -> tupl
     return offsets, query
 
 
-def _scales(
-    model: SingleHead,
-    errors: Mapping[str, float],
-    directions: tuple[Array, Array],
-    n: int,
-    tuning: HoldoutTuning,
-) -> tuple[float, float]:
-    """Find α and β for which the logits α·(a·w + β·a·W b) have the RMS that is wanted.
+@dataclass(frozen=True, slots=True)
+class ClosingScale:
+    """How long the tokens of closing sequences are."""
 
-    As in the learner, offsets are scaled up and query tokens down. Where W is known too
-    coarsely (W = 0 and rounded answers, say) sizes stay where its error moves no logit. Where
-    the model has no logits, sizes go in turn through eight powers of 4: whatever a wrong W
-    does shows at some size.
-    """
-    offsets, query = directions
-    wanted = tuning.logits[n % len(tuning.logits)]
-    norm = np.linalg.norm(offsets, axis=1).max()
-    from_bias = np.sqrt(np.mean((offsets @ model.w) ** 2))
-    from_query = np.sqrt(np.mean((offsets @ (model.scores_of(query[None])[0] - model.w)) ** 2))
-    powers = np.arange(-100.0, 101.0)
-    alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
-    logits = alpha * (from_bias + beta * from_query)
-    if not np.any(logits):
-        return 4.0 ** (n % 8), 4.0 ** (n % 8)
-    W_error, w_error = (min(errors[name], UNBOUNDED) for name in "Ww")
-    open_by = alpha * norm * (w_error + beta * W_error * np.linalg.norm(query))
-    known = open_by <= tuning.open_by / 2
-    fits = np.abs(np.log2(np.maximum(logits, 1e-300) / wanted))
-    best = int(np.argmin(np.where(known, fits, np.inf))) if known.any() else int(np.argmin(fits))
-    # a large bias leaves no size at which logits are moderate: shrink the offsets as well
-    shrink = min(1.0, wanted / max(logits[best], 1e-300))
-    return float(alpha[best] * shrink), float(beta[best] * shrink)
+    model: SingleHead
+    errors: Mapping[str, float]
+    radius: float
+    tuning: HoldoutTuning
+
+    def sequence(self, offsets: Array, query: Array, wanted: float, n: int) -> Array:
+        """Make the n-th sequence of offsets and a query token at logits of an rms."""
+        alpha, beta = self._scales(offsets, query, wanted, n)
+        longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
+        room = 2.0 ** np.floor(np.log2(min(self.radius, self.tuning.longest) / longest))
+        gain = max(1.0, min(self.tuning.gain, room))
+        b = beta / gain * query
+        return np.vstack([gain * alpha * offsets + b, b])
+
+    def _scales(self, offsets: Array, query: Array, wanted: float, n: int) -> tuple[float, float]:
+        """Find α and β for which the logits α·(a·w + β·a·W b) have the RMS that is wanted.
+
+        As in the learner, offsets are scaled up and query tokens down. Where W is known too
+        coarsely (W = 0 and rounded answers, say) sizes stay where its error moves no logit. Where
+        the model has no logits, sizes go in turn through eight powers of 4: whatever a wrong W
+        does shows at some size.
+        """
+        model = self.model
+        norm = np.linalg.norm(offsets, axis=1).max()
+        from_bias = np.sqrt(np.mean((offsets @ model.w) ** 2))
+        from_query = np.sqrt(np.mean((offsets @ (model.scores_of(query[None])[0] - model.w)) ** 2))
+        powers = np.arange(-100.0, 101.0)
+        alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
+        logits = alpha * (from_bias + beta * from_query)
+        if not np.any(logits):
+            return 4.0 ** (n % 8), 4.0 ** (n % 8)
+        W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
+        open_by = alpha * norm * (w_error + beta * W_error * np.linalg.norm(query))
+        known = open_by <= self.tuning.open_by / 2
+        fits = np.abs(np.log2(np.maximum(logits, 1e-300) / wanted))
+        best = int(np.argmin(np.where(known, fits, np.inf) if known.any() else fits))
+        # a large bias leaves no size at which logits are moderate: shrink the offsets as well
+        shrink = min(1.0, wanted / max(logits[best], 1e-300))
+        return float(alpha[best] * shrink), float(beta[best] * shrink)
 
 
 def _checked(phase: str, X: Array, radius: float) -> Sequences:
-    """Round tokens to float32, so that every target is asked exactly this; none is too long."""
-    rounded = X.astype(np.float32).astype(np.float64)
-    largest = np.linalg.norm(rounded, axis=2).max(axis=1)
+    """Round tokens, in place, to float32 numbers that every target reads alike; shorten them."""
+    X[:] = X.astype(np.float32)
+    largest = np.linalg.norm(X, axis=2).max(axis=1)
     beyond = largest > radius
     if np.any(beyond):
         # a power of two keeps them float32 numbers
         octaves = np.ceil(np.log2(largest[beyond] / radius))
-        rounded[beyond] *= np.exp2(-octaves)[:, None, None]
-    return Sequences(rounded, phase=f"hold-out, {phase}", purpose="check")
+        X[beyond] *= np.exp2(-octaves)[:, None, None]
+    return Sequences(X, phase=f"hold-out, {phase}", purpose="check")

@@ -1,7 +1,8 @@
 """How the recovery of several heads ends: a hold-out, and a certificate or a refusal.
 
 The certificate bounds the parameters, or, where no heads explain all answers and only the
-function is wanted, the function (question (iii) of section 7.1 of arXiv 2601.16873).
+function is wanted, the function: question (ii) of section 7.1 of arXiv 2601.16873, answered as
+`unsoftmax.validate.function_bound` has it, on the distribution of the pilots.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ class HeadsConclusionTuning:
     """Estimated errors are a standard deviation, roughly: in 2,000 targets the error was at most
     5.2 times that. Twice as much and more is promised."""
     pilots: int = 96
-    """Sequences from which a bound on the function is taken: more than the hold-out, so that its
-    largest residual is seldom new."""
-    further: float = 60.0
-    """The bound is so many times the largest residual of these."""
+    """Sequences from which a bound on the function is taken: the largest residual of n is beyond
+    those of all but a share ln(1/δ)/n of such sequences. A multiple of all that is varied in turn;
+    drawn in turn instead of at random, the share is smaller, if anything."""
+    delta: float = 0.01
+    """δ: the bound is right with confidence 1 − δ."""
     farthest: float = 1e-3
     """A largest residual above this share of the answers is refused: such a target is no
     attention."""
+
+    @property
+    def eps(self) -> float:
+        """ε, the share of sequences for which the bound on the function need not hold."""
+        return float(np.log(1 / self.delta) / self.pilots)
 
 
 def concluded(
@@ -61,7 +68,7 @@ def concluded(
     evidence = judgement.evidence
     largest = {**found.largest, "c": float(reduced.precision.error(abs(reduced.c))) * biases}
     errors = {name: tuning.safety * error for name, error in largest.items()}
-    certificate = Certificate(errors, _assumed(reduced, evidence, tuning))
+    certificate = Certificate(errors, _assumed(reduced, evidence, fresh.looked, tuning))
     return Found(canonical(found.model), certificate, evidence, found.notes)
 
 
@@ -74,7 +81,7 @@ def predicting(
     *,
     tuning: HeadsConclusionTuning,
 ) -> Steps[MultiHead]:
-    """Ask the hold-out, and bound the function.
+    """Ask pilots, which bound the function, and the hold-out, which looks farther.
 
     ``share`` is the most that fresh answers were missed by so far, in shares of their size.
     """
@@ -88,10 +95,10 @@ def predicting(
             "target is no sum of attention heads, or has heads whose hyperplanes are the same for "
             "every query token."
         )
-    bound = tuning.further * share
     fresh = yield from fresh_residuals(found, reduced, checks, rng, "check", tuning=tuning.fresh)
     missed, natural = fresh.residuals.missed, fresh.residuals.size
-    judgement = judge(Residuals.of(missed, allowed=np.inf, size=natural, most=bound), checks)
+    allowed = tuning.farthest * natural
+    judgement = judge(Residuals.of(missed, allowed=allowed, size=natural), checks)
     if judgement.refuses:
         raise ModelMismatch(
             f"The heads that predicted {tuning.pilots} answers to {share:.1e} of their size miss "
@@ -99,8 +106,10 @@ def predicting(
         )
     model = canonical(found.model)
     size = max(float(np.linalg.norm(model.v)), reduced.scale) / np.sqrt(model.dim)
-    errors = {"constant": float(bound * abs(model.c)), "slope": float(bound * size)}
-    certificate = Certificate(errors, _assumed_of_function(found, reduced, checks, tuning))
+    errors = {"constant": float(share * abs(model.c)), "slope": float(share * size)}
+    looked = f"{fresh.looked} What is predicted there was held against {tuning.farthest:g} alone."
+    assumes = _assumed_of_function(found, reduced, looked if checks else "", tuning)
+    certificate = Certificate(errors, assumes)
     note = (
         "Not the target's own heads: some of those are too close to be told apart, or have values "
         f"too small to be seen, or it has others. These {model.H} predict its answers."
@@ -109,7 +118,7 @@ def predicting(
 
 
 def _assumed(
-    reduced: ReducedAnswers, evidence: Evidence, tuning: HeadsConclusionTuning
+    reduced: ReducedAnswers, evidence: Evidence, looked: str, tuning: HeadsConclusionTuning
 ) -> tuple[str, ...]:
     """Say what the bounds on the parameters rest on."""
     precision = reduced.precision
@@ -126,22 +135,24 @@ def _assumed(
         f"Answers are precise to {reduced.eta:.1e} of the size of their terms{absolute}.",
         f"Bounds are {tuning.safety:.0f} times what that precision does to first order, errors of "
         "answers being independent; each is the largest over heads.",
+        "Answers do not drift from query to query: none was asked for twice.",
         *precision.why,
-        *(() if evidence.queries else ("Nothing was checked.",)),
+        looked if evidence.queries else "Nothing was checked.",
     )
 
 
 def _assumed_of_function(
-    found: RecoveredHeads, reduced: ReducedAnswers, checks: int, tuning: HeadsConclusionTuning
+    found: RecoveredHeads, reduced: ReducedAnswers, looked: str, tuning: HeadsConclusionTuning
 ) -> tuple[str, ...]:
     """Say what the bounds on the function rest on."""
     shorter = ", shortened together where they are longer than the radius"
     return (
-        "``|f̂(X) − f(X)|`` ≤ constant + slope·max‖x_i‖ for sequences drawn like the hold-out's: "
-        f"three to six tokens, the last normal of norm about {found.length:.1e}, the others at "
-        "random distances that give one head logits of about 2"
-        f"{shorter if reduced.lengths.capped else ''}.",
-        f"The bounds are {tuning.further:.0f} times the most that {tuning.pilots} such sequences "
-        "were missed by. The parameters have none.",
-        *(() if checks else ("Nothing else was checked.",)),
+        "``|f̂(X) − f(X)|`` ≤ constant + slope·max‖x_i‖ for all but a share of "
+        f"{tuning.eps:.2g} of sequences drawn like the pilots, with confidence "
+        f"{1 - tuning.delta:g}: three to six tokens, the last normal of norm about "
+        f"{found.length:.1e}, the others at random distances that give the weakest, the median or "
+        f"the strongest head logits of about 2{shorter if reduced.lengths.capped else ''}.",
+        f"The bounds are the most that {tuning.pilots} such sequences were missed by. The "
+        "parameters have none.",
+        looked or "Nothing else was checked.",
     )

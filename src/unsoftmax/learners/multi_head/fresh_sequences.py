@@ -2,21 +2,26 @@
 
 Three to six tokens, some of them twice, at three sizes each: rms logits of about 2 for the
 weakest, the median and the strongest head. Two single tokens could not tell (W, v) from
-(−W, −v) beside a linear part, and one size not a wrong strong head from a right one.
+(−W, −v) beside a linear part, and one size not a wrong strong head from a right one. The hold-out
+asks the long sequences of `unsoftmax.validate.long_sequences` as well.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models import MultiHead
+from unsoftmax.models.attention import mean_shift, score_rounding
 from unsoftmax.probes import Array, Purpose, Sequences
+from unsoftmax.validate.head_comparison import sum_rounding
 from unsoftmax.validate.judge import Residuals, fresh_answers
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
 
@@ -37,13 +42,20 @@ class FreshTuning:
     the estimated size do (1,000 targets of low rank, spread sizes, few dimensions). So much is
     allowed."""
     most: float = 1e-6
-    """What errors of the parameters may be allowed, as a share of the answers: with more a wrong
-    model passes for an imprecise one."""
+    """What errors of the parameters may be allowed at such logits, as a share of the answers: with
+    more a wrong model passes for an imprecise one."""
     most_coarse: float = 1e5
     """The same in units of the answers' own precision; the larger of the two counts."""
     blunt: float = 1e-2
     """Largest share that is allowed in all: answers so coarse that they need more confirm
     nothing."""
+    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    """The long sequences of the hold-out."""
+
+    def steeper(self, tokens: int) -> float:
+        """Say how many times larger than ``logit`` logits of so many tokens are wanted at most."""
+        wanted = [shape.logits for shape in self.long.shapes] if tokens not in self.lengths else []
+        return max([self.logit, *wanted]) / self.logit
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ class FreshResiduals:
     """A model within what these allow is confirmed."""
     explained: Array
     """What its errors explain (n,); it may be more than tells a right model from a wrong one."""
+    looked: str = ""
+    """Up to which length and size of logits was looked."""
 
     @property
     def missed(self) -> Array:
@@ -78,7 +92,10 @@ def fresh_residuals(
     """Ask fresh sequences; return how far the heads miss them, and may."""
     if not count:
         return FreshResiduals(Residuals.joined([]), np.zeros(0))
-    answered = yield from fresh_answers(_drawn(found, reduced, count, rng, purpose, tuning=tuning))
+    drawn = FreshSequences(found, reduced, rng, tuning)
+    long = drawn.long(count) if purpose == "check" else []
+    short = drawn.short(count - sum(map(len, long)), purpose)
+    answered = yield from fresh_answers(short, further=tuning.long.rounds(long))
     model = found.model
     missed = np.concatenate([y - model(X) for X, y in answered])
     longest = np.concatenate([np.linalg.norm(X, axis=2).max(axis=1) for X, _ in answered])
@@ -86,45 +103,74 @@ def fresh_residuals(
     size = longest * values / np.sqrt(model.dim) + abs(reduced.c)
     size = np.where(size > 0, size, 1.0)
     own = tuning.times * reduced.precision.error(size)
+    own = own + np.concatenate([_rounding(model, X, reduced.precision.unit) for X, _ in answered])
     moved = tuning.times * _moved(found, [X for X, _ in answered], rng, tuning)
-    allowed = np.minimum(moved, max(tuning.most, tuning.most_coarse * reduced.eta) * size)
+    most = max(tuning.most, tuning.most_coarse * reduced.eta)
+    steeper = [tuning.steeper(X.shape[1]) * np.ones(len(X)) for X, _ in answered]
+    allowed = np.minimum(moved, most * np.concatenate(steeper) * size)
     residuals = Residuals.of(missed, own=own, allowed=allowed, size=size, most=tuning.blunt)
-    return FreshResiduals(residuals, (own + moved) / size)
+    return FreshResiduals(residuals, (own + moved) / size, looked_at(model, answered, long))
 
 
-def _drawn(
-    found: RecoveredHeads,
-    reduced: ReducedAnswers,
-    count: int,
-    rng: np.random.Generator,
-    purpose: Purpose,
-    *,
-    tuning: FreshTuning,
-) -> list[Sequences]:
-    """Draw sequences of three to six tokens, the last token of about the norm of those asked.
+@dataclass(frozen=True, slots=True)
+class FreshSequences:
+    """Fresh sequences of some heads, the last token of about the norm of those asked.
 
     Under a cap tokens that were too long are shortened together.
     """
-    d, lengths = found.model.dim, reduced.lengths
-    sequences: list[Array] = []
-    for n in range(count):
-        size = tuning.lengths[n % len(tuning.lengths)]
-        b = found.length * rng.standard_normal(d) / np.sqrt(d)
-        offsets = rng.standard_normal((size - 1, d)) / np.sqrt(d)
-        if n % 2:
-            offsets[1] = offsets[0]
-        stretch = _stretch(found.model, b, n % 3, tuning)
+
+    found: RecoveredHeads
+    reduced: ReducedAnswers
+    rng: np.random.Generator
+    tuning: FreshTuning
+
+    def short(self, count: int, purpose: Purpose) -> list[Sequences]:
+        """Draw sequences of three to six tokens, one family per length."""
+        d, rng, tuning = self.found.model.dim, self.rng, self.tuning
+        sequences: list[Array] = []
+        for n in range(count):
+            size = tuning.lengths[n % len(tuning.lengths)]
+            query = rng.standard_normal(d) / np.sqrt(d)
+            offsets = rng.standard_normal((size - 1, d)) / np.sqrt(d)
+            if n % 2:
+                offsets[1] = offsets[0]
+            sequences.append(self._scaled(offsets, query, tuning.logit, n))
+        return by_length(sequences, "hold-out" if purpose == "check" else "check", purpose)
+
+    def long(self, count: int) -> list[Sequences]:
+        """Draw the long ones of a hold-out of ``count`` queries, at logits of the strongest."""
+
+        def scaled(offsets: Array, query: Array, logits: float) -> Array:
+            return self._scaled(offsets, query, logits, n=2)
+
+        drawn = draw_long(self.found.model, count, self.rng, scaled, self.tuning.long)
+        return by_length([self._shortened(X) for X in drawn], "hold-out, long")
+
+    def _scaled(self, offsets: Array, query: Array, logit: float, n: int) -> Array:
+        b = self.found.length * query
+        stretch = _stretch(self.found.model, b, n % 3, logit)
         X = np.concatenate([stretch * offsets + b, b[None]])
         if not stretch:  # no logits
-            small = tuning.sizes[n % len(tuning.sizes)]
+            small = self.tuning.sizes[n % len(self.tuning.sizes)]
             X = small * np.concatenate([offsets + b, b[None]])
+        return self._shortened(X)
+
+    def _shortened(self, X: Array) -> Array:
         longest = float(np.max(np.linalg.norm(X, axis=1)))
-        sequences.append(lengths.single(longest) / longest * X)
-    return by_length(sequences, "hold-out" if purpose == "check" else "check", purpose)
+        return np.asarray(self.reduced.lengths.single(longest) / longest * X)
 
 
-def _stretch(model: MultiHead, b: Array, which: int, tuning: FreshTuning) -> float:
-    """Return what makes logits of the weakest, median or strongest head moderate on average.
+def _rounding(model: MultiHead, X: Array, unit: float) -> Array:
+    """Bound what scores and sums of many tokens round, (n,)."""
+    weights, values = model.attention(X), model.v @ X.transpose(0, 2, 1)
+    deviations = np.abs(values - np.sum(weights * values, axis=2, keepdims=True))
+    moved = score_rounding(X, model.scores_of(X[:, -1]), KAPPA * unit)
+    each = mean_shift(weights, deviations, moved) + sum_rounding(weights, values, unit)
+    return np.asarray(each.sum(axis=1))
+
+
+def _stretch(model: MultiHead, b: Array, which: int, logit: float) -> float:
+    """Return what makes logits of the weakest, median or strongest head those wanted on average.
 
     0 where no head has any.
     """
@@ -132,7 +178,7 @@ def _stretch(model: MultiHead, b: Array, which: int, tuning: FreshTuning) -> flo
     rms = np.sort(rms[rms > 0])
     if not len(rms):
         return 0.0
-    return float(tuning.logit / rms[(0, len(rms) // 2, -1)[which]])
+    return float(logit / rms[(0, len(rms) // 2, -1)[which]])
 
 
 def _moved(

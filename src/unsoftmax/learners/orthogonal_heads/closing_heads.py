@@ -6,12 +6,12 @@ the heads add up and that there is nothing between them. The opening is a single
 logits of one head after the other moderate. Every sequence counts. A residual may be what the
 heads' bounds allow, but exact answers must be missed by no more than a right model misses them.
 Where coarse answers allow more, at a head's own logits, than what that head contributes, they
-confirm nothing of it.
+confirm nothing of it. Beside them are the long sequences of `unsoftmax.validate.long_sequences`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,11 @@ from unsoftmax.models.attention import (
     score_rounding,
     score_shift,
 )
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence
-from unsoftmax.validate.head_comparison import UNBOUNDED
+from unsoftmax.validate.head_comparison import UNBOUNDED, sum_rounding
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
 
@@ -63,6 +64,8 @@ class ClosingTuning:
     most_share: float = 0.3
     """A tolerance of more than this share of what a head's scores contribute tells nothing of that
     head."""
+    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    """The long sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class BoundedHeads:
             # a right model of exact answers misses them by far less than its bounds allow
             allowed = np.minimum(allowed, tuning.agrees * size)
         own = precision.error(size, y)
+        own = own + sum_rounding(weights, values, precision.unit).sum(axis=1)
         contribution = np.sum(np.abs(score_gradient(weights, values)), axis=2)
         telling = (own + allowed)[:, None] <= tuning.most_share * contribution
         return Residuals.of(y - model(X), own=own, allowed=allowed, size=size), telling
@@ -128,16 +132,24 @@ def certificate_of(
 
 def judged(
     found: BoundedHeads, opened: FirstRound, rng: np.random.Generator, tuning: ClosingTuning
-) -> Asking[Evidence]:
-    """Ask the closing hold-out and return how the model stands, or refuse it."""
+) -> Asking[tuple[Evidence, str]]:
+    """Ask the closing hold-out; return how the model stands and how far it was looked, or refuse.
+
+    Sequences of a length are either short ones, drawn for one head after the other, or long ones.
+    """
     precision = opened.values.precision
-    drawn = _drawn(found, opened.closing, rng, tuning)
+    long = _long(found, opened.closing, rng, tuning)
+    drawn = _drawn(found, opened.closing - sum(map(len, long)), rng, tuning)
     families = by_length((X for X, _ in drawn), "hold-out, closing")
-    answered = yield from fresh_answers(families, [opened.answered])
+    rounds = tuning.long.rounds(long)
+    answered = yield from fresh_answers(families, [opened.answered], rounds)
     compared = [found.compared(X, y, precision, tuning) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
     resolved: dict[int, bool] = {}
     for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
+        if X.shape[1] not in tuning.lengths:  # long: of every head
+            resolved |= {h: resolved.get(h, False) or bool(telling[:, h].any()) for h in resolved}
+            continue
         aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]
         for h, tells in zip(aimed, telling[np.arange(len(aimed)), aimed], strict=True):
             resolved[h] = resolved.get(h, False) or bool(tells)
@@ -152,7 +164,7 @@ def judged(
         )
     if judgement.refuses:
         raise _contradicted(found.model.H, judgement, precision)
-    return judgement.evidence
+    return judgement.evidence, looked_at(found.model, answered, long)
 
 
 def _contradicted(H: int, judgement: Judgement, precision: Precision) -> ModelMismatch:
@@ -172,10 +184,7 @@ def _drawn(
     None where no head has logits.
     """
     model, d = found.model, found.model.dim
-    # the values of a head with W = 0, or as good as that, are seen at any size
-    sizes = np.linalg.norm(model.W, axis=(1, 2))
-    nothing = np.minimum(found.W_error, tuning.nothing * np.max(sizes, initial=0.0))
-    scored = [h for h in range(model.H) if sizes[h] > nothing[h]]
+    scored = _scored(found, tuning)
     drawn: list[tuple[Array, int | None]] = []
     for n in range(count):
         x = rng.standard_normal((tuning.lengths[n % len(tuning.lengths)], d)) / np.sqrt(d)
@@ -189,3 +198,25 @@ def _drawn(
             x[:-1], x[-1] = tuning.stretch * x[:-1], x[-1] / tuning.stretch
         drawn.append((float(np.sqrt(wanted / logit)) * x if logit else x, scored[k]))
     return drawn
+
+
+def _scored(found: BoundedHeads, tuning: ClosingTuning) -> list[int]:
+    """Return the heads that have logits: values of one without any are seen at any size."""
+    sizes = np.linalg.norm(found.model.W, axis=(1, 2))
+    nothing = np.minimum(found.W_error, tuning.nothing * np.max(sizes, initial=0.0))
+    return [h for h in range(found.model.H) if sizes[h] > nothing[h]]
+
+
+def _long(
+    found: BoundedHeads, count: int, rng: np.random.Generator, tuning: ClosingTuning
+) -> list[Sequences]:
+    """Draw the long sequences of a closing of ``count``, at logits of the strongest head."""
+    model, scored = found.model, _scored(found, tuning)
+
+    def scaled(offsets: Array, query: Array, wanted: float) -> Array:
+        X = np.vstack([offsets, query])
+        logits = np.sqrt(np.mean((model.scores_of(query[None])[0] @ offsets.T) ** 2, axis=1))
+        strongest = float(np.max(logits[scored], initial=0.0))
+        return np.asarray(np.sqrt(wanted / strongest) * X if strongest else X)
+
+    return by_length(draw_long(model, count, rng, scaled, tuning.long), "hold-out, long")

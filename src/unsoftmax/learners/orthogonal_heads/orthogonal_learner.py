@@ -163,7 +163,7 @@ class OrthogonalHeads(Configured):
         sizes = [E.shape[1] for E in self._bases()]
         search, head = self.tuning.search, self.tuning.head
         # the first round, what it asks again, and the closing of the hold-out
-        rounds = 3 + head.rounds
+        rounds = 3 + head.rounds + self.tuning.closing.long.most_rounds
         if sizes:
             queries = sum(k + k * k for k in sizes)
             return Plan(
@@ -208,8 +208,9 @@ class OrthogonalHeads(Configured):
         further = list(dict.fromkeys(line for head in heads for line in head.unbounded))
         if hidden := found.complement.hidden:
             further.append(f"Heads with ‖v_h‖ below {hidden:.0e} would not be seen.")
+        evidence, looked = yield from judged(bounded, opened, rng, self.tuning.closing)
+        further += [looked] * bool(checks)
         certificate = certificate_of(bounded, opened.values, checks, tuple(further))
-        evidence = yield from judged(bounded, opened, rng, self.tuning.closing)
         notes = *opened.values.precision.why, *found.notes
         return Found(bounded.model, certificate, evidence, notes)
 

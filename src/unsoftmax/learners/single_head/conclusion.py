@@ -22,7 +22,8 @@ from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
-from unsoftmax.validate.judge import Answered, Judgement, fresh_answers, judge
+from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.long_sequences import looked_at
 from unsoftmax.validate.sequences import HoldoutTuning
 
 
@@ -93,8 +94,11 @@ def conclude(
         Knobs.
     """
     certificate = certificate_of(head, first.checks)
-    closing = holdout.closing(head.model, certificate, first.closing, rng, tuning=tuning.holdout)
-    answered = yield from fresh_answers(closing, [first.answered])
+    closing, long = holdout.closing(
+        head.model, certificate, first.closing, rng, tuning=tuning.holdout
+    )
+    rounds = tuning.holdout.long.rounds(long)
+    answered = yield from fresh_answers(closing, [first.answered], rounds)
     try:
         head, evidence = _supported(head, answered, first.checks, otherwise, tuning)
     except ModelMismatch:
@@ -103,7 +107,7 @@ def conclude(
         # no answer told its format while W was read, as with W = 0; now the hold-out does
         rounded = replace(head, values=first.as_rounded)  # type: ignore[type-var]
         head, evidence = _supported(rounded, answered, first.checks, otherwise, tuning)
-    certificate = certificate_of(head, first.checks)
+    certificate = certificate_of(head, first.checks, looked_at(head.model, answered, long))
     _refuse_unknown(head, certificate, tuning)
     notes = head.notes()
     if not np.isfinite(certificate.errors["W"]):
@@ -111,8 +115,8 @@ def conclude(
     return Found(head.model, certificate, evidence, notes)
 
 
-def certificate_of(head: RecoveredHead, checks: int) -> Certificate:
-    """Return the head's bounds with all they assume."""
+def certificate_of(head: RecoveredHead, checks: int, *looked: str) -> Certificate:
+    """Return the head's bounds with all they assume; ``looked`` says how far it was looked."""
     errors, further = head.bounds()
     precision = head.values.precision
     assumes = (
@@ -122,6 +126,7 @@ def certificate_of(head: RecoveredHead, checks: int) -> Certificate:
         "Where a value of the head is a sum of products, their rounding is not above that of the "
         "root mean square of all values.",
         *precision.why,
+        *looked[: int(bool(checks))],
         *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
         *(
             ()
@@ -155,9 +160,11 @@ def _supported(
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
     while True:
         errors, _ = wider.bounds()
-        judgement = judge(
-            (to_first_order(at, y, wider.values, errors, tuning.judge) for at, y in seen), checks
+        compared = (
+            (at.X.shape[1], to_first_order(at, y, wider.values, errors, tuning.judge))
+            for at, y in seen
         )
+        judgement = judge(Residuals.of_lengths(compared), checks)
         evidence = judgement.evidence
         if not judgement.refuses:
             if judgement.strain > 1 / tuning.strain:

@@ -126,11 +126,12 @@ class ExactHead(Configured):
         queries = counts.single_head(d, biases=self.biases)
         columns = singles = d + self.biases
         again = 0 if self.probes == "paper-unit" else self.tuning.again_per_token
+        long = self.tuning.conclusion.holdout.long
         return Plan(
             queries=queries,
             at_most=queries + again * columns,
             tokens=2 * queries - singles,
-            rounds=3 + self.tuning.grid.rounds * (1 + self.biases),
+            rounds=3 + self.tuning.grid.rounds * (1 + self.biases) + long.most_rounds,
             formula="d² + 2d + 1" if self.biases else "d + d²",
         )
 

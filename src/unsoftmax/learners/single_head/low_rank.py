@@ -165,7 +165,7 @@ class LowRankHead(Configured):
             queries=None if self.rank is None else queries,
             at_most=queries + searched + 2 * (r + 1 + biases),
             tokens=2 * (queries + searched) - d - biases,
-            rounds=24 + 8 * biases + 2 * (self.rank is None) * growths(d),
+            rounds=26 + 8 * biases + 2 * (self.rank is None) * growths(d),
             formula=formula,
         )
 

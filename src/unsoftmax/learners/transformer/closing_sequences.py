@@ -3,18 +3,20 @@
 g may be flat where tokens are short, so lengths of query tokens span four decades, and of many
 sequences tried those are asked whose answer differs most from that of the tokens' mean. Half of
 all query tokens are ±e_j, so that single columns of W count, and half of the offsets are
-orthogonal to w, so that W counts where w is large. No query is asked here.
+orthogonal to w, so that W counts where w is large. The long sequences of
+`unsoftmax.validate.long_sequences` are chosen alike. No query is asked here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import Transformer
 from unsoftmax.probes import Array, Sequences
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long
 from unsoftmax.validate.sequences import by_length
 
 
@@ -32,6 +34,10 @@ class ClosingSequenceTuning:
     tried: int = 32
     """Sequences drawn for each that is asked: of networks that are flat near 0 few depend on the
     attention."""
+    tried_long: int = 8
+    """The same for each long one: of many tokens some are where the network is not flat."""
+    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    """The long sequences."""
 
 
 def telling_sequences(
@@ -44,11 +50,38 @@ def telling_sequences(
     """Draw ``count`` sequences whose answers depend on the attention, one family per length."""
     sequences = []
     for n in range(count):
-        X = np.array([_drawn(model, learned, n, rng, tuning) for _ in range(tuning.tried)])
-        difference = np.abs(model(X) - learned.network(X.mean(axis=1)))
-        longest = np.linalg.norm(X, axis=2).max(axis=1)
-        sequences.append(X[int(np.argmax(difference / longest))])
+        tried = [_drawn(model, learned, n, rng, tuning) for _ in range(tuning.tried)]
+        sequences.append(_most_telling(model, learned, tried))
     return by_length(sequences, "hold-out, closing")
+
+
+def long_sequences(
+    model: Transformer,
+    learned: LearnedNetwork,
+    count: int,
+    rng: np.random.Generator,
+    tuning: ClosingSequenceTuning,
+) -> list[Sequences]:
+    """Draw the long sequences of a closing of ``count``, one family per length."""
+
+    def scaled(offsets: Array, query: Array, logits: float) -> Array:
+        size = 10.0 ** rng.uniform(*tuning.log_lengths)
+        return _scaled(model, learned, offsets, size * query, logits)
+
+    tried = [
+        draw_long(model, count, rng, scaled, tuning.long)
+        for _ in range(tuning.tried_long if tuning.long.of(count, model.dim) else 0)
+    ]
+    chosen = [_most_telling(model, learned, [*some]) for some in zip(*tried, strict=True)]
+    return by_length(chosen, "hold-out, long")
+
+
+def _most_telling(model: Transformer, learned: LearnedNetwork, tried: list[Array]) -> Array:
+    """Return the sequence whose answer differs most from that of the tokens' mean."""
+    X = np.array(tried)
+    difference = np.abs(model(X) - learned.network(X.mean(axis=1)))
+    longest = np.linalg.norm(X, axis=2).max(axis=1)
+    return np.asarray(X[int(np.argmax(difference / longest))])
 
 
 def _drawn(
@@ -64,12 +97,20 @@ def _drawn(
     if n % 2:
         direction = np.eye(1, d, int(rng.integers(d)))[0]
     size = 10.0 ** rng.uniform(*tuning.log_lengths) * rng.choice([-1.0, 1.0])
-    b = learned.length * size * direction
     offsets = rng.standard_normal((tokens - 1, d)) / np.sqrt(d)
     if n % 4 > 1 and d > 1:
         across = model.w / (np.linalg.norm(model.w) or 1.0)
         offsets -= np.outer(offsets @ across, across)
+    wanted = tuning.logits[n % len(tuning.logits)]
+    return _scaled(model, learned, offsets, size * direction, wanted)
+
+
+def _scaled(
+    model: Transformer, learned: LearnedNetwork, offsets: Array, query: Array, wanted: float
+) -> Array:
+    """Make a sequence with logits of an rms, or of less where offsets would be longer than b."""
+    b = learned.length * query
     rms = float(np.sqrt(np.mean((offsets @ model.scores_of(b[None])[0]) ** 2)))
     reach = max(float(np.linalg.norm(b)), learned.length)
-    alpha = min(tuning.logits[n % len(tuning.logits)] / rms, reach) if rms > 0 else reach
+    alpha = min(wanted / rms, reach) if rms > 0 else reach
     return np.vstack([b + alpha * offsets, b])

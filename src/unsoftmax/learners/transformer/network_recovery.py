@@ -19,6 +19,7 @@ from unsoftmax.models import ReluNetwork, canonical
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers, Found
 from unsoftmax.validate import sequences as holdout
+from unsoftmax.validate.sequences import DriftTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,22 @@ class TransformerHoldOut:
 
 
 def open_hold_out(
-    dim: int, queries: int, part: int, rng: np.random.Generator
+    dim: int, queries: int, part: int, rng: np.random.Generator, drift: DriftTuning
 ) -> Generator[Round, Answers, TransformerHoldOut]:
-    """Ask the first ``part`` sequences, and half of them again; keep as many for the network."""
+    """Ask the first ``part`` sequences, and half of them again; keep as many for the network.
+
+    Raises
+    ------
+    ModelMismatch
+        Answers drift.
+    """
     opening = holdout.opening(dim, part, rng)
     answers = repeated = np.zeros(0)
     if part:
         [answers] = yield [opening]
     if repeats := part // 2:
         [repeated] = yield [holdout.repeated(opening, repeats)]
+        holdout.refuse_drift(answers[:repeats], repeated, drift)
     left = queries - 2 * part - len(repeated)
     return TransformerHoldOut(opening, answers, repeated, left, queries)
 

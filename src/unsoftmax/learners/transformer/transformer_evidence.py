@@ -19,6 +19,7 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
 from unsoftmax.learners.transformer.closing_sequences import (
     ClosingSequenceTuning,
+    long_sequences,
     telling_sequences,
 )
 from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut
@@ -28,8 +29,9 @@ from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.models.attention import mean_shift, pooled_tokens, score_rounding, score_shift
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found
-from unsoftmax.validate.head_comparison import UNBOUNDED
+from unsoftmax.validate.head_comparison import UNBOUNDED, sum_rounding
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.long_sequences import looked_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ class TransformerParts:
             "w": self.attention.w_error,
         }
 
-    def assumes(self, checks: int) -> tuple[str, ...]:
-        """Say what the bounds rest on."""
+    def assumes(self, checks: int, looked: str) -> tuple[str, ...]:
+        """Say what the bounds rest on; ``looked`` is how far the hold-out looked."""
         learned, rank = self.learned, self.assumed.rank
         given = [
             "The target is one softmax head followed by the network: what the hold-out tests, it "
@@ -103,8 +105,8 @@ class TransformerParts:
                 "+ slope·‖x‖."
             )
         given += learned.precision.why
-        if not checks:
-            given.append("Nothing was checked: exact float64 answers are taken for granted.")
+        nothing = "Nothing was checked: exact float64 answers are taken for granted."
+        given.append(looked if checks else nothing)
         return (*self.network.certificate.assumes, *given)
 
 
@@ -124,8 +126,11 @@ def conclude_transformer(
         The answers are too coarse to say anything of W.
     """
     model, learned = parts.attention.model, parts.learned
-    closing = telling_sequences(model, learned, held.left, rng, tuning.closing)
-    answered = yield from fresh_answers(closing, [(held.opening.X, held.answers)])
+    long = long_sequences(model, learned, held.left, rng, tuning.closing)
+    short = held.left - sum(map(len, long))
+    closing = telling_sequences(model, learned, short, rng, tuning.closing)
+    rounds = tuning.closing.long.rounds(long)
+    answered = yield from fresh_answers(closing, [(held.opening.X, held.answers)], rounds)
     residuals = transformer_residuals(model, learned, parts.errors, answered, tuning)
     judgement = judge(residuals, held.queries)
     if judgement.refuses:
@@ -133,7 +138,8 @@ def conclude_transformer(
     notes = parts.network.notes
     if not np.isfinite(parts.attention.W_error):
         notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
-    certificate = Certificate(parts.errors, parts.assumes(held.queries))
+    looked = looked_at(model, answered, long)
+    certificate = Certificate(parts.errors, parts.assumes(held.queries, looked))
     return Found(model, certificate, judgement.evidence, notes)
 
 
@@ -160,7 +166,9 @@ def transformer_residuals(
     points = [TransformerAt.of(model, X, y) for X, y in answered if len(y)]
     # g may be flat at some sequences: its steepest piece sets the size of all
     steepest = max((float(at.slope.max()) for at in points), default=0.0)
-    return Residuals.joined(_compared(at, learned, errors, steepest, tuning) for at in points)
+    return Residuals.of_lengths(
+        (at.X.shape[1], _compared(at, learned, errors, steepest, tuning)) for at in points
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +218,7 @@ def _compared(
     deviations = np.linalg.norm(X - at.pooled[:, None], axis=2)
     shift = mean_shift(at.weights, deviations, np.minimum(moved, tuning.most_moved))
     own = learned.error(at.pooled) if bounded else tuning.most_moved * np.abs(y)
+    own = own + at.slope * sum_rounding(at.weights, np.linalg.norm(X, axis=2), UNIT)
     size = np.linalg.norm(X, axis=2).max(axis=1) * steepest
     size += np.abs(network(np.zeros((1, X.shape[2]))))
     size = np.where(size > 0, size, 1.0)

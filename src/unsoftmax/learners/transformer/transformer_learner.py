@@ -46,6 +46,7 @@ from unsoftmax.measure.precision import PrecisionTuning
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.protocol import Learner, Plan, Steps
+from unsoftmax.validate.sequences import DriftTuning
 
 Head: TypeAlias = ExactHead | LowRankHead
 
@@ -60,6 +61,8 @@ class TransformerTuning:
     """Which fresh answers are asked at the end, and how far they may be off."""
     precision: PrecisionTuning = field(default=PrecisionTuning())
     """How the precision of the answers is recognised."""
+    drift: DriftTuning = field(default=DriftTuning())
+    """When answers count as drifting."""
     opening_part: int = 4
     """One in so many queries of the hold-out goes to the network's learner, and as many to the
     first sequences, which tell the precision of the answers; half as many repeat these."""
@@ -209,7 +212,7 @@ class TransformerLearner(Configured):
             queries=None,
             at_most=first.at_most + asked,
             tokens=first.tokens + 2 * asked,
-            rounds=first.rounds + rounds + 2,
+            rounds=first.rounds + rounds + 2 + self.tuning.evidence.closing.long.most_rounds,
             formula=f"network: {first.formula}; attention: {formula}",
         )
 
@@ -225,7 +228,7 @@ class TransformerLearner(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
         part = checks // self.tuning.opening_part
-        held = yield from open_hold_out(self.dim, checks, part, rng)
+        held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
         found = yield from self._network.steps(part)
         learned = learned_network(found, held.precision(self.tuning.precision), held.answers)
         if self.attention == "local":

@@ -153,7 +153,7 @@ class ApproximateHead(Configured):
             at_most=queries + max(0, pilots - 1) * d,
             tokens=2 * queries - repeats * d,
             # opening and repeats; v again; pilots and the rest; hold-out
-            rounds=2 + (repeats > 1) + 1 + pilots + 1,
+            rounds=2 + (repeats > 1) + 1 + pilots + 1 + self.tuning.holdout.long.most_rounds,
             formula="d + d²" if repeats == 1 else "repeats·(d + d²)",
         )
 

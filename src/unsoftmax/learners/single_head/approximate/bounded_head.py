@@ -30,7 +30,8 @@ from unsoftmax.protocol import Found, Steps
 from unsoftmax.solve.two_sided import TwoSidedSystem
 from unsoftmax.validate import sequences
 from unsoftmax.validate.head_comparison import HeadAt, for_any_error
-from unsoftmax.validate.judge import Residuals, hold_out
+from unsoftmax.validate.judge import Residuals, fresh_answers, judge
+from unsoftmax.validate.long_sequences import looked_at
 from unsoftmax.validate.sequences import HoldoutTuning
 
 
@@ -220,10 +221,12 @@ def conclude_bounded(
     def compare(X: Array, y: Array) -> Residuals:
         return for_any_error(HeadAt.of(model, X), y, head.values, certificate.errors["W"])
 
-    closing = sequences.closing(
+    closing, long = sequences.closing(
         model, certificate, first.closing, rng, declared.longest, tuning=tuning.holdout
     )
-    judgement = yield from hold_out(closing, compare, first.checks, [first.answered])
+    rounds = tuning.holdout.long.rounds(long)
+    answered = yield from fresh_answers(closing, [first.answered], rounds)
+    judgement = judge([compare(X, y) for X, y in answered], first.checks)
     evidence = judgement.evidence
     if judgement.refuses:
         raise ModelMismatch(
@@ -232,4 +235,5 @@ def conclude_bounded(
             f"attention head over {model.dim} dimensions, or it has biases, or the tolerance "
             "is too small."
         )
+    certificate = certificate_of(head, first.checks, looked_at(model, answered, long))
     return Found(model, certificate, evidence, head.notes())

@@ -16,19 +16,21 @@ certificate allows, one of the two labels is wrong, however small the difference
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.measure.bisection import Labels
+from unsoftmax.measure.bisection import Labels, read_labels
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.models.attention import largest_mean_shift
 from unsoftmax.probes import Array, Flags, Sequences
 from unsoftmax.protocol import Certificate
-from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt
-from unsoftmax.validate.judge import Judgement, Residuals, from_the_side
+from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt, sum_rounding
+from unsoftmax.validate.judge import Answered, Judgement, Residuals, from_the_side, judge
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.sequences import by_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class FlipTuning:
     most_share: float = 0.5
     """A sequence whose answer may be off by this share of its size is left out. Without any
     other the evidence is that nothing was checked."""
+    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    """The long sequences, but for single tokens, whose labels do not depend on W."""
+    vague: float = 0.1
+    """None is asked where W is known less well than to this share of it: at logits as small as
+    that bound then asks for, labels of many tokens do not depend on W."""
+    nothing: float = 1e-6
+    """A bound on W below this is no vague one, however small W is."""
 
 
 def at_flips(
@@ -73,21 +82,46 @@ def at_flips(
             continue
         pairs = (int(wanted) + 1) // 2
         drawn = [rng.standard_normal((pairs, length, model.dim)) for _ in range(2)]
-        ends = np.stack([_sized(model, certificate, X, tuning) for X in drawn])
-        # f(−X) = −f(X): every sequence can be made to have either label
-        signs = np.where(model(ends.reshape(-1, length, model.dim)) > 0, 1.0, -1.0)
-        ends *= (signs.reshape(2, pairs) * np.array([[1.0], [-1.0]]))[..., None, None]
+        logits = np.resize(tuning.logits, pairs)
+        ends = np.stack([_sized(model, certificate, X, logits, tuning) for X in drawn])
         X = _beside_the_flip(model, certificate, ends, tuning)
         families.append(Sequences(X[: int(wanted)], phase="hold-out, closing", purpose="check"))
     return families
 
 
-def _sized(model: SingleHead, certificate: Certificate, drawn: Array, tuning: FlipTuning) -> Array:
-    """Scale normal sequences (pairs, N, d) so that their logits are moderate and known."""
+def long_at_flips(
+    model: SingleHead,
+    certificate: Certificate,
+    count: int,
+    rng: np.random.Generator,
+    tuning: FlipTuning,
+) -> list[Sequences]:
+    """Draw the long sequences of a closing of ``count``, two next to each flip."""
+    if certificate.errors["W"] > max(tuning.vague * model.norm("W"), tuning.nothing):
+        return []
+
+    def sized(offsets: Array, query: Array, logits: float) -> Array:
+        X = np.sqrt(model.dim) * np.vstack([offsets, query])
+        return np.asarray(_sized(model, certificate, X[None], np.array([logits]), tuning)[0])
+
+    drawn = [draw_long(model, count // 2, rng, sized, tuning.long) for _ in range(2)]
+    flips: list[Array] = []
+    for shape, *ends in zip(tuning.long.of(count // 2, model.dim), *drawn, strict=True):
+        if shape.kind == "permuted":
+            order = [*rng.permutation(shape.tokens - 1), shape.tokens - 1]
+            flips += [X[order] for X in flips[-2:]]
+        elif shape.tokens > 1:
+            flips += [*_beside_the_flip(model, certificate, np.array(ends)[:, None], tuning)]
+    return by_length(flips, "hold-out, long")
+
+
+def _sized(
+    model: SingleHead, certificate: Certificate, drawn: Array, wanted: Array, tuning: FlipTuning
+) -> Array:
+    """Scale normal sequences (pairs, N, d) to an rms of logits, as far as the bounds know them."""
     X = drawn / np.sqrt(model.dim)
     query = X[:, -1]
     scores = np.einsum("bnd,bd->bn", X[:, :-1], model.scores_of(query))
-    wanted = np.resize(tuning.logits, len(X))
     with np.errstate(divide="ignore"):
         size = wanted / np.sqrt(np.mean(scores**2, axis=1))
         reach = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(query, axis=1)
@@ -101,7 +135,10 @@ def _beside_the_flip(
     model: SingleHead, certificate: Certificate, ends: Array, tuning: FlipTuning
 ) -> Array:
     """Return sequences on the lines from ``ends[0]`` to ``ends[1]``, in pairs around f̂ = 0."""
-    ones, zeros = ends
+    # f(−X) = −f(X): every sequence can be made to have either label
+    signs = np.where(model(ends.reshape(-1, *ends.shape[2:])) > 0, 1.0, -1.0)
+    signs = signs.reshape(ends.shape[:2]) * np.array([[1.0], [-1.0]])
+    ones, zeros = signs[..., None, None] * ends
     count = len(ones)
 
     def below(place: Array) -> Flags:
@@ -151,7 +188,8 @@ def uncertainty(at: HeadAt, v: Array, certificate: Certificate) -> Array:
     # round-off twice: that of the target's scores and that of the scores as computed here
     moved = at.score_moves(2 * UNIT, min(certificate.errors["W"], UNBOUNDED)).max(axis=1)
     shifted = largest_mean_shift(at.weights, np.abs(values - mean[:, None]), moved)
-    return np.asarray(at.longest * (2 * KAPPA * UNIT + certificate.errors["v"]) + shifted)
+    summed = sum_rounding(at.weights, values, 2 * UNIT)
+    return np.asarray(at.longest * (2 * KAPPA * UNIT + certificate.errors["v"]) + shifted + summed)
 
 
 def compare_labels(
@@ -173,6 +211,32 @@ def compare_labels(
     )
 
 
+def judge_labels(
+    model: SingleHead,
+    certificate: Certificate,
+    answered: list[Answered],
+    checks: int,
+    tuning: FlipTuning,
+) -> Judgement:
+    """Judge a head by its hold-out's labels; refuse one that some label contradicts.
+
+    Raises
+    ------
+    ModelMismatch
+        By more than its certificate allows.
+    """
+    labels = read_labels([y for _, y in answered])
+    judgement = judge(
+        (
+            compare_labels(model, certificate, X, label, tuning)
+            for (X, _), label in zip(answered, labels, strict=True)
+        ),
+        checks,
+    )
+    refuse_wrong_labels(judgement, model.dim)
+    return judgement
+
+
 def refuse_wrong_labels(judgement: Judgement, dim: int) -> None:
     """Refuse a head that some label contradicts by more than its certificate allows."""
     evidence = judgement.evidence
@@ -184,3 +248,17 @@ def refuse_wrong_labels(judgement: Judgement, dim: int) -> None:
             f"{dim} dimensions, or some labels are wrong, or it computes more coarsely than "
             "float64 (float32 supports 16 bits)."
         )
+
+
+def with_lengths(
+    certificate: Certificate, model: SingleHead, answered: list[Answered], long: list[Sequences]
+) -> Certificate:
+    """Say in a certificate up to which length and size of logits labels were looked at."""
+    if not any(len(y) for _, y in answered):
+        return certificate
+    looked = looked_at(model, answered, long)
+    bit = (
+        "A label is one bit: what differs at large logits alone, as clipped scores do, may answer "
+        "the few sequences asked there with the same labels."
+    )
+    return replace(certificate, assumes=(*certificate.assumes, looked, bit))

@@ -21,8 +21,9 @@ import numpy as np
 from unsoftmax.learners.single_head.labels.beside_flips import (
     FlipTuning,
     at_flips,
-    compare_labels,
-    refuse_wrong_labels,
+    judge_labels,
+    long_at_flips,
+    with_lengths,
 )
 from unsoftmax.learners.single_head.labels.pair_logits import (
     ScaleSearchTuning,
@@ -43,7 +44,7 @@ from unsoftmax.probes import Singles, UnitVectors
 from unsoftmax.protocol import Found, Steps
 from unsoftmax.theory.label_counts import SCHEDULE, LabelSchedule, label_head_again
 from unsoftmax.validate import sequences
-from unsoftmax.validate.judge import judge
+from unsoftmax.validate.judge import fresh_answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,16 @@ def learn_by_bisection(
     found = ProvedHead.of(pairs, logits, ratios, tuning.stand_off)
     if octave < tuning.scale.highest:
         refuse_scale(found, pilots, 2.0**octave, tuning.scale)
-    certificate = found.certificate(checks)
-    closing = at_flips(found.model, certificate, checks - len(opened), rng, tuning.holdout)
+    certificate, left = found.certificate(checks), checks - len(opened)
+    long = long_at_flips(found.model, certificate, left, rng, tuning.holdout)
+    short = left - sum(map(len, long))
+    closing = at_flips(found.model, certificate, short, rng, tuning.holdout)
     ends = found.end_checks()
     labels = read_labels((yield [*ends, *closing]))
     refuse_contradictions(ends, labels[: len(ends)])
     asked = zip([opening, *closing], [opened, *labels[len(ends) :]], strict=True)
-    judgement = judge(
-        (compare_labels(found.model, certificate, part.X, y, tuning.holdout) for part, y in asked),
-        checks,
-    )
-    refuse_wrong_labels(judgement, dim)
+    before = [(part.X, y.astype(np.float64)) for part, y in asked]
+    answered = yield from fresh_answers([], before, tuning.holdout.long.rounds(long))
+    judgement = judge_labels(found.model, certificate, answered, checks, tuning.holdout)
+    certificate = with_lengths(certificate, found.model, answered, long)
     return Found(found.model, certificate, judgement.evidence, found.notes(certificate))

@@ -2,7 +2,7 @@
 
 Recovers W, and v up to its norm, of f(X) = Σ_i α_i x_i·v, α = softmax_i(x_i·W x_N), from an
 oracle that answers 1 where f(X) > 0 and 0, or −1, elsewhere. "bisect": about one query per bit of a
-parameter, bits·(d² + d) and a few hundred more, in about bits + 28 rounds. "paper": k + d²·steps,
+parameter, bits·(d² + d) and a few hundred more, in about bits + 30 rounds. "paper": k + d²·steps,
 with the k of the theorem, affordable for d ≤ 2 only.
 
     [g_i e_i − ρ g_p e_p]        label 1 ⇔ ρ < |v_i|/|v_p|, g the signs of v    v/‖v‖
@@ -185,7 +185,7 @@ class LabelHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; with "paper" also where k is astronomic."""
-        d = int(self.dim)
+        d, further = int(self.dim), self.tuning.holdout.long.most_rounds
         if self.method == "paper":
             return self._paper_plan()
         assert self.bits is not None
@@ -197,7 +197,7 @@ class LabelHead(Configured):
             queries=queries,
             at_most=queries + label_counts.label_head_again(d, schedule),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits, schedule),
+            rounds=label_counts.label_head_rounds(d, bits, schedule) + further,
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
         )
 
@@ -209,7 +209,7 @@ class LabelHead(Configured):
             queries=k + d * d * steps,
             at_most=k + d * d * steps,
             tokens=k + 2 * d * d * steps,
-            rounds=-(-k // average.samples) + steps + 1,
+            rounds=-(-k // average.samples) + steps + 1 + self.tuning.holdout.long.most_rounds,
             formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
             f"δ = {promise.failure:g}: k = {k:.3g}{share}, steps = {steps}",
         )

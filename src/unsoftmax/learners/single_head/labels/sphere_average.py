@@ -25,8 +25,9 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.labels.beside_flips import (
     FlipTuning,
     at_flips,
-    compare_labels,
-    refuse_wrong_labels,
+    judge_labels,
+    long_at_flips,
+    with_lengths,
 )
 from unsoftmax.learners.single_head.labels.label_probes import Sphere
 from unsoftmax.measure.bisection import Labels, read_labels
@@ -35,7 +36,7 @@ from unsoftmax.probes import Array, Pairs, Sequences, UnitVectors
 from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.theory import label_counts
 from unsoftmax.validate import sequences
-from unsoftmax.validate.judge import Residuals, hold_out
+from unsoftmax.validate.judge import fresh_answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +108,13 @@ def learn_by_averaging(
     model = SingleHead(W, v)
     bounds = {"W": error, "v": float(np.sqrt(dim)) * v_error}
     certificate = Certificate(bounds, _assumes(promise))
-    closing = at_flips(model, certificate, checks - len(opened), rng, holdout)
-
-    def compare(X: Array, y: Array) -> Residuals:
-        return compare_labels(model, certificate, X, read_labels([y])[0], holdout)
-
-    judgement = yield from hold_out(
-        closing, compare, checks, [(opening.X, opened.astype(np.float64))]
-    )
-    refuse_wrong_labels(judgement, dim)
+    left = checks - len(opened)
+    long = long_at_flips(model, certificate, left, rng, holdout)
+    closing = at_flips(model, certificate, left - sum(map(len, long)), rng, holdout)
+    before = [(opening.X, opened.astype(np.float64))]
+    answered = yield from fresh_answers(closing, before, holdout.long.rounds(long))
+    judgement = judge_labels(model, certificate, answered, checks, holdout)
+    certificate = with_lengths(certificate, model, answered, long)
     notes = ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1, to within its error.",)
     return Found(model, certificate, judgement.evidence, notes)
 

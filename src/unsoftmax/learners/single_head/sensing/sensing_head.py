@@ -139,12 +139,13 @@ class SensingHead(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs."""
         d, m = int(self.dim), self._count
+        long = self.tuning.conclusion.holdout.long
         formula = "3·r(2d − r) + 5d" if m < d * d else "d + d²"
         return Plan(
             queries=d + m,
             at_most=d + m + self.tuning.gaussian.spare_of(m),
             tokens=d + 2 * m,
-            rounds=3 + self.tuning.gaussian.rounds,
+            rounds=3 + self.tuning.gaussian.rounds + long.most_rounds,
             formula=formula if self.measurements is None else f"d + {m:,} measurements",
         )
 

@@ -1,0 +1,131 @@
+"""The long part of a hold-out: how many, how long, at what logits, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from unsoftmax.learners.single_head.conclusion import ConclusionTuning
+from unsoftmax.learners.single_head.exact import ExactTuning
+from unsoftmax.models.attention import token_scores
+from unsoftmax.probes import Sequences
+from unsoftmax.validate.long_sequences import (
+    LongSequenceTuning,
+    SequenceShape,
+    draw_long,
+    looked_at,
+)
+from unsoftmax.validate.sequences import HoldoutTuning
+
+TUNING = LongSequenceTuning()
+
+
+def at_logits(model):
+    """Scale offsets alone: logits of an rms."""
+
+    def scaled(offsets, query, wanted):
+        u = model.scores_of(query[None])[0]
+        return np.vstack([wanted / np.sqrt(np.mean((offsets @ u) ** 2)) * offsets + query, query])
+
+    return scaled
+
+
+def head(W, w=None):
+    return us.SingleHead(W, np.ones(len(W)), w)
+
+
+def own_scores(model, X):
+    """The query token's score of each head."""
+    return token_scores(X[None, -1:], model.scores_of(X[None, -1])).ravel()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 12, 16, 100])
+def test_half_of_the_end_at_most_and_none_of_a_short_one(count):
+    rng = np.random.default_rng(0)
+    model = head(rng.standard_normal((5, 5)))
+    drawn = draw_long(model, count, rng, at_logits(model), TUNING)
+    assert len(drawn) == (min(8, count // 2) if count >= 4 else 0)
+    assert [len(X) for X in drawn] == [shape.tokens for shape in TUNING.of(count, 5)]
+
+
+def test_every_kind_is_what_it_says():
+    rng = np.random.default_rng(1)
+    model = head(rng.standard_normal((5, 5)))
+    drawn = dict(
+        zip(TUNING.shapes, draw_long(model, 99, rng, at_logits(model), TUNING), strict=True)
+    )
+    for shape, X in drawn.items():
+        scores = (X[:-1] - X[-1]) @ model.scores_of(X[-1:])[0]
+        if shape.tokens > 1:
+            assert np.sqrt(np.mean(scores**2)) == pytest.approx(shape.logits)
+        if shape.kind == "repeats":
+            assert len(np.unique(X.round(9), axis=0)) <= TUNING.distinct + 1
+        if shape.kind == "near":
+            spread = np.linalg.norm(X[:-1] - X[0], axis=1).max()
+            assert 0 < spread < 0.05 * np.linalg.norm(X[0] - X[-1])
+    shapes = list(drawn)
+    at = next(n for n, shape in enumerate(shapes) if shape.kind == "permuted")
+    before, X = drawn[shapes[at - 1]], drawn[shapes[at]]
+    assert not np.array_equal(before, X)
+    assert np.array_equal(before[-1], X[-1])
+    assert np.array_equal(np.sort(before, axis=0), np.sort(X, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("model", "scores"),
+    [
+        (head(-np.eye(4)), {-30.0}),
+        (head(np.eye(4)), {30.0}),
+        (head(np.zeros((4, 4)), np.ones(4)), {-30.0}),
+        (head(np.eye(4), 20 * np.ones(4)), {-30.0}),
+        (us.MultiHead(np.array([np.eye(4), -np.eye(4)]), np.ones((2, 4))), {-30.0, 30.0}),
+        (head(np.zeros((4, 4))), {0.0}),
+        (us.MultiHead(np.zeros((0, 4, 4)), np.zeros((0, 4))), set()),
+    ],
+)
+def test_a_token_by_itself_has_a_low_score_where_it_can(model, scores):
+    """Nothing is left of the softmax but what is no token."""
+    only = replace(TUNING, shapes=(SequenceShape(1, 30.0),))
+    [X] = draw_long(model, 4, np.random.default_rng(2), at_logits(model), only)
+    assert X.shape == (1, 4)
+    assert {round(float(score), 9) for score in own_scores(model, X)} == scores
+
+
+def test_what_was_answered_is_said():
+    rng = np.random.default_rng(3)
+    model = head(np.eye(3))
+    long = [Sequences(rng.standard_normal((2, n, 3)), phase="", purpose="check") for n in (9, 5)]
+    answered = [(part.X, np.zeros(2)) for part in long]
+    said = looked_at(model, answered, long)
+    logits = np.abs((long[0].X - long[0].X[:, -1:]) @ long[0].X[:, -1, :, None]).max()
+    assert f"up to 9 tokens, logits there of up to {logits:.2g}:" in said
+    assert "did not answer" not in said
+    assert "did not answer those of 9 tokens" in looked_at(model, answered[1:], long)
+    assert "up to 0 tokens" in looked_at(model, [], [])
+
+
+def test_rounds_are_by_length_and_short_families_go_together():
+    families = [Sequences(np.zeros((1, n, 2)), phase="", purpose="check") for n in (512, 1, 64, 16)]
+    rounds = TUNING.rounds(families)
+    assert [[part.tokens for part in some] for some in rounds] == [[1, 64, 16], [512]]
+    assert TUNING.most_rounds == 2
+
+
+def test_other_shapes_are_settings():
+    shapes = (SequenceShape(7, 1.0),)
+    holdout = HoldoutTuning(long=replace(TUNING, shapes=shapes))
+    learner = us.learners.ExactHead(
+        3, tuning=ExactTuning(conclusion=ConclusionTuning(holdout=holdout))
+    )
+    assert "fresh" in str(learner.settings()["tuning"])
+    recovery = us.learn(us.SingleHead(np.eye(3), np.ones(3)), learner)
+    assert "up to 20 tokens" in recovery.certificate.assumes[-1]
+
+
+def test_a_sequence_is_no_larger_than_a_batch_may_be():
+    assert max(shape.tokens for shape in TUNING.of(99, 512)) == 512
+    assert {shape.tokens for shape in TUNING.of(99, 2048)} == {128, 64, 16, 1}
+    assert {shape.tokens for shape in TUNING.of(99, 10**6)} == {64, 16, 1}
