@@ -633,8 +633,9 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
     mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
     tuned = exact(DIM, tuning=ExactTuning(grid=LogitGridTuning(largest=5.0)))
     mismatch(tuned, "learner.tuning.grid.largest was its default and is now 5.0")
+    was = exact.revision
     monkeypatch.setattr(exact, "revision", 99)
-    mismatch(exact(DIM), "revision was 2 and is now 99")
+    mismatch(exact(DIM), f"revision was {was} and is now 99")
 
 
 def test_settings_that_differ_are_named_in_full():

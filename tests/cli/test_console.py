@@ -65,7 +65,9 @@ def test_targets(tmp_path):
     function = targets.resolve("numpy:square")
     assert function(np.array([2.0])) == 4.0
     with pytest.raises(console.Refusal, match="no target"):
-        targets.resolve("https://example.org/v2/models/m")
+        targets.resolve("ftp://127.0.0.1/v2/models/m")
+    with pytest.raises(console.Refusal, match="no model's URL"):
+        targets.resolve("http://127.0.0.1/m")
 
 
 def test_interrupts_are_ours_again_afterwards():

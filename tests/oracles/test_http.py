@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -205,7 +206,8 @@ def cut(handler, body):
     handler.end_headers()
     handler.wfile.write(b'{"outputs": [')
     handler.wfile.flush()
-    handler.connection.close()
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
 
 
 FAULTS = {
