@@ -99,29 +99,29 @@ def learn(
         _warn_of_budget(Budget(budget, token_budget), plan, holdout)
     prepare(out, ("model.safetensors", "recovery.json"))
     began = time.monotonic()
-    with _sentences(book), watching() as watcher:
-        recovery = run(
-            oracle,
-            learner,
-            Budget(budget, token_budget),
-            book,
-            holdout=holdout,
-            batch=batch,
-            workers=workers,
-            progress=watcher,
-            retries=Retries(tries=retries, longest_wait_s=longest_wait),
-            timeout=timeout,
-        )
-        seconds = time.monotonic() - began
-        with written(out, book):
-            recovery.save(out)
-    if as_json:
-        show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
-        return
-    show_recovery(recovery, plan.formula, seconds)
-    stdout.print(
-        f"Written: {out}/model.safetensors, {out}/recovery.json", soft_wrap=True, markup=False
-    )
+    with _sentences(book):
+        with watching() as watcher:
+            recovery = run(
+                oracle,
+                learner,
+                Budget(budget, token_budget),
+                book,
+                holdout=holdout,
+                batch=batch,
+                workers=workers,
+                progress=watcher,
+                retries=Retries(tries=retries, longest_wait_s=longest_wait),
+                timeout=timeout,
+            )
+            seconds = time.monotonic() - began
+            with written(out, book):
+                recovery.save(out)
+        if as_json:
+            show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
+            return
+        show_recovery(recovery, plan.formula, seconds)
+        written_files = f"Written: {out}/model.safetensors, {out}/recovery.json"
+        stdout.print(written_files, soft_wrap=True, markup=False)
 
 
 def _resolved(

@@ -138,7 +138,9 @@ class MultiHeadLearner(Configured):
         tries = len(tuning.restarts.starts) + len(tuning.search.precisions) * self.functional
         soft = TokenLengths.under(self.radius, self.biases, tuning.lengths).soft
         unlucky = tuning.restarts.most_unlucky if soft else 0
-        searches = tries * 4 * H * d + (tries + unlucky) * tuning.plan.per_head * (H + 1)
+        shorter = len(tuning.lengths.noises) * len(tuning.shorter.starts)  # for coarse answers
+        half_circles = tries + unlucky + shorter
+        searches = tries * 4 * H * d + half_circles * tuning.plan.per_head * (H + 1)
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
         at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
@@ -148,7 +150,8 @@ class MultiHeadLearner(Configured):
             queries=None,
             at_most=at_most + by_poles,
             tokens=2 * at_most + 4 * copies + pole_tokens,
-            rounds=tuning.plan.rounds * (tries + unlucky // tuning.restarts.search_counts),
+            rounds=tuning.plan.rounds
+            * (tries + shorter + unlucky // tuning.restarts.search_counts),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
             f"{H} of rank {r}",
         )
