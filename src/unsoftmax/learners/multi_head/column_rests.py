@@ -1,7 +1,7 @@
 """What columns of a head leave beside the space of earlier ones: its rank, and a tail's error.
 
 A head's logits at rows A of its window, M = A W, tell W q for every q from rows R alone if W q lies
-in the span Q of earlier columns. Other rows X then show what is left of it,
+in the span Q of earlier columns. The other rows X, which check, then show what is left of it,
 
     ρ = M_Xq − C M_Rq,    C = A_X Q (A_R Q)⁻¹,    ρ = (A_X − C A_R) W q.
 

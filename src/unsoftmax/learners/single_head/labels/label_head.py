@@ -68,7 +68,8 @@ class LabelHead(Configured):
     seed : int
         Decides offsets, query tokens, samples and the hold-out: the same seed asks the same.
     tuning : LabelTuning
-        The algorithm's knobs.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
