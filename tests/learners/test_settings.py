@@ -151,9 +151,9 @@ def test_tables_among_knobs_are_json():
 
 
 def test_knobs_of_another_algorithm_are_refused():
-    with pytest.raises(TypeError, match="tuning must be a OuterTuning"):
+    with pytest.raises(TypeError, match="tuning must be of type OuterTuning"):
         Toy(4, tuning=InnerTuning()).settings()  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="tuning must be a ExactTuning"):
+    with pytest.raises(TypeError, match="tuning must be of type ExactTuning"):
         us.learners.ExactHead(4, tuning=LogitGridTuning()).settings()  # type: ignore[arg-type]
 
 
@@ -211,7 +211,9 @@ def test_every_knob_of_another_type_is_refused_by_its_full_path(model):
             count += 1
     assert count > 10
     for none in (None, 3, InnerTuning()):
-        with pytest.raises(TypeError, match=f"tuning must be a {type(default).__name__}; it is"):
+        with pytest.raises(
+            TypeError, match=f"tuning must be of type {type(default).__name__}; it is"
+        ):
             make(tuning=none)
 
 
@@ -344,3 +346,20 @@ def test_numbers_alone():
     assert as_json(None) is None
     assert as_json("x") == "x"
     assert as_json((1, 2.5, np.int64(3))) == [1, 2.5, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: knob(us.learners.ExactHead(3), again_per_token=-1), "again_per_token must be 0"),
+        (lambda: knob(us.learners.LabelHead(3, 8), group=0), "group must be 1 or more"),
+        (lambda: knob(us.learners.ReluNetworkLearner(3), attempts=0), "attempts must be 1 or more"),
+    ],
+)
+def test_knobs_out_of_range_are_named(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+def knob(learner, **changes):
+    return dataclasses.replace(learner, tuning=dataclasses.replace(learner.tuning, **changes))

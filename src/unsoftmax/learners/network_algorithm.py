@@ -105,7 +105,8 @@ class NetworkAlgorithm(Configured):
     seed : int
         Decides the hold-out.
     tuning : AlgorithmTuning
-        The adapter's knobs.
+        Knobs of the adapter, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -66,21 +66,35 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
 def knobs(path: str, value: Any, kind: type[Any]) -> None:
     """Refuse a dataclass of knobs unless all of them are of the types that they are declared.
 
+    A number whose default is not negative must not be, and is at least what its field's metadata
+    has under "least".
+
     Raises
     ------
-    TypeError
-        One is not; it is named by its full path.
+    TypeError, ValueError
+        One is not of its type, or too small; it is named by its full path.
     """
     if type(value) is not kind:
-        raise TypeError(f"{path} must be a {kind.__name__}; it is {value!r}.")
+        raise TypeError(f"{path} must be of type {kind.__name__}; it is {_shown(value)}.")
     declared: Any = kind
-    for name, hint in _declared(declared).items():
+    for field in fields(declared):
+        name, hint = field.name, _declared(declared)[field.name]
         knob, whole_path = getattr(value, name), f"{path}.{name}"
         if is_dataclass(hint):
             assert isinstance(hint, type)
             knobs(whole_path, knob, hint)
         elif not _fits(knob, hint):
-            raise TypeError(f"{whole_path} must be {_described(hint)}; it is {knob!r}.")
+            raise TypeError(f"{whole_path} must be {_described(hint)}; it is {_shown(knob)}.")
+        elif hint in (int, float) and field.default is not MISSING and field.default >= 0:
+            least = field.metadata.get("least", 0)
+            if knob < least:
+                raise ValueError(f"{whole_path} must be {least} or more; it is {knob!r}.")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]} …"
 
 
 def _fits(value: Any, hint: Any) -> bool:

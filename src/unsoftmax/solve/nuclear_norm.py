@@ -52,8 +52,8 @@ class NuclearNormTuning:
     """Under little noise y drifts by μ a step where it is not unique, and the gap no longer
     halves: it has stagnated when that takes as many steps as all before, and these."""
     coarse: float = 100.0
-    """Measurements this many times as noisy as the median are left to the fit: the splitting
-    would only drift with them."""
+    """Measurements this many times as noisy as the median are left to the fit:
+    Douglas–Rachford's steps would only drift with them."""
     garbled: float = 1e-3
     """Noise that the inverse of d² measurements amplifies to this share of W leaves no rank to
     see: then the nuclear norm decides."""

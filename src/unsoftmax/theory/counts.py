@@ -89,8 +89,8 @@ def sensing(dim: int, rank: int) -> int:
 def relu_network(dim: int, neurons: int, biases: bool = True) -> int:
     """Count the free parameters of a ReLU network of one hidden layer.
 
-    A positive factor moves between a neuron's input and output weights, so m(d + 1) + m + 1
-    numbers with biases are m(d + 2) + 1 with the signs; without, m·d + m.
+    A, b, w_o and c are m(d + 2) + 1 numbers; without biases A and w_o are m(d + 1). That a positive
+    factor may move between a neuron's input and output weights is not taken off.
 
     Examples
     --------

@@ -127,7 +127,7 @@ def label_head_paper(
     ('1.3e+28', 40)
     """
     eps_v = label_value_error(dim, error, margin, norm_bound)
-    # L = 1/(σ(½)σ(−½)) = 4.2551 (Lemma A.1) and the proof's other constants make 0.0087
+    # L = 1/(σ(½)σ(−½)) = 4.2553 (Lemma A.1) and the proof's other constants make 0.0087
     step = 0.0087 * error / dim * margin**1.5
     step /= math.sqrt(2) * norm_bound**1.5 * (1 + 4 * eps_v / margin)
     width = math.sqrt(1 / (2 * norm_bound * margin)) - math.sqrt(margin / (8 * norm_bound))

@@ -1,7 +1,7 @@
 """What columns of a head leave beside the space of earlier ones: its rank, and a tail's error.
 
 A head's logits at rows A of its window, M = A W, tell W q for every q from rows R alone if W q lies
-in the span Q of earlier columns. Other rows X then show what is left of it,
+in the span Q of earlier columns. The other rows X, which check, then show what is left of it,
 
     ρ = M_Xq − C M_Rq,    C = A_X Q (A_R Q)⁻¹,    ρ = (A_X − C A_R) W q.
 
@@ -73,6 +73,7 @@ def rests_of(
     skeleton = Skeleton(basis, A_R)
     C = np.asarray(np.linalg.lstsq(skeleton.core.T, (A_X @ basis).T, rcond=None)[0].T)
     rest = table.M[count:] - C @ table.M[:count]
+    # how much of every earlier column is in each of these
     k = np.linalg.lstsq(vectors, skeleton.solve(table.M[:count]), rcond=None)[0]
     square = _carried(table.noise, C, count) + _carried(before.noise, C, count) @ k**2
     seen = np.linalg.norm(A_X - C @ A_R, axis=1)
@@ -81,6 +82,7 @@ def rests_of(
     tau = np.abs(rest) / np.where(seen > 0, seen, np.inf)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.linalg.norm(rest, axis=0) / np.linalg.norm(table.M, axis=0)
+    # a tail has d directions, of which a checking row sees one
     tail = float(np.sqrt(d * np.mean(tau**2))) if tau.size else 0.0
     return ColumnRests(
         rest, np.sqrt(square), np.nan_to_num(share), tail, float(np.linalg.norm(left)) / np.sqrt(d)

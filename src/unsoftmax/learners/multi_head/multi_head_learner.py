@@ -76,7 +76,8 @@ class MultiHeadLearner(Configured):
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
     tuning : MultiHeadTuning
-        Knobs of the algorithm, nested by step; each field says its reason.
+        Knobs of the algorithm, nested by step, each with its reason in the source. To change
+        some: ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

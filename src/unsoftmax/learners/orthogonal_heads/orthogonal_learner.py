@@ -88,7 +88,8 @@ class OrthogonalHeads(Configured):
     seed : int
         Decides the random probes and the hold-out: the same seed asks the same.
     tuning : OrthogonalTuning
-        Knobs of the algorithm, each with its reason.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""One line through 0, asked at lengths from 10⁻⁹ to 10¹²: at which lengths a network bends.
+"""One line through 0, asked at lengths from 4·10⁻⁹ to 10¹²: at which lengths a network bends.
 
 A line through 0 crosses every hyperplane that 0 is not on, on one of its two sides. Asked at
 lengths 4^k on both sides, the slopes between neighbours change where hyperplanes are crossed,

@@ -4,12 +4,12 @@ Target g(x) = Σ_j w_o[j]·relu(x·A_j + b_j) + c, asked at single tokens. This 
 A_FFN in Section 4.1 of arXiv 2601.16873, for which the paper takes Milli et al. 2019 (linearly
 independent A_j) or Daniely and Granot 2023 (general position); the number m of neurons need
 not be known. Queries: about m·d + 10m + 300 + m²d/2000, m(d+2) + 1 being the free parameters:
-1.1 to 1.5 times these, and 2 times in the worst case, from 32 dimensions and 64 neurons up.
+1.05 to 1.5 times these, and 2 times in the worst case, from 32 dimensions and 64 neurons up.
 
 The mathematics: lifted to Y = (x, h), F(Y) = h·g(λx/h) is linear between hyperplanes through 0
 (`arrangement.homogeneous`).
 
-1. A line through 0, asked at lengths from 10⁻⁹ to 10¹², crosses every hyperplane: it tells the
+1. A line through 0, asked at lengths from 4·10⁻⁹ to 10¹², crosses every hyperplane: it tells the
    length scale λ (`length_scan`).
 2. Half a great circle crosses each hyperplane once: F has a kink there (`arrangement.kinks`).
 3. The gradient's jumps across them are the neurons, J_k = ε_k a_k, and come from one query per
@@ -69,7 +69,7 @@ class ReluNetworkTuning:
     opening: int = 4096
     """Limit on the queries: ``times`` per free parameter, as residuals are swept again;
     ``per_neuron``, as the search of a kink takes 9 to 15; and ``opening`` for small networks."""
-    attempts: int = 2
+    attempts: int = field(default=2, metadata={"least": 1})
     """Searches from scratch before a target is refused: of networks over six decades the first is
     in vain in one of 200 cases, where a neuron is hidden by the errors of another."""
     rounds: int = 12600
@@ -95,7 +95,8 @@ class ReluNetworkLearner(Configured):
     seed : int
         Decides circles and the hold-out: the same seed asks the same.
     tuning : ReluNetworkTuning
-        The knobs of the algorithm.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

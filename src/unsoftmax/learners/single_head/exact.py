@@ -78,7 +78,8 @@ class ExactHead(Configured):
     seed : int
         Decides the random offsets and the hold-out: the same seed asks the same.
     tuning : ExactTuning
-        Knobs of the algorithm.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

@@ -102,7 +102,8 @@ class LowRankHead(Configured):
     seed : int
         Decides tokens, offsets and the hold-out: the same seed asks the same.
     tuning : LowRankTuning
-        Knobs of the algorithm.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

@@ -95,7 +95,8 @@ class TransformerLearner(Configured):
     seed : int
         Decides query tokens and the hold-out, and the default learners' seeds.
     tuning : TransformerTuning
-        The algorithm's knobs.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

@@ -73,7 +73,8 @@ class ApproximateHead(Configured):
     seed : int
         Decides offsets, bases and the hold-out: the same seed asks the same.
     tuning : ApproximateTuning
-        The algorithm's knobs.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

@@ -59,7 +59,7 @@ class LabelTuning:
     """What fresh sequences are asked."""
     average: SphereTuning = field(default=SphereTuning())
     """The paper's average over the sphere."""
-    group: int = SCHEDULE.group
+    group: int = field(default=SCHEDULE.group, metadata={"least": 1})
     """Entries of v that are compared with each other at once to find the largest. Larger: fewer
     rounds, but group·(group − 1)/2 labels for every group."""
     tiny: float = 2.0**-60

@@ -2,8 +2,8 @@
 
 Recovers W, and v up to its norm, of f(X) = Σ_i α_i x_i·v, α = softmax_i(x_i·W x_N), from an
 oracle that answers 1 where f(X) > 0 and 0, or −1, elsewhere. "bisect": about one query per bit of a
-parameter, bits·(d² + d) and a few hundred more, in about bits + 30 rounds. "paper": k + d²·steps,
-with the k of the theorem, affordable for d ≤ 2 only.
+parameter, (bits + 2)(d² + d) and O(d) + 400 more, in about bits + 20 rounds. "paper": k +
+d²·steps, with the k of the theorem, affordable for d ≤ 2 only.
 
     [g_i e_i − ρ g_p e_p]        label 1 ⇔ ρ < |v_i|/|v_p|, g the signs of v    v/‖v‖
     [αa − βb; −βb], αβ = s       label 1 ⇔ α² > s(b·v/a·v)(1 + e^{s a·(W b)})   a·(W b), so W
@@ -68,7 +68,8 @@ class LabelHead(Configured):
     seed : int
         Decides offsets, query tokens, samples and the hold-out: the same seed asks the same.
     tuning : LabelTuning
-        The algorithm's knobs.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------

@@ -136,6 +136,7 @@ class GaussianReadings:
         yield from self._put(pilots, np.full(len(pilots), k), "pilot")
         for lowered in self.tuning.saturated:
             better = self._better(pilots, k, lowered)
+            # asked near enough to the scale wanted, and all of them can be read
             near = abs(better - k) <= self.tuning.off
             settled = near and bool(np.all(np.isfinite(self._logits(pilots))))
             k, before = better, k

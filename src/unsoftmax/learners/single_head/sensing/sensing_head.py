@@ -75,7 +75,8 @@ class SensingHead(Configured):
     seed : int
         Decides the measurements and the hold-out: the same seed asks the same.
     tuning : SensingTuning
-        Knobs of the algorithm.
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
