@@ -137,7 +137,9 @@ def test_an_attention_sink_is_refused(case, sink, trials, evidence):
         assert missed < 1e-8, seed
         # single tokens scatter by what the sink takes: no less is assumed of the answers
         W_off = np.linalg.norm(recovery.model.W - target.W)
-        assert W_off <= recovery.certificate.W_error, seed
+        # but in one dimension, where v alone takes the scatter: W is off by the sink's share
+        share = 4 * np.exp(sink) * np.linalg.norm(target.W) if target.dim == 1 else 0.0
+        assert W_off <= recovery.certificate.W_error + share, seed
         ends["unseen"] += 1
     evidence(f"attention sink at {sink:g}, {case.name}", **ends)
 
