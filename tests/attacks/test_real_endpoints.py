@@ -213,11 +213,11 @@ def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded
 
 def test_answers_that_are_a_little_too_coarse_are_told_by_how_much(trials):
     for seed in range(trials(1, 10)):
-        target, _ = served(16, 4, seed)
+        target, _ = served(8, 4, seed)
 
         def oracle(X, target=target):
             y = target(X)
             return y * (1 + 5e-5 * np.sin(1e9 * y))
 
         with pytest.raises(us.ModelMismatch, match=r"times more than layers took.*too coarse"):
-            us.learn(oracle, Learner(16, 8, biases=True, seed=seed))
+            us.learn(oracle, Learner(8, 4, biases=True, seed=seed))
