@@ -217,7 +217,7 @@ def test_answers_that_are_a_little_too_coarse_are_told_by_how_much(trials):
 
         def oracle(X, target=target):
             y = target(X)
-            return y * (1 + 5e-5 * np.sin(1e9 * y))
+            return y * (1 + 2e-4 * np.sin(1e9 * y))
 
         with pytest.raises(us.ModelMismatch, match=r"times more than layers took.*too coarse"):
             us.learn(oracle, Learner(8, 4, biases=True, seed=seed))
