@@ -28,11 +28,10 @@ class FingerprintTuning:
     # Roundoffs, times `KAPPA`, by which answers of the same target may differ: in a batch of
     # another size it adds up in another order. Smaller refuses good targets.
     units: float = 64.0
-    # Tokens from which a sequence counts as long, and how many times as much its answer may
-    # differ: it is asked at logits of up to 100, whose rounding moves the weights. Measured: 56
-    # times the roundoffs above. Smaller refuses good targets.
-    long: int = 21
-    long_units: float = 256.0
+    # Relative difference that is always allowed. Where tokens are long and W x is short, the terms
+    # of a score cancel, and their rounding moves the answer: by 1.6e-12 (measured). Smaller refuses
+    # good targets; larger takes a changed target for the same.
+    least: float = 2.0**-37
     # The coarsest format that answers are taken to have: bfloat16. A few answers may be short
     # numbers by chance, and a changed target would pass for a rounded one.
     coarsest: float = 2.0**-8
@@ -139,9 +138,8 @@ class Fingerprint:
         numbers = [self.recorded, now]
         every = max(1, -(-sum(y.size for y in numbers) // self.tuning.format_numbers))
         precision = Precision.of_format([y.ravel()[::every] for y in numbers])
-        tuning, tokens = self.tuning, np.array([len(witness.X) for witness in self.asked])
-        units = tuning.units * np.where(tokens < tuning.long, 1.0, tuning.long_units)
-        arithmetic = units[:, None] * KAPPA * max(precision.unit, self.moved)
+        arithmetic = self.tuning.units * KAPPA * max(precision.unit, self.moved)
+        arithmetic = max(arithmetic, self.tuning.least)
         # Two numbers that are nearly the same are rounded to neighbours at most.
         relative = min(precision.relative, self.tuning.coarsest)
         bound: Array = arithmetic * self._natural_sizes()
