@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.campaign.test_many import layer
 from tests.oracles.dask_targets import HEAD, Replica, busy_once
 
 distributed = pytest.importorskip("distributed", reason="the extra dask")
@@ -71,41 +70,11 @@ def test_what_is_no_client():
 # -- many targets
 
 
-def layer():
-    rng = np.random.default_rng(1)
-    heads = {f"head {h}": us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
-             for h in range(3)}  # fmt: skip
-    return {**heads, "no head": us.SingleHead(np.eye(4), np.zeros(4))}
-
-
-@pytest.mark.parametrize("cluster", [False, True])
-def test_many_targets_have_a_ledger_each_and_one_table(request, tmp_path, cluster):
-    client = request.getfixturevalue("client") if cluster else None
+def test_many_targets_on_a_cluster(client, tmp_path):
     targets = layer()
     found = us.learn_many(targets, us.learners.ExactHead(4), client, tmp_path)
     assert list(found) == list(targets)
     assert [*found.refused] == ["no head"]
     for name, recovery in found.recovered.items():
         assert us.equivalent(recovery.model, targets[name])
-        again = us.Recovery.load(tmp_path / name.replace(" ", "_"))
-        assert us.equivalent(again.model, recovery.model, rtol=0)
         assert (tmp_path / name.replace(" ", "_") / "ledger.sqlite").exists()
-    lines = str(found).splitlines()
-    assert len(lines) == 5
-    assert "NotIdentifiable" in lines[-1]
-    assert repr(found) == "Recoveries(3 of 4 targets recovered)"
-
-
-def test_many_targets_may_have_learners_of_their_own():
-    targets = {"low": HEAD, "exact": HEAD}
-    kinds: dict[str, Any] = {"low": us.learners.LowRankHead(4), "exact": us.learners.ExactHead(4)}
-    found = us.learn_many(targets, kinds.__getitem__, holdout=0)
-    assert [row["refused"] for row in found.rows()] == ["unchecked"] * 2
-    assert {x.learner["learner"] for x in found.recovered.values()} == {"LowRankHead", "ExactHead"}
-
-
-def test_names_that_are_one_folder(tmp_path):
-    with pytest.raises(ValueError, match="names that are one folder"):
-        us.learn_many({"a b": HEAD, "a_b": HEAD}, us.learners.ExactHead(4), folder=tmp_path)
-    with pytest.raises(ValueError, match="no target"):
-        us.learn_many({}, us.learners.ExactHead(4))
