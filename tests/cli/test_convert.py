@@ -53,6 +53,12 @@ def test_an_endpoint_serves_these_weights_and_not_others(folder):
 
     assert run(folder, "convert", "layer.npz", "--heads", 1, "--coordinate", 2).returncode == 0
     assert run(folder, "compare", *files).returncode == 1
+    # a certificate without a hold-out does not count
+    unchecked = json.loads((folder / "found" / "recovery.json").read_text())
+    unchecked["evidence"]["passed"] = False
+    (folder / "found" / "recovery.json").write_text(json.dumps(unchecked))
+    assert run(folder, "convert", "layer.npz", "--heads", 1, "--coordinate", 3).returncode == 0
+    assert run(folder, "compare", *files).returncode == 1
     # a copy without its certificate is compared as it is
     us.load(folder / files[0]).save(folder / "alone.safetensors")
     assert run(folder, "convert", "layer.npz", "--heads", 1, "--coordinate", 3).returncode == 0

@@ -297,6 +297,18 @@ def test_models_within_a_certificate_are_the_same(kind, name):
     assert us.equivalent(model, near, 1e-2, errors=errors).by == "canonical form"
 
 
+@pytest.mark.parametrize("kind", ["single", "several"])
+def test_a_bound_that_is_infinite_makes_nothing_equal(kind):
+    model, errors = trained(kind), {"W": np.inf, "v": np.inf, "w": np.inf, "c": np.inf}
+    for name in errors:
+        other = nudged(model, name, 1.0)
+        assert us.equivalent(model, other, errors=errors).verdict == "different"
+    network = us.ReluNetwork(np.eye(2), np.ones(2))
+    far = us.ReluNetwork(np.eye(2), 2 * np.ones(2))
+    for bound in ("constant", "slope"):
+        assert us.equivalent(network, far, errors={bound: np.inf}).verdict == "different"
+
+
 def test_a_head_too_small_to_be_found_is_within_the_bound_on_v():
     model = trained("several")
     more = us.MultiHead(

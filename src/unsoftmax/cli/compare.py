@@ -65,8 +65,11 @@ def _bounds(*paths: Path) -> dict[str, float]:
     errors: dict[str, float] = {}
     for path in paths:
         if path.name == MODEL_FILE and path.with_name(RECOVERY_FILE).is_file():
-            for name, error in Recovery.load(path.parent).certificate.errors.items():
-                errors[name] = errors.get(name, 0.0) + error
+            recovery = Recovery.load(path.parent)
+            # without a hold-out nothing shows that the target is of the class that it is about
+            if recovery.evidence.passed:
+                for name, error in recovery.certificate.errors.items():
+                    errors[name] = errors.get(name, 0.0) + error
     return errors
 
 

@@ -128,11 +128,14 @@ class ModelEquality(ABC, Generic[M]):
 
 
 def share_of(difference: float, errors: Mapping[str, float], name: str) -> float:
-    """Return a difference over its bound; 0 where nothing differs."""
+    """Return a difference over its bound; 0 where nothing differs.
+
+    A bound that is not finite says nothing: no difference is within it.
+    """
     if not difference:
         return 0.0
     bound = errors.get(name, 0.0)
-    return difference / bound if bound else float("inf")
+    return difference / bound if 0 < bound < float("inf") else float("inf")
 
 
 def octave(size: float) -> float:

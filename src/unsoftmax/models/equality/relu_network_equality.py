@@ -89,6 +89,8 @@ class ReluNetworkEquality(ModelEquality[ReluNetwork]):
         beyond = np.maximum(off - rounding, 0.0)
         if not np.any(beyond):
             return 0.0
+        if not all(np.isfinite(errors.get(name, 0.0)) for name in ("constant", "slope")):
+            return float("inf")
         slope = errors.get("slope", 0.0) * np.linalg.norm(x, axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = beyond / (errors.get("constant", 0.0) + slope)
