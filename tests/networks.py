@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 import unsoftmax as us
@@ -92,3 +94,26 @@ def worst_share(recovery, target, reach: float) -> float:
     x *= (lengths / np.linalg.norm(x, axis=1))[:, None]
     error = np.abs(recovery.model(x) - target(x))
     return float(np.max(error / (errors["constant"] + errors["slope"] * lengths)))
+
+
+def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -> None:
+    """Attack seeds 0 … count − 1: no certificate is broken, 1 in 500 is refused at most.
+
+    ``share_at`` learns one target and returns the largest share of its certificate that is taken.
+    """
+    refused, worst = [], 0.0
+    for seed in range(count):
+        try:
+            share = share_at(seed)
+        except us.UnsoftmaxError as refusal:
+            refused.append((seed, str(refusal)))
+            continue
+        assert share <= 1, seed
+        worst = max(worst, share)
+    assert len(refused) <= count / 500, refused
+    evidence(
+        claim,
+        trials=count,
+        refused=len(refused),
+        largest_share_of_the_certificate=f"{worst:.2f}",
+    )
