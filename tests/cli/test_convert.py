@@ -78,6 +78,7 @@ def test_several_layers_and_json(folder):
     assert (several.returncode, "2 attention layers" in several.stderr) == (2, True)
     content = json.loads(run(folder, *words, "--layer", "layers.1").stdout)
     assert content["file"] == "model.safetensors"
+    assert any("rotary positions" in line for line in content["left_out"])
     assert us.load(folder / "model.safetensors").H == 2
 
 

@@ -124,6 +124,14 @@ def test_projections_are_found_by_the_names_that_people_use(scheme):
         us.find_projections(both, "model.layers.1")
 
 
+def test_layers_that_normalise_queries_are_refused():
+    arrays = layer(0, 6, 3, 2, 2, 6)
+    named = state(arrays, "Llama", "layers.0.self_attn.")
+    named["layers.0.self_attn.q_norm.weight"] = np.ones(3)
+    with pytest.raises(ValueError, match="normalises queries or keys"):
+        us.find_projections(named)
+
+
 def test_plain_names_and_what_holds_no_layer():
     arrays = layer(0, 5, 3, 2, 2, 4)
     assert same(us.find_projections(arrays), arrays)

@@ -9,6 +9,7 @@ import typer
 
 from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, with_exit_status
 from unsoftmax.models import find_projections, from_projections, load_weights
+from unsoftmax.models.projections import may_be_rotary
 
 
 @with_exit_status
@@ -34,7 +35,8 @@ def convert(
 ) -> None:
     """Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model file."""
     try:
-        arrays = find_projections(load_weights(weights), layer)
+        opened = load_weights(weights)
+        arrays = find_projections(opened, layer)
         model = from_projections(**arrays, heads=heads, kv_heads=kv_heads, coordinate=coordinate)
         model.save(out)
     except (ValueError, OSError) as error:
@@ -42,6 +44,11 @@ def convert(
             str(error).replace("coordinate is missing", "--coordinate is missing")
         ) from error
     left_out = ["k_bias: no answer depends on it"] if "k_bias" in arrays else []
+    if may_be_rotary(opened):
+        left_out.append(
+            "rotary positions: models with such names turn queries and keys by their positions, "
+            "and then this model is another function than the layer"
+        )
     if as_json:
         show_json({"model": repr(model), "file": str(out), "left_out": left_out})
         return

@@ -78,6 +78,11 @@ def from_projections(
     ValueError
         Shapes do not fit each other, an entry is not finite, or ``coordinate`` is missing.
 
+    Notes
+    -----
+    Scores depend on the tokens alone. A layer that turns queries and keys by their positions
+    (rotary, as Llama's) is another function than the model built here.
+
     Examples
     --------
     >>> import numpy as np
@@ -138,7 +143,8 @@ def find_projections(weights: Mapping[str, Any], layer: str | None = None) -> di
     Raises
     ------
     ValueError
-        No layer is there, or several are and ``layer`` names none of them.
+        No layer is there, or several are and ``layer`` names none of them; or queries and keys
+        are normalised (q_norm, k_norm), which no projection holds.
 
     Examples
     --------
@@ -163,8 +169,19 @@ def find_projections(weights: Mapping[str, Any], layer: str | None = None) -> di
             f"{', '.join(prefix.rstrip('.') for prefix in list(found)[:8])}"
             f"{' …' if len(found) > 8 else ''}."
         )
-    [names] = found.values()
+    [(prefix, names)] = found.items()
+    for name in (f"{prefix}q_norm.weight", f"{prefix}k_norm.weight"):
+        if name in weights:
+            raise ValueError(
+                f"{name} is there: this layer normalises queries or keys, so its projections "
+                "alone are not its function."
+            )
     return _read(weights, names)
+
+
+def may_be_rotary(weights: Mapping[str, Any]) -> bool:
+    """Tell whether names are those of models that turn queries and keys by their positions."""
+    return any(name.endswith("o_proj.weight") for name in weights)
 
 
 def _layers(weights: Mapping[str, Any]) -> dict[str, dict[str, str]]:
