@@ -309,6 +309,18 @@ def test_a_bound_that_is_infinite_makes_nothing_equal(kind):
         assert us.equivalent(network, far, errors={bound: np.inf}).verdict == "different"
 
 
+@pytest.mark.parametrize("kind", ["single", "several"])
+@pytest.mark.parametrize("name", ["W", "v"])
+def test_a_certificate_that_tells_little_leaves_models_undecided(kind, name):
+    model = trained(kind)
+    size = float(np.linalg.norm(getattr(model, name)))
+    other = nudged(model, name, size)
+    result = us.equivalent(model, other, errors={name: 8 * size})
+    assert (result.verdict, result.by) == ("undecided", "certificate")
+    near = nudged(model, name, 1e-3 * size)
+    assert us.equivalent(model, near, errors={name: 8 * size}).verdict == "equal"
+
+
 def test_a_head_too_small_to_be_found_is_within_the_bound_on_v():
     model = trained("several")
     more = us.MultiHead(

@@ -48,6 +48,10 @@ def learn_one_head(oracle):
     [head] = truth(0, HEAD).heads
     off = np.linalg.norm(recovery.model.W - head.W)
     assert off <= recovery.certificate.W_error
+    for name in "vw":
+        missed = np.linalg.norm(getattr(recovery.model, name) - getattr(head, name))
+        assert missed <= recovery.certificate.errors[name]
+    assert abs(recovery.model.c - truth(0, HEAD).c) <= recovery.certificate.errors["c"]
     return recovery, off / np.linalg.norm(head.W)
 
 

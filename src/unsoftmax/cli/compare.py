@@ -13,7 +13,10 @@ from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, with_exit_status
 from unsoftmax.models import Equivalence, equivalent, load
 
-_VERDICTS = {"certificate": "the same within the certificate"}
+_BY_CERTIFICATE = {
+    "equal": "the same within the certificate",
+    "undecided": "undecided: the certificate is too wide to tell",
+}
 _STATUS = {"equal": 0, "different": 1, "undecided": 3}
 
 
@@ -84,8 +87,10 @@ def _as_json(result: Equivalence, values: list[float] | None) -> dict[str, Any]:
 
 
 def _rows(result: Equivalence, values: list[float] | None) -> list[tuple[str, str]]:
+    named = _BY_CERTIFICATE if result.by == "certificate" else {}
+    said = named.get(result.verdict, result.verdict)
     rows = [
-        ("verdict", _VERDICTS.get(result.by, result.verdict)),
+        ("verdict", said),
         ("decided by", result.by),
         ("largest relative difference", f"{result.gap:.1e}"),
     ]

@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
+from unsoftmax.models.equality.equivalence import (
+    Equivalence,
+    ModelEquality,
+    Tolerance,
+    Verdict,
+)
 from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
 from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
@@ -75,7 +80,8 @@ def equivalent(
         networks the norm is that of all jumps of the gradient and the affine part.
     errors : dict of str to float, optional
         Bounds on the errors of one of the models, as ``recovery.certificate.errors`` has them:
-        models that differ by no more count as equal, "by" the certificate. Where both are
+        models that differ by no more count as equal, "by" the certificate; as undecided if they
+        differ by a tenth, which only a certificate that tells little allows. Where both are
         recovered, the sum of their bounds.
     rules : sequence of ModelEquality, optional
         One for each class; another one may search longer for a witness.
@@ -102,7 +108,9 @@ def equivalent(
             if mine is not None and other is not None:
                 result = rule.compare(mine, other, tolerance)
                 if errors and not result and rule.share(mine, other, errors) <= 1:
-                    return Equivalence("equal", None, result.gap, "certificate")
+                    clear = result.gap <= tolerance.vague
+                    verdict: Verdict = "equal" if clear else "undecided"
+                    return Equivalence(verdict, None, result.gap, "certificate")
                 return result
     return Equivalence("different", None, float("inf"), "shape")
 

@@ -27,7 +27,7 @@ class Equivalence:
         found on which float64 tells the functions apart; or heads of one model are within
         the tolerance of each other, and only if they count as one are the models equal; or
         several heads are compared with a Transformer whose network is affine within the
-        tolerance.
+        tolerance; or a certificate is so wide that it allows differences of a tenth.
     witness : ndarray, shape (N, d), or None
         A sequence on which the two functions differ; only with "different", and None even
         then when the two do not take the same sequences.
@@ -67,6 +67,9 @@ class Tolerance:
 
     rtol: float
     atol: float
+    vague: float = 0.1
+    """Models that differ by more than this share of their parameters are not equal by a
+    certificate, however wide: it tells too little."""
 
     def __post_init__(self) -> None:
         if not (self.rtol >= 0 and self.atol >= 0):
