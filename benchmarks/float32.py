@@ -329,9 +329,9 @@ rank, this factor is some tens in float32 as in float64, so that nothing but the
 is reached. Rounding the answers alone is not all: a score x·(W b + w) that is computed in float32
 is rounded as its terms are large, and the logit between two tokens is off by that before any answer
 is. No scale of the tokens avoids it, since it is relative to the terms of the logit itself; it
-costs two to ten times the error. Several heads and networks are found by long tokens, which costs them
-hundreds to thousands of units in float64. In float32 as many would leave up to 1e-3, and so they
-ask more: heads are corrected by Newton's steps at short tokens
+costs two to ten times the error. Several heads and networks are found by long tokens, which costs
+them hundreds to thousands of units in float64. In float32 as many would leave up to 1e-3, and so
+they ask more: heads are corrected by Newton's steps at short tokens
 ([decision 35](../decisions/0035-real-endpoints.md)), neurons are measured anew until fresh tokens
 are predicted.
 
