@@ -13,7 +13,7 @@ KSERVE  := kserve==0.21.0
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo test core extras evidence lint bench docs clean
+.PHONY: help setup demo test core extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
@@ -90,6 +90,11 @@ bench: setup  ## measure and write the benchmarks' tables
 docs: setup  ## build the documentation into docs/_build
 	$(INSTALL) --editable '.[docs]'
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build
+
+# Beside `make bench`: it needs the extras and both servers.
+bench-endpoints: $(VENV)-extras/.ready
+	$(SERVERS) $(VENV)-extras/bin/python benchmarks/endpoints.py
+	$(VENV)-extras/bin/python benchmarks/float32.py
 
 clean:  ## remove what make made
 	rm -rf $(VENV) $(VENV)-core $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
