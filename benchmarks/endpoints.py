@@ -386,7 +386,7 @@ third to a half of what they cost it goes to rounds of a few questions, which fo
 to sequences of 512 tokens (*own calls / limit*), so that no client comes to the limit with them:
 this one reaches 0.4 to 0.6 of it, and 0.7 to 1.1 of the rate at which the same requests are
 answered when they are made beforehand. Eight choices of one to eight workers and batches of 128 to
-2,048 lie within a seventh of their mean. What helps are longer runs at the same d (`LabelHead`),
+2,048 lie within a fifth of their mean. What helps are longer runs at the same d (`LabelHead`),
 larger heads, and binary tensors: 0.67 to 0.80 of the limit. These are ranges of three measurements
 on a busy machine, where our own side takes its time from the server: learner and runner two fifths
 of it, writing JSON a sixth, HTTP the rest.
