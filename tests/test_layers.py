@@ -269,7 +269,7 @@ FACTS = {
     "models.attention._LARGEST_SHIFT": "where e^(2m) leaves float64",
     "measure.precision.FLOAT32_UNIT": "unit roundoff of float32",
     "measure.precision.KAPPA": "what a dot product may round by, in units: part of every bound",
-    "measure.precision._FLOAT32_BITS": "significant bits of float32",
+    "measure.precision.FLOAT32_BITS": "significant bits of float32",
     "measure.precision._FLOAT16_BITS": "significant bits of float16",
     "measure.precision._FLOAT16_TINY": "what float16's smallest numbers are multiples of",
     "measure.offsets._GRID": "grid on which offset + unit vector is exact in float32",
