@@ -17,11 +17,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from unsoftmax.audit.claims import Claim, ClaimedAnswers
+from unsoftmax.audit.claimed_models import Claim, ClaimedAnswers
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, Precision
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
+
+STRANGE = (
+    "Answers miss identities that hold for every such model by more than the arithmetic of their "
+    "format explains: the target does something else as well."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,11 @@ class AnswerErrorTuning:
 
     safety: float = 16.0
     """The arithmetic's roundoff is taken so many times as large as identities show it."""
+    coarsest: float = 2.0**-11
+    """No arithmetic shows a larger roundoff, bfloat16 included (its own is 2⁻⁹, of terms that are
+    rarely all as large as their bound): identities that are missed by more do not hold."""
+    coarsest_float64: float = 2.0**-24
+    """The same where answers are float64 numbers, from float32 arithmetic at the coarsest."""
     false_alarm: float = 1e-9
     """Probability with which noise alone passes its bound, per answer."""
 
@@ -100,10 +110,10 @@ class Defect:
         size = float(c @ (self.seen.at.roundings + precision.hidden))
         return max(0.0, self.value - by_format) / (KAPPA * size) if size else 0.0
 
-    @property
-    def standard(self) -> float:
-        """The defect in standard deviations of one answer, were it noise alone."""
-        return self.value / float(np.linalg.norm(self.weights))
+    def standard(self, hidden: float) -> tuple[float, float]:
+        """Return the deviation of one answer, were the defect noise; and as a share of its size."""
+        sizes = self.weights * (self.seen.at.roundings + hidden)
+        return self.value / _norm(self.weights), self.value / _norm(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +123,29 @@ class AnswerErrors:
     precision: Precision
     deviation: float = 0.0
     """Standard deviation of an answer's noise."""
+    share: float = 0.0
+    """The same as a share of the answer's size: noise may be of one size, or grow with it."""
     freedom: int = 0
     """Degrees of freedom of its estimate."""
     averaged: int = 1
     """Askings that every answer is the mean of."""
+    strange: bool = False
+    """Whether identities are missed by more than arithmetic of the answers' format explains."""
     tuning: AnswerErrorTuning = AnswerErrorTuning()
 
     @property
-    def noise(self) -> float:
-        """What noise may move an answer by."""
-        if not self.deviation:
+    def _quantile(self) -> float:
+        """How many deviations noise may move an answer by."""
+        if not self.freedom:
             return 0.0
         quantile = scipy.stats.t.isf(self.tuning.false_alarm / 2, self.freedom)
-        return float(quantile * self.deviation / np.sqrt(self.averaged))
+        return float(quantile / np.sqrt(self.averaged))
 
     def of(self, seen: Seen) -> Array:
         """Bound what each answer may be off by, (B,)."""
-        return np.asarray(self.precision.error(seen.at.roundings, seen.y) + self.noise)
+        sizes = seen.at.roundings
+        noise = np.maximum(self.deviation, self.share * (sizes + self.precision.hidden))
+        return np.asarray(self.precision.error(sizes, seen.y) + self._quantile * noise)
 
     def alone(self) -> AnswerErrors:
         """Return the errors of answers that are asked once."""
@@ -137,11 +153,13 @@ class AnswerErrors:
 
     def notes(self) -> tuple[str, ...]:
         """Say what was noticed."""
+        if self.strange:
+            return (*self.precision.why, STRANGE)
         if not self.deviation:
             return self.precision.why
         sentence = (
             f"The same question got different answers: a standard deviation of "
-            f"{self.deviation:.1e}, of which {self.noise:.1e} is allowed for."
+            f"{self.deviation:.1e}, of which {self._quantile:.0f} times as much is allowed for."
         )
         return (*self.precision.why, sentence)
 
@@ -166,7 +184,11 @@ def measured(
     single = FLOAT32_UNIT if significant_bits(generic.y) <= FLOAT32_BITS else 0.0
     unit, hidden = max(found.unit, found.relative, single), float(np.median(generic.at.roundings))
     found = replace(found, unit=unit, hidden=hidden)
-    roundoff = tuning.safety * max((d.roundoffs(found) for d in defects), default=0.0)
+    roundoff = max((d.roundoffs(found) for d in defects), default=0.0)
+    # float64 answers come from float64 or float32 arithmetic, not from any that is coarser
+    strange = roundoff > (tuning.coarsest if single else tuning.coarsest_float64)
+    # and no arithmetic is as coarse as that: then the target is no model of the class
+    roundoff = tuning.safety * roundoff if roundoff <= tuning.coarsest else 0.0
     one, two = twice
     changes = np.abs(two.y - one.y)
     # multiples of 2^-k are what sums that cancel end with, after several of their terms rounded
@@ -174,11 +196,14 @@ def measured(
     precision = replace(found, absolute=found.absolute * (tuning.safety if binary else 1.0))
     if np.all(changes <= 2 * precision.error(one.at.roundings, one.y)):
         reason = "Identities that hold for every such model are missed by the target's arithmetic"
-        return AnswerErrors(precision.with_unit(roundoff, reason), tuning=tuning)
+        precision = precision.with_unit(roundoff, reason)
+        return AnswerErrors(precision, strange=strange, tuning=tuning)
     # noise hides what the arithmetic does: identities are repeats, too
-    squares = [*(changes**2 / 2), *(d.standard**2 for d in defects)]
-    deviation = float(np.sqrt(np.mean(squares)))
-    return AnswerErrors(precision, deviation, len(squares), tuning=tuning)
+    repeats = [*zip(changes, changes / (one.at.roundings + hidden), strict=True)]
+    standard = np.array([d.standard(hidden) for d in defects])
+    squares = np.vstack([np.square(repeats) / 2, np.square(standard)])
+    deviation, share = np.sqrt(np.mean(squares, axis=0))
+    return AnswerErrors(precision, float(deviation), float(share), len(squares), tuning=tuning)
 
 
 def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, float]:
@@ -193,6 +218,10 @@ def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, f
         moves = (norm or 1.0) * seen.at.moves[tensor] / np.sqrt(max(1, entries))
         found[tensor] = _visible(moves, bounds, missed)
     return found
+
+
+def _norm(x: Array) -> float:
+    return float(np.linalg.norm(x)) or 1.0
 
 
 def _visible(moves: Array, bounds: Array, missed: float) -> float:

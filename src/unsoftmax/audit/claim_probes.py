@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.audit.claims import Claim
+from unsoftmax.audit.claimed_models import Claim
 from unsoftmax.probes import Array
 
 
@@ -109,9 +109,16 @@ def in_other_words(sequences: list[Array]) -> list[Array]:
     return [*turned, *(np.repeat(X, 3, axis=0) for X in sequences)]
 
 
-def additive(claim: Claim, rng: np.random.Generator, tuning: ClaimProbeTuning) -> Identities:
-    """Return identities of single tokens for a class that is affine there: its v and its c."""
-    x, y = (_few_bits(rng.standard_normal(claim.dim), tuning.bits) for _ in range(2))
+def additive(
+    claim: Claim, random: list[Array], rng: np.random.Generator, tuning: ClaimProbeTuning
+) -> Identities:
+    """Return identities of single tokens for a class that is affine there: its v and its c.
+
+    Tokens are as long as those of random sequences: what rounds there shows here.
+    """
+    typical = float(np.median([np.linalg.norm(X, axis=1).max() for X in random]))
+    scale = 2.0 ** np.round(np.log2(typical / np.sqrt(claim.dim))) if typical else 1.0
+    x, y = (scale * _few_bits(rng.standard_normal(claim.dim), tuning.bits) for _ in range(2))
     tokens = (0 * x, x, y, x + y, x - y, -x - y)
     coefficients = ((1, -1, -1, 1, 0, 0), (0, -2, 0, 1, 1, 0), (-2, 0, 0, 1, 0, 1))
     return Identities([token[None] for token in tokens], coefficients)
@@ -152,40 +159,55 @@ def _few_bits(x: Array, bits: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of offsets, one per head: a_h(l) = base + (S + l)·rises_h gives head h the logit l."""
+    """Lines of offsets a_h(l) = base + (S + l)·rises_h + turns_h, one per head."""
 
-    query: Array
     base: Array
+    """An offset that no head takes."""
     rises: Array
+    turns: Array
     saturated: float
+    """S."""
 
-    def sequence(self, head: int | None, logit: float = 0.0) -> Array:
-        """Return [b + a; b] with the logit of one head, all others (or all) saturated."""
+    def sequence(self, head: int | None, logit: float, query: Array) -> Array:
+        """Return [q + a; q] with the logit of one head; with that of none, all are saturated."""
         a = self.base
         if head is not None:
-            a = a + (self.saturated + logit) * self.rises[head]
-        return _as_float32(np.vstack([self.query + a, self.query]))
+            a = a + (self.saturated + logit) * self.rises[head] + self.turns[head]
+        return np.vstack([query + a, query])
 
 
 def lines(
-    claim: Claim, query: Array, rng: np.random.Generator, tuning: ClaimProbeTuning
+    claim: Claim,
+    query: Array,
+    turn: float | None,
+    rng: np.random.Generator,
+    tuning: ClaimProbeTuning,
 ) -> Lines | None:
-    """Find lines that isolate every head at a query token b; None where there are none.
+    """Find lines of offsets that isolate every head; None where there are none.
 
-    There are none where the u_h are linearly dependent, or nearly.
+    Without ``turn`` an offset has the logit a·(W_h b + w_h) = l at the query token b. With it
+    a·w_h = l and a·W_h b = ``turn``: one offset has the logits l and l + turn at the query tokens 0
+    and b. There are none where these vectors are linearly dependent, or nearly.
     """
-    u = claim.vectors(query[None])[0]
-    if not len(u) or len(u) > claim.dim or not np.all(np.any(u, axis=1)):
+    u, w = claim.vectors(np.array([query, 0.0 * query]))
+    H = len(u)
+    rows = u if turn is None else np.vstack([w, u - w])
+    if not H or len(rows) > claim.dim or not np.all(np.any(rows, axis=1)):
         return None
-    inverse = np.linalg.pinv(u)
-    base = inverse @ np.full(len(u), -tuning.saturated)
+    # rows of any lengths: their directions decide how well they are told apart
+    lengths = np.linalg.norm(rows, axis=1)
+    inverse = np.linalg.pinv(rows / lengths[:, None]) / lengths
+    wanted = np.repeat([-tuning.saturated, 0.0], H)[: len(rows)]
+    base = inverse @ wanted
     # what no head scores: its values are seen all the same
     spare = rng.standard_normal(claim.dim)
-    spare -= inverse @ (u @ spare)
+    spare -= inverse @ (rows @ spare)
     norm = float(np.linalg.norm(spare))
-    if len(u) < claim.dim and norm > 0:
+    if len(rows) < claim.dim and norm > 0:
         base = base + spare * (np.linalg.norm(base) / norm)
-    missed = np.abs(u @ base + tuning.saturated), np.abs(u @ inverse - np.eye(len(u)))
-    if missed[0].max() > tuning.apart or missed[1].max() * tuning.saturated > tuning.apart:
+    missed = np.abs(rows @ base - wanted).max()
+    apart = np.abs(rows @ inverse - np.eye(len(rows))).max() * tuning.saturated
+    if not max(missed, apart) < tuning.apart:
         return None
-    return Lines(query, base, inverse.T, tuning.saturated)
+    turns = np.zeros((H, claim.dim)) if turn is None else turn * inverse.T[H:]
+    return Lines(base, inverse.T[:H], turns, tuning.saturated)

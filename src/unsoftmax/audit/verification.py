@@ -4,10 +4,12 @@ A claimed model predicts every answer. A tensor that is wrong by Δ moves the an
 sequences by about ‖Δ‖·‖∂f/∂θ‖/√n; a right one leaves them where they are but for what the target's
 own arithmetic, format and noise do, which are measured on the spot (`audit.answer_errors`).
 
-``different`` is said where an answer misses its prediction by more than twice what these allow;
-``same`` where none misses it by more than that and a change of any W, v or network by half would
-have been called different; ``undecided`` otherwise. Where it is different, further queries find the
-tensor (`audit.tensor_search`): a hundred in all.
+- ``different``: an answer misses its prediction by more than twice what these allow;
+- ``same``: none misses it by more than that, identities of the class hold, and a change of any W,
+  v or network by half would have been called different;
+- ``undecided`` otherwise.
+
+Where it is different, further queries find the tensor (`audit.tensor_search`): a hundred in all.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from unsoftmax.audit.claim_probes import (
     random_sequences,
     straight,
 )
-from unsoftmax.audit.claims import Claim, claim_of
+from unsoftmax.audit.claimed_models import Claim, claim_of
 from unsoftmax.audit.tensor_search import TensorSearchTuning, changed_tensor
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.learners.settings import as_json, changed
@@ -205,7 +207,7 @@ class Design:
         rng = np.random.default_rng(seed)
         random = random_sequences(claim, rng, tuning)
         reworded = tuning.words if claim.attends else 0
-        within = [additive(claim, rng, tuning)]
+        within = [additive(claim, random, rng, tuning)]
         if not claim.affine:
             within = [straight(claim, rng, n, tuning) for n in range(2)]
         words = in_other_words(random[:reworded])
@@ -247,7 +249,11 @@ def judged(
     told_apart = len(np.unique(seen.y)) >= tuning.least_answers
     if largest > tuning.different and told_apart:
         verdict = "different"
-    elif largest <= 1 and all(strength[name] <= tuning.caught for name in claim.essential()):
+    elif (
+        largest <= 1
+        and not errors.strange
+        and all(strength[name] <= tuning.caught for name in claim.essential())
+    ):
         verdict = "same"
     return Verification(
         verdict=verdict,
@@ -268,12 +274,18 @@ def averaged(
     for _ in range(tuning.noise_rounds):
         more = yield from seen_at(claim, design.first, "again, for the noise")
         every.append(more.y)
-    answers = np.array(every)
-    squares = np.sum((answers - answers.mean(axis=0)) ** 2) + errors.freedom * errors.deviation**2
-    freedom = answers.size - len(one.y) + errors.freedom
+    answers, sizes = np.array(every), one.at.roundings + errors.precision.hidden
+    apart = answers - answers.mean(axis=0)
+    more_freedom = answers.size - len(one.y)
+    freedom = more_freedom + errors.freedom
+
+    def pooled(before: float, again: Array) -> float:
+        return float(np.sqrt((np.sum(again**2) + errors.freedom * before**2) / freedom))
+
     better = replace(
         errors,
-        deviation=float(np.sqrt(squares / freedom)),
+        deviation=pooled(errors.deviation, apart),
+        share=pooled(errors.share, apart / sizes),
         freedom=freedom,
         averaged=len(every),
     )

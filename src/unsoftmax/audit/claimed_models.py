@@ -76,7 +76,7 @@ class Claim(ABC):
         raise NotImplementedError
 
 
-class HeadsClaim(Claim):
+class ServedHeads(Claim):
     """One head or several."""
 
     affine = True
@@ -127,7 +127,7 @@ class HeadsClaim(Claim):
         return ClaimedAnswers(self._attention(X), roundings + values, moves)
 
 
-class NetworkClaim(Claim):
+class ServedNetwork(Claim):
     """A ReLU network of single tokens."""
 
     attends = False
@@ -152,7 +152,7 @@ class NetworkClaim(Claim):
         return ClaimedAnswers(self.network(X[:, -1]), roundings, moves)
 
 
-class TransformerClaim(Claim):
+class ServedTransformer(Claim):
     """A head before a ReLU network."""
 
     def __init__(self, model: Transformer) -> None:
@@ -214,10 +214,10 @@ def claim_of(model: object) -> Claim:
 
 
 CLAIMS: Mapping[type, type] = {
-    SingleHead: HeadsClaim,
-    MultiHead: HeadsClaim,
-    ReluNetwork: NetworkClaim,
-    Transformer: TransformerClaim,
+    SingleHead: ServedHeads,
+    MultiHead: ServedHeads,
+    ReluNetwork: ServedNetwork,
+    Transformer: ServedTransformer,
 }
 """The claim of every model class: to add a class, write its claim and list it here."""
 
