@@ -19,6 +19,7 @@ import numpy as np
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array
 from unsoftmax.solve.rank_one_measurements import Measurements
+from unsoftmax.solve.tangent_space import TangentSpace, TangentTuning
 
 
 def rank_error(measured: float, smallest: float, largest: float, value: float) -> float:
@@ -98,10 +99,8 @@ class _Neighbourhood:
         if not rank:
             return cls(measured, left, values, right, np.inf, 0.0)
         weights = measured.weights[:, None]
-        tangent = measured.tangent(left, right.T, rank) * weights
-        smallest = 0.0
-        if len(tangent) >= tangent.shape[1]:
-            smallest = float(np.linalg.svd(tangent, compute_uv=False)[-1])
+        space = TangentSpace.at(measured, W, rank, TangentTuning(), measured.weights)
+        smallest = space.smallest_gain()
         norms = np.linalg.norm(measured.b, axis=1).max()
         largest = float(norms * np.linalg.norm(measured.a * weights, 2))
         # a gain of 0 is taken for one far below rounding: the bound it gives is as good as none
