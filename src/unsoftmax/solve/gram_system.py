@@ -1,11 +1,11 @@
 """Solve (𝒜𝒜ᵀ + D) y = c for rank-one measurements 𝒜 and a diagonal D ≥ 0.
 
-𝒜𝒜ᵀ = G, G_kl = (a_k·a_l)(b_k·b_l), is n×n. While that is small its inverse is kept; above, conjugate
-gradients from the last solution on need products with 𝒜 and 𝒜ᵀ alone, n×d numbers and not n×n. For
-vectors of norm 1 and n well below d² the eigenvalues of G lie around 1 (between 0.4 and 1.9 for
-n = d²/7), so that few products do.
+𝒜𝒜ᵀ = G, G_kl = (a_k·a_l)(b_k·b_l), is m×m. While that is small its inverse is kept; above it,
+conjugate gradients from the last solution on need products with 𝒜 and 𝒜ᵀ alone: m×d numbers. For
+vectors of norm 1 and m well below d² the eigenvalues of G lie around 1 (between 0.4 and 1.9 for
+m = d²/7), so that few products do.
 
-Measured (one core): d = 384, n = 19,776: a product with G 0.4 s, eight to a tenth of what was left.
+Measured (one core): d = 384, m = 19,776: a product with G 0.4 s, three to a tenth of what was left.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class GramSystem:
 
         Parameters
         ----------
-        c : ndarray (n,)
+        c : ndarray (m,)
             The right-hand side.
-        y, back : ndarray (n,), ndarray (d, d)
+        y, back : ndarray (m,), ndarray (d, d)
             Where conjugate gradients start.
         exactly : bool
             Whether they end only at the solution itself.

@@ -214,9 +214,10 @@ class _Splitting:
         if not self.system.exact:
             at = self._onto(at.Z + at.U, at, exactly=True)
             bounds = self._bounds(at)
-        # the gap may be the dual's fault alone, and noise may hide where singular values drop
-        noisy = bounds.enough > tuning.gap
-        candidates = [*range(at.rank + 1)] if noisy else _candidates(at.Z, min(at.rank + 1, self.core.dim), tuning.drop)
+        # the gap may be the dual's fault alone, noise may hide where singular values drop, and a
+        # last one that is small beside the first takes long to pass the threshold
+        noisy, most = bounds.enough > tuning.gap, min(at.rank + 1, self.core.dim)
+        candidates = [*range(at.rank + 1)] if noisy else _candidates(at.Z, most, tuning.drop)
         slack = bounds.gap * bounds.primal
         polished = self._polished(at, candidates, bounds.dual, slack, steps)
         return polished or Minimiser(at.Z, at.rank, bounds.gap, False, steps)

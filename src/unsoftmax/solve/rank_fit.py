@@ -39,7 +39,8 @@ def fit_rank(
     -------
     tuple or None
         The matrix, and the smallest gain of the weighted measurements on its tangent space, or a
-        lower bound on it; None where they do not determine it, it does not fit them, or it has too many unknowns.
+        lower bound on it. None where they do not determine it, where it does not fit them, and
+        where its unknowns are too many.
 
     Examples
     --------
@@ -54,7 +55,8 @@ def fit_rank(
     if unknowns > min(len(measured), tuning.tangent.most_unknowns):
         return None
     weights = measured.weights
-    W, smallest, last = truncated(start, rank), np.inf, np.inf
+    smallest: float | None = np.inf
+    W, last = truncated(start, rank), np.inf
     space = TangentSpace.at(measured, W, rank, tuning.tangent, weights)
     for _ in range(tuning.steps if rank else 0):
         x, gain = space.least_squares(weights * (measured.t - measured.of(W)))

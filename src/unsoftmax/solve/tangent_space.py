@@ -2,15 +2,15 @@
 
 With orthogonal U = [U₁ U₂] and V = [V₁ V₂] whose first r columns span W's column and row space,
 the coordinates are x = (U₁ᵀ M V, U₂ᵀ M V₁): r(2d − r) of them, an orthonormal basis. Weighted
-measurements are T x with rows that products of n×d and d×r make: T (n × r(2d − r)) is written out
-only where that is small. Elsewhere
+measurements are T x, products of m×d and d×r matrices: T (m × r(2d − r)) is written out only
+where that is small. Elsewhere
 
 - least squares are LSMR's, from products with T and Tᵀ alone;
 - the smallest gain σ of T comes from TᵀT, summed over some rows at a time: inverse iteration
   guesses σ², and a Cholesky factorisation of TᵀT − s that succeeds proves σ² > s.
 
-Measured (one core): d = 384, r = 8, n = 19,776: one product 0.04 s, least squares 2 s, the gain
-40 s and 0.7 GB, where T has 1 GB and its singular values take ten minutes.
+Measured (one core): d = 384, r = 8, m = 19,776: one product 0.04 s, least squares 2 s, the gain
+40 s and 0.7 GB; T itself has 1 GB.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TangentSpace:
     ----------
     U, V : ndarray (d, d)
         Orthogonal; the first ``rank`` columns span W's column and row space.
-    a, b : ndarray (n, d)
+    a, b : ndarray (m, d)
         The measurements' vectors in these bases, a_k times its weight.
     """
 
@@ -121,7 +121,8 @@ class TangentSpace:
         """Return T x."""
         (across, down), rank = self.split(x.ravel()), self.rank
         y: Array = np.einsum("kr,kr->k", self.a[:, :rank], self.b @ across.T)
-        return y + np.einsum("kr,kr->k", self.a[:, rank:] @ down, self.b[:, :rank])
+        y += np.einsum("kr,kr->k", self.a[:, rank:] @ down, self.b[:, :rank])
+        return y
 
     def adjoint(self, y: Array) -> Array:
         """Return Tᵀ y."""
@@ -160,9 +161,11 @@ class TangentSpace:
         operator = scipy.sparse.linalg.LinearOperator(
             (len(y), unknowns), matvec=of, rmatvec=back, dtype=np.float64
         )
-        at = {"atol": self.tuning.tolerance, "btol": self.tuning.tolerance, "conlim": 0.0}
-        x: Array = scipy.sparse.linalg.lsmr(operator, y, maxiter=self.tuning.iterations, **at)[0]
-        return x
+        most, close = self.tuning.iterations, self.tuning.tolerance
+        solved = scipy.sparse.linalg.lsmr(
+            operator, y, atol=close, btol=close, conlim=0.0, maxiter=most
+        )
+        return np.asarray(solved[0], np.float64)
 
     def _gram(self) -> Array:
         """Return the upper triangle of TᵀT."""
