@@ -8,7 +8,7 @@ import pytest
 from unsoftmax.solve.gram_system import GramSystem, GramTuning
 from unsoftmax.solve.rank_one_measurements import Measurements
 
-FREE = GramTuning(dense=0, dense_crowded=0)
+FREE = GramTuning(dense=0)
 
 
 def scene(d, m, ridge):
@@ -29,7 +29,7 @@ def test_both_ways_solve_alike(d, m, ridge):
     y, back = exact.solve(c, *nowhere)
     np.testing.assert_allclose((measured.gram() + np.diag(D)) @ y, c, atol=1e-8)
     other, others_back = free.solve(c, *nowhere, exactly=True)
-    np.testing.assert_allclose(other, y, atol=1e-7 * np.linalg.norm(y))
+    assert np.linalg.norm(other - y) <= 1e-7 * np.linalg.norm(y)
     for solution, image in ((y, back), (other, others_back)):
         np.testing.assert_allclose(image, measured.adjoint(solution), atol=1e-10)
 
@@ -51,11 +51,3 @@ def test_nothing_to_solve_is_nothing():
     y, back = GramSystem.of(measured, D, FREE).solve(np.zeros(6), np.zeros(6), np.zeros((4, 4)))
     assert not y.any()
     assert not back.any()
-
-
-def test_crowded_measurements_are_inverted_longer():
-    """Where they are more than half of d² conjugate gradients take many products."""
-    knobs = GramTuning(dense=20, dense_crowded=40)
-    for d, m, inverted in [(8, 20, True), (8, 30, False), (6, 30, True), (6, 50, False)]:
-        measured, D, _ = scene(d, m, 1.0)
-        assert GramSystem.of(measured, D, knobs).exact == inverted

@@ -19,7 +19,7 @@ from unsoftmax.solve.tangent_space import TangentTuning
 
 # Nothing n×n and no matrix of measurements is written out, however small it would be
 MATRIX_FREE = NuclearNormTuning(
-    gram=GramTuning(dense=0, dense_crowded=0),
+    gram=GramTuning(dense=0),
     fit=RankFitTuning(tangent=TangentTuning(dense=0, chunk=100)),
 )
 WAYS = {"written out": NuclearNormTuning(), "matrix-free": MATRIX_FREE}
@@ -176,7 +176,8 @@ def noisy(d, rank, ratio, size, seed):
     return W, Measurements(exact.a, exact.b, exact.t + off, noise)
 
 
-def test_noise_is_penalised_as_cvxpy_would():
+@pytest.mark.parametrize("way", WAYS)
+def test_noise_is_penalised_as_cvxpy_would(way):
     """Before the polish: the penalised optimum, within what noise costs of it."""
     for seed in range(4):
         _, measured = noisy(7, 1, 1.5, 1e-2, seed)
@@ -189,17 +190,18 @@ def test_noise_is_penalised_as_cvxpy_would():
         )
         mu = nuclear_norm._penalty(unit) * unit.noise**2
         _, value = reference(unit, mu)
-        found = minimise(measured)
+        found = minimise(measured, WAYS[way])
         cost = nuclear(found.W) + np.sum((unit.of(found.W) - unit.t) ** 2 / (2 * mu))
         assert value * (1 - 1e-6) <= cost <= value * (1 + 2 * found.gap + 1e-6)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [1e-10, 1e-7, 1e-4])
-def test_noise_costs_what_it_must(size):
+def test_noise_costs_what_it_must(size, way):
     """The fit is the best of its rank: as good as if the rank had been known."""
     for seed in range(5):
         W, measured = noisy(10, 2, 2.6, size, seed)
-        found = minimise(measured)
+        found = minimise(measured, WAYS[way])
         assert found.determined
         assert found.rank == 2
         assert np.linalg.norm(found.W - W) <= 2 * size
@@ -211,19 +213,23 @@ def test_noise_costs_what_it_must(size):
         assert gradient <= 1e-3 * np.linalg.norm(tangent, 2) * np.linalg.norm(residual)
 
 
-def test_one_measurement_that_is_worth_nothing_does_no_harm():
+@pytest.mark.parametrize("way", WAYS)
+def test_one_measurement_that_is_worth_nothing_does_no_harm(way):
     W, exact = problem(10, 1, 4.0, 0)
     noise = np.full(len(exact), 1e-13)
     t = exact.t.copy()
     noise[3], t[3] = 10.0, t[3] + 7.0
-    found = minimise(Measurements(exact.a, exact.b, t, noise))
+    found = minimise(Measurements(exact.a, exact.b, t, noise), WAYS[way])
     assert np.linalg.norm(found.W - W) <= 1e-11 * np.linalg.norm(W)
 
 
-def test_pure_noise_is_nothing():
+@pytest.mark.parametrize("way", WAYS)
+def test_pure_noise_is_nothing(way):
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 60, 8))
-    found = minimise(Measurements(a, b, 1e-3 * rng.uniform(-1, 1, 60), np.full(60, 1e-3)))
+    found = minimise(
+        Measurements(a, b, 1e-3 * rng.uniform(-1, 1, 60), np.full(60, 1e-3)), WAYS[way]
+    )
     assert found.rank == 0
 
 

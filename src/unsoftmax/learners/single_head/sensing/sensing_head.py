@@ -52,8 +52,8 @@ from unsoftmax.theory import counts
 class SensingTuning:
     """Knobs of `SensingHead`, those of its parts nested."""
 
-    most_measurements: int = 24576
-    """More are refused: at d = 384 and r = 10 so many take a quarter of an hour on one core."""
+    most_measurements: int = 20480
+    """More are refused, for no more was tried: d = 384 and r = 8 have 19,776, and take minutes."""
     most_equations: int = 8192
     """The same where there are d² of them: then W is the solution of a dense system."""
     first_round: FirstRoundTuning = field(default=FirstRoundTuning())
@@ -84,11 +84,12 @@ class SensingHead(Configured):
     ------
     ValueError, TypeError
         A setting is out of range, or not of its type; on learning, before anything is asked,
-        if the convex programme would take too long: m above 24,576 (8,192 where m is d² or more),
-        or r(2d−r) above 8,192. d = 384 and r = 10 can be done.
+        if the convex programme would take too long: m above 20,480 (8,192 where m is d² or more),
+        or r(2d−r) above 8,192.
     NotIdentifiable, ModelMismatch
         The matrix of least nuclear norm is not W, is not fixed by the measurements, or does not
-        predict fresh answers. ``.determined["least_norm_W"]`` is that matrix.
+        predict fresh answers. ``.determined["least_norm_W"]`` is that matrix, as far as it was
+        found: exactly where its rank showed; else its norm is within 1e-9 of the least, as a rule.
 
     Notes
     -----
@@ -96,6 +97,11 @@ class SensingHead(Configured):
     as a rule.
     *Determined up to* nothing; W is free when v = 0. With few measurements the matrix of least
     nuclear norm is not W: its rank shows it, and it is refused.
+    *How often it fails*: with the default m for none of 800 random heads (d = 16 to 32, r = 1 to
+    3); with 3 measurements per parameter for 6 % at r = 1 and none at r = 2 and 3; with 2 for 16
+    to 96 %; with 1.5 for all. Each was refused, and nothing else.
+    *Memory and time*: m×d numbers, and r(2d−r) squared for the certificate; d = 384 and r = 8
+    take 1.7 GiB, and 12 minutes of one core that others use too.
     *Source*: Theorem 5.1 of arXiv 2601.16873, the guarantee from Cai and Zhang, "ROP: Matrix
     recovery via rank-one projections"; the certificate goes beyond it.
 
@@ -178,7 +184,8 @@ class SensingHead(Configured):
         """Refuse a minimiser that need not be W, or ask the hold-out whether it is."""
         if not found.determined or found.rank > self.rank:
             self._refuse(found, asked)
-        head = SensedHead.of(found, asked, int(self.rank))
+        tangent = self.tuning.nuclear_norm.fit.tangent
+        head = SensedHead.of(found, asked, int(self.rank), tangent)
         otherwise = f", its W has a rank above {self.rank}{or_biased(False)}"
         try:
             return (yield from conclude(head, first, rng, otherwise, self.tuning.conclusion))
