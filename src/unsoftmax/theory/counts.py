@@ -76,7 +76,7 @@ def sensing(dim: int, rank: int) -> int:
 
     3·r(2d − r) + 4d, d² at most: with d² no choice is left. Theorem 5.1 says O(rd). The 4d are
     for low ranks: at r = 1 every second W of d = 32 is lost with 3 measurements per parameter,
-    one in 100 with 4, none with 4.5; at r = 2, 3 none with 3 (benchmarks/sensing.py). With all of it none of 800.
+    one in 100 with 4, none with 4.5; at r = 2, 3 none with 3 (benchmarks/sensing.py).
 
     Examples
     --------
