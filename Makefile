@@ -66,7 +66,7 @@ evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(TESTS) --numprocesses 2 --trials claimed tests
 	$(BIN)/python benchmarks/exact_head.py --large
 	$(BIN)/python benchmarks/low_rank_head.py --large
-	$(BIN)/python benchmarks/sensing.py
+	$(BIN)/python benchmarks/sensing.py --large
 	$(BIN)/python benchmarks/approximate_head.py
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
