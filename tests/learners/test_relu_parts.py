@@ -266,16 +266,19 @@ def claimed(off, checks=32, error=1e-13, noise=1e-15):
 
 
 def test_a_network_that_is_as_precise_as_claimed_passes():
-    claim, found = claimed(0.45)
+    claim, found = claimed(0.11)
     assert found.evidence.passed
     assert found.certificate.errors["constant"] == claim.bound
     assert found.evidence.max_residual > 0
 
 
-def test_a_certificate_is_at_least_twice_what_was_missed():
+def test_a_certificate_is_at_least_eight_times_what_was_missed():
     claim, found = claimed(1.5)
     assert found.evidence.passed
-    assert found.certificate.errors["constant"] == pytest.approx(3.0 * claim.bound, rel=1e-2)
+    size = np.linalg.norm(claim.form.g0) + claim.form.sizes.sum()
+    own = float(claim.precision.error(size))
+    times = 1.5 * (claim.bound + own) / (claim.bound / 8 + own)  # answers have errors of their own
+    assert found.certificate.errors["constant"] == pytest.approx(times * claim.bound, rel=1e-2)
     assert any("times as much is assumed" in sentence for sentence in found.certificate.assumes)
 
 

@@ -136,7 +136,7 @@ class TargetLift:
         tokens = self._six(lift, rng)
         [y] = yield [Singles(tokens, phase="constant?", purpose="data")]
         if self._one_answer(y) and (lift.biases or not np.any(y)):
-            x = self.fresh.tokens(lift, self.tuning.confirmed, rng)
+            x = self.fresh.tokens(lift, self.tuning.confirmed, rng, scan.farthest)
             [more] = yield [Singles(x, phase="constant?", purpose="data")]
             if self._one_answer(y, more, scan.answers):
                 return float(np.median(y)), float(np.abs(y).max())
