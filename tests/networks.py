@@ -119,3 +119,22 @@ def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -
         refused=len(refused),
         largest_share_of_the_certificate=f"{worst:.2f}",
     )
+
+
+def covered(claim: str, count: int, share_at: Callable[[int], float], evidence) -> None:
+    """Attack seeds 0 … count − 1 by answers that are coarse: they may be refused, not misled."""
+    refused, shares = 0, []
+    for seed in range(count):
+        try:
+            share = share_at(seed)
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        assert share <= 1, seed
+        shares.append(share)
+    evidence(
+        claim,
+        trials=count,
+        refused=refused,
+        largest_share_of_the_certificate=f"{max(shares, default=0.0):.2f}",
+    )

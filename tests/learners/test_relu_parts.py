@@ -310,6 +310,22 @@ def test_labels_that_are_all_one_are_no_network():
         steps.send([np.ones(len(part))])
 
 
+def test_a_neuron_that_no_fresh_token_makes_active_is_no_label():
+    rng, lift = np.random.default_rng(0), Lift(2, True)
+    target = LiftedTarget(lift, Circle.none(lift), NoiseLevel(1e-15, 1e-15, 1.0))
+    far = PiecewiseLinear(
+        np.array([0.0, 0.0, 0.3]), np.array([[1.0, 0.0, -1e9]]), np.ones(1), np.zeros(1)
+    )
+    claim = NetworkClaim.of(
+        target, SplitForm.of(lift, far), NetworkSearchTuning(), NetworkClaimTuning()
+    )
+    steps = claim.tested(8, rng)
+    [part] = next(steps)
+    with pytest.raises(StopIteration) as ended:
+        steps.send([np.full(len(part), 0.3)])
+    assert ended.value.value.evidence.passed
+
+
 # -- knobs
 
 

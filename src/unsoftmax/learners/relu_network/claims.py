@@ -51,6 +51,9 @@ class NetworkClaimTuning:
     """Number of fresh tokens that a network is tried at before the hold-out, after which nothing
     can be mended: of networks over many decades one in 150 was found with far neurons wrong that
     lie close together, and another search finds them right."""
+    beside: float = 1e-3
+    """How far beside each hyperplane tokens are tried: an angle. Smaller: the two neurons are where
+    the one was found; larger: more of them are on one side of the token."""
     coarse: float = 1e-14
     """Relative error of answers above which a note says how precise they are."""
 
@@ -116,17 +119,17 @@ class NetworkClaim:
         return claim
 
     def rehearsed(self, rng: np.random.Generator) -> Generator[Round, Answers, Self]:
-        """Try fresh tokens of all lengths, and one on each hyperplane, before the hold-out.
+        """Try fresh tokens of all lengths, and beside each hyperplane, before the hold-out.
 
         Another search may still follow. Two neurons that passed for one, nearly parallel, are
-        missed between their hyperplanes alone, and that is where the one is that was found.
+        missed between their hyperplanes alone, and the one that was found is there or beside it.
 
         Raises
         ------
         ModelMismatch
             They are missed by more than the hold-out's may be.
         """
-        x = np.vstack([self._tokens(self.tuning.rehearsed, rng), self._on_hyperplanes(rng)])
+        x = np.vstack([self._tokens(self.tuning.rehearsed, rng), self._beside_hyperplanes(rng)])
         [y] = yield [Singles(x, phase="rehearsal", purpose="data")]
         claim, judgement = self._judged(x, y)
         if judgement.refuses:
@@ -152,14 +155,21 @@ class NetworkClaim:
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         return self.fresh.tokens(self.target.lift, count, rng, self.target.scan.farthest)
 
-    def _on_hyperplanes(self, rng: np.random.Generator) -> Array:
-        """Return a random token on each neuron's hyperplane, as far as it was looked."""
+    def _beside_hyperplanes(self, rng: np.random.Generator) -> Array:
+        """Return a random token on either side of each hyperplane, as far as it was looked."""
         lift, a = self.target.lift, self.form.a
-        Y = rng.standard_normal(a.shape)
-        Y -= (np.sum(Y * a, axis=1) / np.sum(a * a, axis=1))[:, None] * a
-        Y /= np.linalg.norm(Y, axis=1, keepdims=True)
+        size = np.linalg.norm(a, axis=1)
+        # at the distance r from 0, a share of r aside
+        slope = np.linalg.norm(a[:, : lift.dim], axis=1)
+        n, aside = a / size[:, None], self.tuning.beside * slope / size
+        Y = rng.standard_normal((2, *a.shape))
+        Y -= np.sum(Y * n, axis=2, keepdims=True) * n
+        Y /= np.linalg.norm(Y, axis=2, keepdims=True)
+        # a token is a point and its opposite: one of them has h > 0, and sides are as it has them
+        Y *= np.where(Y[..., -1:] < 0, -1.0, 1.0) if lift.biases else 1.0
+        Y += np.array([1.0, -1.0])[:, None, None] * (aside[:, None] * n)
         with np.errstate(divide="ignore", invalid="ignore"):
-            x = lift.tokens(Y)  # the hyperplane contains −Y as well
+            x = lift.tokens(Y.reshape(-1, a.shape[1]))
             return np.asarray(x[np.linalg.norm(x, axis=1) <= self.target.scan.farthest])
 
     def _refusal(self, judgement: Judgement, y: Array) -> ModelMismatch:
@@ -221,6 +231,11 @@ class NetworkClaim:
                 if self.widened > 1
                 else ()
             ),
+            *(
+                ("All answers are one number: how it is rounded shows in float32 alone.",)
+                if self.target.constant
+                else ()
+            ),
             *(() if checks else ("Nothing was checked.",)),
         )
 
@@ -255,12 +270,5 @@ class NetworkClaim:
 
 
 def _size(form: PiecewiseLinear, lift: Lift) -> float:
-    """Return the size of the sum of all terms, at points of norm 1.
-
-    Where a neuron that is inactive at the token 0 is active, its bias is less than the rest.
-    """
-    sizes = form.sizes
-    if lift.biases:
-        slope = np.linalg.norm(form.a[:, :-1], axis=1)
-        sizes = np.where(form.a[:, -1] < 0, np.minimum(sizes, 2 * slope), sizes)
-    return float(np.linalg.norm(form.g0) + sizes.sum())
+    """Return the size of the sum of all terms, at points of norm 1."""
+    return float(np.linalg.norm(form.g0) + form.sizes_beyond(lift).sum())

@@ -96,6 +96,8 @@ class TargetLift:
         constant, size = yield from self._constant(lift, scan, rng)
         if lift.D == 1 or constant is not None:
             noise = NoiseLevel.of_rounding(size, self.tuning.noise)
+            if constant is not None:
+                noise = NoiseLevel.of_constant(constant, self.tuning.noise)
             return LiftedTarget(lift, Circle.none(lift), noise, constant, scan)
         circle = Circle.random(lift, rng, self.edge)
         target = yield from self._with_noise(circle, rng)

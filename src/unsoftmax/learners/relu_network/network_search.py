@@ -47,7 +47,7 @@ class NetworkSearchTuning:
     up to 10 times."""
     precise: float = 4e-9
     """Error to which every neuron is measured, relative to its size. Neurons larger than the median
-    count as the median one: far out, a large bias makes a neuron no larger."""
+    count as the median one."""
     small: float = 0.1
     """Neurons smaller than this share of the median one count as that large."""
     below: float = 0.9
@@ -220,7 +220,7 @@ class NetworkSearch:
 
     def _tolerated(self, form: PiecewiseLinear) -> Array:
         """Return the error that every neuron may have."""
-        size = form.sizes
+        size = form.sizes_beyond(self.target.lift)
         typical = float(np.median(size)) if len(size) else 0.0
         return np.asarray(self.tuning.precise * np.clip(size, self.tuning.small * typical, typical))
 

@@ -3,7 +3,7 @@
 Target g(x) = Σ_j w_o[j]·relu(x·A_j + b_j) + c, asked at single tokens. This is the role of
 A_FFN in Section 4.1 of arXiv 2601.16873, for which the paper takes Milli et al. 2019 (linearly
 independent A_j) or Daniely and Granot 2023 (general position); the number m of neurons need
-not be known. Queries: about m·d + 11m + 330 + m²d/2000, m(d+2) + 1 being the free parameters:
+not be known. Queries: about m·d + 12m + 330 + m²d/2000, m(d+2) + 1 being the free parameters:
 1.05 to 1.5 times these, and 2 times in the worst case, from 32 dimensions and 64 neurons up.
 
 The mathematics: lifted to Y = (x, h), F(Y) = h·g(λx/h) is linear between hyperplanes through 0
@@ -17,7 +17,7 @@ The mathematics: lifted to Y = (x, h), F(Y) = h·g(λx/h) is linear between hype
 4. Neurons from cells that were thin are measured again where these are wide (`wide_cells`).
 5. What fresh points miss is swept again, and merged (`network_search`, `merge`).
 6. What the line contradicts far out is searched for there (`far_neurons`).
-7. Fresh tokens of all lengths are tried: where they are missed all is searched again.
+7. Fresh tokens are tried, some beside each hyperplane: where they are missed all is searched again.
 8. The hold-out confirms or refuses.
 
 Differences from the sources: (1) parallel rounds, float64 answers with errors that are
@@ -106,7 +106,7 @@ class ReluNetworkLearner(Configured):
 
     Notes
     -----
-    *Queries*: about m·d + 11m + 330 + m²d/2000 for m neurons; `plan` gives numbers for
+    *Queries*: about m·d + 12m + 330 + m²d/2000 for m neurons; `plan` gives numbers for
     ``max_neurons``, and what is never exceeded.
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*:
@@ -164,7 +164,7 @@ class ReluNetworkLearner(Configured):
         )
 
     def _typical(self) -> str:
-        own = "11m + 330" if self.biases else "10m + 260"
+        own = "12m + 330" if self.biases else "11m + 260"
         again = " + m(d+1)" if self.polish else ""
         formula = f"about m·d + {own} + m²d/2000{again} for m neurons"
         if not self.max_neurons:
@@ -194,6 +194,7 @@ class ReluNetworkLearner(Configured):
             form = PiecewiseLinear.zero(target.lift.D)
             if self.biases:
                 form.g0[-1] = target.constant
+                form = replace(form, g_error=target.noise.deviation)
             claim = self._claim(target, SplitForm.of(target.lift, form)).scanned()
         elif target.lift.D == 1:
             target, form = yield from _on_a_line(target, self.tuning.lift)
@@ -232,6 +233,8 @@ class ReluNetworkLearner(Configured):
                 if not again:
                     raise
                 target = yield from self._lifted(rng)
+                if target.constant is not None:  # on other lines nothing is to be seen
+                    raise
             else:
                 break
         return claim
