@@ -148,7 +148,7 @@ def attacked_parts(target: us.Transformer, recovery: Any) -> float:
     shares = [missed[name] / errors[name] for name in "Ww" if missed[name]]
     network = us.Recovery(model.network, *_rest_of(recovery))
     shares.append(float(worst_share(network, target.network, 1e12)))
-    return max(shares)
+    return float(max(shares))
 
 
 def _rest_of(recovery: Any) -> tuple[Any, ...]:
