@@ -98,6 +98,21 @@ def test_hyperplanes_at_any_distance_are_found(name, trials, evidence):
     attack(f"ReLU network, hyperplanes {name}", trials(20, 2000), share_at, evidence)
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("dead", 331), ("dead", 343), ("dead", 430), ("kept_awake", 237), ("kept_awake", 450),
+        ("two_sizes", 132), ("two_sizes", 350),
+    ],
+)  # fmt: skip
+def test_what_one_search_misses_the_next_one_finds(name, seed):
+    """Far hyperplanes at one distance, one that the line meets beyond its end, imprecise ones."""
+    target = drawn(name, seed)
+    recovery = us.learn(lambda X: target(X), Learner(target.dim, seed=seed))
+    assert int(recovery.notes[0].split()[0]) == len(distances(target))
+    assert worst_share(recovery, target, looked_up_to(recovery)) <= 1
+
+
 @pytest.mark.parametrize("scale", [1e-5, 1e-6, 1e-7, 1e-8, 1e-9])
 @pytest.mark.parametrize("d", [3, 17])
 def test_far_hyperplanes_cost_no_more_than_others(d, scale, trials):

@@ -108,7 +108,7 @@ def test_the_size_of_a_bias_is_guessed_to_an_order_of_magnitude(bias):
 
 def test_a_bias_that_saturates_every_offset_tried_is_not_guessed():
     model = target("random", 5, 9, 2, bias=1e12)
-    tuning = AttentionScaleTuning()
+    tuning = AttentionScaleTuning(rounds=7)
     guess, queries = driven(guess_bias(NetworkReader(known(model.network)), tuning), model)
     assert queries == 2 * tuning.rounds
     assert not np.any(guess)

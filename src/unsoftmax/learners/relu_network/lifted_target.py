@@ -96,6 +96,8 @@ class TargetLift:
         constant, size = yield from self._constant(lift, scan, rng)
         if lift.D == 1 or constant is not None:
             noise = NoiseLevel.of_rounding(size, self.tuning.noise)
+            if constant is not None:
+                noise = NoiseLevel.of_constant(constant, self.tuning.noise)
             return LiftedTarget(lift, Circle.none(lift), noise, constant, scan)
         circle = Circle.random(lift, rng, self.edge)
         target = yield from self._with_noise(circle, rng)
@@ -136,7 +138,7 @@ class TargetLift:
         tokens = self._six(lift, rng)
         [y] = yield [Singles(tokens, phase="constant?", purpose="data")]
         if self._one_answer(y) and (lift.biases or not np.any(y)):
-            x = self.fresh.tokens(lift, self.tuning.confirmed, rng)
+            x = self.fresh.tokens(lift, self.tuning.confirmed, rng, scan.farthest)
             [more] = yield [Singles(x, phase="constant?", purpose="data")]
             if self._one_answer(y, more, scan.answers):
                 return float(np.median(y)), float(np.abs(y).max())
