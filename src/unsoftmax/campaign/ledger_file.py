@@ -10,7 +10,6 @@ import os
 import secrets
 import sqlite3
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -22,6 +21,7 @@ from unsoftmax.campaign.ledger_format import FORMAT_VERSION, SCHEMA, Totals, ins
 from unsoftmax.campaign.ledger_health import damage
 from unsoftmax.campaign.paid_counter import PaidCounter, beside
 from unsoftmax.errors import LedgerError
+from unsoftmax.models.files import temporary_beside
 
 _APPLICATION_ID = 0x756E736D  # "unsm", in SQLite's header: tells a ledger from any other file
 
@@ -167,13 +167,10 @@ def _link_nameless(file: Path, data: bytes) -> None:
 
 
 def _link_named(file: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
-    try:
-        with open(handle, "wb") as stream:
+    with temporary_beside(file) as temporary:
+        with temporary.open("wb") as stream:
             _write(stream, data)
         os.link(temporary, file)
-    finally:
-        os.unlink(temporary)
 
 
 def _write(stream: BinaryIO, data: bytes) -> None:
