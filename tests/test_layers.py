@@ -293,7 +293,7 @@ FACTS = {
     "models.files.FORMAT_VERSION": "version of the format of a model's file",
     "campaign.ledger_format.FORMAT_VERSION": "version of the ledger's format",
     "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
-    "campaign.ledger_file._APPLICATION_ID": "marks an SQLite file as a ledger",
+    "campaign.ledger_header.APPLICATION_ID": "marks an SQLite file as a ledger",
     "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
     "cli.minilm._HEADS": "heads of all-MiniLM-L6-v2",
