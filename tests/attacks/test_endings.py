@@ -257,15 +257,20 @@ def test_a_target_that_hangs_for_good_is_an_oracle_error(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ended_during_the_imports(number, folder, trials):
-    rng = np.random.default_rng(number)
-    for _ in range(trials(6, 60)):
+def test_ended_during_the_imports(number, folder, trials, evidence):
+    rng, endings = np.random.default_rng(number), trials(6, 60)
+    for _ in range(endings):
         process = begin(folder, "head", ["exact"])
         # Python's own start takes this long
         time.sleep(rng.uniform(0.15, 0.8))
         process.send_signal(number)
         end(process)
         assert process.returncode in (0, ENDINGS[number], *([] if number == 2 else [-number]))
+    evidence(
+        f"the command ended by {signal.Signals(number).name} while it starts",
+        endings=endings,
+        tracebacks=0,
+    )
 
 
 def test_signals_that_the_parent_ignores_stay_ignored(folder):
