@@ -77,7 +77,7 @@ def _sound(file: Path, wal: bytes | None) -> sqlite3.Connection:
     try:
         db = connect(file)
         if found := problems(db, file, has_wal=wal is not None):
-            leave(db)
+            close_unchanged(db)
             raise damaged(file, *found)
     except LedgerError:
         restore(file, wal)
@@ -219,7 +219,7 @@ def connect(file: Path) -> sqlite3.Connection:
         db.execute("BEGIN IMMEDIATE")
         db.execute("COMMIT")
     except sqlite3.Error as error:
-        leave(db)
+        close_unchanged(db)
         # SQLite's own text that cannot be decoded has no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -249,7 +249,7 @@ def restore(file: Path, before: bytes | None) -> None:
             stream.write(before)
 
 
-def leave(db: sqlite3.Connection) -> None:
+def close_unchanged(db: sqlite3.Connection) -> None:
     """Close, leaving the file as it is: an interrupted connection moves nothing from the WAL."""
     db.interrupt()
     db.close()

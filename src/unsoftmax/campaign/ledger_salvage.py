@@ -20,12 +20,12 @@ from typing import Any
 
 from unsoftmax.campaign.ledger_file import (
     alone,
+    close_unchanged,
     connect,
     create,
     empty,
     in_memory,
     in_use,
-    leave,
     problems,
     real_path,
     restore,
@@ -166,7 +166,7 @@ def _unchanged(file: Path, wal: bytes | None) -> Iterator[None]:
                 try:
                     yield
                 finally:
-                    leave(db)
+                    close_unchanged(db)
         finally:
             restore(file, wal)
         return

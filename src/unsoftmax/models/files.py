@@ -116,7 +116,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
 
 
-def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
+def load_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
     """Open a file of named arrays, ``.npz`` or ``.safetensors``; each is read when it is taken.
 
     Raises
