@@ -191,12 +191,14 @@ def test_a_file_cut_short_or_lost_leaves_its_wal_and_its_bill(length, folder):
     assert "--salvage" in str(caught.value)
 
 
-def test_answers_behind_a_flipped_bit_of_the_wal_are_kept(folder):
+@pytest.mark.parametrize("place", [32 + 24 + PAGE // 2, 32, 35], ids=["page", "far", "number"])
+def test_answers_behind_a_flipped_bit_of_the_wal_are_kept(place, folder):
+    """In its first page, or the number of that page: SQLite ignores all of it."""
     ledger = folder / "ledger"
     killed(ledger)
     before, wal = account(ledger), folder / "ledger-wal"
     data = bytearray(wal.read_bytes())
-    data[32 + 24 + PAGE // 2] ^= 1  # in its first page: SQLite ignores all of it
+    data[place] ^= 0x10
     wal.write_bytes(data)
     with pytest.raises(us.LedgerError, match="were recorded are not in it"):
         us.learn(target, script(), ledger=ledger, **SETTINGS)
