@@ -293,6 +293,8 @@ FACTS = {
     "campaign.ledger_format.FORMAT_VERSION": "version of the ledger's format",
     "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
     "campaign.ledger_header.APPLICATION_ID": "marks an SQLite file as a ledger",
+    "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
+    "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",
     "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
     "cli.minilm._HEADS": "heads of all-MiniLM-L6-v2",

@@ -155,7 +155,7 @@ FIRST_PAGES = {
 
 @pytest.mark.parametrize("state", [at_rest, killed], ids=["at rest", "killed"])
 @pytest.mark.parametrize("damage", FIRST_PAGES)
-def test_a_first_page_that_cannot_be_read_loses_no_answer(damage, state, folder):
+def test_a_first_page_that_cannot_be_read_loses_no_answer(damage, state, folder, evidence):
     ledger = folder / "ledger"
     state(ledger)
     before, found = account(ledger), summary(ledger)
@@ -173,10 +173,12 @@ def test_a_first_page_that_cannot_be_read_loses_no_answer(damage, state, folder)
     assert {name: files(folder)[name] for name in sound} == {**sound, "ledger": data}
     us.learn(counted, script(), ledger=folder / "new", **SETTINGS)
     assert counted.queries == 56 - before.recorded + before.first
+    claim = f"a ledger's first page cannot be read, {damage}, {state.__name__.replace('_', ' ')}"
+    evidence(claim, answers_lost=0, bill="whole")
 
 
 @pytest.mark.parametrize("length", [None, 0, 50, PAGE])
-def test_a_file_cut_short_or_lost_leaves_its_wal_and_its_bill(length, folder):
+def test_a_file_cut_short_or_lost_leaves_its_wal_and_its_bill(length, folder, evidence):
     ledger = folder / "ledger"
     killed(ledger)
     before, sound = account(ledger), files(folder)
@@ -189,6 +191,8 @@ def test_a_file_cut_short_or_lost_leaves_its_wal_and_its_bill(length, folder):
     with pytest.raises(us.LedgerError) as caught:
         us.learn(target, script(), ledger=ledger, **SETTINGS)
     assert "--salvage" in str(caught.value)
+    left = "its file lost" if length is None else f"{length:,} bytes of its file left"
+    evidence(f"a killed ledger, {left}", answers_lost=0, bill="whole")
 
 
 @pytest.mark.parametrize("place", [32 + 24 + PAGE // 2, 32, 35], ids=["page", "far", "number"])
