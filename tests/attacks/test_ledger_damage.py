@@ -245,6 +245,25 @@ def test_what_may_not_be_written_is_shown_and_salvaged_all_the_same(
     assert files(folder) == sound
 
 
+@pytest.mark.parametrize("name", ["ledger", "ledger-wal"])
+def test_a_disk_that_gives_no_bytes_is_named(name, folder, monkeypatch):
+    """As the system says it; what it gives of the other files is not lost."""
+    killed(folder / "ledger")
+    (folder / "ledger").write_bytes(b"?" + (folder / "ledger").read_bytes()[1:])
+    sound, read_bytes = files(folder), Path.read_bytes
+
+    def broken_sector(path):
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", broken_sector)
+        with pytest.raises(us.LedgerError, match=f"{name} cannot be read: Input/output error"):
+            summary(folder / "ledger")
+    assert files(folder) == sound
+
+
 def test_a_ledger_that_changes_while_it_is_read_is_in_use(folder, monkeypatch):
     """Where it cannot be locked."""
     ledger = folder / "ledger"

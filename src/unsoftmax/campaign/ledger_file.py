@@ -96,7 +96,18 @@ def alone(file: Path) -> Iterator[bytes | None]:
 def wal_of(file: Path) -> bytes | None:
     """Read a ledger's WAL; None without one."""
     wal = beside(file)[0]
-    return wal.read_bytes() if wal.is_file() else None
+    try:
+        return wal.read_bytes() if wal.is_file() else None
+    except OSError as error:
+        raise unread(wal, error) from error
+
+
+def unread(file: Path, error: OSError) -> LedgerError:
+    """Return the error for a file that may not be read, or on a disk that is damaged."""
+    return LedgerError(
+        f"{file} cannot be read: {error.strerror}. Nothing was changed; copy what can be read of "
+        "the ledger and the files beside it elsewhere, and go on with that copy."
+    )
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from unsoftmax.campaign.ledger_file import (
     problems,
     real_path,
     restore,
+    unread,
     wal_of,
 )
 from unsoftmax.campaign.ledger_format import Totals, columns, insertion
@@ -125,7 +126,10 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> Ledger
 @contextmanager
 def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
     """Yield a ledger in memory, as well as it can be read, and what is wrong with it."""
-    main, wal, error = _files(file)
+    try:
+        main, wal, error = _files(file)
+    except OSError as failure:
+        raise unread(file, failure) from failure
     with empty() as db:
         found = images(main, wal or b"", db.serialize())
     best = next(found)
