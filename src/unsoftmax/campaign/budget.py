@@ -27,14 +27,14 @@ class Budget:
     def __post_init__(self) -> None:
         for name, limit in (("queries", self.queries), ("tokens", self.tokens)):
             if limit is not None:
-                whole_number(f"A budget of {name}", limit, 0)
+                whole(f"A budget of {name}", limit, 0)
 
     def __str__(self) -> str:
         limits = (("queries", self.queries), ("tokens", self.tokens))
         return " and ".join(f"{limit:,} {name}" for name, limit in limits if limit is not None)
 
 
-def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return an argument as an int.
 
     Raises

@@ -86,8 +86,8 @@ def _older_checksum(table: str, values: list[Any]) -> int | None:
     if table != "answers":
         return None
     count, data, width = values[3:6]
-    whole = isinstance(data, bytes) and len(data) == 8 * count * width
-    return zlib.crc32(data) if whole else -1
+    fits = isinstance(data, bytes) and len(data) == 8 * count * width
+    return zlib.crc32(data) if fits else -1
 
 
 def version_of(db: sqlite3.Connection) -> int:
@@ -129,8 +129,11 @@ def _structure(db: sqlite3.Connection) -> list[str]:
     else:
         names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         same = {name for [name] in names} == columns(version).keys()
-    whole = same and _declared(db) == version
-    return [] if whole else ["its tables are not those of a ledger of its format"]
+    return (
+        []
+        if same and _declared(db) == version
+        else ["its tables are not those of a ledger of its format"]
+    )
 
 
 def _has_todays_tables(db: sqlite3.Connection) -> bool:

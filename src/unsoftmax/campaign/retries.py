@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.campaign.budget import whole_number
+from unsoftmax.campaign.budget import whole
 
 # Upper limit of both durations, 11 days: the operating system may refuse a longer sleep.
 _MOST_S = 1e6
@@ -73,7 +73,7 @@ class Retries:
     longest_wait_s: float = 600.0
 
     def __post_init__(self) -> None:
-        whole_number("retries counts all tries and", self.tries, 1)
+        whole("retries counts all tries and", self.tries, 1)
         for name in ("pause_s", "longest_wait_s"):
             duration(name, getattr(self, name))
 

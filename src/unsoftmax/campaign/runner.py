@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.campaign.answers import OracleReply, RoundAnswers, ask
-from unsoftmax.campaign.budget import Budget, whole_number
+from unsoftmax.campaign.budget import Budget, whole
 from unsoftmax.campaign.failures import failure
 from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
 from unsoftmax.campaign.ledger import Ledger
@@ -129,11 +129,11 @@ def learn(
     """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
     holdout, workers = (
-        whole_number("holdout", holdout, 0),
-        whole_number("workers", workers, 1, BatchSizes().most),
+        whole("holdout", holdout, 0),
+        whole("workers", workers, 1, BatchSizes().most),
     )
     # the ledger keeps it, and SQLite no larger number
-    batch = None if batch is None else min(whole_number("batch", batch, 1), sys.maxsize)
+    batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
     timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
