@@ -128,10 +128,7 @@ def learn(
         The same after SIGTERM or SIGHUP: a `SystemExit` of status 143 or 129.
     """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
-    holdout, workers = (
-        whole("holdout", holdout, 0),
-        whole("workers", workers, 1, BatchSizes().most),
-    )
+    holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1, BatchSizes().most)
     # the ledger keeps it, and SQLite no larger number
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
