@@ -129,11 +129,9 @@ def _structure(db: sqlite3.Connection) -> list[str]:
     else:
         names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         same = {name for [name] in names} == columns(version).keys()
-    return (
-        []
-        if same and _declared(db) == version
-        else ["its tables are not those of a ledger of its format"]
-    )
+    if same and _declared(db) == version:
+        return []
+    return ["its tables are not those of a ledger of its format"]
 
 
 def _has_todays_tables(db: sqlite3.Connection) -> bool:
