@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -295,6 +296,20 @@ def test_a_file_that_is_being_written_is_not_taken_for_one_that_was_left(path):
         dense(2).save(temporary)
         os.replace(temporary, path)
     assert_same_bits(us.load(path), dense(2))
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_where_there_are_no_locks_models_are_written_and_nothing_is_deleted(path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    left = path.with_name(f".{path.name}.a1b2c3d4.new")
+    left.write_bytes(b"half")
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    dense(1).save(path)
+    monkeypatch.undo()
+    assert sorted(os.listdir(path.parent)) == [left.name, path.name]
+    dense(2).save(path)
     assert os.listdir(path.parent) == [path.name]
 
 

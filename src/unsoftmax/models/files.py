@@ -72,12 +72,19 @@ def temporary_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a file; where it may not wait, another's lock is an OSError."""
+    """Lock a file; where it may not wait, another's lock is an OSError.
+
+    Some network file systems have no locks: there a file is written without, and none is deleted.
+    """
     if sys.platform == "win32":  # there a file that is open cannot be deleted anyway
         yield
         return
     with path.open("rb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if not wait:
+                raise
         yield
 
 
