@@ -16,7 +16,7 @@ from unsoftmax.learners.single_head.labels.beside_flips import (
 from unsoftmax.learners.single_head.labels.pair_logits import (
     ScaleSearchTuning,
     TokenPairs,
-    find_scale,
+    find_threshold_scale,
 )
 from unsoftmax.learners.single_head.labels.proved_head import EndChecks
 from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
@@ -140,7 +140,7 @@ def test_the_scale_is_the_largest_at_which_few_pilots_are_out(scale):
     target = head(d, scale=scale)
     rng = np.random.default_rng(5)
     pairs = TokenPairs.balanced(target.v, rng)
-    (pilots, octave), rounds = driven(find_scale(pairs, target.v, rng, SEARCH), target)
+    (pilots, octave), rounds = driven(find_threshold_scale(pairs, target.v, rng, SEARCH), target)
     j, i = np.divmod(pilots, d)
     logits = np.einsum("kd,de,ke->k", pairs.a_rows[i], target.W, pairs.b_rows[j])
     most = len(pilots) // SEARCH.outside
@@ -155,7 +155,7 @@ def test_without_logits_the_scale_is_the_largest():
     target = us.SingleHead(np.zeros((3, 3)), head(3).v)
     rng = np.random.default_rng(6)
     pairs = TokenPairs.balanced(target.v, rng)
-    (_, octave), _ = driven(find_scale(pairs, target.v, rng, SEARCH), target)
+    (_, octave), _ = driven(find_threshold_scale(pairs, target.v, rng, SEARCH), target)
     assert octave == SEARCH.highest
 
 

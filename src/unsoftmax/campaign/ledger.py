@@ -56,13 +56,13 @@ _log = logging.getLogger("unsoftmax")
 class LedgerTuning:
     """How designs are compared, and how often the WAL is emptied."""
 
-    # Largest relative difference by which another BLAS may move a design: its last bits. Larger
-    # would take another question for the same.
     same_design: float = 1e-9
-    # Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms
-    # every 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where
-    # every round has one. Smaller: more answers are lost with a WAL.
+    """Largest relative difference by which another BLAS may move a design: its last bits. Larger
+    would take another question for the same."""
     checkpoints: float = 0.05
+    """Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms
+    every 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where
+    every round has one. Smaller: more answers are lost with a WAL."""
 
 
 class Ledger:

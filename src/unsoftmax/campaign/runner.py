@@ -190,7 +190,7 @@ def opened_campaign(
             at_most=plan.at_most + checks,
             tokens=None if plan.queries is None else plan.tokens,
             checks=checks,
-            fingerprint=fingerprint.witnesses,
+            asked_again=fingerprint.witnesses,
         )
         yield Campaign(
             ask=lambda span: ask(oracle, span, outputs),

@@ -27,7 +27,7 @@ class Spending:
     """Tokens of the plan, without the hold-out; None like ``expected``."""
     checks: int
     """Queries of the hold-out."""
-    fingerprint: RecordedQuestionTuning
+    asked_again: RecordedQuestionTuning
     """By how many queries a resumed run recognises its target."""
     noisy: bool = False
     """Whether those queries were answered otherwise than before: then they are asked twice."""
@@ -107,7 +107,7 @@ class Spending:
 
     def _to_recognise(self) -> int:
         """Return how many questions a resumed run asks again: twice if the target is noisy."""
-        again = self.fingerprint.asked(self.ledger.answered)
+        again = self.asked_again.asked(self.ledger.answered)
         return 2 * again if self.noisy else again
 
     def _may_be_repeated(self, pending: list[Span]) -> int:
