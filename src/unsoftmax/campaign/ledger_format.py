@@ -52,7 +52,9 @@ COLUMNS = {
 # The tables whose rows hold bytes.
 _WITH_BLOBS = ("designs", "answers")
 # A mark for every column, the checksum's included.
-_MARKS = {table: ", ".join("?" * (names.count(",") + 2)) for table, names in COLUMNS.items()}
+_MARKS = {
+    table: ", ".join("?" for _ in f"{names}, crc".split(",")) for table, names in COLUMNS.items()
+}
 
 
 def columns(version: int) -> dict[str, str]:

@@ -21,13 +21,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
 from unsoftmax.measure.bisection import Labels, read_labels
-from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
-from unsoftmax.models.attention import largest_mean_shift, softmax, token_scores
 from unsoftmax.probes import Array, Flags, Indices, Sequences
 from unsoftmax.protocol import Certificate
-from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt, sum_rounding
+from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, from_the_side, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
@@ -182,77 +181,13 @@ def _first(holds: Callable[[Array], Flags], start: Array, stop: Array, tuning: F
     shares, lines = np.linspace(0, 1, tuning.sections + 1)[:, None], np.arange(len(start))
     held = np.ones((tuning.sections, len(start)), dtype=bool)
     for _ in range(tuning.divisions):
+        if np.all(np.nextafter(start, stop) == stop):  # nothing is between them
+            break
         places = (1 - shares) * start + shares * stop
         held[:-1] = holds(places[1:-1].ravel()).reshape(-1, len(start))
-        first, before = np.argmax(held, axis=0), (start, stop)
+        first = np.argmax(held, axis=0)
         start, stop = places[first, lines], places[first + 1, lines]
-        if np.array_equal(before, (start, stop)):  # neighbours in float64
-            break
     return stop
-
-
-@dataclass(frozen=True, slots=True)
-class FlipLines:
-    """Lines from sequences with label 1 to sequences with label 0, of one length each.
-
-    Along a line scores and squared lengths are quadratic in the place t, values are linear. So the
-    head is evaluated there by the ends' few numbers per token instead of all coordinates.
-    """
-
-    ones: Array
-    """(lines, N, d)."""
-    zeros: Array
-    numbers: Array
-    """Every token's score, value, ‖x_i‖² and ‖x_i − x_N‖², as coefficients of (1 − t)², t(1 − t)
-    and t²: (lines, 3, 4, N)."""
-    vectors: Array
-    """What tokens are scored with at either end, (2, lines, d)."""
-    longest: float
-    """The longest token of all."""
-
-    @classmethod
-    def of(cls, model: SingleHead, ones: Array, zeros: Array) -> FlipLines:
-        """Evaluate a head at the ends."""
-        first, last = (model.scores_of(X[:, -1]) for X in (ones, zeros))
-        mixed = token_scores(ones, last) + token_scores(zeros, first)
-        square = _squares(ones, zeros)
-        values = [ones @ model.v, zeros @ model.v]
-        numbers = (
-            (token_scores(ones, first), mixed, token_scores(zeros, last)),
-            (values[0], sum(values), values[1]),
-            square,
-            _squares(ones - ones[:, -1:], zeros - zeros[:, -1:]),
-        )
-        by_line = np.array(numbers).transpose(2, 1, 0, 3)
-        longest = float(np.sqrt(np.max(square[::2])))
-        return cls(ones, zeros, by_line, np.array([first, last]), longest)
-
-    def rounding(self, roundoffs: float) -> float:
-        """Return so many roundoffs of 1, and of the largest score that there may be."""
-        largest = self.longest * float(np.linalg.norm(self.vectors, axis=2).max())
-        return roundoffs * UNIT * (1 + largest)
-
-    def between(self, place: Array, which: Indices) -> Array:
-        """Return some points of the lines, from ``ones`` (place 0) to ``zeros`` (place 1).
-
-        ``place`` may hold several points of every line, those of all lines together.
-        """
-        ones, zeros = self.ones, self.zeros
-        if len(ones) > 1:  # one line is broadcast, without a copy for every point
-            ones, zeros = (ends[which % len(ends)] for ends in (ones, zeros))
-        share = place[which, None, None]
-        points = (1 - share) * ones
-        points += share * zeros
-        return np.asarray(points)
-
-    def at(self, place: Array) -> HeadOnLines:
-        """Evaluate the head at such points, but for rounding."""
-        t = place.reshape(-1, len(self.ones)).T[..., None]
-        rest = 1 - t
-        powers = np.concatenate([rest * rest, t * rest, t * t], axis=2)
-        lines, _, kinds, tokens = self.numbers.shape
-        numbers = powers @ self.numbers.reshape(lines, 3, kinds * tokens)
-        return HeadOnLines(self, t, numbers.reshape(lines, -1, kinds, tokens))
 
 
 def _near(numbers: Array, within: Array | float) -> Indices:
@@ -262,53 +197,6 @@ def _near(numbers: Array, within: Array | float) -> Indices:
     """
     near = np.flatnonzero(np.abs(numbers) <= within)
     return np.resize(near, 2) if len(near) == 1 else near
-
-
-def _squares(ones: Array, zeros: Array) -> tuple[Array, Array, Array]:
-    """Return the coefficients of ‖x‖² for vectors (lines, N, d) from ``ones`` to ``zeros``."""
-    pairs = ((ones, ones), (ones, zeros), (zeros, zeros))
-    one, product, zero = (np.einsum("bnd,bnd->bn", *pair) for pair in pairs)
-    return one, 2 * product, zero
-
-
-class HeadOnLines:
-    """A head at P points of every line; what belongs to tokens has the shape (lines, P, N)."""
-
-    def __init__(self, lines: FlipLines, place: Array, numbers: Array) -> None:
-        self._lines, self._place, self._numbers = lines, place, numbers
-        self.weights, self.values = softmax(numbers[:, :, 0]), numbers[:, :, 1]
-
-    def answers(self) -> Array:
-        """Return f̂, the points of all lines together: (P·lines,)."""
-        return np.asarray(np.einsum("lpn,lpn->pl", self.weights, self.values)).ravel()
-
-    def uncertainty(self, certificate: Certificate) -> Array:
-        """Bound how far the answers can be from the target's, as `uncertainty` does."""
-        lengths = np.sqrt(np.maximum(self._numbers[:, :, 2:], 0.0))
-        own, away = lengths[:, :, 0], lengths[:, :, 1]
-        first, last = self._lines.vectors[:, :, None]
-        vectors = (1 - self._place) * first + self._place * last
-        open_by = own[..., -1:] * min(certificate.errors["W"], UNBOUNDED)
-        rounding = KAPPA * 2 * UNIT * np.linalg.norm(vectors, axis=2, keepdims=True)
-        moved = away * open_by + own * rounding
-        return _uncertainty(self.weights, self.values, moved, own, certificate).T.ravel()
-
-
-def uncertainty(at: HeadAt, v: Array, certificate: Certificate) -> Array:
-    """Bound how far a head's answers can be from what the target computes, ‖v‖ = 1."""
-    # round-off twice: that of the target's scores and that of the scores as computed here
-    moved = at.score_moves(2 * UNIT, min(certificate.errors["W"], UNBOUNDED))
-    return _uncertainty(at.weights, at.X @ v, moved, at.longest[:, None], certificate)
-
-
-def _uncertainty(
-    weights: Array, values: Array, moved: Array, lengths: Array, certificate: Certificate
-) -> Array:
-    """Bound it by the tokens' weights, values, lengths, and how far their scores may be off."""
-    mean = np.sum(weights * values, axis=-1, keepdims=True)
-    shifted = largest_mean_shift(weights, np.abs(values - mean), moved.max(axis=-1))
-    rounded = lengths.max(axis=-1) * (2 * KAPPA * UNIT + certificate.errors["v"])
-    return np.asarray(rounded + shifted + sum_rounding(weights, values, 2 * UNIT))
 
 
 def compare_labels(
