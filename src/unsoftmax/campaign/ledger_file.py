@@ -32,7 +32,7 @@ _opening = threading.Lock()
 def open_ledger(
     path: str | os.PathLike[str] | None, environment: Mapping[str, Any]
 ) -> Iterator[Ledger]:
-    """Open a ledger for one run, making it if there is none; None keeps it in memory.
+    """Open a ledger for one run, making it if there is none; None keeps the bill in memory alone.
 
     Raises
     ------

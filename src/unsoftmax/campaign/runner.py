@@ -77,7 +77,7 @@ def learn(
         The most that may be spent over the ledger's life: queries, or a `Budget`.
     ledger : path, optional
         SQLite file that keeps every answer. Run the same again with the same file and
-        nothing recorded is asked again. None keeps it in memory.
+        nothing recorded is asked again. None keeps answers no longer than this process.
     holdout : int
         Queries to check the result with; 0 checks nothing, and the evidence says so. From 12 on
         they look at 512 tokens, at 32 also at large logits; the certificate says how far.
