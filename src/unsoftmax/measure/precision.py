@@ -64,6 +64,9 @@ class PrecisionTuning:
     """So many of these digits must be 0 at the end of every answer."""
     witnesses: int = 4
     """Fewer answers establish no format: they may be round by chance."""
+    zeros_apart: int = 6
+    """Rounding to digits is told from rounding to decimals where one leaves so many more zeros at
+    the end than the other: each is there by chance once in ten."""
     zeros_by_chance: float = 2.0
     """Multiples of a step end in 1 zero more than they must in the mean, by chance; numbers that
     end in more than this, all or the ``largest`` of them, are no such multiples alone."""
@@ -148,6 +151,7 @@ class Precision:
         return found._with_steps(
             (digits, 10.0 ** (1 - int(digits.max())), "significant digits"),
             (decimals, float(step), "decimals"),
+            tuning,
         )
 
     @classmethod
@@ -186,7 +190,10 @@ class Precision:
         )
 
     def _with_steps(
-        self, digits: tuple[Indices, float, str], decimals: tuple[Indices, float, str]
+        self,
+        digits: tuple[Indices, float, str],
+        decimals: tuple[Indices, float, str],
+        tuning: PrecisionTuning,
     ) -> Precision:
         """Add rounding to digits or to decimals: whichever leaves fewer zeros at the end."""
         slack = [int(np.sum(places.max() - places)) for places, _, _ in (digits, decimals)]
@@ -195,9 +202,8 @@ class Precision:
             for places, _, name in (digits, decimals)
         ]
         # answers of one magnitude fit both alike: then both are assumed
-        clear = len(digits[0]) / 2
-        relative = digits[1] if slack[0] <= slack[1] + clear else 0.0
-        absolute = decimals[1] if slack[1] <= slack[0] + clear else 0.0
+        relative = digits[1] if slack[0] <= slack[1] + tuning.zeros_apart else 0.0
+        absolute = decimals[1] if slack[1] <= slack[0] + tuning.zeros_apart else 0.0
         why = (sentences[0],) * (relative > 0) + (sentences[1],) * (absolute > 0)
         return replace(
             self,

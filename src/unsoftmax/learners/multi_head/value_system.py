@@ -56,10 +56,11 @@ class ValueTuning:
     them, where random ones seldom fall."""
     room: float = 0.5
     """Such rows take this share of the room between the two hyperplanes."""
-    agrees: float = 1e-9
-    """Rows agree to this, in units of the values' size, if all signs are right."""
     noises: float = 100.0
-    """The same in units of what random errors of that size leave; the larger of the two counts."""
+    """Rows agree to so many times what random errors of answers leave, if all signs are right."""
+    agrees: float = 1e-9
+    """Under a cap gates that are open are known as far as the u_h are: rows that agree to this, in
+    units of the values' size, do as well."""
     most: float = 1e4
     """Rows that are off by so many times the answers' error do not agree, whatever that leaves."""
     again: int = 5
@@ -137,7 +138,9 @@ def read_values(
         v = equations.solved(u)
         missed = np.abs(system.of(v) - y)
         u = readings.read_again(v, u)
-        agreed = bool(np.all(missed < tuning.agrees * reduced.scale))
+        # where gates are steps a right system leaves noise alone: more is a wrong sign of a head
+        # whose values are as small
+        agreed = soft and bool(np.all(missed < tuning.agrees * reduced.scale))
         if not agreed and np.any(missed >= tuning.most * error):
             continue
         errors = [system.solved(row, tuning.coarse) for row in noise]

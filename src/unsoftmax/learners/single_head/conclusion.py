@@ -133,7 +133,8 @@ def certificate_of(
     errors, further = bounds or head.bounds()
     precision = head.values.precision
     assumes = (
-        "The target is a single head: what the hold-out tests, it cannot prove.",
+        "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
+        "same share of the softmax from every single token, as a sink may, counts to v.",
         f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
         f"{_size_of(head.values)} from rounding, beside what is named here.",
         "Where a value of the head is a sum of products, their rounding is not above that of the "
