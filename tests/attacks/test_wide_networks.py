@@ -99,7 +99,7 @@ def test_wide_networks_behind_coarse_answers(how, trials, evidence):
         name, biases = families[seed % len(families)]
         return share_taken(drawn(name, biases, seed), biases, seed, how)
 
-    covered(f"ReLU networks over many decades, {how}", trials(6, 2000), share_at, evidence)
+    covered(f"ReLU networks over many decades, {how}", trials(4, 2000), share_at, evidence)
 
 
 def test_a_neuron_beside_a_larger_one_is_found_or_covered(trials):

@@ -7,7 +7,7 @@ certificate is |ĝ(x) − g(x)| ≤ constant + slope·‖x‖, and misses are ju
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -24,7 +24,7 @@ from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
-from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,9 @@ class NetworkClaim:
             )
         return claim
 
-    def rehearsed(self, rng: np.random.Generator) -> Generator[Round, Answers, Self]:
+    def rehearsed(
+        self, rng: np.random.Generator, earlier: Sequence[Answered] = ()
+    ) -> Generator[Round, Answers, Self]:
         """Try fresh tokens of all lengths, and beside each hyperplane, before the hold-out.
 
         Another search may still follow. Two neurons that passed for one, nearly parallel, are
@@ -131,6 +133,9 @@ class NetworkClaim:
         """
         x = np.vstack([self._tokens(self.tuning.rehearsed, rng), self._beside_hyperplanes(rng)])
         [y] = yield [Singles(x, phase="rehearsal", purpose="data")]
+        # what began earlier searches is answered by the same network, unless answers drift
+        x = np.vstack([x, *(tokens for tokens, _ in earlier)])
+        y = np.concatenate([y, *(answers for _, answers in earlier)])
         claim, judgement = self._judged(x, y)
         if judgement.refuses:
             raise self._refusal(judgement, y)

@@ -50,6 +50,7 @@ from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Plan, Steps
 from unsoftmax.theory import counts
+from unsoftmax.validate.judge import Answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,7 @@ class ReluNetworkLearner(Configured):
         self, target: LiftedTarget, rng: np.random.Generator
     ) -> Generator[Round, Answers, NetworkClaim]:
         """Search for all neurons, far ones last; along other lines again if in vain."""
+        earlier: list[Answered] = []
         for again in reversed(range(self.tuning.attempts)):
             search = NetworkSearch(
                 target, self._most, bool(self.polish), rng, tuning=self.tuning.sweeps
@@ -226,12 +228,13 @@ class ReluNetworkLearner(Configured):
             try:
                 form = yield from search.run()
                 split = yield from FarSearch(search, self.tuning.far).run(form)
-                claim = yield from self._claim(target, split).scanned().rehearsed(rng)
+                claim = yield from self._claim(target, split).scanned().rehearsed(rng, earlier)
             except TooManyBreakpoints as error:
                 raise _too_many(error) from error
             except (ModelMismatch, NotIdentifiable):
                 if not again:
                     raise
+                earlier += target.first_answers
                 target = yield from self._lifted(rng)
                 if target.constant is not None:  # on other lines nothing is to be seen
                     raise
