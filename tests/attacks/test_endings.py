@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.campaign.lives import account
+from tests.campaign.lives import account, default_signals
 
 COMMAND = Path(sys.executable).parent / "unsoftmax"
 PATIENCE_S = 60.0
@@ -109,6 +109,7 @@ def begin(folder, target, model, *words: Any, **environment: str):
         [str(word) for word in (*command, *words)],
         cwd=folder,
         env={**os.environ, "NO_COLOR": "1", "PYTHONWARNINGS": "error", **environment},
+        preexec_fn=default_signals,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -301,6 +302,7 @@ def test_a_terminal_that_is_closed_loses_nothing(folder):
     """Its SIGHUP finds nobody to tell; what flew is recorded all the same."""
     pid, terminal = pty.fork()
     if not pid:
+        default_signals()
         os.chdir(folder)
         os.environ["PAUSE_S"] = "0.1"
         words = ["learn", "mine:head", "--dim", "6", "--out", "o", "--batch", "4"]
@@ -349,6 +351,7 @@ def test_a_python_program_ends_with_the_status_of_its_signal(number, folder):
         [sys.executable, "program.py"],
         cwd=folder,
         env={**os.environ, "PAUSE_S": "0.2"},
+        preexec_fn=default_signals,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
