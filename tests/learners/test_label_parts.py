@@ -11,9 +11,8 @@ from unsoftmax.learners.single_head.labels.beside_flips import (
     at_flips,
     compare_labels,
     refuse_wrong_labels,
-    uncertainty,
 )
-from unsoftmax.learners.single_head.labels.flip_lines import FlipLines
+from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
 from unsoftmax.learners.single_head.labels.pair_logits import (
     ScaleSearchTuning,
     TokenPairs,
