@@ -2,82 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import socket
 import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.oracles.http_server import BINARY, METADATA, in_binary, in_json, sequences, serving
 
 pytest.importorskip("httpx", reason="the extra http")
 pytest.importorskip("orjson", reason="the extra http")
 
 HEAD = us.SingleHead(np.eye(3), [1.0, 2.0, -1.0])
-METADATA = {
-    "inputs": [{"name": "X", "datatype": "FP64", "shape": [-1, -1, 3]}],
-    "outputs": [{"name": "y", "datatype": "FP64", "shape": [-1]}],
-}
 PATIENT = us.oracles.HttpLimits(timeout_s=20.0)
 
 
-@contextmanager
-def serving(infer, metadata=METADATA, extensions=()):
-    """Serve a model whose answers ``infer(handler, body)`` writes; yields its URL and requests."""
-    requests = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def send(self, status=200, body=b"", **headers):
-            self.send_response(status)
-            for name, value in {"Content-Length": len(body), **headers}.items():
-                self.send_header(name.replace("_", "-"), str(value))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_GET(self):
-            content = metadata if "models" in self.path else {"extensions": list(extensions)}
-            requests.append((self.path, dict(self.headers), b""))
-            self.send(body=json.dumps(content).encode())
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            requests.append((self.path, dict(self.headers), body))
-            infer(self, body)
-
-        def log_message(self, *words):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v2/models/head", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def sequences(body):
-    [tensor] = json.loads(body)["inputs"]
-    return np.array(tensor["data"]).reshape(tensor["shape"])
-
-
-def output(y):
-    tensor = {"name": "y", "shape": list(y.shape), "datatype": "FP64", "data": y.ravel().tolist()}
-    return json.dumps({"outputs": [tensor]}).encode()
-
-
-def answered(handler, body):
-    handler.send(body=output(HEAD(sequences(body))))
+answered = in_json(HEAD)
 
 
 def learn(url, **settings):
@@ -93,32 +36,13 @@ def test_numbers_come_and_go_with_all_their_digits():
         assert np.array_equal(sequences(requests[-1][2]), X)
         assert oracle.dim == 3
         assert requests[-1][1]["Accept-Encoding"] == "identity"
-        copy = pickle.loads(pickle.dumps(oracle))
-        assert np.array_equal(copy(X), HEAD(X))
-        recovery = us.learn(oracle, us.learners.ExactHead(3), workers=4, batch=2)
-        assert us.equivalent(recovery.model, HEAD)
-
-
-def binary(handler, body):
-    end = int(handler.headers["Inference-Header-Content-Length"])
-    [tensor] = json.loads(body[:end])["inputs"]
-    dtype = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2"}[tensor["datatype"]]
-    assert tensor["parameters"]["binary_data_size"] == len(body) - end
-    y = HEAD(np.frombuffer(body[end:], dtype).reshape(tensor["shape"])).astype(dtype)
-    size = {"binary_data_size": y.nbytes}
-    one = {"name": "y", "shape": [len(y)], "datatype": tensor["datatype"], "parameters": size}
-    # another output stands before ours
-    other = {"name": "z", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": 8}}
-    header = json.dumps({"outputs": [other, one]}).encode()
-    body = header + bytes(8) + y.tobytes()
-    handler.send(body=body, Inference_Header_Content_Length=len(header))
 
 
 @pytest.mark.parametrize(("datatype", "digits"), [("FP64", 1e-15), ("FP32", 1e-6), ("FP16", 1e-2)])
 def test_tensors_in_binary(datatype, digits):
     metadata = {**METADATA, "inputs": [{**METADATA["inputs"][0], "datatype": datatype}]}
     X = np.random.default_rng(0).standard_normal((5, 4, 3))
-    for serve, extensions in ((binary, ["binary_tensor_data"]), (answered, ())):
+    for serve, extensions in ((in_binary(HEAD), BINARY), (answered, ())):
         with serving(serve, metadata, extensions) as (url, _):
             y = us.oracles.from_url(url)(X)
             assert np.allclose(y, HEAD(X), rtol=digits, atol=digits)
@@ -309,8 +233,7 @@ def test_another_model_behind_the_url_after_a_restart_is_noticed(tmp_path):
     with serving(answered) as (url, _), pytest.raises(us.BudgetExceeded):
         learn(url, ledger=ledger, budget=10)
     other = us.SingleHead(2 * np.eye(3), [1.0, 2.0, -1.0])
-    served = lambda handler, body: handler.send(body=output(other(sequences(body))))  # noqa: E731
-    with serving(served) as (url, _), pytest.raises(us.LedgerMismatch):
+    with serving(in_json(other)) as (url, _), pytest.raises(us.LedgerMismatch):
         learn(url, ledger=ledger)
 
 
