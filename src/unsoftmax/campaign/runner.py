@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.campaign.answers import OracleReply, RoundAnswers, ask
+from unsoftmax.campaign.answers import OracleReply, QuestionLimits, RoundAnswers, ask
 from unsoftmax.campaign.budget import Budget, whole
 from unsoftmax.campaign.failures import failure
 from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
@@ -143,6 +143,7 @@ def learn(
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         plan = learner.plan()
+        limits = QuestionLimits.of(plan)
         checks = holdout + (0 if sampling is None else sampling.samples)
         spending = Spending(
             ledger=opened,
@@ -154,7 +155,7 @@ def learn(
             fingerprint=fingerprint.witnesses,
         )
         campaign = Campaign(
-            ask=lambda span: ask(oracle, span, outputs),
+            ask=lambda span: ask(oracle, span, outputs, limits),
             outputs=outputs,
             ledger=opened,
             spending=spending,

@@ -23,6 +23,8 @@ from unsoftmax.protocol import Answers, Found, FunctionBound, M, Model, Steps
 from unsoftmax.theory.counts import samples_for
 from unsoftmax.validate.sequences import by_length
 
+SAMPLES = "samples"
+"""The phase of the user's own sequences."""
 Sampler: TypeAlias = Callable[[np.random.Generator], ArrayLike]
 """Draws one sequence (N, d) of a distribution with the generator it is given."""
 
@@ -94,7 +96,7 @@ class Sampling:
         left, missed = self.samples, 0.0
         while left:
             count = min(left, self.tuning.together)
-            drawn = by_length((self._drawn(model.dim, rng) for _ in range(count)), "samples")
+            drawn = by_length((self._drawn(model.dim, rng) for _ in range(count)), SAMPLES)
             answers = yield [*drawn]
             for part, y in zip(drawn, answers, strict=True):
                 missed = max(missed, float(np.max(np.abs(y - model(part.X)))))
