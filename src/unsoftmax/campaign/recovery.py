@@ -136,6 +136,7 @@ class Recovery(Generic[M_co]):
             counts={str(name): int(count) for name, count in content["counts"].items()},
             notes=tuple(content["notes"]),
             learner=dict(content["learner"]),
+            function=FunctionBound(**content["function"]) if "function" in content else None,
         )
 
     def _repr_html_(self) -> str:

@@ -135,6 +135,8 @@ def learn(
     timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
     outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
     sampling = None if sampler is None else Sampling(sampler, eps, delta)
+    if sampling is not None:
+        sampling.try_out(learner.dim)
     run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
     with (
         open_ledger(ledger, environment()) as opened,

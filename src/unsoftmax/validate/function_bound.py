@@ -103,8 +103,16 @@ class Sampling:
             left -= count
         return FunctionBound(missed, float(self.eps), float(self.delta), self.samples)
 
+    def try_out(self, dim: int) -> None:
+        """Draw one sequence before anything is paid; refuse a sampler that draws none."""
+        self._drawn(dim, np.random.default_rng(self.tuning.stream))
+
     def _drawn(self, dim: int, rng: np.random.Generator) -> Array:
-        X = np.array(self.sampler(rng), dtype=np.float64)
+        drawn = self.sampler(rng)
+        try:
+            X = np.array(drawn, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"sampler must return numbers: {error}") from error
         if X.ndim != 2 or X.shape[1] != dim or not len(X) or not np.all(np.isfinite(X)):
             raise ValueError(
                 f"sampler must return one sequence of finite numbers, of shape (N, {dim}) with "
