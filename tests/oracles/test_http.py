@@ -76,13 +76,11 @@ def test_a_model_that_takes_no_sequences_of_vectors(metadata, named, sentence):
         ("http://127.0.0.1/v2/models/", "no model's URL"),
         ("ftp://127.0.0.1/v2/models/head", "no model's URL"),
         ("head", "no model's URL"),
-        ("http://me:secret@127.0.0.1/v2/models/head", "user or a password"),
     ],
 )
 def test_what_is_no_url_of_a_model(url, sentence):
-    with pytest.raises(ValueError, match=sentence) as refused:
+    with pytest.raises(ValueError, match=sentence):
         us.oracles.from_url(url)
-    assert "secret" not in str(refused.value)
 
 
 def test_nobody_there_and_no_such_model():
