@@ -156,6 +156,13 @@ def test_a_bound_that_is_none(error, tmp_path):
         us.Recovery.load(tmp_path)
 
 
+def test_a_bound_that_is_infinite_is_read_back(tmp_path):
+    content = saved(tmp_path)
+    content["certificate"]["errors"]["W"] = None
+    (tmp_path / "recovery.json").write_text(json.dumps(content))
+    assert us.Recovery.load(tmp_path).certificate.W_error == np.inf
+
+
 def test_a_recovery_writes_no_html_of_its_own(tmp_path):
     content = saved(tmp_path)
     content["certificate"]["errors"]["<script>alert(1)</script>"] = 1.0

@@ -262,3 +262,23 @@ def test_the_authorization_header_is_sent_and_nowhere_else(tmp_path, monkeypatch
     monkeypatch.delenv("TOKEN_OF_THE_TEST")
     with pytest.raises(ValueError, match="TOKEN_OF_THE_TEST, which should hold"):
         us.oracles.from_url(url, auth="TOKEN_OF_THE_TEST")
+
+
+# -- the way there
+
+
+def test_a_proxy_of_the_environment_is_used(monkeypatch):
+    with serving(answered) as (url, requests):
+        monkeypatch.setenv("http_proxy", url.partition("/v2")[0])
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        oracle = us.oracles.from_url("http://model.example/v2/models/head")
+        assert np.array_equal(oracle(np.ones((2, 1, 3))), [2.0, 2.0])
+        assert {path.partition("/v2")[0] for path, _, _ in requests} == {"http://model.example"}
+
+
+def test_https_to_a_server_without_it():
+    with serving(answered) as (url, requests):
+        with pytest.raises(us.OracleError, match="does not answer: ConnectError"):
+            us.oracles.from_url(url.replace("http:", "https:"), limits=PATIENT)
+        assert not requests
