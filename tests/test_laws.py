@@ -52,6 +52,22 @@ def test_rounds_are_at_most_as_planned(case):
     assert rounds <= learner.plan().rounds
 
 
+def test_questions_are_no_longer_than_planned(case):
+    """At the oracle's side, the hold-out's included: neither tokens nor sequences."""
+    plan, seen = case.learner(0).plan(), []
+    target = case.oracle(case.target(0))
+
+    def noted(X):
+        seen.append((np.linalg.norm(X, axis=-1).max(), X.shape[1]))
+        return target(X)
+
+    us.learn(noted, case.learner(0))
+    norms, lengths = np.max(seen, axis=0)
+    assert norms <= plan.longest_token * (1 + 1e-9)
+    assert lengths <= plan.most_tokens
+    assert f"{plan.most_tokens:,} token" in plan.lengths
+
+
 def test_the_model_is_recovered_within_its_certificate(case):
     for seed in range(3):
         target = case.target(seed)

@@ -267,6 +267,7 @@ FACTS = {
     "models.arrays.UNIT": "unit roundoff of float64",
     "models.arrays.TINY": "the smallest normal float64",
     "models.attention._LARGEST_SHIFT": "where e^(2m) leaves float64",
+    "probes.FARTHEST": "where float32 ends",
     "measure.precision.FLOAT32_UNIT": "unit roundoff of float32",
     "measure.precision.KAPPA": "what a dot product may round by, in units: part of every bound",
     "measure.precision.FLOAT32_BITS": "significant bits of float32",

@@ -18,7 +18,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.attention import token_scores
-from unsoftmax.probes import Grid, Sequences, Singles, UnitVectors
+from unsoftmax.probes import FARTHEST, Grid, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan
 from unsoftmax.validate.judge import fresh_answers
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
@@ -98,7 +98,7 @@ class LinearMap(Configured):
         whole_number("dim", self.dim, 1)
 
     def plan(self):
-        return Plan(self.dim + 1, self.dim + 1, self.dim + 1, 3, "d + 1")
+        return Plan(self.dim + 1, self.dim + 1, self.dim + 1, 3, "d + 1", FARTHEST, 1)
 
     def steps(self, checks):
         rng = np.random.default_rng(self.seed)
@@ -130,7 +130,7 @@ class VectorHead(Configured):
 
     def plan(self):
         d = self.dim
-        return Plan(1 + d + d**2, 1 + d + d**2, 1 + d + 2 * d**2, 6, "1 + d + d²")
+        return Plan(1 + d + d**2, 1 + d + d**2, 1 + d + 2 * d**2, 6, "1 + d + d²", FARTHEST, 512)
 
     def steps(self, checks):
         rng, d = np.random.default_rng(self.seed), self.dim

@@ -24,6 +24,9 @@ Design: TypeAlias = "dict[str, NDArray[np.float64] | NDArray[np.intp]]"
 Purpose: TypeAlias = Literal["data", "pilot", "again", "check"]
 Round: TypeAlias = "list[Probes]"
 
+FARTHEST = 2.0**127
+"""Norm of the longest token that float32, in which most targets compute, holds in any direction."""
+
 
 class LazyRows(ABC):
     """Rows of a matrix that are made when they are asked for."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import FARTHEST, Array, Round
 
 Answers: TypeAlias = list[Array]
 """The answers of a round: for each part (n,), or (n, m) for a learner of vectors."""
@@ -137,6 +137,12 @@ class Plan:
         Rounds at most: steps that wait for the answers of the one before.
     formula : str
         Where ``queries`` comes from.
+    longest_token : float or None
+        No token is longer (2-norm), the hold-out's included: the learner's radius, or the end of
+        float32's range where lengths are chosen from the answers. `learn` sends no longer one.
+        None where the learner does not say.
+    most_tokens : int or None
+        No sequence has more tokens, the hold-out's included. None where the learner does not say.
     """
 
     queries: int | None
@@ -144,6 +150,30 @@ class Plan:
     tokens: int
     rounds: int
     formula: str
+    longest_token: float | None = None
+    most_tokens: int | None = None
+
+    @property
+    def lengths(self) -> str:
+        """Say how many tokens sequences have and how long tokens are; some targets refuse some.
+
+        Examples
+        --------
+        >>> Plan(4, 4, 4, 1, "d", longest_token=100.0, most_tokens=512).lengths
+        'Questions have up to 512 tokens, none longer than 100 (2-norm).'
+        """
+        count = "any number of" if self.most_tokens is None else f"up to {self.most_tokens:,}"
+        unit = "token" if self.most_tokens == 1 else "tokens"
+        if self.longest_token is None:
+            norms = "of lengths that the learner does not say"
+        elif self.longest_token < FARTHEST:
+            norms = f"none longer than {self.longest_token:.4g} (2-norm)"
+        else:
+            norms = (
+                "of lengths chosen from the answers: the smaller the weights, the longer, up to "
+                f"{self.longest_token:.1g} (2-norm)"
+            )
+        return f"Questions have {count} {unit}, {norms}."
 
     def _repr_html_(self) -> str:
         rows = (("queries", self.queries), ("at most", self.at_most), ("tokens", self.tokens))

@@ -37,6 +37,8 @@ class Script:
     closed: int = 0
     at_most: int = 0
     tokens: int = 0
+    longest_token: float | None = None
+    most_tokens: int | None = None
 
     revision: ClassVar[int] = 1
 
@@ -44,7 +46,10 @@ class Script:
         return {"learner": "Script", "name": self.name}
 
     def plan(self):
-        return Plan(self.planned, self.at_most, self.tokens, len(self.rounds), "as written")
+        limits = self.longest_token, self.most_tokens
+        return Plan(
+            self.planned, self.at_most, self.tokens, len(self.rounds), "as written", *limits
+        )
 
     def steps(self, checks):
         answers = []

@@ -22,6 +22,7 @@ from tests.truth import Counted
 from unsoftmax.campaign import watching
 from unsoftmax.campaign import workers as workers_room
 from unsoftmax.campaign.spans import BatchSizes
+from unsoftmax.probes import Sequences
 
 DIM = 4
 LEARNER = us.learners.ExactHead(DIM)
@@ -1110,3 +1111,28 @@ def test_an_error_without_words_loses_nothing_that_flies(error, tmp_path):
     with pytest.raises(us.OracleError, match="its message cannot be read: RuntimeError"):
         us.learn(oracle, script, ledger=ledger, batch=2, workers=2, retries=1)
     assert account(ledger).recorded == 2
+
+
+# -- what the plan did not say is not sent
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"longest_token": 1.0}, r"a token would have norm 2\.0e\+00, .* at most 1\.0e\+00"),
+        ({"most_tokens": 2}, "at most 2 tokens"),
+    ],
+)
+def test_a_question_beyond_the_plan_is_not_sent(limits, sentence):
+    counted = Counted(first_number)
+    beyond = Sequences(np.full((1, 4, 2), np.sqrt(2)), phase="beyond", purpose="data")
+    with pytest.raises(us.OracleError, match=sentence):
+        us.learn(counted, Script([[beyond]], **limits))
+    assert not counted.queries
+
+
+def test_many_tokens_within_the_plan_are_sent():
+    within = Sequences(np.full((9, 4, 2), 0.5), phase="within", purpose="data")
+    counted = Counted(first_number)
+    us.learn(counted, Script([[within]], longest_token=1.0, most_tokens=4))
+    assert counted.queries == 9

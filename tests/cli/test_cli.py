@@ -99,6 +99,90 @@ def test_help_says_what_there_is(folder):
         assert run(folder, command, "--help").returncode == 0
 
 
+def test_help_shows_the_settings_of_the_model_that_is_asked_for(folder):
+    for command in ("learn", "plan"):
+        plain = run(folder, command, "--help").stdout
+        assert "--dim" in plain
+        assert "--model NAME --help" in plain
+        assert "--rank" not in plain
+        assert "--max-heads" not in plain
+        low_rank = run(folder, command, "--model", "low-rank", "--help").stdout
+        assert "Settings of --model low-rank" in low_rank
+        assert "--rank" in low_rank
+        assert "--max-heads" not in low_rank
+        assert "(sensing)" not in low_rank
+        several = run(folder, command, "--help", "--model=multi-head").stdout
+        assert "--max-heads" in several
+        assert run(folder, command, "--model", "nonsense", "--help").stdout == plain
+
+
+def test_lengths_are_said_before_anything_is_asked(folder):
+    done = run(folder, "plan", "--model", "multi-head", "--max-heads", 2, "--dim", 6, "--radius", 9)
+    assert "Questions have up to 512 tokens, none longer than 9 (2-norm)." in done.stdout
+    plan = json.loads(run(folder, "plan", "--dim", 384, "--json").stdout)
+    assert (plan["longest_token"], plan["most_tokens"]) == (2.0**127, 512)
+    words = ["--dim", 6, "--out", "o"]
+    done = run(folder, "learn", "mine:broken", *words, "--retries", 1)
+    assert done.returncode == 5
+    said = done.stderr.index("Questions have up to 512 tokens, of lengths chosen from the answers")
+    assert said < done.stderr.index("the line is dead")
+    assert "Questions have" not in run(folder, "learn", "mine:head", *words).stderr  # goes on
+
+
+SAMPLERS = """
+    def mine(rng):
+        return rng.standard_normal((3, 6))
+
+    def wide(rng):
+        return rng.standard_normal((3, 7))
+
+    def words(rng):
+        return {"a": 1}
+
+    def failing(rng):
+        raise KeyError("lost")
+"""
+
+
+def test_a_bound_on_the_users_own_distribution(folder):
+    (folder / "drawn.py").write_text(textwrap.dedent(SAMPLERS))
+    words = ["learn", "mine:head", "--dim", 6, "--out", "o", "--sampler", "drawn:mine", "--json"]
+    words += ["--eps", 0.1, "--delta", 0.1]
+    done = run(folder, *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["function"]
+    assert found["samples"] == 24
+    assert 0 < found["bound"] < 1e-12
+    loaded = us.Recovery.load(folder / "o").function
+    assert loaded is not None
+    assert (loaded.samples, loaded.bound) == (24, found["bound"])
+    # again: from the ledger alone, but for the questions by which the target is known
+    assert json.loads(run(folder, *words).stdout)["function"] == found
+    small = run(folder, *words[:4], "--out", "p", *words[6:8], "--budget", 5)
+    assert "a hold-out of 32 and 93 samples need 167 queries" in small.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--eps", 0.1], "--eps and --delta go with --sampler"),
+        (["--sampler", "drawn:mine", "--eps", 2], "eps must be between 0 and 1"),
+        (["--sampler", "drawn:absent"], "cannot be imported"),
+        (["--sampler", "drawn"], "names no function"),
+        (["--sampler", "drawn:wide"], "shape (N, 6)"),
+        (["--sampler", "drawn:words"], "must return numbers"),
+        (["--sampler", "drawn:failing"], "drawn:failing failed: KeyError: 'lost'"),
+    ],
+)
+def test_a_sampler_that_draws_nothing_is_refused_before_anything_is_paid(folder, words, says):
+    (folder / "drawn.py").write_text(textwrap.dedent(SAMPLERS))
+    done = run(folder, "learn", "mine:head", "--dim", 6, "--out", "o", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "asked.txt").exists()
+
+
 def test_plan(folder):
     done = run(folder, "plan", "--model", "exact", "--dim", 384, "--biases")
     assert done.returncode == 0

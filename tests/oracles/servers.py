@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,10 +12,14 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
 import unsoftmax as us
+
+MLSERVER = os.environ.get("MLSERVER", "")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mlserver"
 
 DIM = 16
 
@@ -31,22 +37,28 @@ def free_port():
 
 
 class Server:
-    """A process of one command that serves the head of ``head.npz`` in a folder."""
+    """A process of one command in a folder, which serves models by name."""
 
-    def __init__(self, folder, command, port):
-        self.folder, self.command = folder, command
+    def __init__(self, folder, command, port, names=("head",)):
+        self.folder, self.command, self.names = folder, command, names
         self.root = f"http://127.0.0.1:{port}/v2"
-        self.url = f"{self.root}/models/head"
+        self.url = self.url_of(names[0])
 
-    def serve(self, **arrays):
-        np.savez(self.folder / "head.npz", **arrays)
+    def url_of(self, name):
+        return f"{self.root}/models/{name}"
+
+    def start(self):
         with open(self.folder / "log", "wb") as log:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
+        for name in self.names:
+            self._wait_for(name)
+
+    def _wait_for(self, name):
         for _ in range(600):
             try:
-                urllib.request.urlopen(f"{self.url}/ready", timeout=5).close()
+                urllib.request.urlopen(f"{self.url_of(name)}/ready", timeout=5).close()
                 return
             except (urllib.error.URLError, OSError):
                 assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -54,12 +66,24 @@ class Server:
         self.kill()
         raise AssertionError("The server did not start in a minute.")
 
+    def serve(self, **arrays):
+        np.savez(self.folder / "head.npz", **arrays)
+        self.start()
+
     def serve_head(self, target):
         self.serve(W=target.W, v=target.v, w=target.w, c=target.c)
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+
+def mlserver(folder, names=("head",)):
+    """Return an MLServer, not yet started, for the models of a folder."""
+    settings = json.loads((EXAMPLE / "settings.json").read_text())
+    settings |= {"http_port": free_port(), "grpc_port": free_port()}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    return Server(folder, [MLSERVER, "start", "."], settings["http_port"], names)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,38 +13,6 @@ from tests.truth import Counted
 HEAD = us.SingleHead(np.eye(3), [1.0, -2.0, 0.5])
 X = np.random.default_rng(0).standard_normal((50, 4, 3))
 Y = HEAD(X)
-
-DEFENCES = {
-    "rounded": lambda oracle: us.oracles.rounded(oracle, 2),
-    "noisy": lambda oracle: us.oracles.noisy(oracle, 0.1, seed=3),
-    "clipped": lambda oracle: us.oracles.clipped(oracle, -0.5, 0.25),
-    "norm_capped": lambda oracle: us.oracles.norm_capped(oracle, 10.0),
-    "labels": lambda oracle: us.oracles.labels(oracle),
-    "within": lambda oracle: us.oracles.within(oracle, 0.1),
-}
-
-
-def test_every_defence_is_tested_here():
-    places = {"from_onnx", "from_torch", "from_url", "HttpLimits", "on_dask"}
-    assert set(us.oracles.__all__) - places == {*DEFENCES, "coordinate"}
-
-
-@pytest.mark.parametrize("name", DEFENCES)
-def test_they_know_the_dimension_when_the_oracle_does(name):
-    assert DEFENCES[name](HEAD).dim == 3
-    assert not hasattr(DEFENCES[name](lambda X: HEAD(X)), "dim")
-    with pytest.raises(us.DimensionRefused, match="dim=3"):
-        us.learn(DEFENCES[name](HEAD), us.learners.ExactHead(4))
-
-
-@pytest.mark.parametrize("name", DEFENCES)
-def test_they_are_picklable_and_take_vectors_and_change_no_question(name):
-    copy = pickle.loads(pickle.dumps(DEFENCES[name](HEAD)))
-    assert np.array_equal(copy(X), DEFENCES[name](HEAD)(X))
-    asked = X.copy()
-    vectors = DEFENCES[name](lambda X: X[:, -1])(asked)
-    assert vectors.shape == (50, 3)
-    assert np.array_equal(asked, X)
 
 
 def test_rounded():
@@ -108,12 +75,6 @@ def test_the_norm_cap_refuses_once_and_for_all():
     for bad in (0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match="radius"):
             us.oracles.norm_capped(HEAD, bad)
-
-
-def test_defences_stack():
-    both = us.oracles.rounded(us.oracles.clipped(HEAD, -1.0, 1.0), 1)
-    assert np.array_equal(both(X), np.round(np.clip(Y, -1, 1), 1))
-    assert both.dim == 3
 
 
 def test_what_is_missing_has_no_label_and_no_noise():

@@ -7,77 +7,21 @@ import pickle
 import socket
 import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.oracles.http_server import BINARY, METADATA, in_binary, in_json, sequences, serving
 
 pytest.importorskip("httpx", reason="the extra http")
 pytest.importorskip("orjson", reason="the extra http")
 
 HEAD = us.SingleHead(np.eye(3), [1.0, 2.0, -1.0])
-METADATA = {
-    "inputs": [{"name": "X", "datatype": "FP64", "shape": [-1, -1, 3]}],
-    "outputs": [{"name": "y", "datatype": "FP64", "shape": [-1]}],
-}
 PATIENT = us.oracles.HttpLimits(timeout_s=20.0)
 
 
-@contextmanager
-def serving(infer, metadata=METADATA, extensions=()):
-    """Serve a model whose answers ``infer(handler, body)`` writes; yields its URL and requests."""
-    requests = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def send(self, status=200, body=b"", **headers):
-            self.send_response(status)
-            for name, value in {"Content-Length": len(body), **headers}.items():
-                self.send_header(name.replace("_", "-"), str(value))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_GET(self):
-            content = metadata if "models" in self.path else {"extensions": list(extensions)}
-            requests.append((self.path, dict(self.headers), b""))
-            self.send(body=json.dumps(content).encode())
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            requests.append((self.path, dict(self.headers), body))
-            infer(self, body)
-
-        def log_message(self, *words):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v2/models/head", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def sequences(body):
-    [tensor] = json.loads(body)["inputs"]
-    return np.array(tensor["data"]).reshape(tensor["shape"])
-
-
-def output(y):
-    tensor = {"name": "y", "shape": list(y.shape), "datatype": "FP64", "data": y.ravel().tolist()}
-    return json.dumps({"outputs": [tensor]}).encode()
-
-
-def answered(handler, body):
-    handler.send(body=output(HEAD(sequences(body))))
+answered = in_json(HEAD)
 
 
 def learn(url, **settings):
@@ -93,32 +37,13 @@ def test_numbers_come_and_go_with_all_their_digits():
         assert np.array_equal(sequences(requests[-1][2]), X)
         assert oracle.dim == 3
         assert requests[-1][1]["Accept-Encoding"] == "identity"
-        copy = pickle.loads(pickle.dumps(oracle))
-        assert np.array_equal(copy(X), HEAD(X))
-        recovery = us.learn(oracle, us.learners.ExactHead(3), workers=4, batch=2)
-        assert us.equivalent(recovery.model, HEAD)
-
-
-def binary(handler, body):
-    end = int(handler.headers["Inference-Header-Content-Length"])
-    [tensor] = json.loads(body[:end])["inputs"]
-    dtype = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2"}[tensor["datatype"]]
-    assert tensor["parameters"]["binary_data_size"] == len(body) - end
-    y = HEAD(np.frombuffer(body[end:], dtype).reshape(tensor["shape"])).astype(dtype)
-    size = {"binary_data_size": y.nbytes}
-    one = {"name": "y", "shape": [len(y)], "datatype": tensor["datatype"], "parameters": size}
-    # another output stands before ours
-    other = {"name": "z", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": 8}}
-    header = json.dumps({"outputs": [other, one]}).encode()
-    body = header + bytes(8) + y.tobytes()
-    handler.send(body=body, Inference_Header_Content_Length=len(header))
 
 
 @pytest.mark.parametrize(("datatype", "digits"), [("FP64", 1e-15), ("FP32", 1e-6), ("FP16", 1e-2)])
 def test_tensors_in_binary(datatype, digits):
     metadata = {**METADATA, "inputs": [{**METADATA["inputs"][0], "datatype": datatype}]}
     X = np.random.default_rng(0).standard_normal((5, 4, 3))
-    for serve, extensions in ((binary, ["binary_tensor_data"]), (answered, ())):
+    for serve, extensions in ((in_binary(HEAD), BINARY), (answered, ())):
         with serving(serve, metadata, extensions) as (url, _):
             y = us.oracles.from_url(url)(X)
             assert np.allclose(y, HEAD(X), rtol=digits, atol=digits)
@@ -129,7 +54,7 @@ def test_an_answer_in_binary_shows_an_extension_that_metadata_does_not_name():
 
     def infer(handler, body):
         if handler.headers["Inference-Header-Content-Length"]:
-            return binary(handler, body)
+            return in_binary(HEAD)(handler, body)
         [wanted] = json.loads(body)["outputs"]
         assert wanted["parameters"] == {"binary_data": True}
         y = HEAD(sequences(body))
@@ -181,13 +106,11 @@ def test_a_model_that_takes_no_sequences_of_vectors(metadata, named, sentence):
         ("http://127.0.0.1/v2/models/", "no model's URL"),
         ("ftp://127.0.0.1/v2/models/head", "no model's URL"),
         ("head", "no model's URL"),
-        ("http://me:secret@127.0.0.1/v2/models/head", "user or a password"),
     ],
 )
 def test_what_is_no_url_of_a_model(url, sentence):
-    with pytest.raises(ValueError, match=sentence) as refused:
+    with pytest.raises(ValueError, match=sentence):
         us.oracles.from_url(url)
-    assert "secret" not in str(refused.value)
 
 
 def test_nobody_there_and_no_such_model():
@@ -338,8 +261,7 @@ def test_another_model_behind_the_url_after_a_restart_is_noticed(tmp_path):
     with serving(answered) as (url, _), pytest.raises(us.BudgetExceeded):
         learn(url, ledger=ledger, budget=10)
     other = us.SingleHead(2 * np.eye(3), [1.0, 2.0, -1.0])
-    served = lambda handler, body: handler.send(body=output(other(sequences(body))))  # noqa: E731
-    with serving(served) as (url, _), pytest.raises(us.LedgerMismatch):
+    with serving(in_json(other)) as (url, _), pytest.raises(us.LedgerMismatch):
         learn(url, ledger=ledger)
 
 
@@ -370,3 +292,23 @@ def test_the_authorization_header_is_sent_and_nowhere_else(tmp_path, monkeypatch
     monkeypatch.delenv("TOKEN_OF_THE_TEST")
     with pytest.raises(ValueError, match="TOKEN_OF_THE_TEST, which should hold"):
         us.oracles.from_url(url, auth="TOKEN_OF_THE_TEST")
+
+
+# -- the way there
+
+
+def test_a_proxy_of_the_environment_is_used(monkeypatch):
+    with serving(answered) as (url, requests):
+        monkeypatch.setenv("http_proxy", url.partition("/v2")[0])
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        oracle = us.oracles.from_url("http://model.example/v2/models/head")
+        assert np.array_equal(oracle(np.ones((2, 1, 3))), [2.0, 2.0])
+        assert {path.partition("/v2")[0] for path, _, _ in requests} == {"http://model.example"}
+
+
+def test_https_to_a_server_without_it():
+    with serving(answered) as (url, requests):
+        with pytest.raises(us.OracleError, match="does not answer: ConnectError"):
+            us.oracles.from_url(url.replace("http:", "https:"), limits=PATIENT)
+        assert not requests

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.oracles.servers import DIM, Server, free_port, head, learned_across_a_kill
+from tests.oracles.servers import DIM, EXAMPLE, MLSERVER, head, learned_across_a_kill, mlserver
 
-MLSERVER = os.environ.get("MLSERVER", "")
 pytestmark = pytest.mark.skipif(not MLSERVER, reason="MLSERVER names no installed mlserver")
 pytest.importorskip("httpx", reason="the extra http")
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mlserver"
 
 
 @pytest.fixture
 def server(tmp_path):
-    folder, port = tmp_path / "served", free_port()
-    shutil.copytree(EXAMPLE, folder)
-    settings = json.loads((folder / "settings.json").read_text())
-    settings |= {"http_port": port, "grpc_port": free_port()}
-    (folder / "settings.json").write_text(json.dumps(settings))
-    running = Server(folder, [MLSERVER, "start", "."], port)
+    running = mlserver(shutil.copytree(EXAMPLE, tmp_path / "served"))
     running.serve_head(head(0))
     yield running
     running.kill()

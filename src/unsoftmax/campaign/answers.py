@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import OracleError, RetryLater, Terminated
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Oracle, Outputs, as_array
+from unsoftmax.protocol import Answers, Oracle, Outputs, Plan, as_array
+from unsoftmax.validate.function_bound import SAMPLES
 
 
 class OracleReply(NamedTuple):
@@ -50,18 +51,72 @@ class OracleReply(NamedTuple):
         return FloatingPointError("{1} in row {0} of the answer".format(*self.worst))
 
 
-def ask(oracle: Oracle, span: Span, outputs: Outputs) -> OracleReply:
+@dataclass(frozen=True, slots=True)
+class QuestionLimits:
+    """What a learner's plan says of its questions: others are not sent.
+
+    Attributes
+    ----------
+    longest_token : float
+        Largest 2-norm of a token.
+    most_tokens : float
+        Largest number of tokens.
+    """
+
+    longest_token: float = np.inf
+    most_tokens: float = np.inf
+    # Norms are rounded, and tokens are sums of two.
+    slack: float = 1e-9
+
+    @classmethod
+    def of(cls, plan: Plan) -> QuestionLimits:
+        """Take what a plan says; what it does not say has no limit."""
+        given = plan.longest_token, plan.most_tokens
+        return cls(*(np.inf if limit is None else limit for limit in given))
+
+    def refuse_beyond(self, X: Array, span: Span) -> None:
+        """Refuse questions that a target was never told of.
+
+        Raises
+        ------
+        OracleError
+            A sequence has more tokens, or a longer one.
+        """
+        if X.shape[1] > self.most_tokens:
+            raise OracleError(
+                f"{span}: the learner's plan said at most {self.most_tokens:,} tokens. Nothing "
+                "was sent."
+            )
+        most = self.longest_token * (1 + self.slack)
+        # the root of all squares is at least the longest: a pass without a copy, as a rule
+        if np.vdot(X, X) > most**2:
+            longest = float(np.max(np.linalg.norm(X, axis=-1)))
+            if not longest <= most:
+                raise OracleError(
+                    f"{span}: a token would have norm {longest:.1e}, and the learner's plan said "
+                    f"at most {self.longest_token:.1e}. Nothing was sent: the target's weights "
+                    "are too small, or its answers too coarse, for tokens within that."
+                )
+
+
+def ask(
+    oracle: Oracle, span: Span, outputs: Outputs, limits: QuestionLimits = QuestionLimits()
+) -> OracleReply:
     """Make the probes of a span and call the oracle once.
 
     Raises
     ------
     OracleError
-        What it returned is not one number per sequence (one row, for a learner of vectors).
+        What it returned is not one number per sequence (one row, for a learner of vectors), or
+        the question is beyond the limits: then it was not asked.
     Exception
         Whatever the oracle raises.
     """
+    X = span.probes[span.start : span.stop]
+    if span.probes.phase != SAMPLES:  # the user's own
+        limits.refuse_beyond(X, span)
     try:
-        raw = oracle(span.probes[span.start : span.stop])
+        raw = oracle(X)
     except Terminated:
         raise  # a signal, not the target
     except SystemExit as error:

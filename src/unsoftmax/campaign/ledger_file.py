@@ -165,7 +165,7 @@ def create(file: Path, db: sqlite3.Connection) -> bool:
         It cannot be written, or other files lie there that belong to a ledger of this name.
     """
     for left in beside(file):
-        if left.exists():
+        if os.path.lexists(left):
             raise LedgerError(
                 f"{file} is missing, and {left.name} is there, which belongs to it: answers that "
                 "were paid may be in them. Bring the ledger back to where it was; or copy what is "

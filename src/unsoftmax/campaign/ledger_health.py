@@ -23,6 +23,7 @@ from unsoftmax.campaign.ledger_format import (
     columns,
 )
 from unsoftmax.campaign.paid_counter import beside, last_totals
+from unsoftmax.campaign.row_sense import makes_sense
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -44,6 +45,7 @@ class TableWalk:
             try:
                 for number, crc, *values in self._db.execute(self._query() + direction):
                     first, sound = number not in seen, crc == self._checksum(values)
+                    sound = sound and makes_sense(self._table, values)
                     seen.add(number)
                     wrong += first and not sound
                     if first and sound:
@@ -54,7 +56,7 @@ class TableWalk:
                 break
         if wrong:
             rows = "1 row does" if wrong == 1 else f"{wrong} rows do"
-            self.damage = f"{self._table}: {rows} not match the checksum"
+            self.damage = f"{self._table}: {rows} not match the checksum, or make no sense"
 
     def _query(self) -> str:
         names = columns(self._version)[self._table]

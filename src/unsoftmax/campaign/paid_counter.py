@@ -59,7 +59,9 @@ class PaidCounter:
         self._name = name
         path = beside(self._file)[1]
         try:
-            self._line = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            # a link that lies in wait is not written through
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            self._line = os.open(path, flags, 0o600)
             self.count(totals)
             os.fsync(self._line)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -105,7 +106,7 @@ class Recovery(Generic[M_co]):
         model = load(path.with_name(MODEL_FILE))
         try:
             return cls._of(model, json.loads(path.read_text(encoding="utf-8")))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} cannot be read: {error!r}.") from error
 
     @classmethod
@@ -119,7 +120,7 @@ class Recovery(Generic[M_co]):
         return cls(
             model,
             Certificate(
-                {name: _or_else(math.inf, error) for name, error in bounds["errors"].items()},
+                {name: _bound(error) for name, error in bounds["errors"].items()},
                 tuple(bounds["assumes"]),
             ),
             Evidence(
@@ -132,6 +133,7 @@ class Recovery(Generic[M_co]):
             counts={str(name): int(count) for name, count in content["counts"].items()},
             notes=tuple(content["notes"]),
             learner=dict(content["learner"]),
+            function=FunctionBound(**content["function"]) if "function" in content else None,
         )
 
     def _repr_html_(self) -> str:
@@ -142,8 +144,18 @@ class Recovery(Generic[M_co]):
             if self.evidence.passed
             else "not checked",
         }
-        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+        cells = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{value}</td></tr>" for name, value in rows.items()
+        )
         return f"<table><caption>{self.model!r}</caption>{cells}</table>"
+
+
+def _bound(error: object) -> float:
+    if error is None:
+        return math.inf
+    if not isinstance(error, (int, float)) or not error >= 0:
+        raise ValueError(f"a bound of {error!r}")
+    return float(error)
 
 
 def _or_else(missing: float, number: float | None) -> float:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unsoftmax.campaign.answers import OracleReply, RoundAnswers, ask
+from unsoftmax.campaign.answers import OracleReply, QuestionLimits, RoundAnswers, ask
 from unsoftmax.campaign.budget import Budget, whole
 from unsoftmax.campaign.failures import failure
 from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
@@ -132,6 +132,8 @@ def learn(
     """
     holdout = whole("holdout", holdout, 0)
     sampling = None if sampler is None else Sampling(sampler, eps, delta)
+    if sampling is not None:
+        sampling.try_out(learner.dim)
     with opened_campaign(
         oracle,
         learner,
@@ -182,6 +184,7 @@ def opened_campaign(
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         plan = asks.plan()
+        limits = QuestionLimits.of(plan)
         checks = holdout + (0 if sampling is None else sampling.samples)
         spending = Spending(
             ledger=opened,
@@ -193,7 +196,7 @@ def opened_campaign(
             asked_again=fingerprint.witnesses,
         )
         yield Campaign(
-            ask=lambda span: ask(oracle, span, outputs),
+            ask=lambda span: ask(oracle, span, outputs, limits),
             outputs=outputs,
             ledger=opened,
             spending=spending,

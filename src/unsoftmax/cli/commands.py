@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -35,15 +36,19 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is called."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, None if command is None else load_command(str(command.name)), rest
+        return name, None if command is None else load_command(str(command.name), rest), rest
 
 
-def load_command(name: str) -> Any:
-    """Import one command."""
+def load_command(name: str, args: Sequence[str] = ()) -> Any:
+    """Import one command; its help may depend on what it is called with."""
     module = importlib.import_module(f"{__package__}.{MODULES.get(name, name)}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(getattr(module, name))
-    return typer.main.get_command(alone)
+    function = getattr(module, name)
+    alone.command(name)(function)
+    command = typer.main.get_command(alone)
+    if hasattr(function, "arrange_help"):
+        function.arrange_help(command, args)
+    return command
 
 
 app = typer.Typer(

@@ -30,6 +30,7 @@ from unsoftmax.cli.console import (
 from unsoftmax.cli.options import Settings, build, in_flags, with_settings
 from unsoftmax.cli.out_folder import prepare, written
 from unsoftmax.cli.plan import ModelName
+from unsoftmax.cli.sampling_options import samples_of, sampling_options
 from unsoftmax.errors import Terminated, UnsoftmaxError
 from unsoftmax.protocol import Learner, Oracle, Plan
 from unsoftmax.protocol import Model as AnyModel
@@ -85,6 +86,22 @@ def learn(
         float | None,
         typer.Option(min=0.001, help="Seconds after which a call has failed. [default: none]"),
     ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="Also bound the function on a distribution: module:function, which draws a "
+            "sequence (N, d) with the numpy.random.Generator it is given.",
+            metavar="<module:function>",
+        ),
+    ] = None,
+    eps: Annotated[
+        float | None,
+        typer.Option(help="Share of --sampler's sequences left out of the bound. [default: 0.05]"),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="The bound is right with confidence 1 − delta. [default: 0.01]"),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
     settings: Settings,
@@ -94,9 +111,11 @@ def learn(
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
     learner, oracle = _resolved(target, coordinate, auth, model, settings)
+    sampling = sampling_options(sampler, eps, delta)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
     if not book.exists():
-        _warn_of_budget(Budget(budget, token_budget), plan, holdout)
+        _warn_of_budget(Budget(budget, token_budget), plan, holdout, samples_of(sampling))
+        stderr.print(plan.lengths, markup=False, highlight=False)
     prepare(out, ("model.safetensors", "recovery.json"))
     began = time.monotonic()
     with _sentences(book):
@@ -112,6 +131,7 @@ def learn(
                 progress=watcher,
                 retries=Retries(tries=retries, longest_wait_s=longest_wait),
                 timeout=timeout,
+                **sampling,
             )
             seconds = time.monotonic() - began
             with written(out, book):
@@ -137,19 +157,21 @@ def _resolved(
     return learner, oracle
 
 
-def _warn_of_budget(budget: Budget, plan: Plan, holdout: int) -> None:
+def _warn_of_budget(budget: Budget, plan: Plan, holdout: int, samples: int) -> None:
     """Say beforehand that a budget is too small, where the plan knows it."""
-    needed, tokens = (plan.queries or 0) + holdout, 0 if plan.queries is None else plan.tokens
+    checks = holdout + samples
+    beside = f"a hold-out of {holdout}{f' and {samples:,} samples' if samples else ''}"
+    needed, tokens = (plan.queries or 0) + checks, 0 if plan.queries is None else plan.tokens
     if budget.queries is not None and budget.queries < needed:
         stderr.print(
-            f"A budget of {budget.queries:,} will not be enough: the plan and a hold-out of "
-            f"{holdout} need {needed:,} queries.",
+            f"A budget of {budget.queries:,} will not be enough: the plan and {beside} "
+            f"need {needed:,} queries.",
             highlight=False,
         )
-    if budget.tokens is not None and budget.tokens < tokens + holdout:
+    if budget.tokens is not None and budget.tokens < tokens + checks:
         stderr.print(
             f"A budget of {budget.tokens:,} tokens will not be enough: the plan needs {tokens:,}, "
-            f"and a hold-out of {holdout} queries more.",
+            f"and {beside} queries more.",
             highlight=False,
         )
 

@@ -13,8 +13,9 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -111,8 +112,36 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         for name, annotation in options.items()
     ]
     run.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    run.arrange_help = arrange_help  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in [*kept, *added]}
     return run
+
+
+def arrange_help(command: Any, args: Sequence[str]) -> None:
+    """Show the settings of the model that is named among a command's arguments, and no other's.
+
+    Where none is named the settings that all models share are shown.
+    """
+    model = _model_in(args)
+    for option in command.params:
+        texts = _texts().get(option.name)
+        if texts is None:
+            continue
+        of_all = {name for names in texts.values() for name in names} == {*BY_NAME}
+        own = [text for text, names in texts.items() if model in names]
+        option.hidden = not own and not of_all
+        if own:
+            option.help = " ".join(own)
+            option.rich_help_panel = f"Settings of --model {model}"
+        elif len(texts) > 1:
+            option.help = "Every model has it: see --model NAME --help."
+
+
+def _model_in(args: Sequence[str]) -> str:
+    """Return what follows --model, the last time; "" without one that is known."""
+    named = [word.removeprefix("--model=") for word in args if word.startswith("--model=")]
+    named += [after for word, after in pairwise(args) if word == "--model"]
+    return named[-1] if named and named[-1] in BY_NAME else ""
 
 
 def in_flags(message: str, others: Mapping[str, str]) -> str:
@@ -136,17 +165,38 @@ def _names(message: str, name: str) -> bool:
 
 def _options() -> dict[str, Any]:
     """Return every setting's annotation for typer, by name."""
+    return {
+        name: Annotated[kind | None, typer.Option(_flag(name), help=_help_text(_texts()[name]))]
+        for name, kind in _kinds().items()
+    }
+
+
+@functools.cache
+def _kinds() -> dict[str, Any]:
+    """Return every setting's type, by name."""
     kinds: dict[str, Any] = {}
+    for _, learner in _all():
+        for field, hint in _written(learner):
+            kinds.setdefault(field.name, str if field.name in _FUNCTIONS else _kind(hint))
+    return kinds
+
+
+def _written(learner: type[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the fields that a command line can say, and their types."""
+    hints = get_type_hints(learner)
+    for field in fields(learner):
+        if field.name in _FUNCTIONS or _kind(hints[field.name]) in _WRITTEN:
+            yield field, hints[field.name]
+
+
+@functools.cache
+def _texts() -> dict[str, dict[str, list[str]]]:
+    """Return what is said of every setting, each text with the models it is for."""
     texts: dict[str, dict[str, list[str]]] = {}
     for model, learner in _all():
-        hints, helps = get_type_hints(learner), _helps(learner)
-        for field in fields(learner):
-            hint, name = hints[field.name], field.name
-            kind = str if name in _FUNCTIONS else _kind(hint)
-            if kind not in _WRITTEN:
-                continue
-            kinds.setdefault(name, kind)
-            text = helps.get(name, "")
+        helps = _helps(learner)
+        for field, hint in _written(learner):
+            name, text = field.name, helps.get(field.name, "")
             if get_origin(hint) is Literal:
                 text += f" One of: {', '.join(get_args(hint))}."
             if field.default not in (MISSING, None, False):
@@ -160,10 +210,7 @@ def _options() -> dict[str, Any]:
             models = texts.setdefault(name, {}).setdefault(text, [])
             if model not in models:
                 models.append(model)
-    return {
-        name: Annotated[kind | None, typer.Option(_flag(name), help=_help_text(texts[name]))]
-        for name, kind in kinds.items()
-    }
+    return texts
 
 
 def _all() -> Iterator[tuple[str, type[Any]]]:

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-from unsoftmax.cli.console import AsJson, show_json, show_table, with_exit_status
+from unsoftmax.cli.console import AsJson, show_json, show_table, stdout, with_exit_status
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.learners import MODELS
 
 _HOLDOUT = 32
 
 ModelName = Annotated[
-    str, typer.Option(help=f"What to learn: {', '.join(MODELS)}.", show_default=True)
+    str,
+    typer.Option(
+        help=f"What to learn: {', '.join(MODELS)}. Its settings: --model NAME --help.",
+        show_default=True,
+    ),
 ]
 
 
@@ -38,3 +42,4 @@ def plan(*, model: ModelName = "exact", as_json: AsJson = False, settings: Setti
         ("rounds, at most", f"{cost.rounds:,}"),
     ]
     show_table(f"Plan for --model {model}, asking nothing", rows)
+    stdout.print(cost.lengths, markup=False, highlight=False)

@@ -102,6 +102,8 @@ class Antisymmetric(Configured, Generic[M]):
             tokens=2 * one.tokens,
             rounds=one.rounds,
             formula=f"2·({one.formula})",
+            longest_token=one.longest_token,
+            most_tokens=one.most_tokens,
         )
 
     def steps(self, checks: int) -> Steps[M]:

@@ -14,9 +14,12 @@ import struct
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -146,30 +149,79 @@ def load_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class UnpackingLimits:
+    """How far an array of an ``.npz`` may grow when it is unpacked."""
+
+    free: int = 2**28
+    """Up to 256 MiB nothing is asked: zeros, which biases and masks are, pack a thousandfold."""
+    most_packed: float = 50.0
+    """Beyond, weights do not pack like this; a bomb packs a thousandfold."""
+
+
+# What NumPy and zipfile raise for files that are damaged or made to do harm: too large for memory,
+# encrypted, packed in another way, cut short.
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    OSError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    OverflowError,
+    KeyError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
 class _Npz(Mapping[str, Array]):
     """The arrays of an ``.npz``."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
+    def __init__(
+        self, path: str | os.PathLike[str], limits: UnpackingLimits = UnpackingLimits()
+    ) -> None:
+        self._path, self._limits = path, limits
         try:
-            self._file = np.load(path, allow_pickle=False)
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            with self._opened() as file:
+                self._names = list(file.files)
+        except _UNREADABLE as error:
             raise ValueError(f"{path} is not a readable .npz: {error}.") from error
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._file:
+        if name not in self._names:
             raise KeyError(name)
         try:
-            array: Array = self._file[name]
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            with self._opened() as file:
+                self._refuse_bomb(file.zip, name)
+                array: Array = file[name]
+            if not isinstance(array, np.ndarray):
+                raise ValueError("it is no array")
+        except _UNREADABLE as error:
             raise ValueError(f"{self._path}: {name} cannot be read: {error}.") from error
         return array
 
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        # where NumPy opens the file itself, it leaves one open that it cannot read
+        with open(self._path, "rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("it is one array")
+            with loaded:
+                yield loaded
+
+    def _refuse_bomb(self, packed: Any, name: str) -> None:
+        member = packed.getinfo(name if name in packed.namelist() else f"{name}.npy")
+        size, limits = member.file_size, self._limits
+        if size > limits.free and size > limits.most_packed * member.compress_size:
+            raise ValueError(f"it unpacks {size:,} bytes out of {member.compress_size:,}")
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file.files)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._file.files)
+        return len(self._names)
 
 
 class _Safetensors(Mapping[str, Array]):

@@ -151,7 +151,9 @@ class _Rounded(WrappedOracle):
     decimals: int
 
     def __call__(self, X: Array, /) -> Any:
-        return np.round(as_array(self.oracle(X)), self.decimals)
+        y = as_array(self.oracle(X))
+        # NumPy rounds no bools
+        return np.round(y.astype(np.float64) if y.dtype.kind == "b" else y, self.decimals)
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,6 +117,8 @@ class _Within(WrappedOracle):
     def __call__(self, X: Array, /) -> Any:
         questions = np.array(X, dtype=np.float64)  # the oracle may write on X
         y = as_array(self.oracle(X)).astype(np.float64)
+        if y.shape[:1] != (len(questions),):
+            return y  # whoever asked refuses it, as without this wrapper
         tau = self.tau_single if questions.shape[1] == 1 else self.tau
         # less what adding it rounds: the promise is kept to the last bit
         off = np.maximum(tau - 4 * UNIT * (tau + np.abs(y)), 0.0)

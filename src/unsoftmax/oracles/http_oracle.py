@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field, replace
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,6 +46,9 @@ class HttpLimits:
     """An endpoint that is busy and does not say for how long is asked again after this time."""
     said: int = 300
     """Characters of an endpoint's own message that are shown."""
+    too_short: int = 7
+    """Words of the Authorization header up to this length, such as Bearer, are no secret; longer
+    ones are cut out of an endpoint's messages."""
 
 
 def from_url(
@@ -130,7 +134,7 @@ class HttpOracle:
         try:
             self.signature = signature(model, server, self.input, self.output)
         except ProtocolError as error:
-            raise OracleError(f"{self.url} cannot be asked. {error}") from error
+            raise OracleError(f"{self.url} cannot be asked. {self._shown(error)}") from None
         if self.signature.dim is not None:
             self.dim = self.signature.dim
 
@@ -144,7 +148,9 @@ class HttpOracle:
         try:
             y = answer(received, said, self.signature)
         except ProtocolError as error:
-            raise ConnectionError(f"{self.url} sent what is no answer. {error}") from error
+            raise ConnectionError(
+                f"{self.url} sent what is no answer. {self._shown(error)}"
+            ) from None
         if not self.signature.binary and in_binary(received, said):
             self.signature = replace(self.signature, binary=True)
         return of_last_token(y, count, tokens)
@@ -154,7 +160,8 @@ class HttpOracle:
             body, _ = self._call("GET", url, self.limits.metadata_bytes)
             return parsed(body)
         except ProtocolError as error:
-            raise OracleError(f"{url} is no endpoint of the protocol. {error}") from error
+            said = self._shown(error)
+            raise OracleError(f"{url} is no endpoint of the protocol. {said}") from None
         except RetryLater as busy:
             raise OracleError(f"{url} is busy: try again in {busy.seconds:g} s.") from busy
         except (ConnectionError, TimeoutError) as error:
@@ -172,8 +179,12 @@ class HttpOracle:
         httpx = _httpx()
         ends = time.monotonic() + self.limits.timeout_s
         sent = self._headers() | (headers or {})
+        client = self._connected()
         try:
-            with self._connected().stream(method, url, content=body, headers=sent) as response:
+            with (
+                self._ends.after(self.limits.timeout_s),
+                client.stream(method, url, content=body, headers=sent) as response,
+            ):
                 received = bytearray()
                 for part in response.iter_raw():
                     received += part
@@ -187,22 +198,22 @@ class HttpOracle:
             raise TimeoutError(f"{url} took longer than {self.limits.timeout_s:g} s.") from error
         except httpx.HTTPError as error:
             # the message alone: the request that the error carries holds the header
-            raise ConnectionError(f"{type(error).__name__}: {error}.") from None
+            raise ConnectionError(f"{type(error).__name__}: {self._shown(error)}.") from None
 
     def _refuse(self, response: Any, body: bytes) -> None:
         """Raise what a status other than 200 means."""
         status = response.status_code
         if status == 200:
-            encoding = response.headers.get("Content-Encoding", "identity")
+            encoding = self._shown(response.headers.get("Content-Encoding", "identity"))
             if encoding != "identity":
                 raise OracleError(f"{self.url} sends {encoding}, though identity was asked for.")
             return
-        said = " ".join(body[: self.limits.said].decode("utf-8", "replace").split())
+        said = self._shown(body.decode("utf-8", "replace"))
         told = f"{self.url} answered {status}{': ' + said if said else ''}"
         if status in (429, 503):
             raise RetryLater(self._retry_after(response.headers.get("Retry-After", "")))
         if 300 <= status < 400:
-            where = urlsplit(response.headers.get("Location", "")).netloc or "another place"
+            where = self._shown(_host_of(response.headers.get("Location", "")))
             raise OracleError(f"{self.url} redirects to {where}; questions go nowhere else.")
         if status in (401, 403):
             how = f"the header in ${self.auth}" if self.auth else "no Authorization header"
@@ -210,6 +221,19 @@ class HttpOracle:
         if status < 500:
             raise OracleError(f"{told}.")
         raise ConnectionError(f"{told}.")
+
+    def _shown(self, said: object) -> str:
+        """Return a server's words as a message may show them.
+
+        Some of them alone, without what a terminal would obey, and without the secret, which a
+        server knows and may send back.
+        """
+        secret = os.environ.get(self.auth, "").strip() if self.auth else ""
+        text = str(said)
+        for part in sorted({secret, *secret.split()}, key=len, reverse=True):
+            text = text.replace(part, "…") if len(part) > self.limits.too_short else text
+        printable = "".join(c if c.isprintable() else " " for c in text[: 4 * self.limits.said])
+        return " ".join(printable.split())[: self.limits.said]
 
     def _retry_after(self, said: str) -> float:
         """Read seconds, or a date."""
@@ -231,6 +255,11 @@ class HttpOracle:
                     f"The environment variable {self.auth}, which should hold the Authorization "
                     "header, is not set."
                 )
+            if not (value.strip().isascii() and value.strip().isprintable()):
+                # not told by whoever refuses it, who would say the value
+                raise ValueError(
+                    f"The environment variable {self.auth} holds characters that no header may."
+                )
             headers["Authorization"] = value.strip()
         return headers
 
@@ -238,17 +267,25 @@ class HttpOracle:
         """Return the pool of connections; a copy of another process makes its own."""
         with self._lock:
             if self._client is None:
-                httpx = _httpx()
-                pool = httpx.Limits(max_connections=self.limits.connections)
+                httpx, most = _httpx(), self.limits.connections
+                from unsoftmax.oracles import bounded_transport as bounded
+
+                self._ends = bounded.CallEnds()
+                transport = bounded.BoundedTransport(self.url, most, self._ends)
+                # no cookies: whoever answers learns nothing of earlier calls, and stores nothing
+                refuse = DefaultCookiePolicy(allowed_domains=[])
                 self._client = httpx.Client(
-                    timeout=self.limits.timeout_s, limits=pool, follow_redirects=False
+                    transport=transport,
+                    timeout=self.limits.timeout_s,
+                    cookies=CookieJar(refuse),
+                    follow_redirects=False,
                 )
                 # nobody closes an oracle: its connections end with it
                 weakref.finalize(self, self._client.close)
             return self._client
 
     def __getstate__(self) -> dict[str, Any]:
-        return {n: x for n, x in self.__dict__.items() if n not in ("_client", "_lock")}
+        return {n: x for n, x in self.__dict__.items() if n not in ("_client", "_lock", "_ends")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _client=None, _lock=threading.Lock())
@@ -257,11 +294,13 @@ class HttpOracle:
 def _checked(url: str) -> str:
     """Return the URL of a model without a slash at its end, or raise ValueError."""
     parts = urlsplit(url)
-    if parts.username or parts.password:
+    if "@" in url or parts.query or parts.fragment:
         raise ValueError(
-            "The URL holds a user or a password, which would be logged: put the Authorization "
-            "header into an environment variable, and name it (auth)."
+            "The URL holds a user, a password or a query (…@…, …?…), which would be logged: put "
+            "the Authorization header into an environment variable, and name it (auth)."
         )
+    if not url.isascii() or not url.isprintable() or " " in url or parts.port == 0:
+        raise ValueError(f"{url!r} is no URL: write what is not ASCII as %XX.")
     words = parts.path.rstrip("/").split("/")
     fits = words[-3:-1] == ["v2", "models"] or (
         words[-5:-3] == ["v2", "models"] and words[-2] == "versions"
@@ -272,6 +311,14 @@ def _checked(url: str) -> str:
             "…/NAME/versions/V."
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _host_of(location: str) -> str:
+    """Return where a redirect goes."""
+    try:
+        return urlsplit(location).netloc or "another place"
+    except ValueError:
+        return "another place"
 
 
 def _httpx() -> Any:

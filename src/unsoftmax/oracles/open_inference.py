@@ -53,7 +53,7 @@ def signature(
     gives = _tensor(model.get("outputs"), output, "output")
     shape = takes.get("shape", [-1, -1, -1])
     datatype = takes.get("datatype", "FP64")
-    if datatype not in DATATYPES:
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise ProtocolError(
             f"Its input {takes['name']} is {datatype}; vectors are FP64, FP32 or FP16."
         )
@@ -61,7 +61,7 @@ def signature(
         raise ProtocolError(
             f"Its input {takes['name']} has shape {shape}; sequences of vectors are [-1, -1, d]."
         )
-    dim = shape[2] if isinstance(shape[2], int) and shape[2] > 0 else None
+    dim = shape[2] if type(shape[2]) is int and shape[2] > 0 else None
     extensions = server.get("extensions", []) if isinstance(server, dict) else []
     binary = isinstance(extensions, list) and "binary_tensor_data" in extensions
     return Signature(takes["name"], datatype, gives.get("name"), dim, binary)
@@ -69,7 +69,9 @@ def signature(
 
 def _tensor(listed: Any, name: str | None, what: str) -> dict[str, Any]:
     """Return the metadata of the tensor that is named, or of the only one there is."""
-    known = [x for x in listed if isinstance(x, dict) and "name" in x] if listed else []
+    if not isinstance(listed, list):
+        listed = []
+    known = [x for x in listed if isinstance(x, dict) and isinstance(x.get("name"), str)]
     names = ", ".join(str(x["name"]) for x in known)
     if name is None:
         if len(known) == 1 or (known and what == "output"):

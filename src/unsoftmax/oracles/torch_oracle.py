@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from unsoftmax.oracles.layer_outputs import missing_extra, of_last_token
 from unsoftmax.probes import Array
 
@@ -68,8 +70,10 @@ class TorchOracle:
     def __call__(self, X: Array, /) -> Any:
         """Answer a batch of sequences (B, N, d)."""
         torch = _torch()
+        # torch takes neither negative strides nor other bytes' orders, and a module may write
+        own = np.array(X, dtype=np.float64, order="C")
         with torch.inference_mode():
-            y = self.module(torch.from_numpy(X).to(self.device, self.dtype))
+            y = self.module(torch.from_numpy(own).to(self.device, self.dtype))
             y = of_last_token(y, *X.shape[:2])
             # NumPy has no bfloat16; every float16 is a float64
             return y.to("cpu", torch.float64).numpy()

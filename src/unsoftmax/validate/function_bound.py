@@ -23,6 +23,8 @@ from unsoftmax.protocol import Answers, Found, FunctionBound, M, Model, Steps
 from unsoftmax.theory.counts import samples_for
 from unsoftmax.validate.sequences import by_length
 
+SAMPLES = "samples"
+"""The phase of the user's own sequences."""
 Sampler: TypeAlias = Callable[[np.random.Generator], ArrayLike]
 """Draws one sequence (N, d) of a distribution with the generator it is given."""
 
@@ -94,15 +96,23 @@ class Sampling:
         left, missed = self.samples, 0.0
         while left:
             count = min(left, self.tuning.together)
-            drawn = by_length((self._drawn(model.dim, rng) for _ in range(count)), "samples")
+            drawn = by_length((self._drawn(model.dim, rng) for _ in range(count)), SAMPLES)
             answers = yield [*drawn]
             for part, y in zip(drawn, answers, strict=True):
                 missed = max(missed, float(np.max(np.abs(y - model(part.X)))))
             left -= count
         return FunctionBound(missed, float(self.eps), float(self.delta), self.samples)
 
+    def try_out(self, dim: int) -> None:
+        """Draw one sequence before anything is paid; refuse a sampler that draws none."""
+        self._drawn(dim, np.random.default_rng(self.tuning.stream))
+
     def _drawn(self, dim: int, rng: np.random.Generator) -> Array:
-        X = np.array(self.sampler(rng), dtype=np.float64)
+        drawn = self.sampler(rng)
+        try:
+            X = np.array(drawn, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"sampler must return numbers: {error}") from error
         if X.ndim != 2 or X.shape[1] != dim or not len(X) or not np.all(np.isfinite(X)):
             raise ValueError(
                 f"sampler must return one sequence of finite numbers, of shape (N, {dim}) with "

@@ -83,6 +83,14 @@ class LongSequenceTuning:
             rounds.setdefault(max(family.tokens, self.together), []).append(family)
         return [rounds[tokens] for tokens in sorted(rounds)]
 
+    def most_tokens(self, dim: int, *beside: int) -> int:
+        """Return how many tokens a hold-out's sequences have at most, in ``dim`` dimensions.
+
+        ``beside`` are the lengths of its other sequences; opening ones have three tokens.
+        """
+        most = max(self.together, self.most_numbers // dim)
+        return max([3, *beside, *(min(shape.tokens, most) for shape in self.shapes)])
+
     @property
     def most_rounds(self) -> int:
         """Into how many rounds all are divided."""

@@ -44,6 +44,7 @@ from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.settings import Configured, flag, positive, whole_number
 from unsoftmax.models import MultiHead
+from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 
 
@@ -146,6 +147,7 @@ class MultiHeadLearner(Configured):
         at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
+        fresh = tuning.conclusion.fresh
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
         return Plan(
             queries=None,
@@ -155,6 +157,8 @@ class MultiHeadLearner(Configured):
             * (tries + shorter + unlucky // tuning.restarts.search_counts),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
             f"{H} of rank {r}",
+            longest_token=FARTHEST if self.radius is None else float(self.radius),
+            most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *tuning.poles.lengths),
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:

@@ -66,6 +66,11 @@ class PoleSearchTuning:
     faint: float = 1e-8
     """A head W = 0 with values below this share of the others' is none."""
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of the longest sequences."""
+        return max(self.line.copies) + 1, COPIES + 1
+
     def at_most(self, heads: int, dim: int, biases: bool) -> tuple[int, int]:
         """Return how many queries, and tokens, are asked at most."""
         line = 4 * self.line.octaves + 4 + self.line.points

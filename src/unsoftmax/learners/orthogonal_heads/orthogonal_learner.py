@@ -56,7 +56,7 @@ from unsoftmax.learners.single_head.first_round import (
 )
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array
+from unsoftmax.probes import FARTHEST, Array
 from unsoftmax.protocol import Found, Plan, Steps, as_array
 
 
@@ -164,7 +164,9 @@ class OrthogonalHeads(Configured):
         sizes = [E.shape[1] for E in self._bases()]
         search, head = self.tuning.search, self.tuning.head
         # the first round, what it asks again, and the closing of the hold-out
-        rounds = 3 + head.rounds + self.tuning.closing.long.most_rounds
+        closing = self.tuning.closing
+        rounds = 3 + head.rounds + closing.long.most_rounds
+        most_tokens = closing.long.most_tokens(int(self.dim), *closing.lengths)
         if sizes:
             queries = sum(k + k * k for k in sizes)
             return Plan(
@@ -173,6 +175,8 @@ class OrthogonalHeads(Configured):
                 tokens=2 * queries - sum(sizes),
                 rounds=rounds,
                 formula="Σ(d_h + d_h²)",
+                longest_token=FARTHEST,
+                most_tokens=most_tokens,
             )
         d = int(self.dim)
         # H ≤ d heads with d query tokens at most
@@ -183,6 +187,8 @@ class OrthogonalHeads(Configured):
             tokens=2 * at_most - d,
             rounds=rounds + head.rounds_of_complement + search.most_rounds(d, self.tokens == "all"),
             formula=f"d + {search.hessian.pilot_queries} + d(d+1) per query token + Σ d_h²",
+            longest_token=FARTHEST,
+            most_tokens=most_tokens,
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:

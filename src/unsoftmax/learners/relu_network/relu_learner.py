@@ -47,7 +47,7 @@ from unsoftmax.learners.relu_network.network_search import NetworkSearch, Networ
 from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import Round
+from unsoftmax.probes import FARTHEST, Round
 from unsoftmax.protocol import Answers, Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.validate.judge import Answered
@@ -162,6 +162,8 @@ class ReluNetworkLearner(Configured):
             rounds=tuning.rounds,
             formula=f"{self._typical()}; refused beyond "
             f"{tuning.times}·{free} + {tuning.per_neuron}·{m} + {tuning.opening}",
+            longest_token=FARTHEST,
+            most_tokens=1,
         )
 
     def _typical(self) -> str:

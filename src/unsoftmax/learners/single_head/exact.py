@@ -39,7 +39,7 @@ from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import UnitVectors
+from unsoftmax.probes import FARTHEST, UnitVectors
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
@@ -134,6 +134,8 @@ class ExactHead(Configured):
             tokens=2 * queries - singles,
             rounds=3 + self.tuning.grid.rounds * (1 + self.biases) + long.most_rounds,
             formula="d² + 2d + 1" if self.biases else "d + d²",
+            longest_token=FARTHEST,
+            most_tokens=long.most_tokens(d, *self.tuning.conclusion.holdout.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:

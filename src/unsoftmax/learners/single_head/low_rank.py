@@ -53,6 +53,7 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.scales import amplified, even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
+from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
 
@@ -157,6 +158,7 @@ class LowRankHead(Configured):
         d, biases = int(self.dim), bool(self.biases)
         r = d if self.rank is None else int(self.rank)
         once = counts.low_rank_head(d, r, biases=biases)
+        holdout = self.tuning.conclusion.holdout
         queries = once + (d * r if self.tolerance is not None else 0)
         searched = 2 * d if self.rank is None else 0
         formula = "1 + d + r(2d + 1 − r)" if biases else "d + r(2d − r)"
@@ -168,6 +170,8 @@ class LowRankHead(Configured):
             tokens=2 * (queries + searched) - d - biases,
             rounds=26 + 8 * biases + 2 * (self.rank is None) * growths(d),
             formula=formula,
+            longest_token=FARTHEST,
+            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:

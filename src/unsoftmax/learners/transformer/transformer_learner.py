@@ -45,6 +45,7 @@ from unsoftmax.learners.transformer.transformer_evidence import (
 from unsoftmax.measure.precision import PrecisionTuning
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Learner, Plan, Steps
 from unsoftmax.validate.sequences import DriftTuning
 
@@ -209,12 +210,15 @@ class TransformerLearner(Configured):
         else:
             asked = most_queries(self._assumed, bool(self.anchored), self.tuning.local)
             rounds, formula = most_rounds(self.tuning.local), self._formula
+        closing = self.tuning.evidence.closing
         return Plan(
             queries=None,
             at_most=first.at_most + asked,
             tokens=first.tokens + 2 * asked,
-            rounds=first.rounds + rounds + 2 + self.tuning.evidence.closing.long.most_rounds,
+            rounds=first.rounds + rounds + 2 + closing.long.most_rounds,
             formula=f"network: {first.formula}; attention: {formula}",
+            longest_token=FARTHEST,
+            most_tokens=closing.long.most_tokens(int(self.dim), *closing.tokens),
         )
 
     @property

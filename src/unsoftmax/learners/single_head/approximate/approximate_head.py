@@ -40,6 +40,7 @@ from unsoftmax.learners.single_head.approximate.coordinate_probes import learn_b
 from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
 from unsoftmax.learners.single_head.first_round import ask_first_round
 from unsoftmax.models import SingleHead
+from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
 
@@ -146,7 +147,7 @@ class ApproximateHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
-        d, repeats = int(self.dim), int(self.repeats)
+        d, repeats, holdout = int(self.dim), int(self.repeats), self.tuning.holdout
         queries = repeats * counts.single_head(d)
         pilots = 0 if self.norm_bound is not None else self.tuning.scales.pilots
         return Plan(
@@ -154,8 +155,10 @@ class ApproximateHead(Configured):
             at_most=queries + max(0, pilots - 1) * d,
             tokens=2 * queries - repeats * d,
             # opening and repeats; v again; pilots and the rest; hold-out
-            rounds=2 + (repeats > 1) + 1 + pilots + 1 + self.tuning.holdout.long.most_rounds,
+            rounds=2 + (repeats > 1) + 1 + pilots + 1 + holdout.long.most_rounds,
             formula="d + d²" if repeats == 1 else "repeats·(d + d²)",
+            longest_token=FARTHEST if self.radius is None else float(self.radius),
+            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:

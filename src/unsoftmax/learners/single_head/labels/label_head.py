@@ -28,6 +28,7 @@ from unsoftmax.learners.settings import Configured, one_of, positive, whole_numb
 from unsoftmax.learners.single_head.labels.bisected_head import LabelTuning, learn_by_bisection
 from unsoftmax.learners.single_head.labels.sphere_average import Promise, learn_by_averaging
 from unsoftmax.models import SingleHead
+from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory import label_counts
 
@@ -186,7 +187,7 @@ class LabelHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; with "paper" also where k is astronomic."""
-        d, further = int(self.dim), self.tuning.holdout.long.most_rounds
+        d, holdout = int(self.dim), self.tuning.holdout
         if self.method == "paper":
             return self._paper_plan()
         assert self.bits is not None
@@ -198,21 +199,26 @@ class LabelHead(Configured):
             queries=queries,
             at_most=queries + label_counts.label_head_again(d, schedule),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits, schedule) + further,
+            rounds=label_counts.label_head_rounds(d, bits, schedule) + holdout.long.most_rounds,
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
+            longest_token=FARTHEST,
+            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
         )
 
     def _paper_plan(self) -> Plan:
         d, promise, average = int(self.dim), self._promise(), self.tuning.average
+        holdout = self.tuning.holdout
         k, steps = promise.counts(d)
         share = f" = {promise.share:g} of the theorem's" if promise.share < 1 else ""
         return Plan(
             queries=k + d * d * steps,
             at_most=k + d * d * steps,
             tokens=k + 2 * d * d * steps,
-            rounds=-(-k // average.samples) + steps + 1 + self.tuning.holdout.long.most_rounds,
+            rounds=-(-k // average.samples) + steps + 1 + holdout.long.most_rounds,
             formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
             f"δ = {promise.failure:g}: k = {k:.3g}{share}, steps = {steps}",
+            longest_token=FARTHEST,
+            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:

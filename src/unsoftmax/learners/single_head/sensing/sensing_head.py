@@ -43,6 +43,7 @@ from unsoftmax.learners.single_head.sensing.gaussian_readings import (
 from unsoftmax.learners.single_head.sensing.sensed_head import SensedHead
 from unsoftmax.measure.precision import why
 from unsoftmax.models import SingleHead
+from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.nuclear_norm import Minimiser, NuclearNormTuning, minimise
 from unsoftmax.theory import counts
@@ -160,6 +161,8 @@ class SensingHead(Configured):
             tokens=d + 2 * m,
             rounds=3 + self.tuning.gaussian.rounds + long.most_rounds,
             formula=formula if self.measurements is None else f"d + {m:,} measurements",
+            longest_token=FARTHEST,
+            most_tokens=long.most_tokens(d, *self.tuning.conclusion.holdout.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
