@@ -294,6 +294,8 @@ FACTS = {
     "campaign.ledger_format.FORMAT_VERSION": "version of the ledger's format",
     "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
     "campaign.ledger_file._APPLICATION_ID": "marks an SQLite file as a ledger",
+    "campaign.failures._FLOAT16_LARGEST": "the largest number of float16",
+    "campaign.failures._FLOAT16_NORM": "within its square root, with room for the size of W",
     "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
     "cli.minilm._HEADS": "heads of all-MiniLM-L6-v2",

@@ -15,7 +15,9 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 6. fresh sequences confirm or refuse (`fresh_sequences`, `conclusions`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
    failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `restarts`);
-7. where no half circle shows the heads one by one, as with W and 2W, or in one dimension, all are
+7. where answers are coarse, as those of float32 services are, offsets at which all heads but one
+   are silent take the place of steps 3 and 4 (`silent_search`), and after them shorter tokens;
+8. where no half circle shows the heads one by one, as with W and 2W, or in one dimension, all are
    read off the poles of answers along one line (`pole_lines`, `pole_search`).
 
 Under a cap on tokens (`token_lengths`) gates may stay open at the longest offsets. Such parts of
@@ -115,7 +117,7 @@ class MultiHeadLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTuning = field(default=MultiHeadTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         whole("dim", self.dim, 1)
@@ -144,6 +146,8 @@ class MultiHeadLearner(Configured):
         searches = tries * 4 * H * d + half_circles * tuning.plan.per_head * (H + 1)
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
         at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
+        silent = tuning.silence.at_most(H, d, bulk + whole)
+        at_most += silent
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
@@ -152,7 +156,7 @@ class MultiHeadLearner(Configured):
             at_most=at_most + by_poles,
             tokens=2 * at_most + 4 * copies + pole_tokens,
             rounds=tuning.plan.rounds
-            * (tries + shorter + unlucky // tuning.restarts.search_counts),
+            * (tries + shorter + tuning.silence.tries + unlucky // tuning.restarts.search_counts),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
             f"{H} of rank {r}",
         )
