@@ -24,7 +24,7 @@ from unsoftmax.probes import Array
 
 
 @dataclass(frozen=True, slots=True)
-class CellTuning:
+class CellGradientTuning:
     """Which jumps count, and where in a cell slopes are read."""
 
     together: float = 1e-4
@@ -54,14 +54,14 @@ class CircleCells:
         return len(self.middle)
 
     @classmethod
-    def between(cls, jumps: Jumps, error: float, tuning: CellTuning) -> CircleCells:
+    def between(cls, jumps: Jumps, error: float, tuning: CellGradientTuning) -> CircleCells:
         """Return the cells between jumps that are some, values being off by ``error``."""
         low, high = _crossings(jumps, error, tuning)
         end = np.append(low[1:], low[:1] + np.pi)
         return cls((high + end) / 2, (end - high) / 2)
 
 
-def _crossings(jumps: Jumps, error: float, tuning: CellTuning) -> tuple[Array, Array]:
+def _crossings(jumps: Jumps, error: float, tuning: CellGradientTuning) -> tuple[Array, Array]:
     """Return the ends of the intervals that hold a jump, close ones joined."""
     n = len(jumps)
     if not n:
@@ -88,7 +88,7 @@ def read_cell_values(
     reduced: ReducedAnswers,
     plane: SearchPlane,
     cells: CircleCells,
-    tuning: CellTuning,
+    tuning: CellGradientTuning,
 ) -> Asking[Array]:
     """Read the gradients of all cells; return the v_h (H, d), up to their signs."""
     H, far = len(cells), reduced.lengths.far(plane.length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unsoftmax.arrangement.jumps import JumpTuning
-from unsoftmax.learners.multi_head.cell_gradients import CellTuning
+from unsoftmax.learners.multi_head.cell_gradients import CellGradientTuning
 from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
 from unsoftmax.learners.multi_head.head_sums import HeadSumsTuning
@@ -56,7 +56,7 @@ class TokenSearchTuning:
 class SilentSearchTuning:
     """What holds a search with silent offsets together."""
 
-    cells: CellTuning = field(default=CellTuning())
+    cells: CellGradientTuning = field(default=CellGradientTuning())
     readings: SilentReadingTuning = field(default=SilentReadingTuning())
     windows: SilentWindowTuning = field(default=SilentWindowTuning())
     tries: int = 6
@@ -65,7 +65,7 @@ class SilentSearchTuning:
     """Tokens between 2⁻²⁰ and 2²⁰ are looked at for logits,"""
     pilots: int = 8
     """in so many directions."""
-    open: float = 0.36
+    opened: float = 0.36
     """Logits are about 1 where answers have this share of what they have far out."""
     shows: float = 100.0
     """Answers below so many times their error show nothing."""

@@ -87,8 +87,8 @@ class OutOfPlaneReadings:
         """
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((self.y - others) / own)
-        base = np.einsum("hmd,hd->hm", self.a, self.in_plane)
-        return np.asarray(self.in_plane + ((s - base) / self.tau) @ self.plane.Z), s
+            base = np.einsum("hmd,hd->hm", self.a, self.in_plane)
+            return np.asarray(self.in_plane + ((s - base) / self.tau) @ self.plane.Z), s
 
     def read_again(self, v: Array, u: Array) -> Array:
         """Return better u (H, d) from the same answers, now that the v_h are known."""

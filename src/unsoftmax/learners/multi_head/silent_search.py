@@ -76,7 +76,7 @@ def _query_length(
     level = np.linalg.norm((reduced_y / scales).reshape(len(sizes), -1), axis=1)
     noise = np.array([reduced.error(size, size) for size in sizes.tolist()]) * reduced.scale
     level[level < tuning.shows * noise] = 0.0  # the constant hides what tiny tokens show
-    first = int(np.argmax(level >= tuning.open * np.max(level)))
+    first = int(np.argmax(level >= tuning.opened * np.max(level)))
     return float(min(tuning.longer * sizes[first], room))
 
 
