@@ -93,8 +93,9 @@ def _window(
     for k in range(len(u)):
         if k != h:
             other = tuning.beside * size / np.linalg.norm(frame.duals[k]) * frame.duals[k]
-            z = frame.beside(u, (h, k), (-float(other @ u[h]), tuning.saturated))
-            rows.append((level + other + z)[None])
+            start = level + other
+            logits = -float(other @ u[h]), tuning.saturated - float(start @ u[k])
+            rows.append((start + frame.beside(u, (h, k), logits))[None])
     a = np.concatenate(rows)
     off = np.linalg.norm(np.linalg.inv(a) * error.of_logits(a, frame.v, h, a @ u[h]))
     return Window(a, t, float(off) / t)

@@ -149,7 +149,9 @@ class ColumnTable:
         a = self.heads.windows[h].a[rows]
         s, lost = self.heads.logits(h, a, y, t * self.W[:, :, columns])
         here = np.ix_(np.array([h]), rows, columns)
-        self.lost[here], self.wide[here] = lost, np.abs(s) > self.tuning.widest
+        # one step nearer is enough: a column that is asked much nearer is known too coarsely
+        first = t >= self.heads.windows[h].t
+        self.lost[here], self.wide[here] = lost, (np.abs(s) > self.tuning.widest) & first
         return s
 
     def space(self, h: int, known: int, rank: int | None = None) -> ColumnSpace:

@@ -44,7 +44,9 @@ class SilentReadingTuning:
     beside: float = 0.5
     """δ‖e_k‖, as a share of the part z."""
     saturated: float = 16.0
-    """Logit of a head that answers as well."""
+    """Logit of a head that answers as well,"""
+    unknown: float = 4.0
+    """and so much more per ‖u_k‖/‖u_h‖: what α e_h gives head k is not known yet."""
     room: float = 0.5
     """Far offsets go this share of the way to the nearest hyperplane."""
 
@@ -151,9 +153,10 @@ class SilentReadings:
             return u
         first = (across / frame.length)[h, None] * duals[h]
         beside = self.tuning.beside * across[h] / frame.length[k]
-        level, shut = -np.sum(first * u[h], axis=1), self.tuning.saturated
-        pairs = zip(h.tolist(), k.tolist(), level.tolist(), strict=True)
-        z = np.array([frame.beside(u, (g, other), (s, shut)) for g, other, s in pairs])
+        level, size = -np.sum(first * u[h], axis=1), np.linalg.norm(u, axis=1)
+        shut = self.tuning.saturated + self.tuning.unknown * size[k] / size[h]
+        pairs = zip(h.tolist(), k.tolist(), level.tolist(), shut.tolist(), strict=True)
+        z = np.array([frame.beside(u, (g, other), (s, most)) for g, other, s, most in pairs])
         a = first + beside[:, None] * duals[k] + z
         y = yield from self.reduced.ask(a, self.b, "silent")
         s = _logits((y - np.sum(a * v[k], axis=1)) / np.sum(a * v[h], axis=1))
