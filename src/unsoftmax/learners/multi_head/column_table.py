@@ -242,6 +242,7 @@ class ColumnTable:
 
     def settle(self, columns: Indices) -> float:
         """Sweep over heads until all columns agree with the answers; return how much moved last."""
+        self.wide[:, :, columns] = False  # rows that only checked are not read again
 
         def sweep() -> float:
             before = self.W[:, :, columns].copy()
