@@ -94,6 +94,16 @@ class PiecewiseLinear:
         """‖a_k‖, (K,)."""
         return np.asarray(np.linalg.norm(self.a, axis=1))
 
+    def sizes_beyond(self, lift: Lift) -> Array:
+        """Return how large neurons are where they are active, (K,).
+
+        One that is inactive at the token 0 is active only where its bias is less than the rest.
+        """
+        if not lift.biases:
+            return self.sizes
+        slope = np.linalg.norm(self.a[:, :-1], axis=1)
+        return np.where(self.a[:, -1] < 0, np.minimum(self.sizes, 2 * slope), self.sizes)
+
     @property
     def spread(self) -> float:
         """How far F̂ may be off at points of norm 1, typically: by half of the neurons' errors."""

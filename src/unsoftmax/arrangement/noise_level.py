@@ -13,6 +13,7 @@ import numpy as np
 
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.lifted_points import WrittenPoints
+from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.probes import Round, Singles
 from unsoftmax.protocol import Answers
 
@@ -29,6 +30,10 @@ class NoiseLevelTuning:
     """Smallest relative error of float64 answers, that of their last place."""
     single: float = 1.2e-7
     """The same if all answers are float32 numbers."""
+    round_bits: int = 11
+    single_bits: int = 24
+    """A constant of so few significant bits is round by nature; one of more, up to those of
+    float32, is a float32 number."""
     larger: float = 1.5
     """Factor on the deviation that the median of 16 places gives: it may be too low by chance."""
     most: float = 6.0
@@ -59,6 +64,13 @@ class NoiseLevel:
     def of_rounding(cls, size: float, tuning: NoiseLevelTuning) -> NoiseLevel:
         """Take answers as large as ``size`` to be rounded, and no more."""
         return cls(tuning.double * size, 2 * tuning.double * size, size)
+
+    @classmethod
+    def of_constant(cls, answer: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+        """Take the only answer there is to be rounded, to float32 where it looks like that."""
+        rounded = tuning.round_bits < significant_bits(np.array([answer])) <= tuning.single_bits
+        unit = tuning.single if rounded else tuning.double
+        return cls(unit * abs(answer), 2 * unit * abs(answer), abs(answer))
 
 
 def estimate_noise(

@@ -23,6 +23,7 @@ from unsoftmax.learners.relu_network.length_scan import (
 )
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
+from unsoftmax.validate.judge import Answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,14 @@ class LiftedTarget:
     """The only answer there is, if there is only one."""
     scan: LengthScan = field(default=LengthScan.none())
     """The first answers, along a line through 0."""
+    opening: Answered | None = None
+    """The six tokens that told whether answers change, and theirs."""
+
+    @property
+    def first_answers(self) -> list[Answered]:
+        """Tokens (n, d) that were asked before the search, and their answers."""
+        scanned = [(self.scan.tokens, self.scan.answers)] if len(self.scan.lengths) else []
+        return scanned + ([] if self.opening is None else [self.opening])
 
     @property
     def coarseness(self) -> float:
@@ -93,15 +102,17 @@ class TargetLift:
         if self.biases:
             scan = yield from scan_lengths(self.dim, rng, self.tuning.scan)
         lift = Lift(self.dim, self.biases, scan.length)
-        constant, size = yield from self._constant(lift, scan, rng)
+        constant, size, opening = yield from self._constant(lift, scan, rng)
         if lift.D == 1 or constant is not None:
             noise = NoiseLevel.of_rounding(size, self.tuning.noise)
+            if constant is not None:
+                noise = NoiseLevel.of_constant(constant, self.tuning.noise)
             return LiftedTarget(lift, Circle.none(lift), noise, constant, scan)
         circle = Circle.random(lift, rng, self.edge)
         target = yield from self._with_noise(circle, rng)
         # a circle may have little to say: answers elsewhere are larger, and so are their errors
         noise = target.noise.at_least(size, self.tuning.noise)
-        target = replace(target, noise=noise, scan=scan)
+        target = replace(target, noise=noise, scan=scan, opening=opening)
         if target.noise.deviation > self.tuning.coarsest * target.noise.size:
             raise NotIdentifiable(
                 f"Answers to tokens close together differ by {target.coarseness:.0e} of their "
@@ -128,19 +139,19 @@ class TargetLift:
 
     def _constant(
         self, lift: Lift, scan: LengthScan, rng: np.random.Generator
-    ) -> Generator[Round, Answers, tuple[float | None, float]]:
+    ) -> Generator[Round, Answers, tuple[float | None, float, Answered]]:
         """Tell a constant from 6 points; without biases it is 0, and answers grow with the token.
 
-        Returns the constant, if there is one, and the largest |F| at points of norm 1.
+        Returns the constant, if there is one, the largest |F| at points of norm 1, and the six.
         """
         tokens = self._six(lift, rng)
         [y] = yield [Singles(tokens, phase="constant?", purpose="data")]
         if self._one_answer(y) and (lift.biases or not np.any(y)):
-            x = self.fresh.tokens(lift, self.tuning.confirmed, rng)
+            x = self.fresh.tokens(lift, self.tuning.confirmed, rng, scan.farthest)
             [more] = yield [Singles(x, phase="constant?", purpose="data")]
             if self._one_answer(y, more, scan.answers):
-                return float(np.median(y)), float(np.abs(y).max())
-            return None, float(np.max(np.abs(more)))
+                return float(np.median(y)), float(np.abs(y).max()), (tokens, y)
+            return None, float(np.max(np.abs(more))), (tokens, y)
         stretched, odd = self.tuning.stretched, self.tuning.homogeneous
         if not lift.biases and np.any(
             np.abs(y[:3] - stretched * y[3:]) > odd * np.abs(y[:3]).max()
@@ -149,7 +160,7 @@ class TargetLift:
                 f"A token {stretched:g} times as long is not answered {stretched:g} times as "
                 "large: the target is no ReLU network without biases; learn it with biases=True."
             )
-        return None, float(np.max(np.abs(y) / lift.heights(tokens)))
+        return None, float(np.max(np.abs(y) / lift.heights(tokens))), (tokens, y)
 
     def _six(self, lift: Lift, rng: np.random.Generator) -> Array:
         """Return six tokens: three directions, far away and nearer."""

@@ -47,7 +47,7 @@ class NetworkSearchTuning:
     up to 10 times."""
     precise: float = 4e-9
     """Error to which every neuron is measured, relative to its size. Neurons larger than the median
-    count as the median one: far out, a large bias makes a neuron no larger."""
+    count as the median one."""
     small: float = 0.1
     """Neurons smaller than this share of the median one count as that large."""
     below: float = 0.9
@@ -102,7 +102,7 @@ class NetworkSearch:
         best, best_seen = state, seen
         for _ in range(self.tuning.sweeps):
             if sound:
-                state, seen, passed = yield from self._measured_anew(state)
+                state, seen, passed = yield from self._measured_anew(state, seen)
                 if passed:
                     return state.form
                 if seen.rms < best_seen.rms or not best_seen.size:
@@ -141,14 +141,15 @@ class NetworkSearch:
     # -- precision
 
     def _measured_anew(
-        self, state: WalkedForm
+        self, state: WalkedForm, seen: FreshLook
     ) -> Generator[Round, Answers, tuple[WalkedForm, FreshLook, bool]]:
         """Measure coarse neurons anew, at last all; return whether fresh points are predicted."""
-        seen, passed = FreshLook.none(), None
+        passed = None
         if self.everything:
+            seen = FreshLook.none()
             state = yield from self._coarse(state, self._tolerated(state.form), first=True)
         else:
-            state, seen, passed = yield from self._more_and_more(state)
+            state, seen, passed = yield from self._more_and_more(state, seen)
         if passed is not None:
             return state, seen, passed
         whole = yield from self._all_cells(state)
@@ -158,18 +159,19 @@ class NetworkSearch:
         return whole, last, last.share <= self._limit(last)
 
     def _more_and_more(
-        self, state: WalkedForm
+        self, state: WalkedForm, seen: FreshLook
     ) -> Generator[Round, Answers, tuple[WalkedForm, FreshLook, bool | None]]:
         """Measure coarse neurons anew, more of them each time, until fresh points are predicted.
 
         Returns True if they are, False if a neuron is missing, None if precision is.
         """
-        seen, tolerated = FreshLook.none(), self._tolerated(state.form)
+        tolerated = self._tolerated(state.form)
         for level in range(self.tuning.levels):
             before, old = state, seen
             state = yield from self._coarse(state, tolerated, first=level == 0)
             seen = yield from self._look(state)
-            if seen.rms > self.tuning.worse * old.rms:
+            missed = seen.share > self._limit(seen)
+            if missed and seen.rms > self.tuning.worse * old.rms:
                 state, seen = before, old
             limit, needed = self._limit(seen), self._tolerated(state.form)
             # two neurons that nearly cancel do so at fresh points too: coarse ones are measured
@@ -218,7 +220,7 @@ class NetworkSearch:
 
     def _tolerated(self, form: PiecewiseLinear) -> Array:
         """Return the error that every neuron may have."""
-        size = form.sizes
+        size = form.sizes_beyond(self.target.lift)
         typical = float(np.median(size)) if len(size) else 0.0
         return np.asarray(self.tuning.precise * np.clip(size, self.tuning.small * typical, typical))
 

@@ -3,7 +3,9 @@
     T(X) − T(−X) = (A w_o)·Σ_i α_i x_i,      T without biases
 
 is a head with v = A w_o, two queries each: any learner of a single head finds W. It needs a
-network without biases, and A w_o ≠ 0; both are looked up in the network that was learned.
+network without biases, and A w_o ≠ 0; both are looked up in the network that was learned. The
+head's bound is for answers whose errors are relative to the differences' size: it is wider by how
+much larger the answers are, or the terms that they are sums of.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from collections.abc import Generator
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.compose import antisymmetric
+from unsoftmax.learners.antisymmetric_part import Cancellation
+from unsoftmax.learners.compose import antisymmetric, mapped
 from unsoftmax.learners.transformer.attention_recovery import RecoveredAttention
-from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.models import SingleHead, Transformer
-from unsoftmax.probes import Round
+from unsoftmax.models import ReluNetwork, SingleHead, Transformer
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Found, Steps
 
 
@@ -38,14 +40,19 @@ def recover_antisymmetric(
     """
     _refuse_biased(learned, cancelled)
     _refuse_cancelled(learned, cancelled)
-    found: Found[SingleHead] = yield from antisymmetric(head)
+    loss = Cancellation()
+    found: Found[SingleHead] = yield from mapped(antisymmetric(head), answer=loss.noted)
     errors, network = found.certificate.errors, learned.network
     scores = {name: x for name, x in found.model.arrays().items() if name in "WKQ"}
     arrays = {f"network.{name}": x for name, x in network.arrays().items()}
     model = Transformer.from_arrays({**scores, **arrays})
-    # answers are differences of two: what is seen of their precision counts twice
-    coarse = 1.0 if learned.precision == Precision() else 2.0
-    return RecoveredAttention(model, coarse * errors["W"], 0.0)
+    lost = max(loss.ratio, _terms(learned) / float(np.linalg.norm(_value(network))))
+    return RecoveredAttention(model, lost * errors["W"], 0.0)
+
+
+def _value(network: ReluNetwork) -> Array:
+    """Return A w_o."""
+    return np.asarray(network.A @ network.w_o)
 
 
 def _terms(learned: LearnedNetwork) -> float:
@@ -66,7 +73,7 @@ def _refuse_biased(learned: LearnedNetwork, cancelled: float) -> None:
 
 def _refuse_cancelled(learned: LearnedNetwork, cancelled: float) -> None:
     network = learned.network
-    if np.linalg.norm(network.A @ network.w_o) <= cancelled * _terms(learned):
+    if np.linalg.norm(_value(network)) <= cancelled * _terms(learned):
         raise NotIdentifiable(
             "A w_o = 0: T(X) − T(−X) is 0 whatever W is, and the antisymmetric part "
             'determines nothing. attention="local" learns W all the same.',

@@ -25,9 +25,10 @@ class AttentionScaleTuning:
 
     tokens: int = 2
     """Query tokens that are asked. One alone may be nearly in W's kernel; more cost queries."""
-    rounds: int = 7
+    rounds: int = 16
     """Rounds at most. Each makes saturated logits 64 times as small, or invisible ones a million
-    times as large: seven reach down to 1e-13, and up to the longest tokens."""
+    times as large: 16 reach down to 1e-28, where hyperplanes are 1e10 away and tokens start out as
+    long (seven, to 1e-13, refused one in 15 of those), and up to the longest tokens."""
     good: tuple[float, float] = (0.1, 1.0)
     """Root mean square of the logits at which the search ends. Wider: other tokens' scales have to
     be changed one by one."""
@@ -39,6 +40,11 @@ class AttentionScaleTuning:
     """Factor on tokens and offsets at most, in one round."""
     saturated: float = 1 / 8
     """Factor on tokens and offsets where half of the pilots or more are saturated."""
+    readable: float = 10.0
+    """Offsets stay so many times as long as the network's error at the token 0 needs; tokens are
+    shortened instead, whose lengths no answer depends on but by the logit."""
+    near: float = 1e-6
+    """Tokens of so many lengths of the network are near 0; at 0 itself neurons may bend."""
     longest: float = 1e6
     """Longest tokens, in lengths of the network: its biases are 1e-6 of an answer out there."""
 
@@ -48,8 +54,8 @@ def guess_bias(
 ) -> Generator[Round, Answers, Array]:
     """Guess how large w is from two offsets of the token 0: a vector of its typical entry.
 
-    Only its norm matters to `find_scale`. 0 where the network is flat around 0, or where all
-    offsets tried saturate.
+    Only its norm matters to `find_token_lengths`. 0 where the network is flat around 0, or where
+    all offsets tried saturate.
     """
     learned = reader.learned
     dim, reach = learned.dim, np.array([learned.length])
@@ -68,7 +74,7 @@ def guess_bias(
     return np.zeros(dim)
 
 
-def find_scale(
+def find_token_lengths(
     reader: NetworkReader, B: Array, bias: Array, tuning: AttentionScaleTuning
 ) -> Generator[Round, Answers, tuple[float, float]]:
     """Find lengths of tokens and of offsets for which logits are moderate.
@@ -89,6 +95,7 @@ def find_scale(
     beta = reach = length
     biased = float(np.linalg.norm(bias))
     longest = np.sqrt(reader.learned.dim) / biased if biased else np.inf
+    shortest = min(reach, _readable(reader, B, tuning))
     for _ in range(tuning.rounds):
         reach = min(reach, longest)
         size = yield from _logit_size(reader, TokenLines.alike(B, beta, reach), bias)
@@ -98,9 +105,18 @@ def find_scale(
         if factor > 1 and beta * np.sqrt(factor) > tuning.longest * length:
             break
         wanted = beta * reach * factor
-        reach = min(float(np.sqrt(wanted)), longest)
+        reach = min(max(float(np.sqrt(wanted)), shortest), longest)
         beta = wanted / reach
     return beta, reach
+
+
+def _readable(reader: NetworkReader, B: Array, tuning: AttentionScaleTuning) -> float:
+    """Return how long offsets of short tokens must be to show in answers; 0 where none would."""
+    learned = reader.learned
+    near = tuning.near * learned.length * B
+    slope = float(np.linalg.norm(learned.gradients(near), axis=1).max())
+    least = float(learned.difference_error(near, near).max()) / reader.tuning.aim.error_share
+    return tuning.readable * least / slope if slope else 0.0
 
 
 def _logit_size(

@@ -53,7 +53,9 @@ class TransformerEvidenceTuning:
     long that W is not known to 1e-6 of a logit)"""
     most_of_open: float = 2e-3
     """… or, where that is more, than this share of what scores are left open by, up to
-    ``most_moved`` unless W is 0 within its bound (recoveries leave 8e-4 of it, or less), …"""
+    ``most_moved`` unless W is 0 within its bound. That is a share of the certificate, which is
+    loose. (Of 470 recoveries of wide families two leave 1.3e-3 of it, with W = 0 and 1e-6
+    beside a query bias: 1e-3 would refuse them.) …"""
     most_of_size: float = 1e-8
     """… plus this share of the answer's natural size, max‖x_i‖·‖∇g‖ + ``|g(0)|`` (recoveries leave
     3e-9 of it, or less)."""

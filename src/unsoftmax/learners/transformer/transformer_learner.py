@@ -25,7 +25,7 @@ import numpy as np
 
 from unsoftmax.learners.network_algorithm import Algorithm, NetworkAlgorithm
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
-from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
+from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole_number
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.learners.transformer.antisymmetric_attention import recover_antisymmetric
@@ -105,7 +105,7 @@ class TransformerLearner(Configured):
 
     Notes
     -----
-    *Queries*: the network's, about m·d + 10m + 300 + m²d/2000 for m neurons, and 1.0 to 1.2 per
+    *Queries*: the network's, about m·d + 12m + 330 + m²d/2000 for m neurons, and 1.0 to 1.2 per
     entry of W; 2.0 to 2.2 anchored. *Determined up to* the function of the network; W and w are
     free when it is constant. *Source*: Section 4.1 of arXiv 2601.16873 for "antisymmetric"; "local"
     is beyond it.
@@ -129,7 +129,7 @@ class TransformerLearner(Configured):
     seed: int = 0
     tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),
         "network": (ReluNetworkLearner, NetworkAlgorithm),
@@ -137,8 +137,8 @@ class TransformerLearner(Configured):
     """What the settings that are learners may be, the first by default."""
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
         flag("anchored", self.anchored)
         one_of("attention", self.attention, ("local", "antisymmetric"))
         if self.head is not None and not isinstance(self.head, ExactHead | LowRankHead):
