@@ -294,6 +294,8 @@ FACTS = {
     "models.files.FORMAT_VERSION": "version of the format of a model's file",
     "campaign.ledger_format.FORMAT_VERSION": "version of the ledger's format",
     "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
+    "campaign.failures._FLOAT16_LARGEST": "the largest number of float16",
+    "campaign.failures._FLOAT16_NORM": "within its square root, with room for the size of W",
     "campaign.ledger_header.APPLICATION_ID": "marks an SQLite file as a ledger",
     "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
     "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",

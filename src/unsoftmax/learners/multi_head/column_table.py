@@ -39,6 +39,9 @@ class ColumnTableTuning:
     query_nearer_by: float = 5.0
     """Where a logit is too large to be read, the query token is asked again so many times closer to
     b. A larger factor loses more digits of W b at once, a smaller one takes more rounds."""
+    widest: float = np.inf
+    """Logits beyond are asked again in the same way, though they can be read: where answers are
+    coarse a gate near ±1 tells too little of them."""
     query_nearer_times: int = 6
     """Times that this is done: a logit that is still too large then is read wrongly."""
     tried: int = 8
@@ -56,6 +59,9 @@ class ColumnTableTuning:
     counted: float = 3.0
     """Singular values of normalised columns below so many times their errors do not count to a
     column space."""
+    ample: float = 1.0
+    """Columns that a column space is made of, per rank. As many as the rank tell it where answers
+    are exact; coarse ones leave its weakest direction a hundred times coarser."""
     extra: int = 4
     """Rows more than its rank that a column is asked with to see whether those before predict it:
     one alone may be predicted by chance."""
@@ -111,6 +117,8 @@ class ColumnTable:
     """The columns (H, d, k)."""
     lost: Flags
     """Logits too large to be read, in the last sweep (H, d, k)."""
+    wide: Flags
+    """Logits larger than they should be (H, d, k)."""
     tuning: ColumnTableTuning
     spaces: dict[int, ColumnSpace]
     """Of the heads whose rank is known."""
@@ -121,7 +129,7 @@ class ColumnTable:
     def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTableTuning) -> ColumnTable:
         """Return the table before any column is known."""
         lost, W = np.zeros(answers.y.shape, dtype=bool), np.zeros(answers.y.shape)
-        return cls(answers, answers.token.seen, s, W, lost, tuning, {})
+        return cls(answers, answers.token.seen, s, W, lost, lost.copy(), tuning, {})
 
     @property
     def ranks(self) -> Indices:
@@ -140,7 +148,10 @@ class ColumnTable:
         y = self.answers.y[h][np.ix_(rows, columns)]
         a = self.heads.windows[h].a[rows]
         s, lost = self.heads.logits(h, a, y, t * self.W[:, :, columns])
-        self.lost[np.ix_(np.array([h]), rows, columns)] = lost
+        here = np.ix_(np.array([h]), rows, columns)
+        # one step nearer is enough: a column that is asked much nearer is known too coarsely
+        first = t >= self.heads.windows[h].t
+        self.lost[here], self.wide[here] = lost, (np.abs(s) > self.tuning.widest) & first
         return s
 
     def space(self, h: int, known: int, rank: int | None = None) -> ColumnSpace:
@@ -231,6 +242,7 @@ class ColumnTable:
 
     def settle(self, columns: Indices) -> float:
         """Sweep over heads until all columns agree with the answers; return how much moved last."""
+        self.wide[:, :, columns] = False  # rows that only checked are not read again
 
         def sweep() -> float:
             before = self.W[:, :, columns].copy()
@@ -321,6 +333,7 @@ class ColumnTable:
             s=s,
             W=self.W.copy(),
             lost=self.lost.copy(),
+            wide=self.wide.copy(),
             spaces=dict(self.spaces),
             rested={},
         )

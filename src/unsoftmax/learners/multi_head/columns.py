@@ -69,7 +69,7 @@ def no_columns(dim: int) -> HeadColumns:
 def blocks(d: int, k: int, rank: int | None, tuning: ColumnTableTuning) -> list[tuple[int, int]]:
     """Divide k columns: with a rank in two, else so that ranks can be tried between."""
     if rank is not None:
-        cut = min(max(rank - 1, 0), k)
+        cut = min(max(int(np.ceil(tuning.ample * rank)) - 1, 0), k)
         return [block for block in ((0, cut), (cut, k)) if block[0] < block[1]]
     edges = [0]
     while edges[-1] < k:
@@ -118,7 +118,8 @@ def _try_rank(table: ColumnTable, column: int) -> Asking[None]:
             if table.predicts(h, column, spaces[h], loosely=loosely):
                 predicted.append(h)
     for h in predicted:
-        table.close(h, column)
+        if column + 1 >= table.tuning.ample * spaces[h].basis.shape[1]:
+            table.close(h, column)
 
 
 def _read_whole(table: ColumnTable, tailed: list[int]) -> Asking[None]:
@@ -139,7 +140,7 @@ def _settle(table: ColumnTable, columns: Indices) -> Asking[None]:
     answers = table.answers
     table.settle(columns)
     for _ in range(table.tuning.query_nearer_times):
-        lost = table.lost[:, :, columns].any(axis=1)
+        lost = (table.lost | table.wide)[:, :, columns].any(axis=1)
         if not np.any(lost):
             return
         wanted: list[WindowCells] = []

@@ -78,6 +78,11 @@ class FreshResiduals:
         return np.abs(self.residuals.relative)
 
     @property
+    def precise(self) -> Array:
+        """How far a right model may whose heads are known precisely."""
+        return np.asarray(self.residuals.own / self.residuals.size)
+
+    @property
     def allowed(self) -> Array:
         """How far a right model may."""
         return self.residuals.tolerance

@@ -15,7 +15,9 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 6. fresh sequences confirm or refuse (`fresh_sequences`, `conclusions`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
    failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `restarts`);
-7. where no half circle shows the heads one by one, as with W and 2W, or in one dimension, all are
+7. where answers are coarse, as those of float32 services are, offsets at which all heads but one
+   are silent take the place of steps 3 and 4 (`silent_search`), and after them shorter tokens;
+8. where no half circle shows the heads one by one, as with W and 2W, or in one dimension, all are
    read off the poles of answers along one line (`pole_lines`, `pole_search`).
 
 Under a cap on tokens (`token_lengths`) gates may stay open at the longest offsets. Such parts of
@@ -89,8 +91,9 @@ class MultiHeadLearner(Configured):
     -----
     *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
     H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
-    times where heads hardly switch; as many again where heads are close. `plan` gives what is
-    never exceeded.
+    times where heads hardly switch; as many again where heads are close; about 1.5 times where
+    answers are of float32 and H·d is more than 900, 2.5 times where it is less. `plan` gives what
+    is never exceeded.
     *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
     a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
     told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
@@ -116,7 +119,7 @@ class MultiHeadLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTuning = field(default=MultiHeadTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -145,6 +148,8 @@ class MultiHeadLearner(Configured):
         searches = tries * 4 * H * d + half_circles * tuning.plan.per_head * (H + 1)
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
         at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
+        silent = tuning.silence.at_most(H, d, bulk + whole)
+        at_most += silent
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         fresh = tuning.conclusion.fresh
@@ -154,7 +159,7 @@ class MultiHeadLearner(Configured):
             at_most=at_most + by_poles,
             tokens=2 * at_most + 4 * copies + pole_tokens,
             rounds=tuning.plan.rounds
-            * (tries + shorter + unlucky // tuning.restarts.search_counts),
+            * (tries + shorter + tuning.silence.tries + unlucky // tuning.restarts.search_counts),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
             f"{H} of rank {r}",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
@@ -215,8 +220,9 @@ class MultiHeadLearner(Configured):
                 "apart: they are too coarse"
             )
         yield (
-            f"Tokens of {1 + len(tuning.noises)} lengths were tried, since answers are off by "
-            f"{eta:.1e} of the size of their terms{beyond}."
+            f"Tokens of {1 + len(tuning.noises)} lengths were tried, and offsets at which other "
+            f"heads are silent, since answers are off by {eta:.1e} of the size of their terms"
+            f"{beyond}."
         )
 
     def _reasons(self, restarts: Restarts) -> Iterator[str]:

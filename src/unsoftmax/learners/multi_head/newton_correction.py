@@ -26,6 +26,10 @@ from unsoftmax.probes import Array, Indices, Pairs
 from unsoftmax.solve.gate_equations import GateEquations, NewtonTuning, solve_gates
 
 
+class NoHeadsNearby(Exception):
+    """Answers at moderate logits are not those of any heads near these."""
+
+
 @dataclass(frozen=True, slots=True)
 class CorrectionTuning:
     """What is asked for a correction, and where none is tried."""
@@ -67,7 +71,10 @@ def polished(
     if found.model.H * found.model.dim > tuning.largest or found.low_rank:
         reason = "their rank is low" if found.low_rank else f"H·d is more than {tuning.largest}"
         return found.with_note(f"The heads were not polished: {reason}.")
-    better = yield from corrected(found, reduced, biases, rng, tuning)
+    try:
+        better = yield from corrected(found, reduced, biases, rng, tuning)
+    except NoHeadsNearby:
+        better = None
     return better or found.with_note("Polishing the heads gained nothing.")
 
 
@@ -78,7 +85,13 @@ def corrected(
     rng: np.random.Generator,
     tuning: CorrectionTuning,
 ) -> Asking[RecoveredHeads | None]:
-    """Correct all W_h (and w_h), or return None where that gains nothing."""
+    """Correct all W_h (and w_h), or return None where that gains nothing.
+
+    Raises
+    ------
+    NoHeadsNearby
+        Newton's steps come to no solution, or to one that misses the equations.
+    """
     model = found.model
     if model.H * model.dim > tuning.largest:
         return None
@@ -87,7 +100,9 @@ def corrected(
         return None
     equations = yield from correction.ask(rng)
     better = correction.solved(equations)
-    if better is None or better[1].max() > found.errors["W"].max():
+    if better is None:
+        raise NoHeadsNearby
+    if better[1].max() > found.errors["W"].max():
         return None
     model, W_error = better
     errors = {**found.errors, "W": W_error, "w": W_error * correction.length * biases}

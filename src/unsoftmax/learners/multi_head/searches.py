@@ -14,12 +14,13 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
-from unsoftmax.learners.multi_head.newton_correction import corrected
+from unsoftmax.learners.multi_head.newton_correction import NoHeadsNearby, corrected
 from unsoftmax.learners.multi_head.pole_search import separated
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Restarts, RestartTuning, SearchState
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, SearchOutcome
+from unsoftmax.learners.multi_head.silent_search import silently
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, search
 from unsoftmax.models import canonical
 
@@ -66,6 +67,23 @@ class HeadSearches:
                     return found
         return None
 
+    def by_silence(self) -> Asking[RecoveredHeads | None]:
+        """Search with offsets at which other heads are silent, until a model is confirmed.
+
+        Where answers are coarse, and gates are steps far out.
+        """
+        lengths, tuning = self.reduced.lengths, self.sought.tuning
+        coarse = self.reduced.eta > tuning.lengths.coarse
+        for _ in range(tuning.silence.tries if coarse and not lengths.soft else 0):
+            try:
+                found = yield from silently(self.sought, self.reduced, self.rng)
+            except tuple(ENDINGS):
+                continue
+            found, confirmed = yield from self._confirmed(found)
+            if confirmed:
+                return found
+        return None
+
     def refuse_many(self) -> None:
         """Refuse a target that has more heads than allowed."""
         if self.restarts.state is SearchState.TOO_MANY_HEADS:
@@ -93,14 +111,14 @@ class HeadSearches:
         vague, tuning = self.sought.tuning.search.vague, self.sought.tuning
         fresh = yield from self._fresh(found)
         imprecise = found.vague(tuning.search.improved) or np.any(fresh.allowed < fresh.explained)
+        allowed = fresh.allowed
         if np.all(fresh.missed <= fresh.explained) and imprecise:
             # right as far as it is known, which is not far enough: close heads, coarse answers
-            better = yield from corrected(
-                found, self.reduced, self.sought.biases, self.rng, tuning.correction
-            )
-            found = better or found
+            found, nearby = yield from self._corrected(found)
             fresh = yield from self._fresh(found)
-        if not np.all(fresh.missed <= fresh.allowed) or found.vague(vague):
+            # one head in the place of two close ones is imprecise as well, and near no solution
+            allowed = fresh.allowed if nearby else fresh.precise
+        if not np.all(fresh.missed <= allowed) or found.vague(vague):
             self.contradicted.append((float(fresh.missed.max()), found))
             return found, False
         distinct = canonical(found.model).H
@@ -110,6 +128,15 @@ class HeadSearches:
                 f"{self.sought.max_heads}: raise max_heads."
             )
         return found, True
+
+    def _corrected(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
+        """Correct heads where that gains something; tell whether any heads are near them."""
+        tuning, biases = self.sought.tuning.correction, self.sought.biases
+        try:
+            better = yield from corrected(found, self.reduced, biases, self.rng, tuning)
+        except NoHeadsNearby:
+            return found, False
+        return better or found, True
 
     def _fresh(self, found: RecoveredHeads) -> Asking[FreshResiduals]:
         """Ask pilots for a bound on the function, or a few sequences to believe a model."""
@@ -145,9 +172,10 @@ class HeadSearches:
 def searched_at_lengths(
     searches: HeadSearches, shorter: RestartTuning
 ) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
-    """Search, and where answers are coarse search with shorter tokens; return what came of it.
+    """Search, and where answers are coarse search in other ways; return what came of it.
 
-    Rounding of long tokens moves logits: what the longest tokens hide, shorter ones show.
+    Rounding of long tokens moves logits: what the longest tokens hide, offsets at which other
+    heads are silent show, or shorter tokens.
 
     Raises
     ------
@@ -156,6 +184,8 @@ def searched_at_lengths(
     """
     reduced, refuse_many = searches.reduced, searches.restarts.refuse_many
     found = yield from searches.run()
+    if found is None:
+        found = yield from searches.by_silence()
     states = []
     for lengths in reduced.lengths.for_coarse(reduced.eta, searches.sought.biases):
         if found is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
@@ -68,28 +69,18 @@ def search(
         nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=reduced.c)
         return RecoveredHeads(nothing, dict.fromkeys("Wvw", np.zeros(0)), length)
     plane = SearchPlane.random(d, length, rng)
-    one = _TokenSearch(sought, reduced, plane, coarse, rng)
+    one = TokenSearch(sought, reduced, plane, coarse, rng)
     crossings = yield from one.crossings(*start)
     if not len(crossings.u):
         return (yield from one.without_crossings())
     values, u = yield from one.values(crossings)
     token, s = yield from one.base(values, u)
-    directions = one.directions(token)
-    answers = WindowAnswers.none(token, directions)
-    columns = yield from read_columns(answers, s, sought.rank, rng, sought.tuning.columns)
-    one.refuse_vague(token, columns)
-    oriented = yield from orient(token, rng, sought.tuning.orientation)
-    found = assembled(token, columns, directions, oriented, sought.biases)
-    if sought.rank is None or np.all(columns.ranks <= sought.rank):
-        return found
-    return found.with_note(
-        f"W has rank {sought.rank} but for a tail that answers show: columns were read in full."
-    )
+    return (yield from one.heads_from(token, s, sought.tuning.columns))
 
 
 @dataclass(frozen=True, slots=True)
-class _TokenSearch:
-    """The steps of one search."""
+class TokenSearch:
+    """The steps of one search: ``heads_from`` and ``circle`` serve silent searches as well."""
 
     sought: SoughtHeads
     reduced: ReducedAnswers
@@ -99,6 +90,7 @@ class _TokenSearch:
 
     @property
     def tuning(self) -> MultiHeadTuning:
+        """All knobs."""
         return self.sought.tuning
 
     @property
@@ -115,11 +107,8 @@ class _TokenSearch:
 
     def crossings(self, start: int, longer: float) -> Asking[InPlane]:
         """Find all heads on half a circle of offsets, and measure them in its plane."""
-        lengths = self.reduced.lengths
-        most, tuning = self.sought.max_heads, self.tuning
-        circle = JumpSearch(
-            self._values, self.tolerance, most, lengths.baseline, tuning=tuning.jumps
-        )
+        lengths, tuning = self.reduced.lengths, self.tuning
+        circle = self.circle(self.tolerance, self.sought.max_heads)
         jumps = yield from find_jumps(circle, start, longer)
         if not len(jumps):
             return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))
@@ -131,6 +120,11 @@ class _TokenSearch:
                 jumps, circle, self._ask, eta, lengths, tuning=tuning.in_plane
             )
         )
+
+    def circle(self, error: float, most: int) -> JumpSearch:
+        """Return what is asked on the half circle, values being off by ``error``."""
+        baseline = self.reduced.lengths.baseline
+        return JumpSearch(self._values, error, most, baseline, tuning=self.tuning.jumps)
 
     def _ask(self, theta: Array, T: Array) -> Asking[Array]:
         """Ask offsets of norm T at angles θ; return the values g."""
@@ -222,6 +216,22 @@ class _TokenSearch:
         Q[:, 0] = towards
         # b itself last: where w = 0 its column is u, which tells nothing of the rank
         return np.asarray(np.roll(Q, -1, axis=1).T if self.sought.biases else Q[:, 1:].T)
+
+    def heads_from(
+        self, token: TokenHeads, s: Array, tuning: ColumnTableTuning
+    ) -> Asking[RecoveredHeads]:
+        """Read all columns in the heads' windows, whose logits at b are s (H, d); and the signs."""
+        rank, directions = self.sought.rank, self.directions(token)
+        answers = WindowAnswers.none(token, directions)
+        columns = yield from read_columns(answers, s, rank, self.rng, tuning)
+        self.refuse_vague(token, columns)
+        oriented = yield from orient(token, self.rng, self.tuning.orientation)
+        found = assembled(token, columns, directions, oriented, self.sought.biases)
+        if rank is None or np.all(columns.ranks <= rank):
+            return found
+        return found.with_note(
+            f"W has rank {rank} but for a tail that answers show: columns were read in full."
+        )
 
     def refuse_vague(self, token: TokenHeads, columns: HeadColumns) -> None:
         """Give up where a head is not known to a digit."""
