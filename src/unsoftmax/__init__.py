@@ -12,6 +12,7 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from unsoftmax import learners, oracles, theory
+    from unsoftmax.audit import Verification, verify
     from unsoftmax.campaign import (
         Budget,
         Progress,
@@ -72,6 +73,7 @@ __all__ = [
     "Terminated",
     "Transformer",
     "UnsoftmaxError",
+    "Verification",
     "canonical",
     "equivalent",
     "find_projections",
@@ -83,11 +85,12 @@ __all__ = [
     "load_weights",
     "oracles",
     "theory",
+    "verify",
 ]
 
 # Where the public names are, by how long these take to import. A name is looked up when it is
 # first used: what needs one alone (the command line, a worker process) does not wait for all.
-_OWNERS = ("errors", "models", "campaign")
+_OWNERS = ("errors", "models", "campaign", "audit")
 
 
 def __getattr__(name: str) -> _typing.Any:

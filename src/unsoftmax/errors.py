@@ -145,7 +145,17 @@ class NotIdentifiable(UnsoftmaxError):
 
 
 class ModelMismatch(UnsoftmaxError):
-    """The answers contradict the model class that the learner assumes."""
+    """The answers contradict the model class that the learner assumes.
+
+    Attributes
+    ----------
+    determined : dict
+        What the learner found all the same, by name; most find nothing.
+    """
+
+    def __init__(self, message: str, *, determined: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.determined = dict(determined or {})
 
 
 class DimensionRefused(ModelMismatch, OracleError):

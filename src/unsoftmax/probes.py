@@ -164,17 +164,11 @@ class Singles(Probes):
 
 
 @dataclass(frozen=True, slots=True)
-class Grid(Probes):
-    """Every offset a_i with every query token b_j: the two tokens [α_j a_i + β_j b_j; β_j b_j].
-
-    Ordered by query token, then by offset; the other way round where offsets are lazy, so
-    that each is made once.
-    """
+class OffsetProbes(Probes):
+    """Two tokens, an offset beside a query token: [α a + β b; β b]."""
 
     offsets: Rows
     queries: Rows
-    alpha: Array
-    beta: Array
 
     @property
     def tokens(self) -> int:  # noqa: D102
@@ -183,6 +177,18 @@ class Grid(Probes):
     @property
     def dim(self) -> int:  # noqa: D102
         return int(self.offsets.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Grid(OffsetProbes):
+    """Every offset a_i with every query token b_j: the two tokens [α_j a_i + β_j b_j; β_j b_j].
+
+    Ordered by query token, then by offset; the other way round where offsets are lazy, so
+    that each is made once.
+    """
+
+    alpha: Array
+    beta: Array
 
     def __len__(self) -> int:
         return int(self.offsets.shape[0]) * int(self.queries.shape[0])
@@ -241,26 +247,16 @@ class Grid(Probes):
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs(Probes):
+class Pairs(OffsetProbes):
     """One offset, one query token and one pair of scales each.
 
     Probe k is [α_k a_i + β_k b_j; β_k b_j] with i = ``i[k]``, j = ``j[k]``.
     """
 
-    offsets: Rows
-    queries: Rows
     i: Indices
     j: Indices
     alpha: Array
     beta: Array
-
-    @property
-    def tokens(self) -> int:  # noqa: D102
-        return 2
-
-    @property
-    def dim(self) -> int:  # noqa: D102
-        return int(self.offsets.shape[1])
 
     def __len__(self) -> int:
         return len(self.i)

@@ -42,6 +42,7 @@ class Model(Protocol):
 
 M = TypeVar("M", bound=Model)
 M_co = TypeVar("M_co", bound=Model, covariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Oracle(Protocol):
@@ -54,10 +55,10 @@ class Oracle(Protocol):
         """Answer a batch of sequences: (B,) or (B, m)."""
 
 
-class Learner(Protocol[M_co]):
+class Asks(Protocol[R_co]):
     """What to ask, and what the answers mean.
 
-    A learner of vectors has a class attribute ``outputs = "vector"``; see `outputs_of`.
+    Where answers are vectors it has a class attribute ``outputs = "vector"``; see `outputs_of`.
     """
 
     revision: ClassVar[int]
@@ -71,13 +72,17 @@ class Learner(Protocol[M_co]):
         """Return everything that determines the probes, as nested JSON."""
 
     def plan(self) -> Plan:
-        """Say beforehand what learning will cost."""
+        """Say beforehand what it will cost."""
 
-    def steps(self, checks: int) -> Generator[Round, Answers, Found[M_co]]:
+    def steps(self, checks: int) -> Generator[Round, Answers, R_co]:
         """Yield rounds, take their answers, and return what was found.
 
         ``checks`` queries, no more, go into the learner's own hold-out.
         """
+
+
+class Learner(Asks["Found[M_co]"], Protocol[M_co]):
+    """What asks in order to recover a model."""
 
 
 def outputs_of(learner: object) -> Outputs:

@@ -14,13 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.campaign.lives import account
+from tests.campaign.lives import account, default_signals
 
 COMMAND = Path(sys.executable).parent / "unsoftmax"
 PATIENCE_S = 60.0
@@ -108,6 +109,7 @@ def begin(folder, target, model, *words: Any, **environment: str):
         [str(word) for word in (*command, *words)],
         cwd=folder,
         env={**os.environ, "NO_COLOR": "1", "PYTHONWARNINGS": "error", **environment},
+        preexec_fn=default_signals,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -152,13 +154,13 @@ def test_ended_at_any_moment_nothing_is_lost_and_nothing_paid_twice(
     began = time.monotonic()
     end(once)
     assert once.returncode == 0
-    whole, length_s, kills = asked(folder), time.monotonic() - began, trials(4, 72)
+    whole, lengths_s, kills = asked(folder), [time.monotonic() - began], trials(4, 72)
     done = chains = 0
     while done < kills:
         home = folder / str(chains)
         home.mkdir()
         shutil.copy(folder / "mine.py", home)
-        done += ended_again_and_again(home, target, [*model, *words], kills - done, rng, length_s)
+        done += ended_again_and_again(home, target, [*model, *words], kills - done, rng, lengths_s)
         last = begin(home, target, model, *words)
         end(last)
         assert last.returncode == 0
@@ -172,13 +174,18 @@ def test_ended_at_any_moment_nothing_is_lost_and_nothing_paid_twice(
     )
 
 
-def ended_again_and_again(folder, target, model, most, rng, length_s):
-    """End lives of one run until one comes to its end, or so many; return how many were ended."""
+def ended_again_and_again(folder, target, model, most, rng, lengths_s):
+    """End lives of one run until one comes to its end, or so many; return how many were ended.
+
+    ``lengths_s``: how long whole runs took, to which this one is added if nothing ends it.
+    """
     book, before, lost = folder / "o" / "ledger.sqlite", account(folder / "none"), 0
     for turn in range(most):
         number = [*ENDINGS][(turn + most) % len(ENDINGS)]
-        process = begin(folder, target, model)
-        time.sleep(rng.uniform(0.1, 1.0) * (length_s + 0.5))
+        began, process = time.monotonic(), begin(folder, target, model)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(0.1, 1.0) * lengths_s[-1])
+            lengths_s += [] if turn else [time.monotonic() - began]
         process.send_signal(number)
         said, now = end(process), account(book)
         # killed by the signal itself: before the program could handle any
@@ -257,15 +264,20 @@ def test_a_target_that_hangs_for_good_is_an_oracle_error(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ended_during_the_imports(number, folder, trials):
-    rng = np.random.default_rng(number)
-    for _ in range(trials(6, 60)):
+def test_ended_during_the_imports(number, folder, trials, evidence):
+    rng, endings = np.random.default_rng(number), trials(6, 60)
+    for _ in range(endings):
         process = begin(folder, "head", ["exact"])
         # Python's own start takes this long
         time.sleep(rng.uniform(0.15, 0.8))
         process.send_signal(number)
         end(process)
         assert process.returncode in (0, ENDINGS[number], *([] if number == 2 else [-number]))
+    evidence(
+        f"the command ended by {signal.Signals(number).name} while it starts",
+        endings=endings,
+        tracebacks=0,
+    )
 
 
 def test_signals_that_the_parent_ignores_stay_ignored(folder):
@@ -290,6 +302,7 @@ def test_a_terminal_that_is_closed_loses_nothing(folder):
     """Its SIGHUP finds nobody to tell; what flew is recorded all the same."""
     pid, terminal = pty.fork()
     if not pid:
+        default_signals()
         os.chdir(folder)
         os.environ["PAUSE_S"] = "0.1"
         words = ["learn", "mine:head", "--dim", "6", "--out", "o", "--batch", "4"]
@@ -338,6 +351,7 @@ def test_a_python_program_ends_with_the_status_of_its_signal(number, folder):
         [sys.executable, "program.py"],
         cwd=folder,
         env={**os.environ, "PAUSE_S": "0.2"},
+        preexec_fn=default_signals,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -98,7 +98,9 @@ def test_a_changed_target_is_not_accepted(case, share, trials, evidence, tmp_pat
         assert end != "accepted", (trial, what)
         ends[end] += 1
         copy.unlink()
-    evidence(f"changed target, {case.name}, {share:.0%} of its ledger", runs=count, **ends)
+    evidence(
+        f"changed target, {case.name}, {share:.0%} of its ledger", runs=count, accepted=0, **ends
+    )
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -126,11 +128,12 @@ def wavering(oracle, size):
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6])
-def test_the_same_target_is_recognised_through_noise(case, size, trials, tmp_path):
+def test_the_same_target_is_recognised_through_noise(case, size, trials, evidence, tmp_path):
     """Also through arithmetic that is as coarse, and adds up otherwise from batch to batch."""
     if case.name.startswith("Label"):
         pytest.skip("labels that waver are wrong labels")
-    for seed in range(trials(1, 20)):
+    count = trials(1, 20)
+    for seed in range(count):
         oracle = case.oracle(case.target(seed))
         counted = Counted(oracle)
         us.learn(counted, case.learner(seed))
@@ -141,3 +144,5 @@ def test_the_same_target_is_recognised_through_noise(case, size, trials, tmp_pat
             for share in (0.5, 1.0):
                 budget = int(share * counted.queries) + 64
                 asked(disturbed, case.learner(seed), ledger=ledger, budget=budget, batch=5)
+    claim = f"same target through noise and jitter of {size:.0e}, {case.name}"
+    evidence(claim, runs=2 * count, taken_for_another=0)

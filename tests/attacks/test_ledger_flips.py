@@ -128,7 +128,7 @@ def test_a_flipped_bit_has_no_effect_or_is_named(
         except us.LedgerError:
             assert counted.queries == 0, where
             seen["named"] += 1
-            seen[go_on(case, ledger, tmp_path / f"{trial}", before, expected)] += 1
+            go_on(case, ledger, tmp_path / f"{trial}", before, expected)
             continue
         assert same(recovery, expected), where
         assert counted.queries == asked.queries, where
@@ -138,19 +138,16 @@ def test_a_flipped_bit_has_no_effect_or_is_named(
         f"one bit of a ledger flipped, {case.name}, {state}",
         flips=seen["named"] + seen["no effect"],
         silent_losses=0,
+        salvaged=seen["named"],
         **seen,
     )
 
 
 def go_on(case, ledger, new, before, expected):
     """Salvage a damaged ledger and go on with what is sound: the bill is the whole one."""
-    try:
-        copied = salvage(ledger, new)
-    except us.LedgerError:
-        return "unreadable"
+    copied = salvage(ledger, new)
     assert not copied.damage
     assert copied.paid >= before.paid
     recovery, counted = run(case, new)
     assert same(recovery, expected)
     assert recovery.queries == copied.paid + counted.queries
-    return "salvaged"

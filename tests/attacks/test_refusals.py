@@ -34,11 +34,12 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_exact_answers_are_not_called_coarse_or_rounded(name):
+def test_exact_answers_are_not_called_coarse_or_rounded(name, evidence):
     said = refusal(*EXACT[name])
     assert not {"coarse", "rounded", "noisy", "would do"} & set(said.replace(",", "").split())
     hard = name not in ("w far larger than W", "c far larger than v")
     assert ("hard attention" in said) == hard
+    evidence(f"exact answers, {name}: the reason given is true", refused="1 of 1")
 
 
 def test_what_drowns_in_a_constant_is_not_called_hard_attention():
@@ -61,7 +62,9 @@ def texts(tree):
 
 
 # the ledger's messages name the whole command that mends a file
-NAMELESS = [m for m in FILES if room_of(m) not in ("cli", "__main__") and ".ledger_file" not in m]
+NAMELESS = [
+    m for m in FILES if room_of(m) not in ("cli", "__main__") and not m.endswith(("file", "header"))
+]
 
 
 @pytest.mark.parametrize("module", NAMELESS)

@@ -82,7 +82,8 @@ def test_wide_networks(name, biases, trials, evidence):
     def share_at(seed: int) -> float:
         return share_taken(drawn(name, biases, seed), biases, seed)
 
-    claim = f"ReLU network {name}, {'with' if biases else 'without'} biases"
+    family = f"wide, {name.replace('_', ' ')}"
+    claim = f"ReLU network, {family}, {'with' if biases else 'without'} biases"
     attack(claim, trials(15, 2000), share_at, evidence)
 
 
@@ -192,7 +193,7 @@ def test_transformers_over_six_decades(name, trials, evidence):
         learner = us.learners.TransformerLearner(d, anchored=bool(rng.integers(2)), seed=seed)
         return attacked(target, learner)
 
-    claim = f"Transformer, network {name} over six decades"
+    claim = f"Transformer, network over six decades {name.replace('_', ' ')}"
     attack(claim, trials(15, 2000), share_at, evidence)
 
 

@@ -181,7 +181,14 @@ def checkpoint_once() -> None:
     setattr(Ledger, name, first)
 
 
+def default_signals() -> None:
+    """Let signals end this process, also below `nohup` or a shell's `&`, which ignore some."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _live(oracle, learner, settings: dict[str, Any], last: int | None, result: Connection) -> None:
+    default_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(oracle, "pipe_to"):
         oracle.pipe_to(result)

@@ -106,3 +106,12 @@ def test_a_damaged_recovery_is_refused(tmp_path, damage, sentence):
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"no recovery\.json"):
         us.Recovery.load(tmp_path)
+
+
+def test_what_a_killed_save_left_is_deleted_by_the_next(tmp_path):
+    names = ["model.safetensors", "recovery.json"]
+    mine = tmp_path / ".recovery.json.notes.new"
+    for path in (mine, *(tmp_path / f".{name}.a1b2c3d4.new" for name in names)):
+        path.write_text("half of a fi")
+    us.learn(us.SingleHead(np.eye(3), np.ones(3)), us.learners.ExactHead(3)).save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [mine.name, *names]

@@ -11,12 +11,12 @@ from unsoftmax.learners.single_head.labels.beside_flips import (
     at_flips,
     compare_labels,
     refuse_wrong_labels,
-    uncertainty,
 )
+from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
 from unsoftmax.learners.single_head.labels.pair_logits import (
     ScaleSearchTuning,
     TokenPairs,
-    find_scale,
+    find_threshold_scale,
 )
 from unsoftmax.learners.single_head.labels.proved_head import EndChecks
 from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
@@ -67,6 +67,21 @@ def test_sequences_are_just_outside_of_what_is_uncertain(d, W_error):
         assert np.median(np.abs(y) / off) < 1.5
         assert np.all(np.sign(y[::2]) > 0)
         assert np.all(np.sign(y[1::2]) < 0)
+
+
+@pytest.mark.parametrize("tokens", [2, 7, 512])
+@pytest.mark.parametrize("d", [1, 2, 16])
+def test_the_ends_of_lines_tell_what_coordinates_tell_between_them(d, tokens):
+    rng, model, known = np.random.default_rng([d, tokens]), head(d, scale=3.0), certificate(1e-4)
+    lines = FlipLines.of(model, *rng.standard_normal((2, 3, tokens, d)))
+    place = rng.random(21)
+    at = lines.at(place)
+    X = lines.between(place, np.arange(21))
+    assert np.allclose(X[4], (1 - place[4]) * lines.ones[1] + place[4] * lines.zeros[1])
+    rounding = lines.rounding(FLIPS.roundoffs)
+    assert np.all(np.abs(at.answers() - model(X)) <= rounding * lines.longest)
+    off = uncertainty(HeadAt.of(model, X), model.v, known)
+    assert np.allclose(at.uncertainty(known), off, rtol=1e-6 if d == 1 else rounding, atol=0)
 
 
 def test_a_head_within_the_certificate_has_all_labels_right_and_one_beyond_does_not():
@@ -140,7 +155,7 @@ def test_the_scale_is_the_largest_at_which_few_pilots_are_out(scale):
     target = head(d, scale=scale)
     rng = np.random.default_rng(5)
     pairs = TokenPairs.balanced(target.v, rng)
-    (pilots, octave), rounds = driven(find_scale(pairs, target.v, rng, SEARCH), target)
+    (pilots, octave), rounds = driven(find_threshold_scale(pairs, target.v, rng, SEARCH), target)
     j, i = np.divmod(pilots, d)
     logits = np.einsum("kd,de,ke->k", pairs.a_rows[i], target.W, pairs.b_rows[j])
     most = len(pilots) // SEARCH.outside
@@ -155,7 +170,7 @@ def test_without_logits_the_scale_is_the_largest():
     target = us.SingleHead(np.zeros((3, 3)), head(3).v)
     rng = np.random.default_rng(6)
     pairs = TokenPairs.balanced(target.v, rng)
-    (_, octave), _ = driven(find_scale(pairs, target.v, rng, SEARCH), target)
+    (_, octave), _ = driven(find_threshold_scale(pairs, target.v, rng, SEARCH), target)
     assert octave == SEARCH.highest
 
 

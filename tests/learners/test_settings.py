@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.settings import Configured, as_json, flag, one_of, positive, whole
+from unsoftmax.learners.settings import Configured, as_json, flag, one_of, positive, whole_number
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.measure.logit_scales import LogitGridTuning, Stage
 from unsoftmax.probes import Array
@@ -309,13 +309,13 @@ def test_a_changed_knob_changes_what_is_done():
 @pytest.mark.parametrize("value", [True, 2.0, "2", None, np.float64(2), [2]])
 def test_what_is_no_whole_number(value):
     with pytest.raises(TypeError, match="rank must be a whole number"):
-        whole("rank", value, 0)
+        whole_number("rank", value, 0)
 
 
 def test_whole_numbers_have_a_least():
-    whole("rank", np.int32(3), 3)
+    whole_number("rank", np.int32(3), 3)
     with pytest.raises(ValueError, match="rank must be 3 or more; it is 2"):
-        whole("rank", 2, 3)
+        whole_number("rank", 2, 3)
 
 
 def test_flags():

@@ -13,7 +13,7 @@ from unsoftmax.measure.hessians import (
     HessianScale,
     HessianTuning,
     ask_excess,
-    find_scale,
+    find_hessian_scale,
     hessian_queries,
     saturated_unseen,
     scale_of,
@@ -55,7 +55,7 @@ def hessian(target, b):
 def pilot(target, values, seed=0, tuning=TUNING):
     rng = np.random.default_rng(seed)
     b = rng.standard_normal(len(values.v)) / np.sqrt(len(values.v))
-    return answered(find_scale(values, b, rng, tuning), target)
+    return answered(find_hessian_scale(values, b, rng, tuning), target)
 
 
 # -- the scale

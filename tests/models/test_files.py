@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import signal
 import stat
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,21 +243,20 @@ class DiskFull(OSError):
     pass
 
 
-def half_written(tensors, filename, metadata):
-    with open(filename, "wb") as stream:
-        stream.write(b"half of a fi")
+def half_written(path, data):
+    with path.open("wb") as stream:
+        stream.write(data[:12])
     raise DiskFull
 
 
-@pytest.mark.parametrize("failing", ["save_file", "os.replace", "os.chmod"])
+@pytest.mark.parametrize("failing", ["pathlib.Path.write_bytes", "os.replace", "os.chmod"])
 def test_the_old_file_survives_a_failing_write(path, monkeypatch, failing):
-    def fail(*_):
+    def fail(*_, **__):
         raise DiskFull
 
     dense(1).save(path)
     before = path.read_bytes()
-    fake = half_written if failing == "save_file" else fail
-    monkeypatch.setattr(f"unsoftmax.models.files.{failing}", fake)
+    monkeypatch.setattr(failing, half_written if "write" in failing else fail)
     with pytest.raises(DiskFull):
         dense(2).save(path)
     monkeypatch.undo()
@@ -264,23 +265,52 @@ def test_the_old_file_survives_a_failing_write(path, monkeypatch, failing):
 
 
 def killed_while_writing(path):
-    def write_half_and_die(tensors, filename, metadata):
-        with open(filename, "wb") as stream:
-            stream.write(b"half of a fi")
+    def write_half_and_die(temporary, data):
+        with temporary.open("wb") as stream:
+            stream.write(data[:12])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(files, "save_file", write_half_and_die)  # noqa: B010  (typed otherwise)
+    setattr(Path, "write_bytes", write_half_and_die)  # noqa: B010  (typed otherwise)
     dense(2).save(path)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_the_old_file_survives_kill_9(path):
+def test_the_old_file_survives_kill_9_and_the_next_save_leaves_no_other(path):
     dense(1).save(path)
     child = multiprocessing.get_context("spawn").Process(target=killed_while_writing, args=(path,))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert_same_bits(us.load(path), dense(1))
+    assert len(os.listdir(path.parent)) == 2
+    dense(3).save(path)
+    assert_same_bits(us.load(path), dense(3))
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_file_that_is_being_written_is_not_taken_for_one_that_was_left(path):
+    with files.temporary_beside(path) as temporary:
+        temporary.write_bytes(b"half")
+        dense(1).save(path)
+        assert temporary.read_bytes() == b"half"
+        dense(2).save(temporary)
+        os.replace(temporary, path)
+    assert_same_bits(us.load(path), dense(2))
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_where_there_are_no_locks_models_are_written_and_nothing_is_deleted(path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    left = path.with_name(f".{path.name}.a1b2c3d4.new")
+    left.write_bytes(b"half")
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    dense(1).save(path)
+    monkeypatch.undo()
+    assert sorted(os.listdir(path.parent)) == [left.name, path.name]
+    dense(2).save(path)
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_a_folder_is_not_replaced(path):

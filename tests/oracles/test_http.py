@@ -124,6 +124,35 @@ def test_tensors_in_binary(datatype, digits):
             assert np.allclose(y, HEAD(X), rtol=digits, atol=digits)
 
 
+def test_an_answer_in_binary_shows_an_extension_that_metadata_does_not_name():
+    """As of KServe, which also writes null for what it leaves out."""
+
+    def infer(handler, body):
+        if handler.headers["Inference-Header-Content-Length"]:
+            return binary(handler, body)
+        [wanted] = json.loads(body)["outputs"]
+        assert wanted["parameters"] == {"binary_data": True}
+        y = HEAD(sequences(body))
+        one = {"name": "y", "shape": [len(y)], "datatype": "FP64", "data": None}
+        other = {"name": "z", "shape": [1], "datatype": "FP64", "parameters": None, "data": [0.0]}
+        header = json.dumps(
+            {"outputs": [other, one | {"parameters": {"binary_data_size": y.nbytes}}]}
+        ).encode()
+        handler.send(body=header + y.tobytes(), Inference_Header_Content_Length=len(header))
+
+    X = np.random.default_rng(0).standard_normal((5, 4, 3))
+    with serving(infer) as (url, requests):
+        oracle = us.oracles.from_url(url)
+        assert np.array_equal(oracle(X), HEAD(X))
+        assert np.array_equal(pickle.loads(pickle.dumps(oracle))(X), HEAD(X))
+        lengths = [len(body) for _, _, body in requests if body]
+        assert lengths[1] < lengths[0]
+    with serving(answered) as (url, requests):
+        oracle = us.oracles.from_url(url)
+        assert np.array_equal(oracle(X), oracle(X))
+        assert len({body for _, _, body in requests if body}) == 1
+
+
 # -- what does not fit is a sentence before anything is paid
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unsoftmax.solve.skeleton import Skeleton, dependence, pivots, rank_by_gap, span
+from unsoftmax.solve.skeleton import Skeleton, basis_of, dependence, pivots, rank_by_gap
 
 shapes = st.integers(1, 9).flatmap(lambda d: st.tuples(st.just(d), st.integers(0, d)))
 
@@ -33,7 +33,7 @@ class Scene:
         self.columns, self.rows = self.C + self.E, self.A @ self.W + self.F
 
     def solved(self):
-        skeleton = Skeleton(span(self.columns, self.rank), self.A)
+        skeleton = Skeleton(basis_of(self.columns, self.rank), self.A)
         return skeleton, skeleton.solve(self.rows)
 
 
@@ -72,7 +72,7 @@ def test_full_rank_and_rank_zero():
     skeleton, W = scene.solved()
     np.testing.assert_allclose(W, scene.W, rtol=0, atol=1e-12)
     assert skeleton.amplification().tilt == pytest.approx(1.0)  # Π = I: nothing is projected away
-    nothing = Skeleton(span(np.zeros((5, 0))), np.zeros((0, 5)))
+    nothing = Skeleton(basis_of(np.zeros((5, 0))), np.zeros((0, 5)))
     assert nothing.core.shape == (0, 0)
     np.testing.assert_array_equal(nothing.solve(np.zeros((0, 5))), np.zeros((5, 5)))
     assert nothing.amplification() == (0.0, 0.0)
@@ -88,12 +88,12 @@ def test_one_vector_is_solved_as_a_matrix_is():
 def test_more_rows_than_the_rank_are_least_squares_and_show_what_the_span_misses():
     scene = Scene(2, (8, 3))
     A = scene.rng.standard_normal((5, 8))
-    skeleton = Skeleton(span(scene.C), A)
+    skeleton = Skeleton(basis_of(scene.C), A)
     np.testing.assert_allclose(skeleton.solve(A @ scene.W), scene.W, rtol=0, atol=1e-12)
     assert np.linalg.norm(skeleton.residual(A @ scene.W)) < 1e-12
     beyond = scene.rng.standard_normal(8)
     assert np.linalg.norm(skeleton.residual(A @ beyond)) > 1e-3
-    square = Skeleton(span(scene.C), A[:3])  # as many rows as the rank: any vector is explained
+    square = Skeleton(basis_of(scene.C), A[:3])  # as many rows as the rank: any vector is explained
     assert np.linalg.norm(square.residual(A[:3] @ beyond)) < 1e-12
 
 
@@ -113,7 +113,7 @@ def test_what_the_span_finds_as_a_combination_of_the_columns_themselves():
 def test_short_columns_count_as_much_as_long_ones(seed, shape, octaves):
     scene = Scene(seed, shape)
     scaled = scene.C * np.exp2(octaves * scene.rng.uniform(-1, 1, scene.rank))
-    basis = span(scaled, share=1e-12)
+    basis = basis_of(scaled, share=1e-12)
     assert basis.shape == (shape[0], min(shape))
     np.testing.assert_allclose(basis.T @ basis, np.eye(scene.rank), rtol=0, atol=1e-12)
     size = np.linalg.norm(scene.C) * (1 + dependence(scene.right, scene.X)) ** 2
@@ -123,16 +123,16 @@ def test_short_columns_count_as_much_as_long_ones(seed, shape, octaves):
 def test_columns_of_zeros_and_copies_add_nothing():
     scene = Scene(4, (6, 2))
     columns = np.column_stack([np.zeros(6), scene.C, scene.C @ [1.0, -2.0], scene.C[:, :1] * 1e9])
-    assert span(columns, share=1e-6).shape == (6, 2)
-    assert span(np.zeros((6, 3)), share=1e-6).shape == (6, 0)
-    assert span(columns, rank=2).shape == (6, 2)
+    assert basis_of(columns, share=1e-6).shape == (6, 2)
+    assert basis_of(np.zeros((6, 3)), share=1e-6).shape == (6, 0)
+    assert basis_of(columns, rank=2).shape == (6, 2)
 
 
 def test_nearly_dependent_columns_are_a_rank_less_below_the_gap():
     """Two columns at an angle of 1e-8: one direction at a gap of 1e-6, two at 1e-10."""
     columns = np.array([[1.0, 1.0], [0.0, 1e-8], [0.0, 0.0]])
-    assert span(columns, share=1e-6).shape[1] == 1
-    assert span(columns, share=1e-10).shape[1] == 2
+    assert basis_of(columns, share=1e-6).shape[1] == 1
+    assert basis_of(columns, share=1e-10).shape[1] == 2
 
 
 def test_rank_by_the_gap():
@@ -157,7 +157,7 @@ def test_rows_chosen_by_pivots_condition_the_core():
     scene = Scene(5, (12, 3))
     candidates = scene.rng.standard_normal((12, 12))
     candidates[:3] = candidates[0] + 1e-9 * scene.rng.standard_normal((3, 12))
-    basis = span(scene.C)
+    basis = basis_of(scene.C)
     chosen = pivots((candidates @ basis).T, 3)
     assert Skeleton(basis, candidates[chosen]).amplification().gain < 10
     assert Skeleton(basis, candidates[:3]).amplification().gain > 1e6
@@ -205,9 +205,9 @@ def test_the_bound_is_reached():
 @pytest.mark.parametrize("given", [1, 2])
 def test_a_rank_too_low_leaves_out_what_it_cannot_hold(given):
     scene = Scene(6, (8, 3))
-    skeleton = Skeleton(span(scene.C, given), scene.A[:given])
+    skeleton = Skeleton(basis_of(scene.C, given), scene.A[:given])
     assert np.linalg.matrix_rank(skeleton.solve(scene.rows[:given])) == given
-    check = Skeleton(span(scene.C, given), scene.A)  # more rows than the rank say so
+    check = Skeleton(basis_of(scene.C, given), scene.A)  # more rows than the rank say so
     assert np.linalg.norm(check.residual(scene.rows)) > 1e-2
 
 
@@ -217,7 +217,7 @@ def test_a_rank_too_high_is_harmless_but_for_noise_that_is_taken_for_a_direction
     X = scene.rng.standard_normal((5, 8))
     columns = scene.W @ X.T + 1e-9 * unit(scene.rng, (8, 5))
     A = scene.rng.standard_normal((5, 8))
-    skeleton = Skeleton(span(columns, 5), A)
+    skeleton = Skeleton(basis_of(columns, 5), A)
     off = np.linalg.norm(skeleton.solve(A @ scene.W) - scene.W)
     assert (
         off

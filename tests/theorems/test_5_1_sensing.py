@@ -7,12 +7,18 @@ counted by the oracle.
 from __future__ import annotations
 
 import itertools
+import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
 from tests.truth import Counted, relative
+from unsoftmax.solve.gram_system import GramTuning
+from unsoftmax.solve.nuclear_norm import NuclearNormTuning
+from unsoftmax.solve.rank_fit import RankFitTuning
+from unsoftmax.solve.tangent_space import TangentTuning
 from unsoftmax.theory import counts
 
 
@@ -88,6 +94,23 @@ def test_accuracy(d, rank, trials, evidence):
         asked_again=f"{np.median(again):.0f} in the median",
         certificate_loose=f"{np.median(loose):.0f}×",
     )
+
+
+@pytest.mark.parametrize(("d", "rank"), [(12, 1), (16, 3), (24, 2)])
+def test_without_a_matrix_of_measurements(d, rank):
+    """The way of d = 384: the same accuracy, and a certificate that is no worse by much."""
+    nuclear_norm = NuclearNormTuning(
+        gram=GramTuning(dense=0),
+        fit=RankFitTuning(tangent=TangentTuning(dense=0, chunk=1000)),
+    )
+    learner = us.learners.SensingHead(d, rank, measurements=4 * counts.of_rank(d, rank))
+    free = replace(learner, tuning=replace(learner.tuning, nuclear_norm=nuclear_norm))
+    target = low_rank(d, rank, 0)
+    dense, recovery = (us.learn(hidden(target), each) for each in (learner, free))
+    assert relative(recovery.model.W, target.W) <= 1e-12
+    error = np.linalg.norm(recovery.model.W - target.W)
+    assert error <= recovery.certificate.W_error <= 1.3 * dense.certificate.W_error
+    assert recovery.queries == dense.queries
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e3, 1e9])
@@ -169,6 +192,38 @@ def test_around_the_transition_nothing_is_silently_wrong(trials, evidence):
     )
 
 
+def outcome(target, learner):
+    """Whether W was returned, and the error of the matrix of least nuclear norm."""
+    try:
+        return True, relative(us.learn(hidden(target), learner).model.W, target.W)
+    except us.NotIdentifiable as refusal:
+        return False, relative(refusal.determined["least_norm_W"], target.W)
+
+
+@pytest.mark.parametrize(("d", "rank"), [(16, 1), (16, 2), (24, 3), (32, 2)])
+def test_how_often_the_least_norm_is_another_matrix(d, rank, trials, evidence):
+    """The theorem's failure rate by measurements; with the default number it was never seen.
+
+    Every failure is refused, and nothing else is.
+    """
+    parameters, default = counts.of_rank(d, rank), counts.sensing(d, rank)
+    rates = {}
+    for ratio in (1.5, 2.0, 2.5, 3.0, default / parameters):
+        m, failed = round(ratio * parameters), 0
+        runs = trials(1, 100) if m < default else trials(4, 500)
+        for seed in range(runs):
+            learner = us.learners.SensingHead(d, rank, measurements=m, seed=seed)
+            returned, error = outcome(low_rank(d, rank, seed), learner)
+            assert returned == (error <= 1e-9)
+            failed += not returned
+        rates[f"at {ratio:.1f}:"] = f"{failed} of {runs}"
+        assert failed == 0 or m < default
+    evidence(
+        f"SensingHead, d = {d:2}, rank {rank}: Ŵ ≠ W, by measurements per parameter",
+        **rates,
+    )
+
+
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_as_few_measurements_as_parameters_in_few_dimensions(d, trials):
     """Here the nuclear norm may pick a wrong matrix of the right rank: the hold-out sees it."""
@@ -195,13 +250,22 @@ def test_fewer_measurements_than_parameters_are_refused_before_asking():
         us.learners.SensingHead(16, 2, measurements=59)
 
 
-def test_more_than_the_programme_can_take_is_refused_before_asking():
-    learner = us.learners.SensingHead(384, 32)
-    assert learner.plan().queries == 384 + 3 * 23552 + 4 * 384
+@pytest.mark.parametrize(
+    ("rank", "measurements", "queries"),
+    [(32, None, 384 + 3 * 23552 + 4 * 384), (11, 9000, 9384), (2, 30000, 30384)],
+)
+def test_more_than_the_programme_can_take_is_refused_before_asking(rank, measurements, queries):
+    learner = us.learners.SensingHead(384, rank, measurements=measurements)
+    assert learner.plan().queries == queries
     target = Counted(hidden(low_rank(384, 1, 0)))
     with pytest.raises(ValueError, match="LowRankHead"):
         us.learn(target, learner)
     assert target.queries == 0
+
+
+def test_a_dense_system_has_a_limit_of_its_own():
+    with pytest.raises(ValueError, match="8,192"):
+        us.learn(hidden(low_rank(92, 1, 0)), us.learners.SensingHead(92, 92))
 
 
 @pytest.mark.parametrize("scale", [2.0**-70, 2.0**-9, 1.0, 2.0**12, 2.0**40])
@@ -263,6 +327,26 @@ def test_impostors_are_refused(name, trials):
         target = impostors(d, np.random.default_rng([d, seed]))[name]
         with pytest.raises(us.ModelMismatch):
             us.learn(hidden(target), us.learners.SensingHead(d, 1, seed=seed))
+
+
+def test_what_is_refused_hands_back_the_least_norm():
+    """Too few measurements, a rank above the one given, and no head at all."""
+    few = us.learners.SensingHead(12, 2, measurements=60)
+    target = low_rank(12, 2, 0)
+    with pytest.raises(us.NotIdentifiable) as refused:
+        us.learn(hidden(target), few)
+    found = refused.value.determined["least_norm_W"]
+    assert 0.1 < relative(found, target.W) < 1
+    assert np.linalg.norm(found, "nuc") < np.linalg.norm(target.W, "nuc")
+    with pytest.raises(us.ModelMismatch, match="raise rank") as mismatch:
+        us.learn(hidden(target), us.learners.SensingHead(12, 1))
+    assert mismatch.value.determined["least_norm_W"].shape == (12, 12)
+    two = impostors(12, np.random.default_rng(0))["a second head of 1e-5"]
+    with pytest.raises(us.ModelMismatch) as mismatch:
+        us.learn(hidden(two), us.learners.SensingHead(12, 1))
+    assert "least_norm_W" in mismatch.value.determined
+    again = pickle.loads(pickle.dumps(mismatch.value))
+    assert np.all(again.determined["least_norm_W"] == mismatch.value.determined["least_norm_W"])
 
 
 def test_v_zero_leaves_W_free():

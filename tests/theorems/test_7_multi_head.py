@@ -236,7 +236,7 @@ def test_heads_closer_and_closer_are_recovered_within_the_certificate_or_refused
 @pytest.mark.parametrize("power", range(-8, 0))
 def test_a_quiet_head_is_found(power, trials):
     """‖v‖ down to 1e-8 of the others': what the certificate says of W is then about that head."""
-    for seed in range(trials(1, 20)):
+    for seed in range(trials(1, 40)):
         target = several(4, 6, seed)
         v = target.v.copy()
         v[2] *= 10.0**power
@@ -250,7 +250,7 @@ def test_a_quiet_head_is_found(power, trials):
 
 def test_no_head_is_lost_that_the_certificate_does_not_mention(trials):
     """Quiet heads and close ones: found, refused, or below what is said to be seen."""
-    for power, seed in itertools.product(range(-14, -7), range(trials(1, 20))):
+    for power, seed in itertools.product(range(-14, -7), range(trials(2, 20))):
         target = several(3, 5, seed)
         W, v = target.W.copy(), target.v.copy()
         if seed % 2:
@@ -363,7 +363,7 @@ def test_what_is_no_attention_has_no_function_either(trials):
 
 def test_a_bound_of_nothing_is_never_given(trials):
     """Two close heads whose values cancel: far out nothing is left, near by something is."""
-    for seed in range(trials(3, 40)):
+    for seed in range(trials(5, 40)):
         rng = np.random.default_rng(seed)
         W, v = rng.standard_normal((2, 5, 5)) / 2, rng.standard_normal(5)
         W[1] = W[0] + 1e-6 * W[1]

@@ -66,7 +66,7 @@ class KinkSearch:
     tuning: KinkTuning = field(default=KinkTuning(), kw_only=True)
     found: list[Array] = field(default_factory=list, init=False)
     """Kinks, as they were found in each round."""
-    span: float = field(default=np.pi, init=False)
+    arc: float = field(default=np.pi, init=False)
     """Length of the arc that is searched."""
 
     def unfinished(self, now: KinkIntervals) -> Flags:
@@ -95,7 +95,7 @@ class KinkSearch:
         """Refuse too many intervals; assume more noise where they crowd."""
         tuning, count = self.tuning, sum(len(part) for part in self.found)
         # of the two halves of an interval at least one holds a kink: at most twice as many as kinks
-        covered = float(np.sum(now.width)) / self.span
+        covered = float(np.sum(now.width)) / self.arc
         if count > self.most or len(now) > 2 * (self.most + tuning.start):
             few = count < len(now) * tuning.everywhere
             raise TooManyBreakpoints(self.most, everywhere=few and covered > tuning.everywhere)
@@ -153,7 +153,7 @@ def _opened(
 ) -> Generator[Round, Answers, KinkIntervals]:
     """Divide the arc, with a line at both ends of each interval."""
     tuning, n = search.tuning, search.tuning.start
-    search.span = high - low
+    search.arc = high - low
     ends = np.linspace(low, high, n + 1)
     ends[1:-1] += tuning.shifted * (ends[1] - ends[0])
     first, last = ends[:-1], ends[1:]

@@ -8,7 +8,7 @@ an array of the right size and another shape is refused, never rearranged.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, as_array
 
 
-@dataclass(frozen=True, slots=True)
-class OracleReply:
+class OracleReply(NamedTuple):
     """What an oracle answered to a span.
 
     Attributes
@@ -93,7 +92,7 @@ def checked(raw: Any, span: Span, outputs: Outputs) -> OracleReply:
         raise _wrong_shape(y.shape, span, outputs)
     rows = y.astype(np.float64)
     finite = np.isfinite(rows)
-    if finite.all():
+    if np.count_nonzero(finite) == rows.size:
         return OracleReply(rows, answered=((0, len(rows)),))
     whole = np.asarray(finite.all(axis=1))
     return OracleReply(rows, answered=_runs(whole), missing=_runs(~whole))
@@ -148,16 +147,17 @@ class RoundAnswers:
 
     def put(self, part: int, start: int, rows: Array) -> None:
         """Store the answers to the probes of a part from ``start`` on."""
-        self._make(rows.shape[1])
+        if not self._arrays:
+            self._make(rows.shape[1])
         self._arrays[part][start : start + len(rows)] = rows
 
     def for_learner(self, width: int | None) -> Answers:
         """Return (n,) per part, (n, m) for a learner of vectors; ``width``: m, if known."""
-        self._make(width or 0)  # a round without probes may come before any answer
+        if not self._arrays:
+            self._make(width or 0)  # a round without probes may come before any answer
         if self.outputs == "vector":
             return self._arrays
         return [rows[:, 0] for rows in self._arrays]
 
     def _make(self, width: int) -> None:
-        if not self._arrays:
-            self._arrays = [np.empty((len(probes), width)) for probes in self.parts]
+        self._arrays = [np.empty((len(probes), width)) for probes in self.parts]

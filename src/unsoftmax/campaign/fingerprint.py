@@ -23,26 +23,26 @@ from unsoftmax.probes import Array, Sequences
 class FingerprintTuning:
     """How recorded answers are compared with later ones."""
 
-    # Which questions are asked again, and how many.
     witnesses: RecordedQuestionTuning = field(default_factory=RecordedQuestionTuning)
-    # Roundoffs, times `KAPPA`, by which answers of the same target may differ: in a batch of
-    # another size it adds up in another order. Smaller refuses good targets.
+    """Which questions are asked again, and how many."""
     units: float = 64.0
-    # Relative difference that is always allowed. Where tokens are long and W x is short, the terms
-    # of a score cancel, and their rounding moves the answer: by 1.6e-12 (measured). Smaller refuses
-    # good targets; larger takes a changed target for the same.
+    """Roundoffs, times `KAPPA`, by which answers of the same target may differ: in a batch of
+    another size it adds up in another order. Smaller refuses good targets."""
     least: float = 2.0**-37
-    # The coarsest format that answers are taken to have: bfloat16. A few answers may be short
-    # numbers by chance, and a changed target would pass for a rounded one.
+    """Relative difference that is always allowed. Where tokens are long and W x is short, the terms
+    of a score cancel, and their rounding moves the answer: by 1.6e-12 (measured). Smaller refuses
+    good targets; larger takes a changed target for the same."""
     coarsest: float = 2.0**-8
-    # Numbers off which that format is read, evenly spaced over the coordinates. A decimal number
-    # takes 10 µs to read: all of 8 vectors of 10⁶ would take a minute on every resume.
+    """The coarsest format that answers are taken to have: bfloat16. A few answers may be short
+    numbers by chance, and a changed target would pass for a rounded one."""
     format_numbers: int = 2**14
-    # Share of the first difference below which a third answer counts as the second one again.
+    """Numbers off which that format is read, evenly spaced over the coordinates. A decimal number
+    takes 10 µs to read: all of 8 vectors of 10⁶ would take a minute on every resume."""
     steady: float = 0.1
-    # Share of the answers that differ of which more must stay where they are, in another target.
-    # Noise comes as near to itself in 6 of 100.
+    """Share of the first difference below which a third answer counts as the second one again."""
     most: float = 0.5
+    """Share of the answers that differ of which more must stay where they are, in another target.
+    Noise comes as near to itself in 6 of 100."""
 
 
 @dataclass(frozen=True, slots=True)

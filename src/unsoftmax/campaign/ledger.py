@@ -25,11 +25,10 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,6 +48,8 @@ from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.probes import Array, Probes, Round
 
+T = TypeVar("T")
+
 _log = logging.getLogger("unsoftmax")
 
 
@@ -56,13 +57,13 @@ _log = logging.getLogger("unsoftmax")
 class LedgerTuning:
     """How designs are compared, and how often the WAL is emptied."""
 
-    # Largest relative difference by which another BLAS may move a design: its last bits. Larger
-    # would take another question for the same.
     same_design: float = 1e-9
-    # Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms
-    # every 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where
-    # every round has one. Smaller: more answers are lost with a WAL.
+    """Largest relative difference by which another BLAS may move a design: its last bits. Larger
+    would take another question for the same."""
     checkpoints: float = 0.05
+    """Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms
+    every 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where
+    every round has one. Smaller: more answers are lost with a WAL."""
 
 
 class Ledger:
@@ -77,6 +78,8 @@ class Ledger:
         tuning: LedgerTuning | None = None,
     ) -> None:
         self._db = connection
+        # one cursor for all that is written: making one for every statement takes a third longer
+        self._write = connection.cursor().execute
         self._name = name
         self._counter = counter
         self._claimed = False
@@ -90,12 +93,12 @@ class Ledger:
         """Largest relative difference between a recorded design and today's."""
         self.width: int | None = None
         """Numbers per answer, m; None until the first."""
-        [[self.answered]] = self._db.execute("SELECT coalesce(sum(count), 0) FROM answers")
-        """Recorded answers."""
-        self._totals = Totals()
+        self._totals = Totals.of(self._db)
+        self._put_off, self._in_doubt = self._not_answered()
         self._rounds = 0  # recorded by earlier runs
         self._pending: list[tuple[str, tuple[object, ...]]] = []
-        self._spent = self._sum()
+        last = self._db.execute("SELECT coalesce(max(id), 0) FROM asked").fetchone()
+        self._last_intent: int = last[0]
 
     # -- the run
 
@@ -117,13 +120,13 @@ class Ledger:
                 f"{self._name} belongs to another run: {changed}. "
                 "Use the same settings to go on with it, or another ledger, which asks all anew."
             )
-        with self._commit():
-            self._take_over(None if own else (text, batch, json.dumps(self._environment)))
+        mine = None if own else (text, batch, json.dumps(self._environment))
+        self._commit(lambda: self._take_over(mine))
         self._claimed = True
         self.checkpoint()
         if self._counter is not None:
             self._counter.watch()
-        self._spent = self._sum()
+        self._put_off, self._in_doubt = self._not_answered()
         known = self._db.execute("SELECT width FROM answers LIMIT 1").fetchone()
         self.width = width if known is None else known[0]
         if width is not None and self.width != width:
@@ -167,10 +170,10 @@ class Ledger:
         self._insert("file", name, int(is_open and self.lasting), holes, *self._totals)
 
     def _insert(self, table: str, *values: object) -> None:
-        self._db.execute(*insertion(table, *values))
+        self._write(*insertion(table, *values))
 
     def _replace(self, table: str, *values: object) -> None:
-        self._db.execute(*insertion(table, *values, verb="INSERT OR REPLACE"))
+        self._write(*insertion(table, *values, verb="INSERT OR REPLACE"))
 
     def checkpoint(self) -> None:
         """Move what the WAL holds into the file, and empty it: as often as the tuning allows."""
@@ -268,8 +271,11 @@ class Ledger:
         return np.frombuffer(data, dtype="<f8").reshape(-1, self.width or 1)
 
     def _record(self, index: int, parts: Round, which: Iterable[int]) -> None:
-        """Write parts of a round; committed with the first intent to ask for any of it."""
-        for part in which:
+        """Write parts of a round; committed with the first intent to ask for any of it.
+
+        A ledger in memory holds the bill alone: nobody reads its questions and answers again.
+        """
+        for part in which if self.lasting else ():
             self._pending += part_rows(index, part, parts[part])
 
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
@@ -284,60 +290,65 @@ class Ledger:
 
     def intend(self, bill: Bill) -> int:
         """Commit the intent to ask; return its number."""
-        with self._commit():
-            return self._intend(bill)
+        return self._commit(lambda: self._intend(bill))
 
     def settle(self, intent: int, settled: Settlement, following: Bill | None = None) -> int | None:
         """Commit what became of an intent and, with it, the next intent if there is one.
 
         One commit per call: the answers of this one and the intent of the following one.
         """
-        with self._commit():
-            self._close(intent, settled)
-            for place, rows in settled.recorded:
-                data = np.ascontiguousarray(rows, dtype="<f8").tobytes()
-                self._insert("answers", *place, len(rows), data, rows.shape[1])
-                self.width = rows.shape[1]
-                self.answered += len(rows)
-                self._totals = self._totals.plus(answered=len(rows))
-            return None if following is None else self._intend(following)
+        return self._commit(lambda: self._settle(intent, settled, following))
 
-    def _close(self, intent: int, settled: Settlement) -> None:
-        """Give an intent its outcome, and a second row where it has two."""
+    def _settle(self, intent: int, settled: Settlement, following: Bill | None) -> int | None:
+        outcomes, recorded = self._close(intent, settled), 0
+        for place, rows in settled.recorded:
+            count, self.width = rows.shape
+            recorded += count
+            if self.lasting:
+                data = rows.astype("<f8", copy=False).tobytes()
+                self._insert("answers", *place, count, data, self.width)
+        self._totals = self._totals.plus(settled=outcomes, answered=recorded)
+        return None if following is None else self._intend(following)
+
+    def _close(self, intent: int, settled: Settlement) -> int:
+        """Give an intent its outcome, and a second row where it has two; return how many."""
         bill, answered = settled.bill, settled.answered
         outcome, missing = "answered" if answered else settled.otherwise, bill.queries - answered
         queries = answered or missing
         self._replace("asked", intent, bill.purpose, queries, queries * bill.tokens, outcome)
-        self._totals = self._totals.plus(settled=2 if answered and missing else 1)
-        if answered and missing:
-            self._add(bill.purpose, missing, missing * bill.tokens, settled.otherwise)
         if settled.otherwise == "put off":
-            self._pay(-missing, -missing * bill.tokens)
+            self._put_off = self._put_off.plus(queries=missing, tokens=missing * bill.tokens)
+        if not (answered and missing):
+            return 1
+        self._add(bill.purpose, missing, missing * bill.tokens, settled.otherwise)
+        return 2
 
     def _intend(self, bill: Bill) -> int:
         for statement, values in self._pending:
-            self._db.execute(statement, values)
+            self._write(statement, values)
         self._pending = []
         tokens = bill.queries * bill.tokens
-        self._pay(bill.queries, tokens)
         self._totals = self._totals.plus(queries=bill.queries, tokens=tokens)
         return self._add(bill.purpose, bill.queries, tokens, None)
 
     def _add(self, purpose: str, queries: int, tokens: int, outcome: str | None) -> int:
-        [[number]] = self._db.execute("SELECT coalesce(max(id), 0) + 1 FROM asked")
-        self._insert("asked", number, purpose, queries, tokens, outcome)
-        return int(number)
-
-    def _pay(self, queries: int, tokens: int) -> None:
-        was = self._spent
-        self._spent = Spent(was.queries + queries, was.tokens + tokens, was.in_doubt)
+        self._last_intent += 1
+        self._insert("asked", self._last_intent, purpose, queries, tokens, outcome)
+        return self._last_intent
 
     # -- counting
 
     @property
     def spent(self) -> Spent:
         """What was paid over the ledger's life, this moment's intents included."""
-        return self._spent
+        asked, not_paid = self._totals, self._put_off
+        queries, tokens = asked.queries - not_paid.queries, asked.tokens - not_paid.tokens
+        return Spent(queries, tokens, self._in_doubt)
+
+    @property
+    def answered(self) -> int:
+        """Recorded answers."""
+        return self._totals.answered
 
     def counts(self) -> dict[str, int]:
         """Count the queries by purpose; failed ones and ones in doubt apart."""
@@ -366,28 +377,31 @@ class Ledger:
             self._db.execute("SELECT count(*) FROM asked WHERE outcome = 'put off'").fetchone()[0]
         )
 
-    def _sum(self) -> Spent:
+    def _not_answered(self) -> tuple[Totals, int]:
+        """Sum up what was put off, and the queries in doubt."""
         queries, tokens, doubt = self._db.execute(
-            "SELECT coalesce(sum(queries), 0), coalesce(sum(tokens), 0), "
-            "coalesce(sum(queries) FILTER (WHERE outcome = 'in doubt'), 0) FROM asked "
-            "WHERE outcome IS NOT 'put off'"
+            "SELECT coalesce(sum(queries) FILTER (WHERE outcome = 'put off'), 0), "
+            "coalesce(sum(tokens) FILTER (WHERE outcome = 'put off'), 0), "
+            "coalesce(sum(queries) FILTER (WHERE outcome = 'in doubt'), 0) FROM asked"
         ).fetchone()
-        return Spent(queries, tokens, doubt)
+        return Totals(queries, tokens), doubt
 
-    @contextmanager
-    def _commit(self) -> Iterator[None]:
-        """Commit a block. What interrupts it ends the run, and closing the file undoes it."""
+    def _commit(self, change: Callable[[], T]) -> T:
+        """Make a change and commit it. What interrupts it ends the run; closing undoes it."""
+        if self._counter is None:  # in memory there is nobody to find it half done
+            return change()
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
+            self._write("BEGIN IMMEDIATE")
+            made = change()
+            self._write("COMMIT")
         except sqlite3.Error as error:
             raise self._unwritten(error) from error
-        if self._claimed and self._counter is not None:
+        if self._claimed:
             self._counter.count(self._totals)
             if (gone := self._counter.gone()) is not None:
                 raise LedgerError(f"{self._taken_away(gone)} Nothing more was asked.")
             self.checkpoint()
+        return made
 
     def _unwritten(self, error: sqlite3.Error) -> LedgerError:
         return LedgerError(

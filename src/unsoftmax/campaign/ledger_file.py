@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-import stat
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -18,12 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from unsoftmax.campaign.ledger import Ledger
-from unsoftmax.campaign.ledger_format import FORMAT_VERSION, SCHEMA, Totals, insertion
+from unsoftmax.campaign.ledger_format import SCHEMA, Totals, insertion
+from unsoftmax.campaign.ledger_header import APPLICATION_ID, damaged, inspect, writable
 from unsoftmax.campaign.ledger_health import damage
 from unsoftmax.campaign.paid_counter import PaidCounter, beside
 from unsoftmax.errors import LedgerError
-
-_APPLICATION_ID = 0x756E736D  # "unsm", in SQLite's header: tells a ledger from any other file
+from unsoftmax.models.files import temporary_beside
 
 _open: set[tuple[int, int, int]] = set()
 """Ledgers in use here: process, device, inode. See `_sole`."""
@@ -34,7 +32,7 @@ _opening = threading.Lock()
 def open_ledger(
     path: str | os.PathLike[str] | None, environment: Mapping[str, Any]
 ) -> Iterator[Ledger]:
-    """Open a ledger for one run, making it if there is none; None keeps it in memory.
+    """Open a ledger for one run, making it if there is none; None keeps the bill in memory alone.
 
     Raises
     ------
@@ -51,6 +49,10 @@ def open_ledger(
         with empty() as db:
             create(file, db)  # where another process was faster, its lock decides
     with alone(file) as wal:
+        if not writable(file):
+            raise LedgerError(
+                f"{file} is read-only: make it writable (chmod u+w), or copy it and name the copy."
+            )
         counter, closed = PaidCounter(file), False
         try:
             with closing(_sound(file, wal)) as db:
@@ -75,8 +77,8 @@ def _sound(file: Path, wal: bytes | None) -> sqlite3.Connection:
     try:
         db = connect(file)
         if found := problems(db, file, has_wal=wal is not None):
-            leave(db)
-            raise _damaged(file, found)
+            close_unchanged(db)
+            raise damaged(file, *found)
     except LedgerError:
         restore(file, wal)
         raise
@@ -87,19 +89,49 @@ def _sound(file: Path, wal: bytes | None) -> sqlite3.Connection:
 def alone(file: Path) -> Iterator[bytes | None]:
     """Have a ledger's file for oneself in this process; yield its WAL, None without one."""
     with _sole(file):
-        _inspect(file)
-        wal = beside(file)[0]
-        yield wal.read_bytes() if wal.is_file() else None
+        inspect(file)
+        yield wal_of(file)
+
+
+def wal_of(file: Path) -> bytes | None:
+    """Read a ledger's WAL; None without one."""
+    wal = beside(file)[0]
+    try:
+        return wal.read_bytes() if wal.is_file() else None
+    except OSError as error:
+        raise unread(wal, error) from error
+
+
+def unread(file: Path, error: OSError) -> LedgerError:
+    """Return the error for a file that may not be read, or on a disk that is damaged."""
+    return LedgerError(
+        f"{file} cannot be read: {error.strerror}. Nothing was changed; copy what can be read of "
+        "the ledger and the files beside it elsewhere, and go on with that copy."
+    )
 
 
 @contextmanager
 def empty() -> Iterator[sqlite3.Connection]:
     """Make an empty ledger in memory."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.executescript(SCHEMA)
         db.execute(*insertion("file", secrets.token_hex(8), 0, 0, *Totals()))
         yield db
+
+
+@contextmanager
+def in_memory(image: bytes) -> Iterator[sqlite3.Connection]:
+    """Read the bytes of a file that has no WAL."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.text_factory = _text
+        db.deserialize(image)
+        yield db
+
+
+def _text(data: bytes) -> str:
+    """Read a text; one that is none is a row that is damaged, and not the end of its table."""
+    return data.decode(errors="replace")
 
 
 @contextmanager
@@ -116,7 +148,7 @@ def _sole(file: Path) -> Iterator[None]:
     key = (os.getpid(), known.st_dev, known.st_ino)
     with _opening:
         if key in _open:
-            raise _in_use(file)
+            raise in_use(file)
         _open.add(key)
     try:
         yield
@@ -136,8 +168,9 @@ def create(file: Path, db: sqlite3.Connection) -> bool:
         if left.exists():
             raise LedgerError(
                 f"{file} is missing, and {left.name} is there, which belongs to it: answers that "
-                "were paid may be in them. Bring the ledger back to where it was, or delete "
-                f"{left.name} as well to ask all anew."
+                "were paid may be in them. Bring the ledger back to where it was; or copy what is "
+                f"left: unsoftmax ledger {file} --salvage NEW; or delete {left.name} as well to "
+                "ask all anew."
             )
     data = db.serialize()
     try:
@@ -167,57 +200,16 @@ def _link_nameless(file: Path, data: bytes) -> None:
 
 
 def _link_named(file: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
-    try:
-        with open(handle, "wb") as stream:
+    with temporary_beside(file) as temporary:
+        with temporary.open("wb") as stream:
             _write(stream, data)
         os.link(temporary, file)
-    finally:
-        os.unlink(temporary)
 
 
 def _write(stream: BinaryIO, data: bytes) -> None:
     stream.write(data)
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def _inspect(file: Path) -> None:
-    """Refuse what is no ledger of ours, from the file's first bytes, before SQLite touches it."""
-    try:
-        mode = file.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise LedgerError(f"{file} is not a file: name a file for the ledger.")
-        with file.open("rb") as stream:
-            head = stream.read(100)
-            size = stream.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
-    if not head:
-        raise LedgerError(f"{file} is empty, not a ledger: delete it or name another file.")
-    if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
-        raise LedgerError(f"{file} is not a ledger of unsoftmax; it was not touched.")
-    if int.from_bytes(head[68:72], "big") != _APPLICATION_ID:
-        raise LedgerError(f"{file} is another program's SQLite file; it was not touched.")
-    if (version := int.from_bytes(head[60:64], "big")) > FORMAT_VERSION:
-        raise LedgerError(
-            f"{file} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
-            "unsoftmax. The file was not touched."
-        )
-    if not version:
-        raise _damaged(file, ["its format is 0"])
-    # to a file that does not say that it has one, SQLite takes no notice of a WAL
-    if head[18:20] != b"\x02\x02" and beside(file)[0].is_file():
-        raise _damaged(file, [f"it does not say that {beside(file)[0].name} belongs to it"])
-    page = int.from_bytes(head[16:18], "big")
-    # SQLite takes a page cut short for one that ends in zeros. A checkpoint on a full disk
-    # leaves one too, but then the WAL has it whole.
-    if (not page or size % page) and not os.path.exists(f"{file}-wal"):
-        raise _damaged(file, [f"its size of {size:,} bytes is no whole number of pages"])
-    if not mode & 0o222 or not os.access(file, os.W_OK):
-        raise LedgerError(
-            f"{file} is read-only: make it writable (chmod u+w), or copy it and name the copy."
-        )
 
 
 def connect(file: Path) -> sqlite3.Connection:
@@ -229,8 +221,7 @@ def connect(file: Path) -> sqlite3.Connection:
         Another process has it, SQLite cannot read it, or the folder cannot be used.
     """
     db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
-    # a text that is none is a row that is damaged, and not the end of its table
-    db.text_factory = lambda data: data.decode(errors="replace")
+    db.text_factory = _text
     try:
         # EXCLUSIVE before WAL: the lock is held until the connection closes or the process dies
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -239,17 +230,17 @@ def connect(file: Path) -> sqlite3.Connection:
         db.execute("BEGIN IMMEDIATE")
         db.execute("COMMIT")
     except sqlite3.Error as error:
-        leave(db)
+        close_unchanged(db)
         # SQLite's own text that cannot be decoded has no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise _in_use(file) from error
+            raise in_use(file) from error
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL):
             raise LedgerError(
                 f"{file} cannot be used ({error}): see that its folder can be written and its "
                 "disk is not full, or name another ledger."
             ) from error
-        raise _damaged(file, [str(error)]) from error
+        raise damaged(file, str(error)) from error
     return db
 
 
@@ -269,19 +260,12 @@ def restore(file: Path, before: bytes | None) -> None:
             stream.write(before)
 
 
-def leave(db: sqlite3.Connection) -> None:
+def close_unchanged(db: sqlite3.Connection) -> None:
     """Close, leaving the file as it is: an interrupted connection moves nothing from the WAL."""
     db.interrupt()
     db.close()
 
 
-def _in_use(file: Path) -> LedgerError:
+def in_use(file: Path) -> LedgerError:
+    """Return the error for a ledger that another run has."""
     return LedgerError(f"{file} is in use by another run: wait for it, or name another ledger.")
-
-
-def _damaged(file: Path, why: list[str]) -> LedgerError:
-    return LedgerError(
-        f"{file} is damaged ({'; '.join(why)}); it was not changed. Restore a copy of it and its "
-        f"-wal and -paid; or copy what is sound: unsoftmax ledger {file} --salvage NEW, and go on "
-        "with NEW."
-    )

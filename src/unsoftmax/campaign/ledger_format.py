@@ -49,6 +49,12 @@ COLUMNS = {
     "asked": "id, purpose, queries, tokens, outcome",
     "answers": "round, part, start, count, data, width",
 }
+# The tables whose rows hold bytes.
+_WITH_BLOBS = ("designs", "answers")
+# A mark for every column, the checksum's included.
+_MARKS = {
+    table: ", ".join("?" for _ in f"{names}, crc".split(",")) for table, names in COLUMNS.items()
+}
 
 
 def columns(version: int) -> dict[str, str]:
@@ -67,8 +73,9 @@ def columns(version: int) -> dict[str, str]:
 
 def checksum(table: str, values: Sequence[object]) -> int:
     """Return the checksum of a row: every field counts, its type, and the table it is in."""
-    said = [(len(x), zlib.crc32(x)) if isinstance(x, bytes) else x for x in values]
-    return zlib.crc32(repr((table, *said)).encode())
+    if table in _WITH_BLOBS:
+        values = [(len(x), zlib.crc32(x)) if isinstance(x, bytes) else x for x in values]
+    return zlib.crc32(repr((table, *values)).encode())
 
 
 Verb: TypeAlias = Literal["INSERT", "INSERT OR IGNORE", "INSERT OR REPLACE"]
@@ -76,8 +83,7 @@ Verb: TypeAlias = Literal["INSERT", "INSERT OR IGNORE", "INSERT OR REPLACE"]
 
 def insertion(table: str, *values: object, verb: Verb = "INSERT") -> Statement:
     """Return the statement that adds a row, with its checksum, and its values."""
-    marks = ", ".join("?" * (len(values) + 1))
-    return f"{verb} INTO {table} VALUES ({marks})", (*values, checksum(table, values))
+    return f"{verb} INTO {table} VALUES ({_MARKS[table]})", (*values, checksum(table, values))
 
 
 Place: TypeAlias = tuple[int, int, int]
@@ -117,8 +123,12 @@ class Totals(NamedTuple):
         self, *, queries: int = 0, tokens: int = 0, settled: int = 0, answered: int = 0
     ) -> Totals:
         """Return these and so many more."""
-        more = (queries, tokens, settled, answered)
-        return Totals(*(a + b for a, b in zip(self, more, strict=True)))
+        return Totals(
+            self.queries + queries,
+            self.tokens + tokens,
+            self.settled + settled,
+            self.answered + answered,
+        )
 
     def most(self, other: Totals) -> Totals:
         """Return the larger one of each."""
@@ -148,8 +158,7 @@ class Settlement(NamedTuple):
     """Rows (n, m) to keep, by place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """What was paid over the ledger's life."""
 
     queries: int

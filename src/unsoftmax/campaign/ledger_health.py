@@ -86,8 +86,8 @@ def _older_checksum(table: str, values: list[Any]) -> int | None:
     if table != "answers":
         return None
     count, data, width = values[3:6]
-    whole = isinstance(data, bytes) and len(data) == 8 * count * width
-    return zlib.crc32(data) if whole else -1
+    fits = isinstance(data, bytes) and len(data) == 8 * count * width
+    return zlib.crc32(data) if fits else -1
 
 
 def version_of(db: sqlite3.Connection) -> int:
@@ -125,15 +125,28 @@ def _structure(db: sqlite3.Connection) -> list[str]:
         return [str(said)]
     version = version_of(db)
     if version == FORMAT_VERSION:
-        written = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
-        with closing(sqlite3.connect(":memory:")) as model:
-            model.executescript(SCHEMA)
-            same = model.execute(written).fetchall() == db.execute(written).fetchall()
+        same = _has_todays_tables(db)
     else:
         names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         same = {name for [name] in names} == columns(version).keys()
-    whole = same and _declared(db) == version
-    return [] if whole else ["its tables are not those of a ledger of its format"]
+    if same and _declared(db) == version:
+        return []
+    return ["its tables are not those of a ledger of its format"]
+
+
+def _has_todays_tables(db: sqlite3.Connection) -> bool:
+    written = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
+    with closing(sqlite3.connect(":memory:")) as model:
+        model.executescript(SCHEMA)
+        return bool(model.execute(written).fetchall() == db.execute(written).fetchall())
+
+
+def is_newer(db: sqlite3.Connection) -> bool:
+    """Whether a file is of a format to come, and does not say so by a flipped bit alone."""
+    try:
+        return _declared(db) > FORMAT_VERSION and not _has_todays_tables(db)
+    except sqlite3.Error:
+        return False
 
 
 def _lost(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:

@@ -1,8 +1,9 @@
 """What is in a ledger, sound or not; and what is sound in it, copied into a new one.
 
-The ledger itself is only read. A copy keeps every sound answer whose questions are known, and
-the bill: what the totals know and no sound row says is booked as in doubt, so that it never
-shrinks. What is missing is asked again by the run that goes on with the copy.
+The ledger itself is only read, also where nothing may be written beside it. A copy keeps every
+sound answer whose questions are known, and the bill: what the totals know and no sound row says
+is booked as in doubt, so that it never shrinks. What is missing is asked again by the run that
+goes on with the copy.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ from typing import Any
 
 from unsoftmax.campaign.ledger_file import (
     alone,
+    close_unchanged,
     connect,
     create,
     empty,
-    leave,
+    in_memory,
+    in_use,
     problems,
     real_path,
     restore,
+    unread,
+    wal_of,
 )
 from unsoftmax.campaign.ledger_format import Totals, columns, insertion
-from unsoftmax.campaign.ledger_health import Row, TableWalk, version_of
-from unsoftmax.campaign.paid_counter import last_totals
+from unsoftmax.campaign.ledger_header import UnreadableLedger, writable
+from unsoftmax.campaign.ledger_health import Row, TableWalk, is_newer, version_of
+from unsoftmax.campaign.ledger_images import images
+from unsoftmax.campaign.paid_counter import beside, last_totals
 from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
 from unsoftmax.errors import LedgerError
 
@@ -92,12 +99,11 @@ def summary(path: str | os.PathLike[str]) -> LedgerSummary:
     Raises
     ------
     LedgerError
-        It is no ledger, is in use, or is damaged so that SQLite cannot read it at all.
+        It is no ledger, is in use, or no sound row is left in it.
     """
     file = real_path(path)
     with _reading(file) as (db, damage):
-        sums = _sums(db, file)
-    return _summary(sums, damage)
+        return _summary(_sums(db, file), damage)
 
 
 def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> LedgerSummary:
@@ -119,17 +125,76 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> Ledger
 
 @contextmanager
 def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
-    if not file.exists():
+    """Yield a ledger in memory, as well as it can be read, and what is wrong with it."""
+    try:
+        main, wal, error = _files(file)
+    except OSError as failure:
+        raise unread(file, failure) from failure
+    with empty() as db:
+        found = images(main, wal or b"", db.serialize())
+    best = next(found)
+    with in_memory(best) as db:
+        damage = list(error.why) if error else problems(db, file, has_wal=wal is not None)
+        if error and is_newer(db):
+            raise error
+    if damage:
+        best = max((best, *found), key=lambda image: _sound_rows(image, file))
+    if error and not _sound_rows(best, file):
+        raise LedgerError(
+            f"{file} holds no sound row of a ledger ({error.why[0]}): nothing can be salvaged."
+        ) from error
+    with in_memory(best) as db:
+        yield db, damage
+
+
+def _files(file: Path) -> tuple[bytes, bytes | None, UnreadableLedger | None]:
+    """Read a ledger's file and its WAL; and why SQLite would not open them."""
+    if not any(path.exists() for path in (file, *beside(file))):
         raise LedgerError(f"There is no ledger at {file}.")
-    with alone(file) as wal:
+    if not file.exists():
+        return b"", wal_of(file), UnreadableLedger(f"{file} is missing.", "it is missing")
+    try:
+        # the stream first: as soon as it is closed, the lock ends
+        with alone(file) as wal, file.open("rb") as stream, _unchanged(file, wal):
+            return stream.read(), wal, None
+    except UnreadableLedger as error:
+        return file.read_bytes(), wal_of(file), error
+
+
+@contextmanager
+def _unchanged(file: Path, wal: bytes | None) -> Iterator[None]:
+    """Keep a ledger from being written: by a lock, or where that needs a file, by looking."""
+    if writable(file) and writable(file.parent):
         try:
             with closing(connect(file)) as db:
                 try:
-                    yield db, problems(db, file, has_wal=wal is not None)
+                    yield
                 finally:
-                    leave(db)
+                    close_unchanged(db)
         finally:
             restore(file, wal)
+        return
+    paths = [path for path in (file, *beside(file)) if path.exists()]
+    before = [_state(path) for path in paths]
+    yield
+    if [_state(path) for path in paths] != before:
+        raise in_use(file)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    known = path.stat()
+    return known.st_size, known.st_mtime_ns
+
+
+def _sound_rows(image: bytes, file: Path) -> tuple[int, ...]:
+    """Count what is sound in an image, answers first; nothing where SQLite cannot read it."""
+    try:
+        with in_memory(image) as db:
+            sums = _sums(db, file)
+    except sqlite3.Error:
+        return ()
+    seen = (sums.totals.answered, sums.totals.queries, sums.rounds, *sums.known, len(sums.run))
+    return seen if any(seen) else ()
 
 
 def _sums(db: sqlite3.Connection, file: Path) -> _SoundSums:

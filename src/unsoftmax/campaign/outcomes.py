@@ -18,9 +18,9 @@ used up, PUT_OFF becomes OVERDUE when the target has put the batch off for too l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from unsoftmax.campaign.answers import OracleReply
 from unsoftmax.campaign.retries import Retries
@@ -39,6 +39,9 @@ class CallOutcome(Enum):
     LOST = "failed for good"
     OVERDUE = "put off for too long"
     INTERRUPTED = "interrupted"
+
+    # by identity, for the table below: an Enum's own hash is made anew for every call
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,7 @@ CONSEQUENCES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlannedCall(NamedTuple):
     """Questions to ask in one call, and what has been tried for them."""
 
     span: Span
@@ -75,21 +77,20 @@ class PlannedCall:
 
     def of(self, span: Span) -> PlannedCall:
         """Return the same for other questions, which were tried together with these."""
-        return replace(self, span=span)
+        return PlannedCall(span, self.failed, self.put_off_since, self.errors)
 
     def having_failed(self, result: OracleReply | Exception) -> PlannedCall:
         """Return the same after another try."""
         error = result.error() if isinstance(result, OracleReply) else result
         known = type(error) in map(type, self.errors)
         errors = self.errors if known else (*self.errors, error)
-        return replace(self, failed=self.failed + 1, errors=errors)
+        return self._replace(failed=self.failed + 1, errors=errors)
 
 
 Result: TypeAlias = OracleReply | BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(NamedTuple):
     """A call that has come back."""
 
     call: PlannedCall
@@ -133,7 +134,7 @@ def _put_off(call: PlannedCall, refusal: RetryLater, retries: Retries, now: floa
     pause_s = max(refusal.seconds, retries.pause_s)
     if now - since + pause_s > retries.longest_wait_s:
         return CallEnd(call, CallOutcome.OVERDUE, refusal, put_off_s=now - since)
-    again = replace(call, put_off_since=since)
+    again = call._replace(put_off_since=since)
     return CallEnd(call, CallOutcome.PUT_OFF, refusal, (again,), pause_s)
 
 

@@ -26,25 +26,28 @@ from unsoftmax.probes import Array, Indices, Probes
 class RecordedQuestionTuning:
     """How many recorded questions are looked at, and which are asked again."""
 
-    # Questions asked again: one in so many of those recorded, within these limits. More cost more
-    # on every resume; fewer may miss a neuron that few questions see.
     one_in: int = 16
+    """Questions asked again: one in so many of those recorded, ``fewest`` to ``most``. More cost
+    more on every resume; fewer may miss a neuron that few questions see."""
     fewest: int = 8
+    """Fewest questions asked again."""
     most: int = 32
-    # Recorded questions that are looked at beside the hold-out: a spread over all, and the last
-    # ones, where a bisection is nearest to its flips. More take more memory.
+    """Most questions asked again."""
     spread: int = 256
+    """Recorded questions that are looked at beside the hold-out, spread over all. More take more
+    memory."""
     last: int = 768
-    # Most numbers in the questions that are looked at: 16 MiB.
+    """And the last ones, where a bisection is nearest to its flips."""
     numbers: int = 2**21
-    # Distance, relative to the tokens, within which a label may flip by rounding: 2¹² roundoffs.
-    # Smaller: good targets are refused. Larger: smaller changes pass.
+    """Most numbers in the questions that are looked at: 16 MiB."""
     flip: float = 2.0**-40
-    # Questions with one label that are nearer to each other, relative to the tokens, are beside the
-    # same flip. Larger: flips are taken for one. Smaller: one flip is asked about many times.
+    """Distance, relative to the tokens, within which a label may flip by rounding: 2¹² roundoffs.
+    Smaller: good targets are refused. Larger: smaller changes pass."""
     apart: float = 2.0**-7
-    # Fewer answers of two values are no labels: they may be two by chance.
+    """Questions with one label that are nearer to each other, relative to the tokens, are beside
+    the same flip. Larger: flips are taken for one. Smaller: one flip is asked about many times."""
     labels: int = 8
+    """Fewer answers of two values are no labels: they may be two by chance."""
 
     def asked(self, recorded: int) -> int:
         """Return how many questions are asked again where so many are recorded."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic
 
 from unsoftmax.models import load
+from unsoftmax.models.files import replace_file
 from unsoftmax.protocol import Certificate, Evidence, FunctionBound, M_co
 
 FORMAT_VERSION = 1
@@ -86,11 +86,7 @@ class Recovery(Generic[M_co]):
         target.mkdir(parents=True, exist_ok=True)
         self.model.save(str(target / MODEL_FILE))
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
-        handle, temporary = tempfile.mkstemp(dir=target, suffix=".json")
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target / RECOVERY_FILE)
+        replace_file(target / RECOVERY_FILE, text.encode())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Recovery[Any]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,8 +41,10 @@ from unsoftmax.errors import (
     RetryLater,
 )
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Found, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.protocol import Answers, Asks, Learner, M, Oracle, Outputs, outputs_of
 from unsoftmax.validate.function_bound import Sampler, Sampling
+
+R = TypeVar("R")
 
 
 def learn(
@@ -74,7 +77,7 @@ def learn(
         The most that may be spent over the ledger's life: queries, or a `Budget`.
     ledger : path, optional
         SQLite file that keeps every answer. Run the same again with the same file and
-        nothing recorded is asked again. None keeps it in memory.
+        nothing recorded is asked again. None keeps answers no longer than this process.
     holdout : int
         Queries to check the result with; 0 checks nothing, and the evidence says so. From 12 on
         they look at 512 tokens, at 32 also at large logits; the certificate says how far.
@@ -127,22 +130,58 @@ def learn(
     Terminated
         The same after SIGTERM or SIGHUP: a `SystemExit` of status 143 or 129.
     """
+    holdout = whole("holdout", holdout, 0)
+    sampling = None if sampler is None else Sampling(sampler, eps, delta)
+    with opened_campaign(
+        oracle,
+        learner,
+        holdout,
+        sampling,
+        budget=budget,
+        ledger=ledger,
+        batch=batch,
+        workers=workers,
+        progress=progress,
+        retries=retries,
+        timeout=timeout,
+    ) as campaign:
+        return campaign.recover(learner, holdout)
+
+
+@contextmanager
+def opened_campaign(
+    oracle: Oracle,
+    asks: Asks[Any],
+    holdout: int = 0,
+    sampling: Sampling | None = None,
+    *,
+    budget: int | Budget | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    batch: int | None = None,
+    workers: int = 1,
+    progress: Watcher | None = None,
+    retries: int | Retries = 3,
+    timeout: float | None = None,
+) -> Iterator[Campaign]:
+    """Open a ledger and yield what answers rounds from it and from the oracle.
+
+    The settings are those of `learn`; ``asks`` is a learner, or asks something else.
+    """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
-    holdout, workers = whole("holdout", holdout, 0), whole("workers", workers, 1, BatchSizes().most)
+    workers = whole("workers", workers, 1, BatchSizes().most)
     # the ledger keeps it, and SQLite no larger number
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
     timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
-    outputs, fingerprint = _checked(oracle, learner), FingerprintTuning()
-    sampling = None if sampler is None else Sampling(sampler, eps, delta)
-    run = {"learner": learner.settings(), "revision": learner.revision, "holdout": holdout}
+    outputs, fingerprint = _checked(oracle, asks), FingerprintTuning()
+    run = {"learner": asks.settings(), "revision": asks.revision, "holdout": holdout}
     with (
         open_ledger(ledger, environment()) as opened,
         interrupts() as interrupted,
         executor(workers, apart=timeout is not None) as pool,
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
-        plan = learner.plan()
+        plan = asks.plan()
         checks = holdout + (0 if sampling is None else sampling.samples)
         spending = Spending(
             ledger=opened,
@@ -151,9 +190,9 @@ def learn(
             at_most=plan.at_most + checks,
             tokens=None if plan.queries is None else plan.tokens,
             checks=checks,
-            fingerprint=fingerprint.witnesses,
+            asked_again=fingerprint.witnesses,
         )
-        campaign = Campaign(
+        yield Campaign(
             ask=lambda span: ask(oracle, span, outputs),
             outputs=outputs,
             ledger=opened,
@@ -168,10 +207,9 @@ def learn(
             fingerprint=fingerprint,
             sampling=sampling,
         )
-        return campaign.recover(learner, holdout)
 
 
-def _checked(oracle: Oracle, learner: Learner[M]) -> Outputs:
+def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
     """Refuse what is no learner or no oracle; return what answers the learner takes."""
     if isinstance(learner, type) or not hasattr(learner, "steps"):
         raise TypeError(
@@ -244,7 +282,10 @@ class Campaign:
 
     def recover(self, learner: Learner[M], holdout: int) -> Recovery[M]:
         """Run the learner and add what it cost."""
-        found = self.run(learner, holdout)
+        steps = learner.steps(holdout)
+        if self.sampling is not None:
+            steps = self.sampling.after(steps, getattr(learner, "seed", 0))
+        found = self.run(steps)
         return Recovery(
             model=found.model,
             certificate=found.certificate,
@@ -255,14 +296,11 @@ class Campaign:
             function=found.function,
         )
 
-    def run(self, learner: Learner[M], holdout: int) -> Found[M]:
-        """Drive the learner's generator to its end."""
+    def run(self, steps: Generator[Round, Answers, R]) -> R:
+        """Drive a generator of rounds to its end."""
         if self.ledger.answered:
             self._tell("going on")
             self.witnesses = Witnesses.of(self.ledger.recorded(), self.fingerprint.witnesses)
-        steps = learner.steps(holdout)
-        if self.sampling is not None:
-            steps = self.sampling.after(steps, getattr(learner, "seed", 0))
         try:
             index, parts = 0, next(steps)
             while True:
@@ -279,7 +317,7 @@ class Campaign:
                     index, parts = index + 1, steps.send(answers)
         except StopIteration as end:
             self._recognise([])
-            found: Found[M] = end.value
+            found: R = end.value
             return found
         except (NotIdentifiable, ModelMismatch):
             self._recognise([])

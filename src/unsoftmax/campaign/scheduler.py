@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,7 +63,7 @@ class RoundState:
     index: int | None
     """The round that the ledger records them in; None: the fingerprint, paid and not recorded."""
     slots: list[WorkerSlot]
-    flying: dict[Future[OracleReply], RunningCall] = field(default_factory=dict)
+    flying: dict[Future[Result], RunningCall] = field(default_factory=dict)
     trouble: BaseException | None = None
     """What ends it: nothing new is asked, and what flies is waited for."""
 
@@ -121,10 +121,9 @@ class Scheduler:
             now = time.monotonic()
             self._notice_interrupts(state)
             self._launch_all(state, now)
-            rest_s = state.rest_s(now)
             if state.flying:
-                self._end_all(state, rest_s)
-            elif rest_s is not None:
+                self._end_all(state, now)
+            elif (rest_s := state.rest_s(now)) is not None:
                 with self.interrupts.released():
                     time.sleep(rest_s)
             else:
@@ -133,26 +132,30 @@ class Scheduler:
             raise state.trouble
         return state.pending()
 
-    def _end_all(self, state: RoundState, rest_s: float | None) -> None:
-        """Wait until a call is back, or late, or a slot has rested; end all that are."""
-        # with one worker every call is back by now, and `wait` costs as much as the rest
-        back = {future for future in state.flying if future.done()}
-        if not back:
-            due = min(running.began for running in state.flying.values()) + self.timeout_s
-            left_s = min(due - time.monotonic(), float("inf") if rest_s is None else rest_s)
-            limit_s = None if left_s == float("inf") else max(0.0, left_s)
-            back = wait(state.flying, limit_s, FIRST_COMPLETED).done
+    def _end_all(self, state: RoundState, began: float) -> None:
+        """Wait until a call is back, or late, or a slot has rested; end all that are.
+
+        ``began`` is the moment at which the slots that had rested were given work.
+        """
+        # with one worker every call is back by now
+        back = {future for future in state.flying if future.done()} or self._wait(state, began)
         now = time.monotonic()
         for future in [*state.flying]:
             if future in back:
-                error = future.exception()
-                result = future.result() if error is None else error
-                self._end(state, state.flying.pop(future), result)
+                self._end(state, state.flying.pop(future), future.result())
             elif now - state.flying[future].began >= self.timeout_s:
                 assert isinstance(self.pool, Threads)
                 self.pool.leave(future)
                 late = TimeoutError(f"no answer within {in_seconds(self.timeout_s)}")
                 self._end(state, state.flying.pop(future), late)
+
+    def _wait(self, state: RoundState, began: float) -> Collection[Future[Result]]:
+        """Wait until a call is back, or may be late, or a slot has rested; return what is back."""
+        rest_s = state.rest_s(began)
+        due = min(running.began for running in state.flying.values()) + self.timeout_s
+        left_s = min(due - time.monotonic(), float("inf") if rest_s is None else rest_s)
+        limit_s = None if left_s == float("inf") else max(0.0, left_s)
+        return wait(state.flying, limit_s, FIRST_COMPLETED).done
 
     def _notice_interrupts(self, state: RoundState) -> None:
         if state.trouble is None and self.interrupts.number is not None:
@@ -179,16 +182,16 @@ class Scheduler:
         source = slot.own or state.waiting
         if state.trouble is not None or not source:
             return None
-        call = source.popleft()
-        size = min(len(call.span), self.sizes.of(call.span.probes, self.ledger.width))
-        count = min(size, self.spending.allowed(call.span))
+        span, left = source[0].span, len(source[0].span)
+        size = min(left, self.sizes.of(span.probes, self.ledger.width))
+        count = self.spending.allowed(size, span.probes)
         # half a fingerprint recognises nobody
         if not count or (state.index is None and count < size):
-            source.appendleft(call)
             return None
-        if count < len(call.span):
-            source.appendleft(call.of(call.span.rest(count)))
-            call = call.of(call.span.first(count))
+        call = source.popleft()
+        if count < left:
+            source.appendleft(call.of(span.rest(count)))
+            call = call.of(span.first(count))
         return call
 
     def _end(self, state: RoundState, running: RunningCall, result: Result) -> None:

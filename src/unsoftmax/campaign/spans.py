@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unsoftmax.probes import Probes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # two are made for every call, and a frozen one takes twice the time
 class Span:
     """Some probes of one part of a round: ``start`` to ``stop``, the latter not included."""
 
@@ -42,23 +42,25 @@ class Span:
 class BatchSizes:
     """How many sequences a call carries."""
 
-    # What the caller asks for. None: as many as the limits below allow.
     given: int | None = None
-    # Most numbers in the questions of a call, or in its answers: 16 MiB. It keeps d = 1024 far
-    # below 400 MB with everything that an oracle makes of a batch.
+    """What the caller asks for. None: as many as the limits below allow."""
     numbers: int = 2**21
-    # Calls at the same time.
+    """Most numbers in the questions of a call, or in its answers: 16 MiB. It keeps d = 1024 far
+    below 400 MB with everything that an oracle makes of a batch."""
     workers: int = 1
-    # Most sequences in all of these: what is in flight is paid again after kill −9.
+    """Calls at the same time."""
     most: int = 2048
-    # Numbers per answer while none has arrived, for learners of vectors: 32 sequences per call.
-    # Larger: smaller first calls. Smaller: the first vectors, if long, take more than 16 MiB.
+    """Most sequences in all of these: what is in flight is paid again after kill −9."""
     assumed_width: int = 2**16
+    """Numbers per answer while none has arrived, for learners of vectors: 32 sequences per call.
+    Larger: smaller first calls. Smaller: the first vectors, if long, take more than 16 MiB."""
 
     def of(self, probes: Probes, width: int | None) -> int:
         """Return how many probes are asked at once; ``width``: numbers per answer, if known."""
+        if self.given is not None:
+            return self.given
         numbers = max(probes.tokens * probes.dim, width or self.assumed_width)
-        return self.given or max(1, min(self.numbers // numbers, self.most // self.workers))
+        return max(1, min(self.numbers // numbers, self.most // self.workers))
 
 
 def gaps(part: int, probes: Probes, known: list[tuple[int, int]]) -> list[Span]:

@@ -11,6 +11,7 @@ from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import BudgetExceeded
+from unsoftmax.probes import Probes
 
 
 @dataclass(slots=True)
@@ -27,20 +28,19 @@ class Spending:
     """Tokens of the plan, without the hold-out; None like ``expected``."""
     checks: int
     """Queries of the hold-out."""
-    fingerprint: RecordedQuestionTuning
+    asked_again: RecordedQuestionTuning
     """By how many queries a resumed run recognises its target."""
     noisy: bool = False
     """Whether those queries were answered otherwise than before: then they are asked twice."""
 
-    def allowed(self, span: Span) -> int:
-        """Return how many sequences of a span the budget still allows."""
-        spent = self.ledger.spent
-        limits = [len(span)]
-        if self.budget.queries is not None:
-            limits.append(self.budget.queries - spent.queries)
-        if self.budget.tokens is not None:
-            limits.append((self.budget.tokens - spent.tokens) // span.probes.tokens)
-        return max(0, int(min(limits)))
+    def allowed(self, count: int, probes: Probes) -> int:
+        """Return how many of so many probes the budget still allows."""
+        budget = self.budget
+        if budget.queries is not None:
+            count = min(count, budget.queries - self.ledger.spent.queries)
+        if budget.tokens is not None:
+            count = min(count, (budget.tokens - self.ledger.spent.tokens) // probes.tokens)
+        return max(0, count)
 
     def covers(self, spans: Iterable[Span]) -> bool:
         """Whether the budget still allows all of several spans."""
@@ -107,7 +107,7 @@ class Spending:
 
     def _to_recognise(self) -> int:
         """Return how many questions a resumed run asks again: twice if the target is noisy."""
-        again = self.fingerprint.asked(self.ledger.answered)
+        again = self.asked_again.asked(self.ledger.answered)
         return 2 * again if self.noisy else again
 
     def _may_be_repeated(self, pending: list[Span]) -> int:

@@ -54,12 +54,12 @@ class Interrupts:
     longer than any before hangs. A second signal does not wait.
     """
 
-    # What flies has so many times as long as the longest call so far. Smaller: batches that are
-    # merely slow stay in doubt. Larger: one Ctrl-C takes longer to end a run whose target hangs.
     times: float = 3.0
-    # And at least so many seconds: before any call came back nothing is known of their length.
-    # Docker kills 10 s after SIGTERM.
+    """What flies has so many times as long as the longest call so far. Smaller: batches that are
+    merely slow stay in doubt. Larger: one Ctrl-C takes longer to end a run whose target hangs."""
     least_s: float = 8.0
+    """It has at least so many seconds: before any call came back nothing is known of their length.
+    Docker kills 10 s after SIGTERM."""
     longest_call_s: float = 0.0
     """The longest call so far, as the scheduler notes it."""
     number: int | None = None

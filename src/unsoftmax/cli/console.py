@@ -57,10 +57,10 @@ stderr = Aside(stderr=True)
 class LineTiming:
     """When a line of progress is due where there is no terminal."""
 
-    # Between two lines of one phase: a log of a run of hours stays readable.
     every_s: float = 5.0
-    # Before this the rate of queries says nothing.
+    """Between two lines of one phase: a log of a run of hours stays readable."""
     steady_s: float = 1.0
+    """Before this the rate of queries says nothing."""
 
 
 class Refusal(Exception):

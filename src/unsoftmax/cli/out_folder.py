@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,9 +17,7 @@ def prepare(out: Path, names: Iterable[str]) -> None:
     except OSError as error:
         raise Refusal(f"--out {out} cannot be made: {error.strerror}.") from error
     try:
-        handle, temporary = tempfile.mkstemp(dir=out)
-        os.close(handle)
-        os.unlink(temporary)
+        tempfile.TemporaryFile(dir=out).close()  # has no name, so that a kill leaves none
     except OSError as error:
         raise Refusal(f"--out {out} cannot be written: {error.strerror}.") from error
     for name in names:

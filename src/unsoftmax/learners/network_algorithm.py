@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 from unsoftmax.errors import AlgorithmError, ModelMismatch, UnsoftmaxError
 from unsoftmax.learners.called_algorithm import as_generator
 from unsoftmax.learners.compose import limited
-from unsoftmax.learners.settings import Configured, at_least_0, name_of, whole
+from unsoftmax.learners.settings import Configured, at_least_0, name_of, whole_number
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import ReluNetwork
 from unsoftmax.models.arrays import points
@@ -145,9 +145,9 @@ class NetworkAlgorithm(Configured):
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("most_queries", self.most_queries, 1)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("most_queries", self.most_queries, 1)
+        whole_number("seed", self.seed, 0)
         if isinstance(self.algorithm, type) or not callable(self.algorithm):
             raise TypeError(
                 "algorithm must be a function from an oracle to a ReluNetwork; it is "

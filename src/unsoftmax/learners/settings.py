@@ -17,7 +17,7 @@ from unsoftmax.protocol import Outputs
 _SMALLEST = 1e-60
 
 
-def whole(name: str, value: Any, least: int) -> None:
+def whole_number(name: str, value: Any, least: int) -> None:
     """Refuse what is no whole number of at least ``least``.
 
     Raises

@@ -12,7 +12,10 @@ one size they do not, and all are assumed.
 
 *Drift.* Where all d have one sign and nearly one size (t-statistic), answers drift. Between the
 two askings lie ``apart`` questions; all of the run's are further apart, so what was seen is
-scaled up to them. Nothing is asked here. Source: beyond the paper.
+scaled up to them, and goes into the precision. That takes the answers' natural sizes; where they
+are not known yet, before a network is, a drift is refused: `validate.sequences.refuse_drift`.
+
+Nothing is asked here. Source: beyond the paper.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from unsoftmax.protocol import Answers
 
 @dataclass(frozen=True, slots=True)
 class HessianTuning:
-    """Knobs of `find_scale` and of the bounds on what Hessians leave out."""
+    """Knobs of `find_hessian_scale` and of the bounds on what Hessians leave out."""
 
     farthest_octave: float = 32.0
     """The pilot's scales of z·b go from 2⁻³² to 2³²: heads whose logits are small or saturated
@@ -69,7 +69,7 @@ class HessianTuning:
 
     @property
     def pilot_queries(self) -> int:
-        """Queries of `find_scale`."""
+        """Queries of `find_hessian_scale`."""
         return len(self.octaves) * self.directions
 
 
@@ -105,7 +105,7 @@ def hessian_queries(dim: int) -> int:
     return dim * (dim + 1)
 
 
-def find_scale(
+def find_hessian_scale(
     values: Values, b: Array, rng: np.random.Generator, tuning: HessianTuning
 ) -> Generator[Round, Answers, HessianScale | None]:
     """Find the scale at which logits are small but visible; None where there are no logits."""

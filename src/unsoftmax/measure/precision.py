@@ -42,7 +42,7 @@ FLOAT32_UNIT = 2.0**-24
 KAPPA = 4.0
 
 # Facts of the formats: significant bits, and the step of float16's smallest numbers.
-_FLOAT32_BITS, _FLOAT16_BITS = 24, 11
+FLOAT32_BITS, _FLOAT16_BITS = 24, 11
 _FLOAT16_TINY = 2.0**-24
 
 
@@ -64,6 +64,9 @@ class PrecisionTuning:
     """So many of these digits must be 0 at the end of every answer."""
     witnesses: int = 4
     """Fewer answers establish no format: they may be round by chance."""
+    zeros_apart: int = 6
+    """Rounding to digits is told from rounding to decimals where one leaves so many more zeros at
+    the end than the other: each is there by chance once in ten."""
     zeros_by_chance: float = 2.0
     """Multiples of a step end in 1 zero more than they must in the mean, by chance; numbers that
     end in more than this, all or the ``largest`` of them, are no such multiples alone."""
@@ -131,9 +134,9 @@ class Precision:
         bits, found = significant_bits(y), cls()
         if bits <= tuning.generic_bits:
             found = cls._of_binary_format(y, bits, tuning)
-            if bits != _FLOAT32_BITS:
+            if bits != FLOAT32_BITS:
                 return found
-        single = bits == _FLOAT32_BITS
+        single = bits == FLOAT32_BITS
         numbers = (
             shortest_float32(y) if single else shortest(y, tuning.compared_digits, tuning.zeros)
         )
@@ -148,13 +151,14 @@ class Precision:
         return found._with_steps(
             (digits, 10.0 ** (1 - int(digits.max())), "significant digits"),
             (decimals, float(step), "decimals"),
+            tuning,
         )
 
     @classmethod
     def _of_binary_format(cls, y: Array, bits: int, tuning: PrecisionTuning) -> Precision:
         """Tell floats of few bits from multiples of a power of two."""
         names = {
-            _FLOAT32_BITS: "float32 numbers",
+            FLOAT32_BITS: "float32 numbers",
             _FLOAT16_BITS: "float16 numbers",
             8: "bfloat16 numbers",
         }
@@ -169,15 +173,15 @@ class Precision:
             # where they do not cancel they are rounded themselves, and end in more zeros
             largest = np.argsort(-np.abs(y), kind="stable")[: tuning.largest]
             most = max(np.mean(zeros), np.mean(zeros[largest]))
-            nearly = _FLOAT32_BITS - tuning.zeros_by_chance <= bits <= _FLOAT32_BITS
+            nearly = FLOAT32_BITS - tuning.zeros_by_chance <= bits <= FLOAT32_BITS
             both = bits in names or nearly or bool(most > tuning.zeros_by_chance)
             if not both:
                 return cls(absolute=step, why=(multiples,))
         # the last rounding is counted by itself: half covers what is inside (measured).
         # float32 rounds to nearest; shorter formats are often cut off instead.
         return cls(
-            unit=(FLOAT32_UNIT if bits <= _FLOAT32_BITS else 2.0**-bits) / 2,
-            relative=2.0**-bits if bits >= _FLOAT32_BITS else 2.0 ** (1 - bits),
+            unit=(FLOAT32_UNIT if bits <= FLOAT32_BITS else 2.0**-bits) / 2,
+            relative=2.0**-bits if bits >= FLOAT32_BITS else 2.0 ** (1 - bits),
             absolute=(_FLOAT16_TINY if bits == _FLOAT16_BITS else 0.0) + (step if both else 0.0),
             why=(
                 f"Answers are {names.get(bits, unnamed)}; arithmetic to match is assumed.",
@@ -186,7 +190,10 @@ class Precision:
         )
 
     def _with_steps(
-        self, digits: tuple[Indices, float, str], decimals: tuple[Indices, float, str]
+        self,
+        digits: tuple[Indices, float, str],
+        decimals: tuple[Indices, float, str],
+        tuning: PrecisionTuning,
     ) -> Precision:
         """Add rounding to digits or to decimals: whichever leaves fewer zeros at the end."""
         slack = [int(np.sum(places.max() - places)) for places, _, _ in (digits, decimals)]
@@ -195,9 +202,8 @@ class Precision:
             for places, _, name in (digits, decimals)
         ]
         # answers of one magnitude fit both alike: then both are assumed
-        clear = len(digits[0]) / 2
-        relative = digits[1] if slack[0] <= slack[1] + clear else 0.0
-        absolute = decimals[1] if slack[1] <= slack[0] + clear else 0.0
+        relative = digits[1] if slack[0] <= slack[1] + tuning.zeros_apart else 0.0
+        absolute = decimals[1] if slack[1] <= slack[0] + tuning.zeros_apart else 0.0
         why = (sentences[0],) * (relative > 0) + (sentences[1],) * (absolute > 0)
         return replace(
             self,

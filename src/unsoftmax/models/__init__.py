@@ -27,7 +27,7 @@ __all__ = [
     "load_weights",
 ]
 
-load_weights = files.read_weights
+load_weights = files.load_weights
 
 _CLASSES = {rule.model.__name__: rule.model for rule in RULES}
 

@@ -1,57 +1,101 @@
 """Models on disk: safetensors with a class name and a format version; and other people's weights.
 
 The only module of this room that does I/O. It knows arrays, not classes. Nothing in a file is
-executed: no pickle is read.
+executed: no pickle is read. A file is written under another name first, `temporary_beside`, and
+what a process killed in the midst left there is deleted by the next that writes the same file.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import struct
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from unsoftmax.probes import Array
+
+if sys.platform != "win32":
+    import fcntl
 
 FORMAT_VERSION = 1
 
 
 def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) -> None:
-    """Write arrays of class ``kind``, all or nothing: a crash leaves the old file or the new."""
+    """Write arrays of class ``kind``, all or nothing."""
+    data = save(
+        {name: np.asarray(array, order="C") for name, array in arrays.items()},
+        metadata={"class": kind, "format_version": str(FORMAT_VERSION)},
+    )
+    replace_file(path, _sorted_metadata(data))
+
+
+def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file, all or nothing: a crash leaves the old file or the new."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".safetensors")
-    os.close(handle)
-    try:
-        save_file(
-            {name: np.asarray(array, order="C") for name, array in arrays.items()},
-            temporary,
-            metadata={"class": kind, "format_version": str(FORMAT_VERSION)},
-        )
-        _sort_metadata(temporary)
-        os.chmod(temporary, 0o644)
+    with temporary_beside(target) as temporary:
+        temporary.write_bytes(data)
+        temporary.chmod(0o644)
         os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
-def _sort_metadata(path: str) -> None:
+@contextmanager
+def temporary_beside(target: Path) -> Iterator[Path]:
+    """Make an empty file beside ``target``, mode 0600, to be written and moved or linked there.
+
+    It is deleted at the end, where it still has that name; those of earlier processes that were
+    killed are deleted now. A lock, which ends with its process, tells those from files that are
+    being written.
+    """
+    prefix, suffix = f".{target.name}.", ".new"
+    for left in target.parent.glob(f"{glob.escape(prefix)}????????{suffix}"):
+        with suppress(OSError), _locked(left, wait=False):
+            left.unlink()
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        with _locked(temporary, wait=True):
+            yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Lock a file; where it may not wait, another's lock is an OSError.
+
+    Some network file systems have no locks: there a file is written without, and none is deleted.
+    """
+    if sys.platform == "win32":  # there a file that is open cannot be deleted anyway
+        yield
+        return
+    with path.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if not wait:
+                raise
+        yield
+
+
+def _sorted_metadata(data: bytes) -> bytes:
     """Give a file's metadata one order: safetensors writes it in any, and files would differ."""
-    with open(path, "r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(text) <= length
-        file.seek(8)
-        file.write(text.ljust(length))
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    assert len(text) <= end - 8
+    return data[:8] + text.ljust(end - 8) + data[end:]
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
@@ -79,7 +123,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
 
 
-def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
+def load_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
     """Open a file of named arrays, ``.npz`` or ``.safetensors``; each is read when it is taken.
 
     Raises

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from unsoftmax.oracles.open_inference import (
     ProtocolError,
     Signature,
     answer,
+    in_binary,
     parsed,
     request,
     signature,
@@ -93,7 +94,8 @@ def from_url(
     errors of the server (500 …), broken connections and answers that cannot be read may pass: the
     runner asks again. What will not pass (400, 401, 404, 422, a redirect) is an `OracleError`.
     Numbers are sent as the model's own type, FP64, FP32 or FP16: in binary where the server's
-    metadata names the extension, else in JSON with all their digits. Nothing is compressed.
+    metadata names the extension or its answers came so, else in JSON with all their digits.
+    Nothing is compressed.
 
     Examples
     --------
@@ -143,6 +145,8 @@ class HttpOracle:
             y = answer(received, said, self.signature)
         except ProtocolError as error:
             raise ConnectionError(f"{self.url} sent what is no answer. {error}") from error
+        if not self.signature.binary and in_binary(received, said):
+            self.signature = replace(self.signature, binary=True)
         return of_last_token(y, count, tokens)
 
     def _metadata(self, url: str) -> Any:

@@ -34,7 +34,7 @@ class Signature:
     """None: the first that comes."""
     dim: int | None
     binary: bool
-    """Whether the server takes and gives tensors in binary."""
+    """Whether the server is known to take and give tensors in binary."""
 
 
 def signature(
@@ -87,26 +87,33 @@ def _tensor(listed: Any, name: str | None, what: str) -> dict[str, Any]:
 
 
 def request(X: Array, to: Signature) -> tuple[bytes, dict[str, str]]:
-    """Write a batch of sequences (B, N, d): the body and its headers."""
+    """Write a batch of sequences (B, N, d): the body and its headers.
+
+    An answer in binary is asked for in JSON as well. A server without the extension passes over
+    the parameter; one that heeds it speaks the extension, whether its metadata says so or not.
+    """
     orjson = _orjson()
     with np.errstate(over="ignore"):
         numbers = np.ascontiguousarray(X, dtype=DATATYPES[to.datatype])
     tensor: dict[str, Any] = {"name": to.input, "shape": list(X.shape), "datatype": to.datatype}
-    wanted: list[dict[str, Any]] = [] if to.output is None else [{"name": to.output}]
+    content: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    if to.output is not None:
+        content["outputs"] = [{"name": to.output, "parameters": {"binary_data": True}}]
     if not to.binary:
         # orjson knows float32 and float64; either is written so that it is read back as it was
         data = numbers.astype(np.float32) if to.datatype == "FP16" else numbers
-        plain = {"inputs": [{**tensor, "data": data.ravel()}]}
-        plain |= {"outputs": wanted} if wanted else {}
-        body = orjson.dumps(plain, option=orjson.OPT_SERIALIZE_NUMPY)
+        tensor["data"] = data.ravel()
+        body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
         return body, {"Content-Type": "application/json"}
     tensor["parameters"] = {"binary_data_size": numbers.nbytes}
-    content: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    if wanted:
-        content["outputs"] = [{**wanted[0], "parameters": {"binary_data": True}}]
     header = orjson.dumps(content)
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     return header + numbers.tobytes(), headers
+
+
+def in_binary(body: bytes, headers: Mapping[str, str]) -> bool:
+    """Whether tensors in binary follow the JSON of an answer that could be read."""
+    return int(headers.get(HEADER_LENGTH, len(body))) < len(body)
 
 
 def answer(body: bytes, headers: Mapping[str, str], to: Signature) -> Array:
@@ -126,7 +133,8 @@ def answer(body: bytes, headers: Mapping[str, str], to: Signature) -> Array:
     try:
         start = end
         for tensor in tensors or ():
-            stop = start + int(tensor.get("parameters", {}).get("binary_data_size", 0))
+            # KServe writes null for what it leaves out
+            stop = start + int((tensor.get("parameters") or {}).get("binary_data_size", 0))
             if to.output is None or tensor["name"] == to.output:
                 return _numbers(tensor, body[start:stop])
             start = stop
@@ -146,7 +154,7 @@ def parsed(body: bytes) -> Any:
 def _numbers(tensor: Mapping[str, Any], binary: bytes) -> Array:
     """Return a tensor's numbers in its shape, which may be told by nested lists as well."""
     datatype = DATATYPES.get(tensor["datatype"])
-    if "data" in tensor:
+    if tensor.get("data") is not None:
         flat = np.array(tensor["data"], dtype=np.float64 if datatype is None else datatype)
     else:
         if datatype is None:

@@ -19,6 +19,9 @@ import numpy as np
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array
 from unsoftmax.solve.rank_one_measurements import Measurements
+from unsoftmax.solve.tangent_space import TangentSpace, TangentTuning
+
+_DEFAULT = TangentTuning()
 
 
 def rank_error(measured: float, smallest: float, largest: float, value: float) -> float:
@@ -44,7 +47,9 @@ def rank_error(measured: float, smallest: float, largest: float, value: float) -
     return 2 * bound / (1 + float(np.sqrt(room))) if room > 0 else float("inf")
 
 
-def fixed_rank_error(measured: Measurements, W: Array, found: int, rank: int) -> float:
+def fixed_rank_error(
+    measured: Measurements, W: Array, found: int, rank: int, tuning: TangentTuning = _DEFAULT
+) -> float:
     """Bound ‖Ŵ − W‖_F for a true W of rank ``rank`` or less that is near Ŵ.
 
     Parameters
@@ -57,6 +62,8 @@ def fixed_rank_error(measured: Measurements, W: Array, found: int, rank: int) ->
         Its rank, ``rank`` at most.
     rank : int
         The largest rank that W may have.
+    tuning : TangentTuning
+        How the gain is found.
 
     Returns
     -------
@@ -64,7 +71,7 @@ def fixed_rank_error(measured: Measurements, W: Array, found: int, rank: int) ->
         Infinity where the readings' errors are too large beside Ŵ's singular values, or their
         gain is 0.
     """
-    near = _Neighbourhood.of(measured, W, rank)
+    near = _Neighbourhood.of(measured, W, rank, tuning)
     sure = np.sqrt(len(measured))
     # singular values within the error would make the curvature large for nothing
     unsure = (sure + near.missed(W)) / near.smallest
@@ -93,15 +100,14 @@ class _Neighbourhood:
     """Gain anywhere at most."""
 
     @classmethod
-    def of(cls, measured: Measurements, W: Array, rank: int) -> _Neighbourhood:
+    def of(
+        cls, measured: Measurements, W: Array, rank: int, tuning: TangentTuning
+    ) -> _Neighbourhood:
         left, values, right = np.linalg.svd(W)
         if not rank:
             return cls(measured, left, values, right, np.inf, 0.0)
         weights = measured.weights[:, None]
-        tangent = measured.tangent(left, right.T, rank) * weights
-        smallest = 0.0
-        if len(tangent) >= tangent.shape[1]:
-            smallest = float(np.linalg.svd(tangent, compute_uv=False)[-1])
+        smallest = TangentSpace.at(measured, W, rank, tuning, measured.weights).smallest_gain()
         norms = np.linalg.norm(measured.b, axis=1).max()
         largest = float(norms * np.linalg.norm(measured.a * weights, 2))
         # a gain of 0 is taken for one far below rounding: the bound it gives is as good as none

@@ -7,25 +7,31 @@ Theorem 5.1 hands its measurements to a convex programme; this solves it, with N
     dual: maximise t·y − Σ μ_k y_k²/2 subject to ‖𝒜ᵀ(y)‖₂ ≤ 1
 
 1. Douglas–Rachford: thresholding singular values in turn with the step onto the measurements,
-   which is one product with (G + diag(μ)/γ)⁻¹, G_kl = (a_k·a_l)(b_k·b_l): m×m, nothing of d²×m.
+   which solves with G + diag(μ)/γ, G_kl = (a_k·a_l)(b_k·b_l): by its inverse while it is small,
+   above by conjugate gradients (`gram_system`); nothing of d²×m, and nothing of m×m there.
    Each step onto the measurements leaves a dual point; it stops by the gap between the two.
 2. Thresholding shows the minimiser's rank; Gauss–Newton among the matrices of that rank
-   (`rank_fit`) then gives it to rounding. Its result is accepted only if it fits the measurements
-   and its objective is within the gap: where the minimiser is not the W that was measured, the
-   minimiser is returned, not W.
+   (`rank_fit`) then gives it to rounding.
+3. The proof: the dual point is moved, as little as possible, so that 𝒜ᵀ(y) = UVᵀ on the tangent
+   space of the result UΣVᵀ. If ‖𝒜ᵀ(y)‖₂ ≤ 1 elsewhere, too, then t·y = ‖W‖_*: no matrix with
+   these measurements has a smaller norm. The result is accepted only if it fits the measurements
+   and its objective is within the gap of a dual point: where the minimiser is not the W that was
+   measured, the minimiser is returned, not W.
 
-Measured (one core): d = 32, rank 3, 549 measurements: 80 steps, 0.1 s, error 3e-15.
+Measured (one core): d = 32, rank 3, 549 measurements: 30 steps, 0.1 s, error 3e-15.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.probes import Array
+from unsoftmax.solve.gram_system import GramSystem, GramTuning
 from unsoftmax.solve.rank_fit import RankFitTuning, fit_rank, least_squares
 from unsoftmax.solve.rank_one_measurements import Measurements
+from unsoftmax.solve.tangent_space import TangentSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class NuclearNormTuning:
     """Over-relaxation: 1 is none, 2 and more diverges."""
     look: int = 10
     """The gap costs another SVD: it is looked at every so many steps."""
-    hopeful: float = 1e-5
+    hopeful: float = 1e-2
     """From this gap on the minimiser's rank may show, and Gauss–Newton is tried."""
     tried_every: float = 1.5
     """It is tried again after half as many steps more."""
@@ -59,6 +65,8 @@ class NuclearNormTuning:
     see: then the nuclear norm decides."""
     drop: float = 10.0
     """Where singular values drop by this much the rest may be noise, or on its way to 0."""
+    gram: GramTuning = field(default=GramTuning())
+    """The step onto the measurements."""
     fit: RankFitTuning = field(default=RankFitTuning())
     """The Gauss–Newton fit."""
 
@@ -165,8 +173,8 @@ class _Splitting:
     tau: float
     """μ_k = τ e_k²."""
     gamma: float
-    inverse: Array
-    """(G + diag(μ)/γ)⁻¹."""
+    system: GramSystem
+    """G + diag(μ)/γ."""
     tuning: NuclearNormTuning
 
     @classmethod
@@ -177,8 +185,8 @@ class _Splitting:
         gamma = tuning.gamma * measured.dim * float(np.sqrt(np.mean(core.t**2)))
         tau = _penalty(core)
         mu = tau * core.noise**2
-        inverse: Array = np.asarray(np.linalg.inv(core.gram() + np.diag(mu / gamma)), np.float64)
-        return cls(measured, core, mu, tau, gamma, inverse, tuning)
+        system = GramSystem.of(core, mu / gamma, tuning.gram)
+        return cls(measured, core, mu, tau, gamma, system, tuning)
 
     def run(self) -> Minimiser:
         """Go on until the gap is closed, or until the minimiser's rank shows and closes it."""
@@ -200,14 +208,18 @@ class _Splitting:
                 tried = steps
                 candidates = _candidates(at.Z, at.rank, tuning.drop)
                 slack = bounds.enough * bounds.primal
-                polished = self._polished(at.Z, candidates, bounds.dual, slack, steps)
+                polished = self._polished(at, candidates, bounds.dual, slack, steps)
                 if polished is not None:
                     return polished
-        # the gap may be the dual's fault alone, and noise may hide where singular values drop
-        noisy = bounds.enough > tuning.gap
-        candidates = [*range(at.rank + 1)] if noisy else _candidates(at.Z, at.rank, tuning.drop)
+        if not self.system.exact:
+            at = self._onto(at.Z + at.U, at, exactly=True)
+            bounds = self._bounds(at)
+        # the gap may be the dual's fault alone, noise may hide where singular values drop, and a
+        # last one that is small beside the first takes long to pass the threshold
+        noisy, most = bounds.enough > tuning.gap, min(at.rank + 1, self.core.dim)
+        candidates = [*range(at.rank + 1)] if noisy else _candidates(at.Z, most, tuning.drop)
         slack = bounds.gap * bounds.primal
-        polished = self._polished(at.Z, candidates, bounds.dual, slack, steps)
+        polished = self._polished(at, candidates, bounds.dual, slack, steps)
         return polished or Minimiser(at.Z, at.rank, bounds.gap, False, steps)
 
     def _step(self, at: _Iterate) -> _Iterate:
@@ -217,31 +229,47 @@ class _Splitting:
         rank = int(np.count_nonzero(values > self.gamma))
         X = (left[:, :rank] * (values[:rank] - self.gamma)) @ right[:rank]
         M = relaxed * X + (1 - relaxed) * at.Z + at.U
-        y = self.inverse @ (self.core.t - self.core.of(M))
-        U = -self.core.adjoint(y)
-        return _Iterate(M - U, U, y, rank)
+        return self._onto(M, replace(at, rank=rank))
+
+    def _onto(self, M: Array, at: _Iterate, exactly: bool = False) -> _Iterate:
+        """Step from M onto the measurements, or nearer to them."""
+        missed = self.core.t - self.core.of(M)
+        y, back = self.system.solve(missed, at.y, -at.U, exactly)
+        return _Iterate(M + back, -back, y, at.rank)
 
     def _bounds(self, at: _Iterate) -> _Bounds:
         """Bound the least objective from both sides."""
         y = at.y / self.gamma
         fit = float(self.mu @ y**2) / 2
         primal = float(np.linalg.norm(at.Z, "nuc")) + fit
-        # a dual point is feasible once it is shrunk to ‖𝒜ᵀ(y)‖₂ ≤ 1
-        y = y / max(1.0, float(np.linalg.norm(at.U, 2)) / self.gamma)
-        dual = float(self.core.t @ y - self.mu @ y**2 / 2)
         # a gap below what noise costs says nothing more
-        return _Bounds(primal, dual, max(self.tuning.gap, fit / primal))
+        return _Bounds(primal, self._dual(y, at.U / self.gamma), max(self.tuning.gap, fit / primal))
+
+    def _dual(self, y: Array, back: Array) -> float:
+        """Return the objective of a dual point, ``back`` being ±𝒜ᵀ(y)."""
+        # it is feasible once it is shrunk to ‖𝒜ᵀ(y)‖₂ ≤ 1
+        y = y / max(1.0, float(np.linalg.norm(back, 2)))
+        return float(self.core.t @ y - self.mu @ y**2 / 2)
+
+    def _dual_at(self, W: Array, rank: int, at: _Iterate) -> float:
+        """Bound the least objective by the dual point nearest to y that would prove W minimal."""
+        even = np.ones(len(self.core))
+        space = TangentSpace.at(self.core, W, rank, self.tuning.fit.tangent, even)
+        wanted = space.U[:, :rank] @ space.V[:, :rank].T
+        y = at.y / self.gamma
+        y = y + space.least_norm(space.coordinates(wanted + at.U / self.gamma))
+        return self._dual(y, self.core.adjoint(y))
 
     def _polished(
-        self, Z: Array, candidates: list[int], dual: float, gap: float, steps: int
+        self, at: _Iterate, candidates: list[int], dual: float, gap: float, steps: int
     ) -> Minimiser | None:
         """Fit matrices of these ranks; take the first that is a minimiser to within ``gap``."""
         for candidate in candidates:
-            fitted = fit_rank(self.measured, Z, candidate, self.tuning.fit)
+            fitted = fit_rank(self.measured, at.Z, candidate, self.tuning.fit)
             if fitted is None:
                 continue
             W, smallest = fitted
-            objective = self._objective(W)
+            objective, dual = self._objective(W), max(dual, self._dual_at(W, candidate, at))
             # The penalty trades fit for norm, and the best fit forgoes that: on the tangent
             # space it is worth at most τ‖UVᵀ‖²_F/(2σ_min²), twice that with all left out.
             slack = gap + self.tau * candidate / smallest**2

@@ -1,19 +1,20 @@
 """A matrix of given rank from rank-one measurements, by Gauss–Newton.
 
 Near W = U S Vᵀ the matrices of its rank are, to first order, W + U B + C Vᵀ: r(2d − r) unknowns
-(`Measurements.tangent`). A step solves for them by weighted least squares and cuts the result
+(`tangent_space`). A step solves for them by weighted least squares and cuts the result
 back to the rank; from a start near the solution the error squares at every step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.probes import Array
 from unsoftmax.solve.rank_one_measurements import Measurements
+from unsoftmax.solve.tangent_space import TangentSpace, TangentTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class RankFitTuning:
     rounding: float = 1e-11
     """Without noise a residual of this share of ‖t‖ is still rounding. Larger: matrices of too
     low a rank are taken; smaller: ill-conditioned right ones are not."""
+    tangent: TangentTuning = field(default=TangentTuning())
+    """The least squares of a step."""
 
 
 def fit_rank(
@@ -35,8 +38,9 @@ def fit_rank(
     Returns
     -------
     tuple or None
-        The matrix, and the smallest gain of the weighted measurements on its tangent space;
-        None where they do not determine it or it does not fit them.
+        The matrix, and the smallest gain of the weighted measurements on its tangent space, or a
+        lower bound on it. None where they do not determine it, where it does not fit them, and
+        where its unknowns are too many.
 
     Examples
     --------
@@ -47,31 +51,28 @@ def fit_rank(
     >>> bool(np.allclose(found, W, atol=1e-12))
     True
     """
-    if rank * (2 * measured.dim - rank) > len(measured):
+    unknowns = rank * (2 * measured.dim - rank)
+    if unknowns > min(len(measured), tuning.tangent.most_unknowns):
         return None
     weights = measured.weights
-    W, smallest, last = truncated(start, rank), np.inf, np.inf
+    smallest: float | None = np.inf
+    W, last = truncated(start, rank), np.inf
+    space = TangentSpace.at(measured, W, rank, tuning.tangent, weights)
     for _ in range(tuning.steps if rank else 0):
-        left, _, right = np.linalg.svd(W)
-        tangent = measured.tangent(left, right.T, rank) * weights[:, None]
-        x, found, gains = least_squares(tangent, weights * (measured.t - measured.of(W)))
-        if found < tangent.shape[1]:
+        x, gain = space.least_squares(weights * (measured.t - measured.of(W)))
+        if gain == 0:
             return None
-        W = truncated(W + _tangent_step(x, left, right, rank), rank)
-        smallest, step = float(gains[-1]), float(np.linalg.norm(x))
+        W = truncated(W + space.matrix_of(x), rank)
+        smallest, step = gain, float(np.linalg.norm(x))
         # quadratic until rounding: then steps stop halving
         if step > last / 2 or step <= 2 * UNIT * np.linalg.norm(W):
             break
-        last = step
-    return (W, smallest) if measured.rms_misfit(W, tuning.rounding) <= 1 else None
-
-
-def _tangent_step(x: Array, left: Array, right: Array, rank: int) -> Array:
-    """Turn coordinates in the tangent space back into a matrix; see `Measurements.tangent`."""
-    d = len(left)
-    across, down = x[: rank * d].reshape(rank, d), x[rank * d :].reshape(d - rank, rank)
-    step: Array = left[:, :rank] @ across @ right + left[:, rank:] @ down @ right[:rank]
-    return step
+        last, space = step, TangentSpace.at(measured, W, rank, tuning.tangent, weights)
+    if measured.rms_misfit(W, tuning.rounding) > 1:
+        return None
+    if smallest is None:
+        smallest = space.smallest_gain()
+    return (W, smallest) if smallest > 0 else None
 
 
 def truncated(W: Array, rank: int) -> Array:

@@ -47,7 +47,7 @@ def rank_by_gap(singular: Array, noise: float = 0.0, share: float = 0.0) -> int:
     return int(np.count_nonzero(singular > max(noise, share * largest)))
 
 
-def span(columns: Array, rank: int | None = None, share: float = 0.0) -> Array:
+def basis_of(columns: Array, rank: int | None = None, share: float = 0.0) -> Array:
     """Return an orthonormal basis (d, r) of what columns (d, n) span.
 
     Every column is normalised first, so that a short one counts as much as a long one; a column
@@ -137,7 +137,7 @@ class Skeleton:
     Examples
     --------
     >>> W = np.outer([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
-    >>> skeleton = Skeleton(span(W[:, :1]), np.eye(3)[:1])
+    >>> skeleton = Skeleton(basis_of(W[:, :1]), np.eye(3)[:1])
     >>> bool(np.allclose(skeleton.solve(W[:1]), W))
     True
     """

@@ -32,7 +32,6 @@ from unsoftmax.models.attention import (
     largest_mean_shift,
     mean_shift,
     pooled_tokens,
-    score_rounding,
     score_shift,
 )
 from unsoftmax.probes import Array
@@ -93,20 +92,26 @@ class HeadAt:
     """The vectors W x_N + w that tokens are scored with, (B, d)."""
     weights: Array
     """Attention weights (B, N)."""
-    longest: Array
-    """max_i‖x_i‖, (B,)."""
+    lengths: Array
+    """‖x_i‖, (B, N)."""
 
     @classmethod
     def of(cls, model: SingleHead, X: Array) -> HeadAt:
         """Evaluate a head at sequences (B, N, d)."""
         predicted, weights, vectors = model.in_parts(X)
-        longest = np.asarray(np.linalg.norm(X, axis=2).max(axis=1))
-        return cls(X, predicted, vectors, weights, longest)
+        return cls(X, predicted, vectors, weights, np.linalg.norm(X, axis=2))
+
+    @property
+    def longest(self) -> Array:
+        """max_i‖x_i‖, (B,)."""
+        return np.asarray(self.lengths.max(axis=1))
 
     def score_moves(self, unit: float, W_error: ArrayLike, w_error: float = 0.0) -> Array:
         """Bound how far the scores may be off, (B, N), by the parameters' errors and round-off."""
         moved = score_shift(self.X, W_error, w_error)
-        return moved + score_rounding(self.X, self.vectors, KAPPA * unit)
+        # as `score_rounding`, with lengths that are known already
+        rounding = KAPPA * unit * np.linalg.norm(self.vectors, axis=1)
+        return np.asarray(moved + self.lengths * rounding[:, None])
 
     def through_values(self, v_error: Array) -> Array:
         """Bound what an entrywise error of v does to the answers, (B,)."""

@@ -64,6 +64,8 @@ class LongSequenceTuning:
     """How far apart near tokens are, relative to their length: float32 still tells them apart."""
     tried: int = 32
     """Directions tried for the token by itself: the shortest whose score is low enough is asked."""
+    longest: float = 2.0**110
+    """No token is longer: squares of tokens and their answers must stay in float32's range."""
     together: int = 64
     """Families of up to so many tokens are asked in one round, and each longer one in a round of
     its own: a target may have a longest sequence, and is believed as far as it answers."""
@@ -126,7 +128,7 @@ def draw_long(
         if shape.kind == "permuted":
             X = np.vstack([rng.permutation(drawn[-1][:-1]), drawn[-1][-1:]])
         elif shape.tokens == 1:
-            X = _alone(model, shape.logits, rng, tuning.tried)[None]
+            X = _alone(model, shape.logits, rng, tuning)[None]
         else:
             query = rng.standard_normal(model.dim) / np.sqrt(model.dim)
             X = scaled(_offsets(shape, model.dim, rng, tuning), query, shape.logits)
@@ -148,21 +150,24 @@ def _offsets(
     return drawn
 
 
-def _alone(model: Scored, below: float, rng: np.random.Generator, tried: int) -> Array:
+def _alone(
+    model: Scored, below: float, rng: np.random.Generator, tuning: LongSequenceTuning
+) -> Array:
     """Return the shortest token found whose own score is −``below``, or ``below`` if none is.
 
-    A token βq of unit q has the score β²·q·(W q) + β·q·w. Without scores its norm is 1.
+    A token βq of unit q has the score β²·q·(W q) + β·q·w. Where scores are too small for that, or
+    there are none, its norm is 1.
     """
-    q = rng.standard_normal((tried, model.dim))
+    q = rng.standard_normal((tuning.tried, model.dim))
     q = q / np.linalg.norm(q, axis=1, keepdims=True)
-    linear = token_scores(q[:, None], model.scores_of(np.zeros_like(q))).reshape(tried, -1)
-    square = token_scores(q[:, None], model.scores_of(q)).reshape(tried, -1) - linear
+    linear = token_scores(q[:, None], model.scores_of(np.zeros_like(q))).reshape(len(q), -1)
+    square = token_scores(q[:, None], model.scores_of(q)).reshape(len(q), -1) - linear
     for score in (-below, below):
         # β > 0 with square·β² + linear·β = score: the root that needs no difference
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             root = np.sqrt(linear**2 + 4 * square * score)
             beta = 2 * score / (linear + np.copysign(root, score))
-        length = np.where((beta > 0) & np.isfinite(beta), beta, np.inf)
+        length = np.where((beta > 0) & (beta <= tuning.longest), beta, np.inf)
         if np.isfinite(length).any():
             best = np.unravel_index(np.argmin(length), length.shape)
             return np.asarray(length[best] * q[best[0]])

@@ -46,8 +46,6 @@ class HoldoutTuning:
     gain: float = 1.0
     """Offsets are so many times as long as the logits ask for, query tokens as much shorter:
     logits without a bias stay, answers grow beside their noise."""
-    longest: float = 2.0**110
-    """No token is longer: squares of tokens and their answers must stay in float32's range."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences."""
 
@@ -115,6 +113,8 @@ def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
     """Refuse answers that have all moved alike between two askings.
 
     Noise moves every answer otherwise; a drift moves all by the same share, or all by the same.
+    Learners that know the answers' natural sizes bound a drift instead (`measure.changes`); this
+    is for those whose network is still to be learned, by a learner that may know of no drift.
 
     Raises
     ------
@@ -196,7 +196,7 @@ class ClosingScale:
         """Make the n-th sequence of offsets and a query token at logits of an rms."""
         alpha, beta = self._scales(offsets, query, wanted, n)
         longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
-        room = 2.0 ** np.floor(np.log2(min(self.radius, self.tuning.longest) / longest))
+        room = 2.0 ** np.floor(np.log2(min(self.radius, self.tuning.long.longest) / longest))
         gain = max(1.0, min(self.tuning.gain, room))
         b = beta / gain * query
         return np.vstack([gain * alpha * offsets + b, b])

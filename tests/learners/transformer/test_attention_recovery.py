@@ -21,7 +21,7 @@ from unsoftmax.learners.transformer.attention_recovery import (
 )
 from unsoftmax.learners.transformer.attention_scale import (
     AttentionScaleTuning,
-    find_scale,
+    find_token_lengths,
     guess_bias,
 )
 from unsoftmax.learners.transformer.transformer_learner import TransformerLearner, TransformerTuning
@@ -77,7 +77,7 @@ def test_rank_0_asks_nothing():
 def test_the_scale_makes_logits_moderate(size):
     model = target("random", 5, 9, 1, size=size)
     B = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 5)))[0]
-    steps = find_scale(
+    steps = find_token_lengths(
         NetworkReader(known(model.network)), B[:2], np.zeros(5), AttentionScaleTuning()
     )
     (beta, reach), queries = driven(steps, model)
@@ -91,7 +91,7 @@ def test_the_scale_stays_finite_where_W_is_0():
     learned = known(model.network)
     tuning = AttentionScaleTuning()
     (beta, reach), _ = driven(
-        find_scale(NetworkReader(learned), np.eye(3)[:2], np.zeros(3), tuning), model
+        find_token_lengths(NetworkReader(learned), np.eye(3)[:2], np.zeros(3), tuning), model
     )
     assert max(beta, reach) <= tuning.longest * learned.length * tuning.largest_step
 

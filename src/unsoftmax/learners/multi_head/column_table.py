@@ -28,7 +28,7 @@ from unsoftmax.learners.multi_head.window_sweeps import (
 )
 from unsoftmax.measure.windows import Window, WindowedHeads, predicted
 from unsoftmax.probes import Array, Flags, Indices
-from unsoftmax.solve.skeleton import Skeleton, span
+from unsoftmax.solve.skeleton import Skeleton, basis_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class ColumnTable:
         with np.errstate(divide="ignore"):
             off = window.error * np.append(window.t, np.ones(known)) / length
         share = min(self.tuning.loosely, self.tuning.counted * float(np.max(off)))
-        basis = span(vectors, share=share)[:, : d if rank is None else rank]
+        basis = basis_of(vectors, share=share)[:, : d if rank is None else rank]
         noise = self.heads.error.of_logits(window.a, self.heads.v, h, self.s[h])
         rows = telling_rows(window.a, noise, basis, self.tuning.choices)
         others = np.setdiff1d(np.arange(d), rows)
@@ -248,7 +248,7 @@ class ColumnTable:
             return last
         for h, space in self.spaces.items():
             vectors = np.column_stack([self.heads.u[h], self.W[h][:, : space.known]])
-            self.spaces[h] = replace(space, basis=span(vectors, space.basis.shape[1]))
+            self.spaces[h] = replace(space, basis=basis_of(vectors, space.basis.shape[1]))
         last = self.settle(every)
         for h, space in self.spaces.items():
             checked = np.flatnonzero(self.answers.asked[h][space.both].all(axis=0))

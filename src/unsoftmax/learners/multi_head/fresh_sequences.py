@@ -41,6 +41,9 @@ class FreshTuning:
     """Right models miss answers by up to 40 times what the answers' precision and random errors of
     the estimated size do (1,000 targets of low rank, spread sizes, few dimensions). So much is
     allowed."""
+    nothing: float = 4.0
+    """The same for a model without heads: it has no errors that precision leads to, and precision
+    itself was estimated from few answers."""
     most: float = 1e-6
     """What errors of the parameters may be allowed at such logits, as a share of the answers: with
     more a wrong model passes for an imprecise one."""
@@ -102,7 +105,7 @@ def fresh_residuals(
     values = max(float(np.linalg.norm(model.v)), reduced.scale)
     size = longest * values / np.sqrt(model.dim) + abs(reduced.c)
     size = np.where(size > 0, size, 1.0)
-    own = tuning.times * reduced.precision.error(size)
+    own = (tuning.times if model.H else tuning.nothing) * reduced.precision.error(size)
     own = own + np.concatenate([_rounding(model, X, reduced.precision.unit) for X, _ in answered])
     moved = tuning.times * _moved(found, [X for X, _ in answered], rng, tuning)
     most = max(tuning.most, tuning.most_coarse * reduced.eta)

@@ -42,7 +42,7 @@ from unsoftmax.learners.multi_head.restarts import Precise, Restarts
 from unsoftmax.learners.multi_head.searches import HeadSearches, searched_at_lengths
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.settings import Configured, flag, positive, whole
+from unsoftmax.learners.settings import Configured, flag, positive, whole_number
 from unsoftmax.models import MultiHead
 from unsoftmax.protocol import Plan, Steps
 
@@ -118,16 +118,16 @@ class MultiHeadLearner(Configured):
     revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("max_heads", self.max_heads, 0)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("max_heads", self.max_heads, 0)
+        whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)
         flag("functional", self.functional)
         if self.radius is not None:
             positive("radius", self.radius)
         if self.rank is not None:
-            whole("rank", self.rank, 1)
+            whole_number("rank", self.rank, 1)
             if self.rank > self.dim:
                 raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
 

@@ -80,15 +80,19 @@ class OutOfPlaneReadings:
     """u_h in the plane, as vectors (H, d)."""
     tau: Array
 
-    def vectors(self, own: Array, others: Array) -> tuple[Array, Array]:
-        """Return u (H, d) and the logits, given each head's v·a and what all others add.
+    def outside(self, own: Array, others: Array) -> Array:
+        """Return u_h·z (H, m), given each head's v·a and what all others add, both (H, m).
 
-        Both (H, m); logits of gates past ±1 are NaN.
+        NaN where a gate is past ±1.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((self.y - others) / own)
-        base = np.einsum("hmd,hd->hm", self.a, self.in_plane)
-        return np.asarray(self.in_plane + ((s - base) / self.tau) @ self.plane.Z), s
+        s[np.isinf(s)] = np.nan
+        return np.asarray((s - np.einsum("hmd,hd->hm", self.a, self.in_plane)) / self.tau)
+
+    def vectors(self, outside: Array) -> Array:
+        """Return u (H, d) with these components out of the plane."""
+        return np.asarray(self.in_plane + outside @ self.plane.Z)
 
     def read_again(self, v: Array, u: Array) -> Array:
         """Return better u (H, d) from the same answers, now that the v_h are known."""
@@ -100,9 +104,9 @@ class OutOfPlaneReadings:
         terms = values * np.tanh((a @ u.T).reshape(H, m, H) / 2)
         own = np.arange(H)
         others = terms.sum(axis=2) - terms[own, :, own]
-        new, s = self.vectors(values[own, :, own], others)
-        usable = np.all(np.isfinite(s), axis=1)
-        return np.where(usable[:, None], new, u)
+        outside = self.outside(values[own, :, own], others)
+        # a gate past ±1 leaves its direction as it was: the others may show what its v hides
+        return self.vectors(np.where(np.isfinite(outside), outside, u @ self.plane.Z.T))
 
 
 def read_cells(
@@ -164,8 +168,7 @@ def read_out_of_plane(
     if np.any(left):
         raise CoincidentJumps
     readings = OutOfPlaneReadings(plane, a, y, heads.u @ plane.plane, tau)
-    u, _ = readings.vectors(own, others)
-    return u, readings
+    return readings.vectors(readings.outside(own, others)), readings
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,9 @@ class _PoleSearch:
         along = np.clip(self._logits(n) / rates, -line.far, line.far)
         a = along[:, None] * (line.direction + moved * self._directions(n))
         b = line.b + moved * self.length * self._directions(n)
+        # both were moved: a cap that the line keeps to may be passed
+        longest = self.tokens.reduced.lengths.room - np.linalg.norm(b, axis=1)
+        a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
         return (yield from self.tokens.ask(a, b, 1 + np.arange(n) % 2 * (COPIES - 1), "near poles"))
 
     def everywhere(self, near: FittedHeads) -> Asking[tuple[HeadEquations, FittedHeads | None]]:

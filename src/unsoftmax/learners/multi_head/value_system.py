@@ -56,10 +56,11 @@ class ValueTuning:
     them, where random ones seldom fall."""
     room: float = 0.5
     """Such rows take this share of the room between the two hyperplanes."""
-    agrees: float = 1e-9
-    """Rows agree to this, in units of the values' size, if all signs are right."""
     noises: float = 100.0
-    """The same in units of what random errors of that size leave; the larger of the two counts."""
+    """Rows agree to so many times what random errors of answers leave, if all signs are right."""
+    agrees: float = 1e-9
+    """Under a cap gates that are open are known as far as the u_h are: rows that agree to this, in
+    units of the values' size, do as well."""
     most: float = 1e4
     """Rows that are off by so many times the answers' error do not agree, whatever that leaves."""
     again: int = 5
@@ -116,7 +117,7 @@ def read_values(
 
     ``rough`` are u, v (H, d) as they are known, and what u was read from out of the plane.
     """
-    u, v, readings = rough
+    u, known, readings = rough
     plane, soft = readings.plane, reduced.lengths.soft
     far = reduced.lengths.far(plane.length)
     error = reduced.error(far, plane.length) * reduced.scale
@@ -135,18 +136,29 @@ def read_values(
             break
         gates = system.gates
         v = equations.solved(u)
-        missed = np.abs(system.of(v) - y)
+        missed, before = np.abs(system.of(v) - y), u
         u = readings.read_again(v, u)
-        agreed = bool(np.all(missed < tuning.agrees * reduced.scale))
-        if not agreed and np.any(missed >= tuning.most * error):
-            continue
-        errors = [system.solved(row, tuning.coarse) for row in noise]
-        left = np.abs([system.of(x) - row for x, row in zip(errors, noise, strict=True)])
-        if agreed or np.all(missed < tuning.noises * np.max(left)):
-            for _ in range(2):
-                u = readings.read_again(v, u)
-            return HeadValues(v, float(np.max(np.linalg.norm(errors, axis=2))), equations), u
+        # where gates are steps a right system leaves noise alone: more is a wrong sign of a head
+        # whose values are as small
+        agreed = soft and bool(np.all(missed < tuning.agrees * reduced.scale))
+        if agreed or np.all(missed < tuning.most * error):
+            errors = [system.solved(row, tuning.coarse) for row in noise]
+            left = np.abs([system.of(x) - row for x, row in zip(errors, noise, strict=True)])
+            if agreed or np.all(missed < tuning.noises * np.max(left)):
+                for _ in range(2):
+                    u = readings.read_again(v, u)
+                return HeadValues(v, float(np.max(np.linalg.norm(errors, axis=2))), equations), u
+        if not soft:
+            u = readings.read_again(_as_in_plane(v, known, plane), before)
     raise CoincidentJumps
+
+
+def _as_in_plane(v: Array, known: Array, plane: SearchPlane) -> Array:
+    """Return v (H, d) with what is known in the plane of the half circle, from jumps.
+
+    Wrong signs of a head leave it with any values, by which its logits would be read.
+    """
+    return np.asarray(v + (known - v) @ plane.plane.T @ plane.plane)
 
 
 @dataclass(frozen=True, slots=True)

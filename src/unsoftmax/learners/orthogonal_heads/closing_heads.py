@@ -106,7 +106,7 @@ class BoundedHeads:
         return Residuals.of(y - model(X), own=own, allowed=allowed, size=size), telling
 
 
-def certificate_of(
+def certificate_of_heads(
     found: BoundedHeads, values: Values, checks: int, further: tuple[str, ...]
 ) -> Certificate:
     """Return the bounds with all they assume."""

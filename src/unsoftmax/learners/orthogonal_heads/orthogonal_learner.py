@@ -29,7 +29,7 @@ from unsoftmax.learners.compose import Asking, named, restricted, together
 from unsoftmax.learners.orthogonal_heads.closing_heads import (
     BoundedHeads,
     ClosingTuning,
-    certificate_of,
+    certificate_of_heads,
     judged,
 )
 from unsoftmax.learners.orthogonal_heads.given_subspaces import (
@@ -47,7 +47,7 @@ from unsoftmax.learners.orthogonal_heads.subspace_search import (
     SubspaceSearch,
     SubspaceTuning,
 )
-from unsoftmax.learners.settings import Configured, as_json, one_of, whole
+from unsoftmax.learners.settings import Configured, as_json, one_of, whole_number
 from unsoftmax.learners.single_head.first_round import (
     FirstRound,
     FirstRoundSettings,
@@ -128,8 +128,8 @@ class OrthogonalHeads(Configured):
     revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
         one_of("tokens", self.tokens, ("few", "all"))
         bases = self._bases()
         for basis in bases:
@@ -211,7 +211,7 @@ class OrthogonalHeads(Configured):
             further.append(f"Heads with ‖v_h‖ below {hidden:.0e} would not be seen.")
         evidence, looked = yield from judged(bounded, opened, rng, self.tuning.closing)
         further += [looked] * bool(checks)
-        certificate = certificate_of(bounded, opened.values, checks, tuple(further))
+        certificate = certificate_of_heads(bounded, opened.values, checks, tuple(further))
         notes = *opened.values.precision.why, *found.notes
         return Found(bounded.model, certificate, evidence, notes)
 

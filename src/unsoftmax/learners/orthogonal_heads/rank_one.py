@@ -3,7 +3,7 @@
 For a head of rank one, W_h = k qᵀ, A(b) is (q·b)(k v_hᵀ + v_h kᵀ) on U_h: its two eigenvectors
 are the same for all b, so the commutant splits U_h into two lines. Their eigenvalues are of
 opposite sign and are q·b up to a factor; lines of other heads have another q. From rank two on
-the A(b) have no common invariant subspace within span(v_h, W_h).
+the A(b) have no common invariant subspace within basis_of(v_h, W_h).
 
 Source: beyond the paper, whose conjecture (Appendix C) assumes blocks that do not split.
 """

@@ -34,7 +34,7 @@ from unsoftmax.measure.hessians import (
     HessianScale,
     HessianTuning,
     ask_excess,
-    find_scale,
+    find_hessian_scale,
     hessian_queries,
     saturated_unseen,
     unseen_scores,
@@ -178,7 +178,7 @@ class SubspaceSearch:
         d, tuning = len(values.v), self.tuning
         tokens = np.eye(d) if self.every else np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
         first = tokens[self.rng.integers(d)]
-        scale = yield from find_scale(values, first, self.rng, tuning.hessian)
+        scale = yield from find_hessian_scale(values, first, self.rng, tuning.hessian)
         if scale is None:
             return None
         for attempt in range(1, tuning.scales + 1):

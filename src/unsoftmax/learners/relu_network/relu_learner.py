@@ -45,7 +45,7 @@ from unsoftmax.learners.relu_network.far_neurons import FarNeuronTuning, FarSear
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, LiftTuning, TargetLift
 from unsoftmax.learners.relu_network.network_search import NetworkSearch, NetworkSearchTuning
 from unsoftmax.learners.relu_network.split_form import SplitForm
-from unsoftmax.learners.settings import Configured, flag, whole
+from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -137,12 +137,12 @@ class ReluNetworkLearner(Configured):
     revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)
         if self.max_neurons is not None:
-            whole("max_neurons", self.max_neurons, 0)
+            whole_number("max_neurons", self.max_neurons, 0)
 
     @property
     def _most(self) -> int:

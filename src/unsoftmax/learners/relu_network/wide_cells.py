@@ -182,8 +182,8 @@ class WalkedForm:
             both &= touched[walk.order]
         k = walk.order[both]
         # a jump counts in the direction of growing activity
-        gain = np.zeros_like(form.a)
-        gain[k] = walk.rising[both, None] * np.diff(left.R, axis=0)[both]
+        rise = np.zeros_like(form.a)
+        rise[k] = walk.rising[both, None] * np.diff(left.R, axis=0)[both]
         error = form.error.copy()
         error[k] = np.sqrt(D * (left.error[:-1] ** 2 + left.error[1:] ** 2))[both]
         # a cell shows g0 but for the errors of its active neurons
@@ -191,13 +191,13 @@ class WalkedForm:
         g0, g_error, R = form.g0, form.g_error, left.R.copy()
         if len(known):
             active = walk.sides(known) > 0
-            R[known] -= active @ gain
+            R[known] -= active @ rise
             variance = D * left.error[known] ** 2 + active @ error**2
             best = int(np.argmin(variance))
             if variance[best] < g_error**2:
                 more = R[known[best]]
                 g0, g_error = g0 + more, float(np.sqrt(variance[best]))
                 R[known] -= more
-        a = form.a + form.eps[:, None] * gain
+        a = form.a + form.eps[:, None] * rise
         form = replace(form, g0=g0, a=a, error=error, g_error=g_error)
         return replace(self, form=form, left=replace(left, R=R))

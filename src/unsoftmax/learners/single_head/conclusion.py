@@ -9,7 +9,7 @@ answers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,10 @@ class ConclusionTuning:
     """How their answers are compared."""
 
 
+Bounds: TypeAlias = tuple[dict[str, float], tuple[str, ...]]
+"""Bounds on the errors of W, v, w and c, and what they assume."""
+
+
 class RecoveredHead(Protocol):
     """A recovered head with everything that bounds its errors; a dataclass."""
 
@@ -61,7 +65,7 @@ class RecoveredHead(Protocol):
     def values(self) -> Values:
         """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
 
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+    def bounds(self) -> Bounds:
         """Bound the errors of W, v, w and c; say what that assumes beyond `certificate_of`."""
 
     def notes(self) -> tuple[str, ...]:
@@ -93,21 +97,25 @@ def conclude(
     tuning : ConclusionTuning
         Knobs.
     """
-    certificate = certificate_of(head, first.checks)
+    bounds = head.bounds()
+    certificate = certificate_of(head, first.checks, bounds=bounds)
     closing, long = holdout.closing(
         head.model, certificate, first.closing, rng, tuning=tuning.holdout
     )
     rounds = tuning.holdout.long.rounds(long)
     answered = yield from fresh_answers(closing, [first.answered], rounds)
     try:
-        head, evidence = _supported(head, answered, first.checks, otherwise, tuning)
+        found = _supported(head, bounds, answered, first.checks, otherwise, tuning=tuning)
     except ModelMismatch:
         if head.values.reread is None or first.as_rounded is None:
             raise
         # no answer told its format while W was read, as with W = 0; now the hold-out does
         rounded = replace(head, values=first.as_rounded)  # type: ignore[type-var]
-        head, evidence = _supported(rounded, answered, first.checks, otherwise, tuning)
-    certificate = certificate_of(head, first.checks, looked_at(head.model, answered, long))
+        bounds = rounded.bounds()
+        found = _supported(rounded, bounds, answered, first.checks, otherwise, tuning=tuning)
+    head, bounds, evidence = found
+    looked = looked_at(head.model, answered, long)
+    certificate = certificate_of(head, first.checks, looked, bounds=bounds)
     _refuse_unknown(head, certificate, tuning)
     notes = head.notes()
     if not np.isfinite(certificate.errors["W"]):
@@ -115,12 +123,18 @@ def conclude(
     return Found(head.model, certificate, evidence, notes)
 
 
-def certificate_of(head: RecoveredHead, checks: int, *looked: str) -> Certificate:
-    """Return the head's bounds with all they assume; ``looked`` says how far it was looked."""
-    errors, further = head.bounds()
+def certificate_of(
+    head: RecoveredHead, checks: int, *looked: str, bounds: Bounds | None = None
+) -> Certificate:
+    """Return the head's bounds with all they assume; ``looked`` says how far it was looked.
+
+    ``bounds``: those of the head, where they are known already.
+    """
+    errors, further = bounds or head.bounds()
     precision = head.values.precision
     assumes = (
-        "The target is a single head: what the hold-out tests, it cannot prove.",
+        "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
+        "same share of the softmax from every single token, as a sink may, counts to v.",
         f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
         f"{_size_of(head.values)} from rounding, beside what is named here.",
         "Where a value of the head is a sum of products, their rounding is not above that of the "
@@ -148,8 +162,14 @@ def _size_of(values: Values) -> str:
 
 
 def _supported(
-    head: F, answered: list[Answered], checks: int, otherwise: str, tuning: ConclusionTuning
-) -> tuple[F, Evidence]:
+    head: F,
+    bounds: Bounds,
+    answered: list[Answered],
+    checks: int,
+    otherwise: str,
+    *,
+    tuning: ConclusionTuning,
+) -> tuple[F, Bounds, Evidence]:
     """Return the head with bounds that the hold-out supports, or refuse it.
 
     Answers are assumed to be coarser than they look until the hold-out passes, as far as may be.
@@ -159,7 +179,7 @@ def _supported(
     factor, wider = 1.0, head
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
     while True:
-        errors, _ = wider.bounds()
+        errors, _ = bounds
         compared = (
             (at.X.shape[1], to_first_order(at, y, wider.values, errors, tuning.judge))
             for at, y in seen
@@ -169,11 +189,13 @@ def _supported(
         if not judgement.refuses:
             if judgement.strain > 1 / tuning.strain:
                 wider = _coarser(wider, 2 * tuning.strain * judgement.strain)
-            return wider, evidence
+                bounds = wider.bounds()
+            return wider, bounds, evidence
         factor *= tuning.step * max(1.0, evidence.max_residual / evidence.tolerance)
         if not factor <= limit:  # also when there is nothing to compare
             _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
         wider = _coarser(head, factor)
+        bounds = wider.bounds()
 
 
 def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.settings import Configured, flag, one_of, whole
+from unsoftmax.learners.settings import Configured, flag, one_of, whole_number
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
@@ -114,8 +114,8 @@ class ExactHead(Configured):
     revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         one_of("probes", self.probes, ("balanced", "paper", "gaussian", "paper-unit"))
         if self.probes == "paper-unit" and self.biases:

@@ -297,24 +297,38 @@ def _straightened(
     """
     tuning = given.tuning
     values = _read(tokens, precision, x, line, tuning)
-    precision = values.precision
+    declared, compared = given.declared is not None, of_straight(x, line, values)
+    if np.all(np.abs(compared.relative) <= compared.tolerance):
+        if declared or not given.listens:
+            return values
+        # v's own bound may be wide enough to explain what is missed; the errors that W is read
+        # with are not, and answers to two tokens are off by as much
+        unit = _coarseness(x, line, replace(values, v_error=values.among_others.v), tuning)
+    else:
+        unit = _coarseness(x, line, values, tuning)
+        if declared or unit > max(tuning.coarsest_unit, values.precision.unit):
+            least = ", or the tolerance is too small" if declared else ""
+            missed = np.max(np.abs(compared.relative))
+            raise ModelMismatch(
+                f"Single tokens are not answered by x·v{' + c' if given.biases else ''}: the "
+                f"answers miss it by {missed:.1e} of their size. The target "
+                f"is not an attention head or a sum of heads{or_biased(given.biases)}{least}."
+            )
+    coarser = values.precision.with_unit(unit, "Single tokens are not answered exactly")
+    if coarser is values.precision:
+        return values
+    return _read(tokens, coarser, x, line, tuning)
+
+
+def _coarseness(x: Array, line: Array, values: Values, tuning: FirstRoundTuning) -> float:
+    """Return the roundoff that explains what tokens x (n, d) miss x·v + c by; 0 if none has to."""
     compared = of_straight(x, line, values)
     residual = np.abs(compared.relative)
     if np.all(residual <= compared.tolerance):
-        return values
-    exact = replace(values, precision=replace(precision, unit=0.0))
+        return 0.0
+    exact = replace(values, precision=replace(values.precision, unit=0.0))
     beyond = np.max(residual - of_straight(x, line, exact).tolerance)
-    unit = tuning.defect * float(beyond) / KAPPA
-    declared = given.declared is not None
-    if declared or unit > max(tuning.coarsest_unit, precision.unit):
-        least = ", or the tolerance is too small" if declared else ""
-        raise ModelMismatch(
-            f"Single tokens are not answered by x·v{' + c' if given.biases else ''}: the "
-            f"answers miss it by {np.max(residual):.1e} of their size. The target "
-            f"is not an attention head or a sum of heads{or_biased(given.biases)}{least}."
-        )
-    precision = precision.with_unit(unit, "Single tokens are not answered exactly")
-    return _read(tokens, precision, x, line, tuning)
+    return tuning.defect * float(beyond) / KAPPA
 
 
 def _read(

@@ -30,7 +30,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.settings import Configured, flag, positive, whole
+from unsoftmax.learners.settings import Configured, flag, positive, whole_number
 from unsoftmax.learners.single_head.column_space import (
     ColumnTuning,
     find_columns,
@@ -45,7 +45,7 @@ from unsoftmax.learners.single_head.first_round import (
     or_biased,
 )
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
-from unsoftmax.learners.single_head.row_space import RowTuning, read_rows, refine
+from unsoftmax.learners.single_head.row_space import RowTuning, read_on_row_space, read_rows
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -142,11 +142,11 @@ class LowRankHead(Configured):
     revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         if self.rank is not None:
-            whole("rank", self.rank, 0)
+            whole_number("rank", self.rank, 0)
             if self.rank > self.dim:
                 raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
         if self.tolerance is not None:
@@ -205,7 +205,7 @@ class LowRankHead(Configured):
             return ZeroReading(values, columns.left_out)
         probes = replace(probes, values=values)
         found = yield from read_rows(probes, columns, rng, tuning.rows)
-        return (yield from refine(probes, found)) if noisy else found
+        return (yield from read_on_row_space(probes, found)) if noisy else found
 
     def _conclusion(self) -> ConclusionTuning:
         """Say how much coarser answers may be than they look, and how long fresh offsets are."""

@@ -114,7 +114,7 @@ def _offsets_in(Q: Array, v: Array, rng: np.random.Generator, tuning: RowTuning)
     return np.asarray(np.round(rows / DENSE_GRID) * DENSE_GRID)
 
 
-def refine(probes: LowRankProbes, found: FactoredReading) -> Asking[FactoredReading]:
+def read_on_row_space(probes: LowRankProbes, found: FactoredReading) -> Asking[FactoredReading]:
     """Read W once more on the row space V found: Ŵ = (W Pᵀ)(V Pᵀ)⁻¹V, P being V rounded."""
     model, values, right = found.model, found.values, found.right.matrix
     V = np.linalg.qr(right.T)[0].T

@@ -23,7 +23,7 @@ import numpy as np
 
 from unsoftmax.learners.transformer.attention_scale import (
     AttentionScaleTuning,
-    find_scale,
+    find_token_lengths,
     guess_bias,
 )
 from unsoftmax.learners.transformer.score_vectors import ScoreSpan, ScoreVectors, without_bias
@@ -125,7 +125,7 @@ def recover_attention(
     bias = np.zeros(assumed.dim)
     if assumed.biases:
         bias = yield from guess_bias(reader, tuning.scale)
-    scale = yield from find_scale(reader, B[: tuning.scale.tokens], bias, tuning.scale)
+    scale = yield from find_token_lengths(reader, B[: tuning.scale.tokens], bias, tuning.scale)
     lines = TokenLines.alike(B, *scale)
     found, span = yield from _read_vectors(reader, lines, assumed, bias)
     beside = None

@@ -54,8 +54,8 @@ def guess_bias(
 ) -> Generator[Round, Answers, Array]:
     """Guess how large w is from two offsets of the token 0: a vector of its typical entry.
 
-    Only its norm matters to `find_scale`. 0 where the network is flat around 0, or where all
-    offsets tried saturate.
+    Only its norm matters to `find_token_lengths`. 0 where the network is flat around 0, or where
+    all offsets tried saturate.
     """
     learned = reader.learned
     dim, reach = learned.dim, np.array([learned.length])
@@ -74,7 +74,7 @@ def guess_bias(
     return np.zeros(dim)
 
 
-def find_scale(
+def find_token_lengths(
     reader: NetworkReader, B: Array, bias: Array, tuning: AttentionScaleTuning
 ) -> Generator[Round, Answers, tuple[float, float]]:
     """Find lengths of tokens and of offsets for which logits are moderate.

@@ -25,7 +25,7 @@ import numpy as np
 
 from unsoftmax.learners.network_algorithm import Algorithm, NetworkAlgorithm
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
-from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
+from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole_number
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.learners.transformer.antisymmetric_attention import recover_antisymmetric
@@ -137,8 +137,8 @@ class TransformerLearner(Configured):
     """What the settings that are learners may be, the first by default."""
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
         flag("anchored", self.anchored)
         one_of("attention", self.attention, ("local", "antisymmetric"))
         if self.head is not None and not isinstance(self.head, ExactHead | LowRankHead):

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from unsoftmax.learners.settings import Configured, one_of, positive, whole
+from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
 from unsoftmax.learners.single_head.approximate.balanced_passes import (
     averaged_values,
     passes_over_W,
@@ -113,9 +113,9 @@ class ApproximateHead(Configured):
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("seed", self.seed, 0)
-        whole("repeats", self.repeats, 1)
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
+        whole_number("repeats", self.repeats, 1)
         positive("tolerance", self.tolerance)
         for name in ("norm_bound", "radius", "single_tolerance"):
             if getattr(self, name) is not None:

@@ -21,13 +21,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
 from unsoftmax.measure.bisection import Labels, read_labels
-from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
-from unsoftmax.models.attention import largest_mean_shift
-from unsoftmax.probes import Array, Flags, Sequences
+from unsoftmax.probes import Array, Flags, Indices, Sequences
 from unsoftmax.protocol import Certificate
-from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt, sum_rounding
+from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, from_the_side, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
@@ -54,6 +53,10 @@ class FlipTuning:
     certain: float = 1.01
     """Labels are asked where f̂ is so many times what it may be off by. Below 1 right models are
     refused; larger, small differences pass."""
+    roundoffs: float = 16.0
+    """What sums over the ends of a line may be off by, relative to 1 + max‖x_i‖‖u‖. Larger:
+    slower, for closer decisions take all coordinates. Smaller: other labels may be asked, a few
+    roundoffs away."""
     most_share: float = 0.5
     """A sequence whose answer may be off by this share of its size is left out. Without any
     other the evidence is that nothing was checked."""
@@ -138,22 +141,35 @@ def _beside_the_flip(
     # f(−X) = −f(X): every sequence can be made to have either label
     signs = np.where(model(ends.reshape(-1, *ends.shape[2:])) > 0, 1.0, -1.0)
     signs = signs.reshape(ends.shape[:2]) * np.array([[1.0], [-1.0]])
-    ones, zeros = signs[..., None, None] * ends
-    count = len(ones)
+    lines = FlipLines.of(model, *(signs[..., None, None] * ends))
+    count, rounded = len(lines.ones), lines.rounding(tuning.roundoffs)
 
+    # The ends' numbers decide far from a flip. Next to it all coordinates do, as for the target.
     def below(place: Array) -> Flags:
-        return np.asarray(model(_between(ones, zeros, place)) <= 0)
+        answers = lines.at(place).answers()
+        near = _near(answers, rounded * lines.longest)
+        if len(near):
+            answers[near] = model(lines.between(place, near))
+        return answers <= 0
 
     def certain(place: Array) -> Flags:
-        at = HeadAt.of(model, _between(ones, zeros, place))
-        off = uncertainty(at, model.v, certificate)
-        return np.asarray(np.abs(at.predicted) >= tuning.certain * off)
+        at = lines.at(place)
+        far, off = np.abs(at.answers()), tuning.certain * at.uncertainty(certificate)
+        near = _near(far - off, rounded * lines.longest)
+        if len(near):
+            far[near] = np.abs(model(lines.between(place, near)))
+            near = _near(far - off, rounded * off)
+        if len(near):
+            at_near = HeadAt.of(model, lines.between(place, near))
+            off[near] = tuning.certain * uncertainty(at_near, model.v, certificate)
+        return far >= off
 
     flip = _first(below, np.zeros(count), np.ones(count), tuning)
     # from the flip outwards, to either end
     far = _first(certain, np.tile(flip, 2), np.repeat([0.0, 1.0], count), tuning)
-    pairs = np.stack([_between(ones, zeros, place) for place in np.split(far, 2)], axis=1)
-    return pairs.reshape(2 * count, *ones.shape[1:])
+    every = np.arange(count)
+    pairs = np.stack([lines.between(place, every) for place in np.split(far, 2)], axis=1)
+    return pairs.reshape(2 * count, *lines.ones.shape[1:])
 
 
 def _first(holds: Callable[[Array], Flags], start: Array, stop: Array, tuning: FlipTuning) -> Array:
@@ -162,34 +178,25 @@ def _first(holds: Callable[[Array], Flags], start: Array, stop: Array, tuning: F
     Where it holds and ends several times between two places that are looked at, one of the places
     where it begins to hold.
     """
-    shares = np.linspace(0, 1, tuning.sections + 1)[:, None]
+    shares, lines = np.linspace(0, 1, tuning.sections + 1)[:, None], np.arange(len(start))
+    held = np.ones((tuning.sections, len(start)), dtype=bool)
     for _ in range(tuning.divisions):
+        if np.all(np.nextafter(start, stop) == stop):  # nothing is between them
+            break
         places = (1 - shares) * start + shares * stop
-        held = holds(places[1:-1].ravel()).reshape(-1, len(start))
-        first = np.argmax(np.append(held, np.ones((1, len(start)), dtype=bool), axis=0), axis=0)
-        start, stop = (np.take_along_axis(places, k[None], axis=0)[0] for k in (first, first + 1))
+        held[:-1] = holds(places[1:-1].ravel()).reshape(-1, len(start))
+        first = np.argmax(held, axis=0)
+        start, stop = places[first, lines], places[first + 1, lines]
     return stop
 
 
-def _between(ones: Array, zeros: Array, place: Array) -> Array:
-    """Return points of the lines from ``ones`` (place 0) to ``zeros`` (place 1), one after another.
+def _near(numbers: Array, within: Array | float) -> Indices:
+    """Return which numbers are so near to 0, none or two at least.
 
-    ``place`` may hold several points of every line, those of all lines together.
+    BLAS takes the sums of a single sequence in another order than those of several.
     """
-    share = place.reshape(-1, len(ones), 1, 1)
-    points = (1 - share) * ones + share * zeros
-    return np.asarray(points.reshape(-1, *ones.shape[1:]))
-
-
-def uncertainty(at: HeadAt, v: Array, certificate: Certificate) -> Array:
-    """Bound how far a head's answers can be from what the target computes, ‖v‖ = 1."""
-    values = at.X @ v
-    mean = np.sum(at.weights * values, axis=1)
-    # round-off twice: that of the target's scores and that of the scores as computed here
-    moved = at.score_moves(2 * UNIT, min(certificate.errors["W"], UNBOUNDED)).max(axis=1)
-    shifted = largest_mean_shift(at.weights, np.abs(values - mean[:, None]), moved)
-    summed = sum_rounding(at.weights, values, 2 * UNIT)
-    return np.asarray(at.longest * (2 * KAPPA * UNIT + certificate.errors["v"]) + shifted + summed)
+    near = np.flatnonzero(np.abs(numbers) <= within)
+    return np.resize(near, 2) if len(near) == 1 else near
 
 
 def compare_labels(

@@ -29,7 +29,7 @@ from unsoftmax.learners.single_head.labels.pair_logits import (
     ScaleSearchTuning,
     TokenPairs,
     bisect_all,
-    find_scale,
+    find_threshold_scale,
 )
 from unsoftmax.learners.single_head.labels.proved_head import (
     ProvedHead,
@@ -94,7 +94,7 @@ def learn_by_bisection(
 
     v = ratios.value()
     pairs = TokenPairs.balanced(v, rng)
-    pilots, octave = yield from find_scale(pairs, v, rng, tuning.scale)
+    pilots, octave = yield from find_threshold_scale(pairs, v, rng, tuning.scale)
     logits = ScaledBrackets.of(len(pairs), 2.0**octave, tuning.bisection)
     spare = label_head_again(dim, tuning.schedule) // tuning.bisection.first_bits
     yield from bisect_all(pairs, logits, ratios, bits, spare)

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.settings import Configured, one_of, positive, whole
+from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
 from unsoftmax.learners.single_head.labels.bisected_head import LabelTuning, learn_by_bisection
 from unsoftmax.learners.single_head.labels.sphere_average import Promise, learn_by_averaging
 from unsoftmax.models import SingleHead
@@ -118,7 +118,7 @@ class LabelHead(Configured):
     def __post_init__(self) -> None:
         for name, least in (("dim", 1), ("bits", 1), ("seed", 0)):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), least)
+                whole_number(name, getattr(self, name), least)
         one_of("method", self.method, ("bisect", "paper"))
         for name in ("norm_bound", "margin", "error", "failure", "sample_share"):
             if getattr(self, name) is not None:

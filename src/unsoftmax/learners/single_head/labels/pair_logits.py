@@ -89,7 +89,7 @@ class TokenPairs:
         return thresholds.scales(t, scale, self.ratio[k])
 
 
-def find_scale(
+def find_threshold_scale(
     pairs: TokenPairs, v: Array, rng: np.random.Generator, tuning: ScaleSearchTuning
 ) -> Asking[tuple[Indices, int]]:
     """Return pilots, and log₂ of the largest scale at which few of their |t| exceed 1.5."""

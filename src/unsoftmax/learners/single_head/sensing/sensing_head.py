@@ -27,9 +27,10 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.settings import Configured, whole
+from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.first_round import (
+    FirstRound,
     FirstRoundSettings,
     FirstRoundTuning,
     ask_first_round,
@@ -51,9 +52,10 @@ from unsoftmax.theory import counts
 class SensingTuning:
     """Knobs of `SensingHead`, those of its parts nested."""
 
-    most_measurements: int = 8192
-    """More are refused: the solver holds a few m×m matrices, half a gigabyte each here, and
-    takes minutes."""
+    most_measurements: int = 20480
+    """More are refused, for no more was tried: d = 384 and r = 8 have 19,776, and take minutes."""
+    most_equations: int = 8192
+    """The same where there are d² of them: then W is the solution of a dense system."""
     first_round: FirstRoundTuning = field(default=FirstRoundTuning())
     gaussian: GaussianTuning = field(default=GaussianTuning())
     nuclear_norm: NuclearNormTuning = field(default=NuclearNormTuning())
@@ -82,7 +84,12 @@ class SensingHead(Configured):
     ------
     ValueError, TypeError
         A setting is out of range, or not of its type; on learning, before anything is asked,
-        if m is above 8,192: the convex programme holds m×m numbers.
+        if the convex programme would take too long: m above 20,480 (8,192 where m is d² or more),
+        or r(2d−r) above 8,192.
+    NotIdentifiable, ModelMismatch
+        The matrix of least nuclear norm is not W, is not fixed by the measurements, or does not
+        predict fresh answers. ``.determined["least_norm_W"]`` is that matrix, as far as it was
+        found: exactly where its rank showed; else its norm is within 1e-9 of the least, as a rule.
 
     Notes
     -----
@@ -90,6 +97,11 @@ class SensingHead(Configured):
     as a rule.
     *Determined up to* nothing; W is free when v = 0. With few measurements the matrix of least
     nuclear norm is not W: its rank shows it, and it is refused.
+    *How often it fails*: with the default m for none of 2,000 random heads (d = 16 to 32, r = 1
+    to 3); with 3 measurements per parameter for 6 % at r = 1 and none at r = 2 and 3; with 2 for
+    15 to 98 %; with 1.5 for all. Each was refused, and nothing else.
+    *Memory and time*: m×d numbers, and r(2d−r) squared for the certificate; d = 384 and r = 8
+    take 1.7 GiB, and 12 minutes of one core that others use too.
     *Source*: Theorem 5.1 of arXiv 2601.16873, the guarantee from Cai and Zhang, "ROP: Matrix
     recovery via rank-one projections"; the certificate goes beyond it.
 
@@ -115,13 +127,13 @@ class SensingHead(Configured):
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 1)
-        whole("rank", self.rank, 0)
-        whole("seed", self.seed, 0)
+        whole_number("dim", self.dim, 1)
+        whole_number("rank", self.rank, 0)
+        whole_number("seed", self.seed, 0)
         if self.rank > self.dim:
             raise ValueError(f"rank must be at most dim, {self.dim}; it is {self.rank}.")
         if self.measurements is not None:
-            whole("measurements", self.measurements, 1)
+            whole_number("measurements", self.measurements, 1)
             parameters = counts.of_rank(int(self.dim), int(self.rank))
             if self.measurements < parameters:
                 raise ValueError(
@@ -160,12 +172,23 @@ class SensingHead(Configured):
         asked = GaussianReadings.draw(self._count, first.values, rng, tuning.gaussian)
         yield from asked.ask()
         found = minimise(asked.measurements(), tuning.nuclear_norm)
+        try:
+            return (yield from self._concluded(found, asked, first, rng))
+        except (NotIdentifiable, ModelMismatch) as refusal:
+            refusal.determined["least_norm_W"] = found.W
+            raise
+
+    def _concluded(
+        self, found: Minimiser, asked: GaussianReadings, first: FirstRound, rng: np.random.Generator
+    ) -> Steps[SingleHead]:
+        """Refuse a minimiser that need not be W, or ask the hold-out whether it is."""
         if not found.determined or found.rank > self.rank:
             self._refuse(found, asked)
-        head = SensedHead.of(found, asked, int(self.rank))
+        tangent = self.tuning.nuclear_norm.fit.tangent
+        head = SensedHead.of(found, asked, int(self.rank), tangent)
         otherwise = f", its W has a rank above {self.rank}{or_biased(False)}"
         try:
-            return (yield from conclude(head, first, rng, otherwise, tuning.conclusion))
+            return (yield from conclude(head, first, rng, otherwise, self.tuning.conclusion))
         except ModelMismatch as error:
             # as many equations as unknowns: another matrix of that rank may solve them too
             parameters = counts.of_rank(int(self.dim), found.rank)
@@ -180,12 +203,16 @@ class SensingHead(Configured):
 
     def _refuse_too_many(self) -> None:
         """Refuse more measurements than the convex programme can take."""
-        most = self.tuning.most_measurements
-        if self._count > most:
+        d, rank, tuning = int(self.dim), int(self.rank), self.tuning
+        all_of_it = self._count >= d * d
+        most = tuning.most_equations if all_of_it else tuning.most_measurements
+        most_unknowns = tuning.nuclear_norm.fit.tangent.most_unknowns
+        if self._count > most or counts.of_rank(d, rank) > most_unknowns:
             raise ValueError(
-                f"{self._count:,} measurements are more than the convex programme can take, "
-                f"{most:,}. Learn with LowRankHead, which needs "
-                f"{counts.low_rank_head(int(self.dim), int(self.rank)):,} queries and none of it."
+                f"{self._count:,} measurements of {counts.of_rank(d, rank):,} parameters are more "
+                f"than the convex programme can take, {most:,} of {most_unknowns:,}. Learn with "
+                f"LowRankHead, which needs {counts.low_rank_head(d, rank):,} queries and none of "
+                "it."
             )
 
     def _refuse(self, found: Minimiser, asked: GaussianReadings) -> NoReturn:

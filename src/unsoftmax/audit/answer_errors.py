@@ -1,0 +1,239 @@
+"""What a target's answers may be off by, and what changes of a claim that leaves visible.
+
+Both are measured without trusting the claim's numbers: a claim that is wrong is no reason to
+believe that answers are coarse. Three sources, of which each answer's bound is made:
+
+- the format of the answers (`measure.precision`);
+- the target's own arithmetic: what it misses identities by that hold for every model of the class,
+  in roundoffs of the terms that are added up;
+- noise, where sequences asked twice are answered differently: Student's t of the deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy
+
+from unsoftmax.audit.claimed_models import Claim, ClaimedAnswers
+from unsoftmax.measure.number_format import significant_bits
+from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, Precision
+from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.protocol import Answers
+
+STRANGE = (
+    "Answers miss identities that hold for every such model by more than the arithmetic of their "
+    "format explains: the target does something else as well."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Answers y (B,) to sequences, with what the claim says there."""
+
+    y: Array
+    at: ClaimedAnswers
+
+    @property
+    def missed(self) -> Array:
+        """How far answers are from the predictions, y − f̂(X)."""
+        return self.y - self.at.predicted
+
+    def __getitem__(self, some: list[int] | slice) -> Seen:
+        at = self.at
+        moves = {tensor: move[some] for tensor, move in at.moves.items()}
+        return Seen(self.y[some], ClaimedAnswers(at.predicted[some], at.roundings[some], moves))
+
+    def beside(self, other: Seen) -> Seen:
+        """Return both, one after the other."""
+        moves = {
+            name: np.append(move, other.at.moves[name]) for name, move in self.at.moves.items()
+        }
+        predicted = np.append(self.at.predicted, other.at.predicted)
+        roundings = np.append(self.at.roundings, other.at.roundings)
+        return Seen(np.append(self.y, other.y), ClaimedAnswers(predicted, roundings, moves))
+
+
+def seen_at(
+    claim: Claim, sequences: Sequence[Array], phase: str
+) -> Generator[Round, Answers, Seen]:
+    """Ask sequences (N, d) of any lengths in one round; return what is seen, in their order."""
+    lengths = sorted({len(X) for X in sequences})
+    places = [[k for k, X in enumerate(sequences) if len(X) == N] for N in lengths]
+    stacks = [np.stack([sequences[k] for k in some]) for some in places]
+    answers = yield [Sequences(X, phase=phase, purpose="check") for X in stacks]
+    y, predicted, roundings = (np.empty(len(sequences)) for _ in range(3))
+    moves = {tensor: np.empty(len(sequences)) for tensor in claim.tensors()}
+    for some, X, answer in zip(places, stacks, answers, strict=True):
+        at = claim.at(X)
+        y[some], predicted[some], roundings[some] = answer, at.predicted, at.roundings
+        for tensor, move in at.moves.items():
+            moves[tensor][some] = move
+    return Seen(y, ClaimedAnswers(predicted, roundings, moves))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerErrorTuning:
+    """Knobs of measuring what answers may be off by."""
+
+    safety: float = 16.0
+    """The arithmetic's roundoff is taken so many times as large as identities show it."""
+    coarsest: float = 2.0**-11
+    """No arithmetic shows a larger roundoff, bfloat16 included (its own is 2⁻⁹, of terms that are
+    rarely all as large as their bound): identities that are missed by more do not hold."""
+    coarsest_float64: float = 2.0**-24
+    """The same where answers are float64 numbers, from float32 arithmetic at the coarsest."""
+    false_alarm: float = 1e-9
+    """Probability with which noise alone passes its bound, per answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """What a target misses Σ c_k f(X_k) = 0 by, and how large the terms are."""
+
+    value: float
+    weights: Array
+    seen: Seen
+
+    @classmethod
+    def of(cls, weights: Sequence[float], seen: Seen) -> Defect:
+        """Take the answers to the identity's sequences."""
+        c = np.array(weights)
+        return cls(abs(float(c @ seen.y)), c, seen)
+
+    def roundoffs(self, precision: Precision) -> float:
+        """Return the roundoff that explains it, beyond what the answers' format does."""
+        c, y = np.abs(self.weights), self.seen.y
+        by_format = float(c @ (precision.relative * np.abs(y) + precision.absolute))
+        size = float(c @ (self.seen.at.roundings + precision.hidden))
+        return max(0.0, self.value - by_format) / (KAPPA * size) if size else 0.0
+
+    def standard(self, hidden: float) -> tuple[float, float]:
+        """Return the deviation of one answer, were the defect noise; and as a share of its size."""
+        sizes = self.weights * (self.seen.at.roundings + hidden)
+        return self.value / _norm(self.weights), self.value / _norm(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerErrors:
+    """What answers may be off by."""
+
+    precision: Precision
+    deviation: float = 0.0
+    """Standard deviation of an answer's noise."""
+    share: float = 0.0
+    """The same as a share of the answer's size: noise may be of one size, or grow with it."""
+    freedom: int = 0
+    """Degrees of freedom of its estimate."""
+    averaged: int = 1
+    """Askings that every answer is the mean of."""
+    strange: bool = False
+    """Whether identities are missed by more than arithmetic of the answers' format explains."""
+    tuning: AnswerErrorTuning = AnswerErrorTuning()
+
+    @property
+    def _quantile(self) -> float:
+        """How many deviations noise may move an answer by."""
+        if not self.freedom:
+            return 0.0
+        quantile = scipy.stats.t.isf(self.tuning.false_alarm / 2, self.freedom)
+        return float(quantile / np.sqrt(self.averaged))
+
+    def of(self, seen: Seen) -> Array:
+        """Bound what each answer may be off by, (B,)."""
+        sizes = seen.at.roundings
+        noise = np.maximum(self.deviation, self.share * (sizes + self.precision.hidden))
+        return np.asarray(self.precision.error(sizes, seen.y) + self._quantile * noise)
+
+    def alone(self) -> AnswerErrors:
+        """Return the errors of answers that are asked once."""
+        return replace(self, averaged=1)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what was noticed."""
+        if self.strange:
+            return (*self.precision.why, STRANGE)
+        if not self.deviation:
+            return self.precision.why
+        sentence = (
+            f"The same question got different answers: a standard deviation of "
+            f"{self.deviation:.1e}, of which {self._quantile:.0f} times as much is allowed for."
+        )
+        return (*self.precision.why, sentence)
+
+
+def measured(
+    generic: Seen, twice: tuple[Seen, Seen], defects: Sequence[Defect], tuning: AnswerErrorTuning
+) -> AnswerErrors:
+    """Read format, arithmetic and noise off answers.
+
+    Parameters
+    ----------
+    generic : Seen
+        Answers to random sequences, whose format is the answers'.
+    twice : (Seen, Seen)
+        Sequences that were asked twice.
+    defects : sequence of Defect
+        What identities are missed by.
+    """
+    found = Precision.of_format([generic.y])
+    # inside, a target is taken to be no more precise than its answers; and terms that cancel in
+    # the claim need not cancel there: value and output biases, say
+    single = FLOAT32_UNIT if significant_bits(generic.y) <= FLOAT32_BITS else 0.0
+    unit, hidden = max(found.unit, found.relative, single), float(np.median(generic.at.roundings))
+    found = replace(found, unit=unit, hidden=hidden)
+    roundoff = max((d.roundoffs(found) for d in defects), default=0.0)
+    # float64 answers come from float64 or float32 arithmetic, not from any that is coarser
+    strange = roundoff > (tuning.coarsest if single else tuning.coarsest_float64)
+    # and no arithmetic is as coarse as that: then the target is no model of the class
+    roundoff = tuning.safety * roundoff if roundoff <= tuning.coarsest else 0.0
+    one, two = twice
+    changes = np.abs(two.y - one.y)
+    # multiples of 2^-k are what sums that cancel end with, after several of their terms rounded
+    binary = found.absolute and np.frexp(found.absolute)[0] == 0.5
+    precision = replace(found, absolute=found.absolute * (tuning.safety if binary else 1.0))
+    if np.all(changes <= 2 * precision.error(one.at.roundings, one.y)):
+        reason = "Identities that hold for every such model are missed by the target's arithmetic"
+        precision = precision.with_unit(roundoff, reason)
+        return AnswerErrors(precision, strange=strange, tuning=tuning)
+    # noise hides what the arithmetic does: identities are repeats, too
+    repeats = [*zip(changes, changes / (one.at.roundings + hidden), strict=True)]
+    standard = np.array([d.standard(hidden) for d in defects])
+    squares = np.vstack([np.square(repeats) / 2, np.square(standard)])
+    deviation, share = np.sqrt(np.mean(squares, axis=0))
+    return AnswerErrors(precision, float(deviation), float(share), len(squares), tuning=tuning)
+
+
+def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, float]:
+    """Return the relative change of each tensor that all answers together would show.
+
+    A change in a random direction by ε‖θ‖ moves answer k by a normal number of deviation
+    ε‖θ‖·‖∂f_k/∂θ‖/√n. It goes unnoticed while all stay within their ``bounds``: with the
+    probability ``missed`` at the ε returned. ``inf`` where no answer depends on θ.
+    """
+    found = {}
+    for tensor, (norm, entries) in claim.tensors().items():
+        moves = (norm or 1.0) * seen.at.moves[tensor] / np.sqrt(max(1, entries))
+        found[tensor] = _visible(moves, bounds, missed)
+    return found
+
+
+def _norm(x: Array) -> float:
+    return float(np.linalg.norm(x)) or 1.0
+
+
+def _visible(moves: Array, bounds: Array, missed: float) -> float:
+    used = moves > 0
+    if not np.any(used):
+        return np.inf
+    units = np.maximum(bounds[used], np.finfo(np.float64).tiny) / moves[used]
+
+    def excess(log: float) -> float:
+        shares = scipy.special.erf(units / (np.exp(log) * np.sqrt(2)))
+        return float(np.sum(np.log(np.maximum(shares, np.finfo(np.float64).tiny))) - np.log(missed))
+
+    low = np.log(units.min()) - 5
+    high = np.log(units.min()) + 30
+    return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-3)))

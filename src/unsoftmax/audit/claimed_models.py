@@ -1,0 +1,257 @@
+"""What a claimed model says of any sequence: its answer, how far that may round, what moves it.
+
+A *claim* is a model with known parameters that a target may or may not serve. For every class
+`claim_of` knows:
+
+- the answer f̂(X), and how many roundoffs a target that computes it as libraries do may be off;
+- the *moves* ‖∂f/∂θ‖ for every tensor θ. A change of θ in a random direction by ε‖θ‖ moves the
+  answer by about ε‖θ‖·‖∂f/∂θ‖/√n, n being the number of entries of θ;
+- at which length tokens meet the bends of the function, and which vectors score them.
+
+Answers are those of `unsoftmax.models.attention`: with g_i = ∂f/∂s_i the moves of a head are
+Σ g_i x_i x_Nᵀ by W, Σ g_i x_i by w and the pooled token Σ α_i x_i by v.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
+from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
+from unsoftmax.models.model import FrozenModel
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedAnswers:
+    """A claim at sequences X (B, N, d)."""
+
+    predicted: Array
+    """f̂(X), (B,)."""
+    roundings: Array
+    """Size of the terms of each answer, (B,): its rounding error in units of the roundoff."""
+    moves: Mapping[str, Array]
+    """‖∂f/∂θ‖ by tensor, (B,)."""
+
+
+class Claim(ABC):
+    """A model of one class as the claim that a target serves it."""
+
+    attends: bool = True
+    """Whether there are scores: whether sequences may have more than one token."""
+    affine: bool = False
+    """Whether answers to single tokens are x·v + c."""
+
+    def __init__(self, model: FrozenModel) -> None:
+        self.model = model
+        self.dim = model.dim
+
+    @abstractmethod
+    def at(self, X: Array) -> ClaimedAnswers:
+        """Evaluate the claim at sequences (B, N, d)."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, tuple[float, int]]:
+        """Return each tensor's norm and its number of entries."""
+
+    def essential(self) -> list[str]:
+        """Return the tensors, biases apart, that are not 0 and that answers depend on."""
+        return [name for name, (norm, _) in self.tensors().items() if norm and self._tells(name)]
+
+    @abstractmethod
+    def _tells(self, tensor: str) -> bool:
+        """Whether a claim without this tensor's test says nothing."""
+
+    @property
+    def lengths(self) -> Array:
+        """Lengths at which single tokens meet what bends the function; empty where nothing does."""
+        return np.zeros(0)
+
+    def vectors(self, x: Array) -> Array:
+        """Map query tokens (B, d) to what their sequences' tokens are scored with, (B, H, d)."""
+        raise NotImplementedError
+
+
+class ServedHeads(Claim):
+    """One head or several."""
+
+    affine = True
+
+    def __init__(self, model: SingleHead | MultiHead) -> None:
+        super().__init__(model)
+        self._single = isinstance(model, SingleHead)
+        self.v = np.atleast_2d(model.v)
+        self.c = model.c
+        self._attention = model
+
+    def named(self, tensor: str, head: int) -> str:
+        """Return what a head's tensor is called."""
+        return tensor if self._single else f"{tensor} of head {head}"
+
+    def vectors(self, x: Array) -> Array:  # noqa: D102
+        u = self._attention.scores_of(x)
+        return u[:, None] if self._single else u
+
+    def tensors(self) -> dict[str, tuple[float, int]]:  # noqa: D102
+        d, heads = self.dim, range(len(self.v))
+        W = [self._attention] if isinstance(self._attention, SingleHead) else self._attention.heads
+        w = np.atleast_2d(self._attention.w)
+        found = {self.named("W", h): (W[h].norm("W"), d * d) for h in heads}
+        found |= {self.named("w", h): (float(np.linalg.norm(w[h])), d) for h in heads}
+        found |= {self.named("v", h): (float(np.linalg.norm(self.v[h])), d) for h in heads}
+        return found | {"c": (abs(self.c), 1)}
+
+    def _tells(self, tensor: str) -> bool:
+        heads = range(len(self.v))
+        scored = {self.named("W", h) for h in heads if np.any(self.v[h])}
+        return tensor in scored | {self.named("v", h) for h in heads}
+
+    def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
+        u = self.vectors(X[:, -1])
+        weights = softmax(token_scores(X, u))
+        v = np.broadcast_to(self.v, u.shape)
+        gradients, roundings = _scores_at(X, weights, u, v)
+        queries, pooled = np.linalg.norm(X[:, -1], axis=1), pooled_tokens(X, weights)
+        moves = {}
+        for h in range(len(self.v)):
+            moves[self.named("W", h)] = gradients[:, h] * queries
+            moves[self.named("w", h)] = gradients[:, h]
+            moves[self.named("v", h)] = np.linalg.norm(pooled[:, h], axis=1)
+        moves["c"] = np.ones(len(X))
+        longest = np.linalg.norm(X, axis=2).max(axis=1)
+        values = longest * np.sum(np.linalg.norm(self.v, axis=1)) + abs(self.c)
+        return ClaimedAnswers(self._attention(X), roundings + values, moves)
+
+
+class ServedNetwork(Claim):
+    """A ReLU network of single tokens."""
+
+    attends = False
+
+    def __init__(self, model: ReluNetwork) -> None:
+        super().__init__(model)
+        self.network = model
+
+    @property
+    def lengths(self) -> Array:  # noqa: D102
+        return _hyperplane_lengths(self.network)
+
+    def tensors(self) -> dict[str, tuple[float, int]]:  # noqa: D102
+        arrays = self.network.arrays()
+        return {name: (float(np.linalg.norm(x)), x.size) for name, x in arrays.items()}
+
+    def _tells(self, tensor: str) -> bool:
+        return tensor in ("A", "w_o") and bool(np.any(self.network.w_o))
+
+    def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
+        _, roundings, moves = _network_at(self.network, X[:, -1])
+        return ClaimedAnswers(self.network(X[:, -1]), roundings, moves)
+
+
+class ServedTransformer(Claim):
+    """A head before a ReLU network."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__(model)
+        self.network = model.network
+        self._attention = model
+
+    @property
+    def lengths(self) -> Array:  # noqa: D102
+        return _hyperplane_lengths(self.network)
+
+    def vectors(self, x: Array) -> Array:  # noqa: D102
+        return self._attention.scores_of(x)[:, None]
+
+    def tensors(self) -> dict[str, tuple[float, int]]:  # noqa: D102
+        arrays, d = self.network.arrays(), self.dim
+        norms = {
+            f"network.{name}": (float(np.linalg.norm(x)), x.size) for name, x in arrays.items()
+        }
+        W, w = self._attention.norm("W"), self._attention.norm("w")
+        return {"W": (W, d * d), "w": (w, d), **norms}
+
+    def _tells(self, tensor: str) -> bool:
+        bends = bool(np.any(self.network.w_o) and np.any(self.network.A))
+        return tensor in ("W", "network.A", "network.w_o") and bends
+
+    def pooled(self, X: Array) -> Array:
+        """Return the token that the network is given, (B, d)."""
+        weights = self._attention.attention(X)
+        return pooled_tokens(X, weights)
+
+    def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
+        u = self.vectors(X[:, -1])
+        weights = softmax(token_scores(X, u))
+        slopes, roundings, moves = _network_at(self.network, pooled_tokens(X, weights[:, 0]))
+        gradients, scored = _scores_at(X, weights, u, slopes[:, None])
+        longest = np.linalg.norm(X, axis=2).max(axis=1)
+        roundings = roundings + scored + longest * np.linalg.norm(slopes, axis=1)
+        gradient = gradients[:, 0]
+        own = {"W": gradient * np.linalg.norm(X[:, -1], axis=1), "w": gradient}
+        named = {f"network.{name}": move for name, move in moves.items()}
+        return ClaimedAnswers(self._attention(X), roundings, own | named)
+
+
+def claim_of(model: object) -> Claim:
+    """Return the claim that a target serves ``model``.
+
+    Raises
+    ------
+    TypeError
+        Nothing is known of its class.
+    """
+    for kind, claim in CLAIMS.items():
+        if isinstance(model, kind):
+            made: Claim = claim(model)
+            return made
+    known = ", ".join(kind.__name__ for kind in CLAIMS)
+    raise TypeError(f"model must be one of {known}; it is {type(model).__name__}.")
+
+
+CLAIMS: Mapping[type, type] = {
+    SingleHead: ServedHeads,
+    MultiHead: ServedHeads,
+    ReluNetwork: ServedNetwork,
+    Transformer: ServedTransformer,
+}
+"""The claim of every model class: to add a class, write its claim and list it here."""
+
+
+def _scores_at(X: Array, weights: Array, u: Array, v: Array) -> tuple[Array, Array]:
+    """Return ‖Σ g_i x_i‖ per head, (B, H), and the scores' rounding in the answers, (B,).
+
+    ``weights`` are (B, H, N), ``u`` and the value vectors ``v`` (B, H, d).
+    """
+    g = score_gradient(weights, token_scores(X, v))
+    lengths = np.linalg.norm(X, axis=2)[:, None]
+    rounded = np.sum(np.abs(g) * lengths, axis=2) * np.linalg.norm(u, axis=2)
+    return np.linalg.norm(g @ X, axis=2), rounded.sum(axis=1)
+
+
+def _network_at(network: ReluNetwork, x: Array) -> tuple[Array, Array, dict[str, Array]]:
+    """Return a network's slopes (B, d), its rounding (B,) and its moves at points (B, d)."""
+    z = x @ network.A + network.b
+    on = (z > 0) * network.w_o
+    lengths = np.linalg.norm(x, axis=1)
+    terms = lengths[:, None] * np.linalg.norm(network.A, axis=0) + np.abs(network.b)
+    active = np.linalg.norm(on, axis=1)
+    moves = {
+        "A": lengths * active,
+        "w_o": np.linalg.norm(np.maximum(z, 0.0), axis=1),
+        "b": active,
+        "c": np.ones(len(x)),
+    }
+    return on @ network.A.T, terms @ np.abs(network.w_o) + abs(network.c), moves
+
+
+def _hyperplane_lengths(network: ReluNetwork) -> Array:
+    """Return √d times the hyperplanes' distances: lengths at which random tokens meet them."""
+    norms = np.linalg.norm(network.A, axis=0)
+    used = (norms > 0) & (network.b != 0)
+    distances: Array = np.abs(network.b[used]) / norms[used]
+    return np.sort(distances) * float(np.sqrt(network.dim))

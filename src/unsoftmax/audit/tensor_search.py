@@ -1,0 +1,249 @@
+"""Which tensor was changed? Sequences at which one tensor alone can have moved the answer.
+
+A target that is known to be different from a claim is asked, for several heads:
+
+- single tokens and the token 0, of which f is x·Σv_h + c: c, or some v, was changed;
+- for every head three offsets on its line (`claim_probes.Lines`), at the logits 1.5, S and 1.5·S.
+  Saturated answers give the two numbers of δv_h on the line, so what they leave unexplained at the
+  logit 1.5 comes from the head's scores;
+- with the query token 0, where no W scores: the same lines for w alone.
+
+For a head before a network, the token that the claim pools is asked by itself: f(X) = f([p(X)])
+whatever the network is, unless the scores were changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import scipy
+
+from unsoftmax.audit.answer_errors import AnswerErrors, Seen, seen_at
+from unsoftmax.audit.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
+from unsoftmax.audit.claimed_models import Claim, ServedHeads, ServedNetwork, ServedTransformer
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+Search: TypeAlias = Generator[Round, Answers, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSearchTuning:
+    """Knobs of the search."""
+
+    logit: float = 1.5
+    """The logit at which scores are looked at: answers depend on it most between 1 and 2."""
+    further: float = 1.5
+    """The second saturated logit, in units of the first: the two give two numbers of v."""
+    different: float = 0.5
+    """A tensor counts as changed where a miss is more than this share of its bound: that it is
+    another target is known already, and right answers miss by a quarter of their bounds."""
+    rounded: float = 1e-12
+    """Share of a change that may come from the rounding of the tokens."""
+    singles: int = 2
+    """Single tokens that v is looked at with."""
+
+
+def changed_tensor(
+    claim: Claim,
+    errors: AnswerErrors,
+    room: int,
+    rng: np.random.Generator,
+    probes: ClaimProbeTuning,
+    tuning: TensorSearchTuning,
+) -> Search:
+    """Find what was changed with at most ``room`` queries; None where that cannot be told."""
+    if isinstance(claim, ServedNetwork):
+        return "the network"
+    search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
+    if isinstance(claim, ServedTransformer):
+        return (yield from search.before_network(claim))
+    if isinstance(claim, ServedHeads):
+        return (yield from search.among_heads(claim))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LogitChange:
+    """By how much a logit differs from the claim's, and what that may be off by."""
+
+    change: float
+    error: float
+    of: float = 0.0
+    """What it is a difference of."""
+
+    def __sub__(self, other: LogitChange) -> LogitChange:
+        with np.errstate(invalid="ignore"):
+            change = np.nan_to_num(self.change - other.change, nan=np.inf)
+        most = max(abs(self.change), abs(other.change))
+        return LogitChange(change, self.error + other.error, most)
+
+    def beyond(self, tuning: TensorSearchTuning) -> bool:
+        """Whether the scores must have been changed."""
+        rounded = tuning.rounded * (1 + self.of)
+        return bool(abs(self.change) > tuning.different * self.error + rounded)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSearch:
+    """A search for the tensor of a claim that a target does not have."""
+
+    claim: Claim
+    errors: AnswerErrors
+    room: int
+    rng: np.random.Generator
+    probes: ClaimProbeTuning
+    tuning: TensorSearchTuning
+
+    def _moved(self, seen: Seen, weights: Sequence[float]) -> bool:
+        """Whether Σ c_k (y_k − f̂(X_k)) is more than the answers' errors explain."""
+        c = np.array(weights)
+        allowed = np.abs(c) @ self.errors.of(seen)
+        return bool(abs(c @ seen.missed) > self.tuning.different * allowed)
+
+    # -- a head before a network
+
+    def before_network(self, claim: ServedTransformer) -> Search:
+        """Tell the network from W and w."""
+        random = random_sequences(claim, self.rng, self.probes)
+        unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[: self.tuning.singles]]
+        pooled = [claim.pooled(X[None]) for X in (*random, *unqueried)]
+        asked = [*random, *unqueried, *pooled]
+        seen = yield from seen_at(claim, asked, "which tensor")
+        n, k = len(random), len(random) + len(unqueried)
+        apart = [self._moved(seen[[j, k + j]], (1.0, -1.0)) for j in range(k)]
+        network = any(self._moved(seen[[k + j]], (1.0,)) for j in range(k))
+        names = ["the network"] if network else []
+        if any(apart[n:]):
+            names.append("w")
+        elif any(apart):
+            names.append("W")
+        return ", ".join(names) or None
+
+    # -- several heads
+
+    def among_heads(self, claim: ServedHeads) -> Search:
+        """Tell c, the v, the W and the w from each other, head by head where lines exist."""
+        singles = [_direction(claim, self.rng)[None] for _ in range(self.tuning.singles)]
+        zero, H = np.zeros(claim.dim), len(claim.v)
+        seen = yield from seen_at(claim, [zero[None], *singles], "which tensor")
+        constant = self._moved(seen[[0]], (1.0,))
+        values = any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in range(1, len(seen.y)))
+        names, room = ["c"] if constant else [], self.room - len(seen.y)
+        query = _query(claim, self.rng, self.probes)
+        flags: dict[str, list[bool]] = {}
+        if np.any(claim.vectors(zero[None])):
+            turn = -2 * self.tuning.logit
+            found = lines(claim, query, turn, self.rng, self.probes) if room > 4 * H + 1 else None
+            if found is not None:
+                flags = yield from self._scored(found, (zero, query), values)
+            elif found := lines(claim, query, None, self.rng, self.probes):
+                flags = yield from self._scored(found, (query,), values)
+                flags["W or w"] = flags.pop("first")
+        elif found := lines(claim, query, None, self.rng, self.probes):
+            flags = yield from self._scored(found, (query,), values)
+            flags["w" if (yield from self._unscored(query)) else "W"] = flags.pop("first")
+        if values and not any(flags.get("v", ())):
+            names.append("v")
+        named = (_of_heads(claim, tensor, some) for tensor, some in flags.items() if any(some))
+        return ", ".join([*names, *named]) or None
+
+    def _scored(
+        self, found: Lines, queries: tuple[Array, ...], values: bool
+    ) -> Generator[Round, Answers, dict[str, list[bool]]]:
+        """Ask every head's line: at one query token, or at 0 and then at b.
+
+        Returns which heads' "v" and "first" logits were changed; of two query tokens "w" and "W".
+        """
+        heads, first = range(len(found.rises)), queries[0]
+        low, high = self.tuning.logit, self.tuning.further * found.saturated
+        asked = [found.sequence(None, 0.0, query) for query in queries]
+        asked += [found.sequence(h, low, query) for query in queries for h in heads]
+        asked += [found.sequence(h, at, first) for at in (found.saturated, high) for h in heads]
+        seen = yield from seen_at(self.claim, asked, "which head")
+        steps = len(queries) + len(heads) * np.arange(len(queries) + 2)
+        *lows, saturated, further = ([int(step) + h for h in heads] for step in steps)
+        base = [k for k in range(len(queries))]
+        moved = [
+            any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in (saturated[h], further[h]))
+            for h in heads
+        ]
+        # the value of the offset at the low logit, from those at S and 1.5 S
+        share = (low - found.saturated) / (high - found.saturated)
+        logits = []
+        for k, at in zip(base, lows, strict=True):
+            logits.append(
+                [self._logit(seen, (at[h], k, saturated[h], further[h], 0), share) for h in heads]
+            )
+        flags = {"v": [values and some for some in moved]}
+        if len(queries) == 1:
+            return flags | {"first": [changed.beyond(self.tuning) for changed in logits[0]]}
+        both = zip(*logits, strict=True)
+        return flags | {
+            "w": [changed.beyond(self.tuning) for changed in logits[0]],
+            "W": [(at_b - at_0).beyond(self.tuning) for at_0, at_b in both],
+        }
+
+    def _logit(self, seen: Seen, at: tuple[int, ...], share: float) -> LogitChange:
+        """Return by how much a logit differs from the claim's, whatever v is.
+
+        ``at`` are the places of the answer, of its base, and of the saturated answers and theirs.
+        """
+        errors = self.errors.of(seen)
+        one, base, saturated, further, first = at
+
+        def read(y: Array) -> tuple[float, float]:
+            value = (1 - share) * y[saturated] + share * y[further] - y[first]
+            return float(y[one] - y[base]), float(value)
+
+        (taken, value), (taken_0, value_0) = read(seen.y), read(seen.at.predicted)
+        own = errors[one] + errors[base]
+        of_value = (1 + abs(share)) * errors[saturated] + abs(share) * errors[further]
+        with np.errstate(all="ignore"):
+            weight, weight_0 = taken / value, taken_0 / value_0
+            error = (own + abs(weight) * (of_value + errors[first])) / abs(value)
+            # tokens are on one line but for float64's rounding
+            error += self.tuning.rounded * abs(weight * (value / value_0 - 1))
+            error /= weight * (1 - weight)
+            change = scipy.special.logit(weight) - scipy.special.logit(weight_0)
+        if not 0 < weight < 1:
+            return LogitChange(np.inf, abs(of_value / value_0))
+        return LogitChange(float(change), float(error))
+
+    def _unscored(self, offset: Array) -> Generator[Round, Answers, bool]:
+        """Whether there is a w although the claim has none: with the query token 0 no W scores."""
+        asked = [np.vstack([offset, 0.0 * offset]), offset[None], 0.0 * offset[None]]
+        seen = yield from seen_at(self.claim, asked, "which tensor")
+        # without w half the offset's value is seen, whatever v is
+        return self._moved(seen, (1.0, -0.5, -0.5))
+
+
+def _of_heads(claim: ServedHeads, tensor: str, changed: list[bool]) -> str:
+    """Say which heads' tensor was changed.
+
+    Examples
+    --------
+    >>> from unsoftmax.models import MultiHead
+    >>> claim = ServedHeads(MultiHead(np.ones((3, 1, 1)), np.ones((3, 1))))
+    >>> _of_heads(claim, "v", [True, False, True]), _of_heads(claim, "W", [True] * 3)
+    ('v of heads 0 and 2', 'W of every head')
+    """
+    heads = [str(h) for h in range(len(changed)) if changed[h]]
+    if len(heads) == 1:
+        return claim.named(tensor, int(heads[0]))
+    if len(heads) == len(changed):
+        return f"{tensor} of every head"
+    return f"{tensor} of heads {', '.join(heads[:-1])} and {heads[-1]}"
+
+
+def _query(claim: ServedHeads, rng: np.random.Generator, probes: ClaimProbeTuning) -> Array:
+    """Return a token of the length that query tokens of random sequences have."""
+    return np.asarray(random_sequences(claim, rng, probes)[probes.random // 2][-1])
+
+
+def _direction(claim: ServedHeads, rng: np.random.Generator) -> Array:
+    x = rng.standard_normal(claim.dim) / np.sqrt(claim.dim)
+    return np.asarray(x.astype(np.float32), dtype=np.float64)

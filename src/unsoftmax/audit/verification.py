@@ -1,0 +1,349 @@
+"""Does this target serve these weights? Yes, no or undecided, from about twenty queries.
+
+A claimed model predicts every answer. A tensor that is wrong by Δ moves the answers to random
+sequences by about ‖Δ‖·‖∂f/∂θ‖/√n; a right one leaves them where they are but for what the target's
+own arithmetic, format and noise do, which are measured on the spot (`audit.answer_errors`).
+
+- ``different``: an answer misses its prediction by more than twice what these allow;
+- ``same``: none misses it by more than that, identities of the class hold, and a change of any W,
+  v or network by half would have been called different;
+- ``undecided`` otherwise.
+
+Where it is different, further queries find the tensor (`audit.tensor_search`): a hundred in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from unsoftmax.audit.answer_errors import (
+    AnswerErrors,
+    AnswerErrorTuning,
+    Defect,
+    Seen,
+    measured,
+    power,
+    seen_at,
+)
+from unsoftmax.audit.claim_probes import (
+    ClaimProbeTuning,
+    Identities,
+    additive,
+    in_other_words,
+    random_sequences,
+    straight,
+)
+from unsoftmax.audit.claimed_models import Claim, claim_of
+from unsoftmax.audit.tensor_search import TensorSearchTuning, changed_tensor
+from unsoftmax.campaign.runner import opened_campaign
+from unsoftmax.learners.settings import as_json, changed
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers, Oracle, Plan
+
+Verdict: TypeAlias = Literal["same", "different", "undecided"]
+
+
+FEW_ANSWERS = "All answers are one of a few numbers: labels, or rounded too coarsely to tell."
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationTuning:
+    """Knobs of the test."""
+
+    probes: ClaimProbeTuning = field(default=ClaimProbeTuning())
+    """What is asked."""
+    errors: AnswerErrorTuning = field(default=AnswerErrorTuning())
+    """How precise the answers are taken to be."""
+    search: TensorSearchTuning = field(default=TensorSearchTuning())
+    """How the tensor is found."""
+    different: float = 2.0
+    """Misses of so many times their bound make a target different; from the bound on it is
+    undecided."""
+    missed: float = 0.05
+    """A change that the power names is missed with this probability."""
+    caught: float = 0.5
+    """A target is called the same where a change of any W, v or network by this share would have
+    been caught."""
+    least_answers: int = 4
+    """With fewer different answers a target is not called different."""
+    noise_rounds: int = 3
+    """So often all sequences are asked again where noise alone leaves it open."""
+    most: int = 100
+    """Queries in all with which the tensor must be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The answer of `unsoftmax.verify`; true if and only if the verdict is "same".
+
+    Attributes
+    ----------
+    verdict : {"same", "different", "undecided"}
+        Whether the target serves the claimed weights.
+    queries : int
+        Queries paid.
+    tensor : str or None
+        Where it is different: what was changed, such as "W of head 3"; None where that was not
+        found, and for other verdicts.
+    power : dict of str to float
+        For each tensor the relative change in a random direction that would have been called
+        different in 95 of 100 cases; ``inf`` where none would. For a tensor that is 0, the norm of
+        the change.
+    precision : float
+        What answers may be off by, as a share of the size of their terms: the largest one.
+    largest_miss : float
+        The largest miss of a prediction, in units of what that answer may be off by.
+    notes : tuple of str
+        What was noticed about the answers.
+    """
+
+    verdict: Verdict
+    queries: int
+    tensor: str | None
+    power: Mapping[str, float]
+    precision: float
+    largest_miss: float
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.verdict == "same"
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """The questions of `unsoftmax.verify`, in the form of a learner that learns one bit.
+
+    Parameters
+    ----------
+    model : SingleHead, MultiHead, ReluNetwork or Transformer
+        The claimed weights.
+    locate : bool
+        Whether to find the tensor where the target is different.
+    seed : int
+        Seed of the questions.
+    tuning : VerificationTuning
+        Knobs.
+    """
+
+    model: Any
+    locate: bool = True
+    seed: int = 0
+    tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
+    revision: ClassVar[int] = 1
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.model.dim)
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that determines the questions, as nested JSON."""
+        arrays = {name: as_json(array) for name, array in self.model.arrays().items()}
+        return {
+            "learner": type(self).__name__,
+            "model": {"class": type(self.model).__name__, **arrays},
+            "locate": self.locate,
+            "seed": self.seed,
+            "tuning": changed(self.tuning, VerificationTuning()),
+        }
+
+    def plan(self) -> Plan:
+        """Say what it will cost."""
+        design, tuning = Design.of(claim_of(self.model), self.seed, self.tuning.probes), self.tuning
+        asked = [*design.first, *design.second]
+        again = tuning.noise_rounds * len(design.first)
+        most = max(tuning.most, len(asked)) if self.locate else len(asked)
+        return Plan(
+            queries=None,
+            at_most=most + again,
+            tokens=sum(map(len, asked)),
+            rounds=3 + tuning.noise_rounds,
+            formula=f"{len(asked)} queries; up to {most} where a tensor is to be found, and "
+            f"{again} more where answers are noisy",
+        )
+
+    def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
+        """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
+        claim, tuning = claim_of(self.model), self.tuning
+        design = Design.of(claim, self.seed, tuning.probes)
+        one = yield from seen_at(claim, design.first, "random sequences")
+        two = yield from seen_at(claim, design.second, "again, and in other words")
+        errors = design.errors(one, two, tuning.errors)
+        found = judged(claim, one, errors, tuning)
+        if errors.deviation and found.verdict == "undecided":
+            one, errors = yield from averaged(claim, design, one, errors, tuning)
+            found = judged(claim, one, errors, tuning)
+        if found.verdict == "different" and self.locate:
+            room = tuning.most - len(design.first) - len(design.second)
+            rng = np.random.default_rng([self.seed, 1])
+            tensor = yield from changed_tensor(
+                claim, errors, room, rng, tuning.probes, tuning.search
+            )
+            found = replace(found, tensor=tensor)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The questions that are asked of every target, and which of them say the same."""
+
+    random: list[Array]
+    again: int
+    """So many of the random sequences are asked twice."""
+    words: list[Array]
+    """Wordings of the first random sequences, in turn."""
+    reworded: int
+    """Of how many."""
+    within: list[Identities]
+    """Single tokens whose answers satisfy identities."""
+
+    @classmethod
+    def of(cls, claim: Claim, seed: int, tuning: ClaimProbeTuning) -> Design:
+        """Draw them."""
+        rng = np.random.default_rng(seed)
+        random = random_sequences(claim, rng, tuning)
+        reworded = tuning.words if claim.attends else 0
+        within = [additive(claim, random, rng, tuning)]
+        if not claim.affine:
+            within = [straight(claim, rng, n, tuning) for n in range(2)]
+        words = in_other_words(random[:reworded])
+        return cls(random, tuning.again, words, reworded, within)
+
+    @property
+    def first(self) -> list[Array]:
+        """Random sequences, then single tokens."""
+        return [*self.random, *(X for some in self.within for X in some.sequences)]
+
+    @property
+    def second(self) -> list[Array]:
+        """What is asked again, and in other words."""
+        return [*self.random[-self.again :], *self.words]
+
+    def errors(self, one: Seen, two: Seen, tuning: AnswerErrorTuning) -> AnswerErrors:
+        """Measure what answers may be off by."""
+        defects, start = [], len(self.random)
+        for some in self.within:
+            stop = start + len(some.sequences)
+            defects += [Defect.of(row, one[start:stop]) for row in some.coefficients]
+            start = stop
+        for n in range(len(self.words)):
+            both = one[[n % self.reworded]].beside(two[[self.again + n]])
+            defects.append(Defect.of((1, -1), both))
+        generic, last = one[: len(self.random)], len(self.random) - self.again
+        return measured(generic, (generic[last:], two[: self.again]), defects, tuning)
+
+
+def judged(
+    claim: Claim, seen: Seen, errors: AnswerErrors, tuning: VerificationTuning
+) -> Verification:
+    """Say what answers mean."""
+    bounds = np.maximum(errors.of(seen), np.finfo(np.float64).tiny)
+    largest = float(np.max(np.abs(seen.missed) / bounds))
+    strength = power(claim, seen, tuning.different * bounds, tuning.missed)
+    verdict: Verdict = "undecided"
+    # a few numbers alone may be anything rounded, or labels
+    told_apart = len(np.unique(seen.y)) >= tuning.least_answers
+    if largest > tuning.different and told_apart:
+        verdict = "different"
+    elif (
+        largest <= 1
+        and not errors.strange
+        and all(strength[name] <= tuning.caught for name in claim.essential())
+    ):
+        verdict = "same"
+    return Verification(
+        verdict=verdict,
+        queries=0,
+        tensor=None,
+        power=strength,
+        precision=float(np.max(bounds) / np.max(seen.at.roundings)),
+        largest_miss=largest,
+        notes=errors.notes() if told_apart else (*errors.notes(), FEW_ANSWERS),
+    )
+
+
+def averaged(
+    claim: Claim, design: Design, one: Seen, errors: AnswerErrors, tuning: VerificationTuning
+) -> Generator[Round, Answers, tuple[Seen, AnswerErrors]]:
+    """Ask the first questions again and again; return the means, and the smaller noise."""
+    every = [one.y]
+    for _ in range(tuning.noise_rounds):
+        more = yield from seen_at(claim, design.first, "again, for the noise")
+        every.append(more.y)
+    answers, sizes = np.array(every), one.at.roundings + errors.precision.hidden
+    apart = answers - answers.mean(axis=0)
+    more_freedom = answers.size - len(one.y)
+    freedom = more_freedom + errors.freedom
+
+    def pooled(before: float, again: Array) -> float:
+        return float(np.sqrt((np.sum(again**2) + errors.freedom * before**2) / freedom))
+
+    better = replace(
+        errors,
+        deviation=pooled(errors.deviation, apart),
+        share=pooled(errors.share, apart / sizes),
+        freedom=freedom,
+        averaged=len(every),
+    )
+    return Seen(answers.mean(axis=0), one.at), better
+
+
+def verify(
+    oracle: Oracle,
+    model: Any,
+    *,
+    locate: bool = True,
+    seed: int = 0,
+    **settings: Any,
+) -> Verification:
+    """Say whether a target serves these weights: the same, different, or undecided.
+
+    Parameters
+    ----------
+    oracle : callable
+        The target, as `unsoftmax.learn` takes it.
+    model : SingleHead, MultiHead, ReluNetwork or Transformer
+        The weights that it is claimed to serve.
+    locate : bool
+        Whether to find what was changed where it is different: 100 queries in all at most,
+        otherwise 20.
+    seed : int
+        Seed of the questions; another one asks others.
+    **settings
+        As `unsoftmax.learn` takes them: budget, ledger, batch, workers, progress, retries, timeout.
+
+    Returns
+    -------
+    Verification
+        True if and only if the verdict is "same".
+
+    Raises
+    ------
+    TypeError
+        ``model`` is of no class that is known.
+    BudgetExceeded, OracleError, LedgerError, LedgerMismatch, DimensionRefused
+        As `unsoftmax.learn` raises them.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> model = us.SingleHead(W=np.eye(3), v=[1.0, 2.0, 3.0])
+    >>> bool(us.verify(model, model))
+    True
+    >>> other = us.SingleHead(W=1.001 * np.eye(3), v=[1.0, 2.0, 3.0])
+    >>> us.verify(other, model).tensor
+    'W'
+    """
+    claim_of(model)
+    verifier = Verifier(model, locate, seed)
+    with opened_campaign(oracle, verifier, **settings) as campaign:
+        found = campaign.run(verifier.steps(0))
+        return replace(
+            found,
+            queries=sum(campaign.ledger.counts().values()),
+            notes=(*found.notes, *campaign.notes()),
+        )

@@ -1,0 +1,97 @@
+"""`unsoftmax verify`: whether a target serves the weights of a model file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from unsoftmax.audit import Verification
+from unsoftmax.audit import verify as run
+from unsoftmax.campaign import Budget
+from unsoftmax.cli import targets
+from unsoftmax.cli.console import (
+    AsJson,
+    Debug,
+    Refusal,
+    show_json,
+    show_table,
+    stdout,
+    watching,
+    with_exit_status,
+)
+from unsoftmax.models import load
+
+_STATUS = {"same": 0, "different": 1, "undecided": 3}
+
+
+@with_exit_status
+def verify(
+    target: Annotated[str, typer.Argument(help=targets.HELP)],
+    *,
+    weights: Annotated[Path, typer.Option(help="The model.safetensors that it should serve.")],
+    locate: Annotated[
+        bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
+    budget: Annotated[int | None, typer.Option(min=0, help="Most queries.")] = None,
+    coordinate: Annotated[
+        int | None, typer.Option(help="One coordinate of a target that answers with vectors.")
+    ] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with an endpoint's Authorization header."),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided."""
+    if weights.suffix == ".npz":
+        raise Refusal(
+            f"{weights} holds a model's own arrays. Make a model of them: unsoftmax convert "
+            f"{weights} --heads H --coordinate k --out model.safetensors"
+        )
+    try:
+        model: Any = load(weights)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+    oracle = targets.resolve(target, coordinate, auth)
+    began = time.monotonic()
+    with watching() as watcher:
+        result = run(
+            oracle, model, locate=locate, seed=seed, budget=Budget(budget), progress=watcher
+        )
+    if as_json:
+        show_json(_as_json(result))
+    else:
+        stdout.print(f"{target} and {weights}", markup=False, highlight=False, soft_wrap=True)
+        show_table("", _rows(result, time.monotonic() - began))
+        for note in result.notes:
+            stdout.print(f"Note: {note}", markup=False, highlight=False)
+    raise typer.Exit(_STATUS[result.verdict])
+
+
+def _rows(result: Verification, seconds: float) -> list[tuple[str, str]]:
+    rows = [("verdict", result.verdict), ("queries", str(result.queries))]
+    if result.tensor is not None:
+        rows.append(("changed", result.tensor))
+    rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
+    rows.append(("largest miss", f"{result.largest_miss:.2g} times what is allowed for"))
+    for name, change in result.power.items():
+        rows.append((f"smallest change of {name} seen", f"{change:.1e}"))
+    return [*rows, ("seconds", f"{seconds:.1f}")]
+
+
+def _as_json(result: Verification) -> dict[str, Any]:
+    return {
+        "verdict": result.verdict,
+        "queries": result.queries,
+        "tensor": result.tensor,
+        "power": {name: x if np.isfinite(x) else None for name, x in result.power.items()},
+        "precision": result.precision,
+        "largest_miss": result.largest_miss if np.isfinite(result.largest_miss) else None,
+        "notes": list(result.notes),
+    }

@@ -1,0 +1,321 @@
+"""`us.verify`: right weights are never called different, wrong ones are, and by their name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.audit.services import (
+    LADDER,
+    changed,
+    heads,
+    moved,
+    network,
+    served,
+    swapped,
+    through_values,
+    transformer,
+)
+from tests.cli.test_cli import run
+from tests.heads import several
+from tests.truth import Counted
+from unsoftmax.cli.minilm import minilm_head, minilm_heads
+
+
+def noisy(model, rng):
+    size = 10.0 ** rng.uniform(-12, -4) * float(np.linalg.norm(model.arrays()["v"]))
+    return us.oracles.noisy(model, size, int(rng.integers(1000)))
+
+
+def jitter(model, rng):
+    size = 10.0 ** rng.uniform(-15, -4)
+    return lambda X: model(X) * (1 + size * rng.standard_normal(len(X)))
+
+
+SERVICES: dict[str, Any] = {
+    "float64": lambda m, rng: (served(m, np.float64), m),
+    "float32": lambda m, rng: (served(m, np.float32), m),
+    "float32 inside": lambda m, rng: (lambda X: served(m, np.float32)(X).astype(np.float64), m),
+    "float64, X → V → output": lambda m, rng: through_values(m, np.float64, rng),
+    "float32, X → V → output": lambda m, rng: through_values(m, np.float32, rng),
+    "float16": lambda m, rng: (served(m, np.float16), m),
+    "decimals": lambda m, rng: (us.oracles.rounded(m, int(rng.integers(1, 9))), m),
+    "noise": lambda m, rng: (noisy(m, rng), m),
+    "jitter": lambda m, rng: (jitter(m, rng), m),
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_right_weights_are_never_called_different(service, trials, evidence):
+    runs, verdicts, most = trials(30, 1200), Counter[str](), 0
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 15])
+        target, claim = SERVICES[service](heads(rng, 0.7 if service == "float16" else 3.0), rng)
+        oracle = Counted(target)
+        with np.errstate(all="ignore"):
+            try:
+                result = us.verify(oracle, claim, seed=seed)
+            except us.OracleError:
+                assert service == "float16", "float16 overflows"
+                verdicts["no answer"] += 1
+                continue
+        assert result.verdict != "different", (seed, result)
+        assert result.queries == oracle.queries <= 64
+        verdicts[result.verdict] += 1
+        most = max(most, oracle.queries)
+    evidence(
+        f"verify, right weights of heads, service: {service}",
+        verdicts["undecided"] + verdicts["no answer"],
+        runs=runs,
+        called_different=0,
+        called_the_same=verdicts["same"],
+        queries=most,
+    )
+
+
+@pytest.mark.parametrize("kind", [network, transformer])
+def test_right_networks_are_never_called_different(kind, trials):
+    for seed in range(trials(10, 500)):
+        rng = np.random.default_rng([seed, 16])
+        model = kind(rng, biases=bool(seed % 2))
+        for oracle in (
+            model,
+            lambda X, model=model: model(X).astype(np.float32),
+            us.oracles.noisy(model, 10.0 ** rng.uniform(-10, -4), seed),
+            us.oracles.rounded(model, 6),
+        ):
+            assert us.verify(oracle, model, seed=seed).verdict == "same"
+
+
+# -- wrong weights
+
+
+def claimed(kind, seed):
+    rng = np.random.default_rng([seed, 17])
+    if kind == "three heads":
+        return several(3, 16, seed, biases=True)
+    if kind == "a head without biases":
+        return several(1, 16, seed).heads[0]
+    return {"network": network, "transformer": transformer}[kind](rng)
+
+
+KINDS = ("three heads", "a head without biases", "network", "transformer")
+
+
+@pytest.mark.parametrize("rung", LADDER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ladder_of_changes_is_noticed_where_answers_are_exact(kind, rung, trials, evidence):
+    only, change = LADDER[rung]
+    if kind == "network" and only is not None:
+        pytest.skip("a network has no such tensor")
+    runs, most = trials(3, 200), 0
+    for seed in range(runs):
+        model, rng = claimed(kind, seed), np.random.default_rng([seed, 18])
+        if kind == "transformer" and only == ("v",):
+            pytest.skip("its network is on the ladder by itself")
+        target = changed(model, only, change, rng)
+        if bool(us.equivalent(target, model, 0)):
+            continue  # nothing was small enough to be pruned
+        oracle = Counted(target)
+        result = us.verify(oracle, model, locate=False, seed=seed)
+        assert result.verdict == "different", (seed, result)
+        most = max(most, oracle.queries)
+    assert most <= 20
+    evidence(f"verify, {kind}: {rung}", runs=runs, noticed="100 %", queries=most)
+
+
+TRAINED = {
+    "one head of MiniLM": lambda: (minilm_head(0, 0), minilm_head(1, 3), 200),
+    "12 heads of MiniLM": lambda: (minilm_heads(0), minilm_heads(1), 20),
+}
+
+
+@pytest.mark.parametrize("service", ["float64", "float32"])
+@pytest.mark.parametrize("which", TRAINED)
+def test_a_ladder_of_changes_of_trained_weights(which, service, trials, evidence):
+    model, other, claimed_runs = TRAINED[which]()
+    runs, noticed, most = trials(1, claimed_runs), Counter[str](), 0
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 19])
+        rungs = {rung: changed(model, *how, rng) for rung, how in LADDER.items()}
+        rungs["another layer"] = other
+        if isinstance(model, us.MultiHead):
+            assert isinstance(other, us.MultiHead)
+            rungs["a swapped head"] = swapped(model, other, int(rng.integers(model.H)))
+        for rung, target in {**rungs, "unchanged": model}.items():
+            oracle = Counted(served(target, np.dtype(service)))
+            result = us.verify(oracle, model, locate=rung != "one entry of W by 1 %", seed=seed)
+            noticed[rung] += result.verdict == "different"
+            most = max(most, oracle.queries)
+            assert result.verdict == "same" or rung != "unchanged"
+    assert most <= 100
+    for rung in rungs:
+        share = f"{noticed[rung] / runs:.0%}".replace("%", " %")
+        evidence(f"verify, {which} in {service}: {rung}", runs=runs, noticed=share)
+        # float32 hides what is as small as its own rounding
+        hidden = service == "float32" and any(word in rung for word in ("1e-5", "1e-6", "2⁻¹⁵"))
+        if not hidden and not (service == "float32" and rung.startswith("one entry")):
+            assert noticed[rung] == runs, rung
+
+
+@pytest.mark.parametrize("H", [1, 2, 5])
+@pytest.mark.parametrize("biases", [False, True])
+def test_the_tensor_is_named(H, biases, trials, evidence):
+    runs, most, right = trials(2, 100), 0, 0
+    asked = 0
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 20])
+        model, h = several(H, 16, seed, biases=biases), int(rng.integers(H))
+        for tensor in ("v", "W", *(("w", "c") if biases else ())):
+            arrays = {name: np.array(x) for name, x in model.arrays().items()}
+            if tensor == "c":
+                arrays["c"] = arrays["c"] * (1 + 1e-4)
+            else:
+                arrays[tensor][h] = moved(1e-4)(arrays[tensor][h], rng)
+            oracle = Counted(us.MultiHead.from_arrays(arrays))
+            result = us.verify(oracle, model, seed=seed)
+            assert result.verdict == "different"
+            name = tensor if tensor == "c" else f"{tensor} of head {h}"
+            right, asked = right + (result.tensor == name), asked + 1
+            assert result.tensor == name, (seed, name, result.tensor)
+            most = max(most, oracle.queries)
+    assert most <= 100
+    which = "with" if biases else "without"
+    evidence(f"verify names the tensor, {H} heads {which} biases", runs=asked, queries=most)
+
+
+def test_a_bias_that_the_claim_does_not_have_is_named(trials):
+    for seed in range(trials(2, 50)):
+        model, rng = several(3, 16, seed), np.random.default_rng([seed, 21])
+        w = np.zeros((3, 16))
+        w[1] = 1e-3 * rng.standard_normal(16)
+        target = us.MultiHead(model.W, model.v, w)
+        assert us.verify(target, model, seed=seed).tensor == "w of head 1"
+
+
+@pytest.mark.parametrize("tensor", ["W", "w", "network.A", "network.w_o", "network.b", "network.c"])
+def test_attention_and_network_are_told_apart(tensor, trials):
+    for seed in range(trials(3, 100)):
+        rng = np.random.default_rng([seed, 22])
+        model = transformer(rng)
+        arrays = {name: np.array(x) for name, x in model.arrays().items()}
+        arrays[tensor] = moved(1e-4)(arrays[tensor], rng)
+        name = tensor if tensor in "Ww" else "the network"
+        result = us.verify(us.Transformer.from_arrays(arrays), model, seed=seed)
+        assert (result.verdict, result.tensor) == ("different", name), seed
+
+
+IMPOSTORS: dict[str, Any] = {
+    "a sliding window": lambda m: lambda X: m(X[:, -3:]),
+    "negative answers cut off": lambda m: us.oracles.clipped(m, 0.0, 1e9),
+    "the mean": lambda m: lambda X: X.mean(axis=1) @ m.v[0],
+    "another seed": lambda m: several(3, 16, 99),
+}
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS)
+def test_what_is_no_such_model_is_different(impostor, trials):
+    for seed in range(trials(3, 100)):
+        model = several(3, 16, seed)
+        assert us.verify(IMPOSTORS[impostor](model), model, seed=seed).verdict == "different"
+
+
+STRANGE: dict[str, Any] = {
+    "tanh behind": lambda m, seed: lambda X: np.tanh(m(X) / 50) * 50,
+    "tanh, nearly straight": lambda m, seed: lambda X: np.tanh(m(X) / 500) * 500,
+    "within ±1e-4": lambda m, seed: us.oracles.within(m, 1e-4, seed=seed),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_what_no_arithmetic_explains_is_never_the_same(strange, trials):
+    for seed in range(trials(5, 100)):
+        model = several(3, 16, seed)
+        result = us.verify(STRANGE[strange](model, seed), model, seed=seed)
+        assert result.verdict == "undecided", seed
+        assert "does something else as well" in result.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "coarse", [us.oracles.labels, lambda m: us.oracles.rounded(m, -3), lambda m: lambda X: 0 * m(X)]
+)
+def test_a_few_numbers_decide_nothing(coarse):
+    model = several(2, 8, 0)
+    result = us.verify(coarse(model), model)
+    assert (result.verdict, bool(result)) == ("undecided", False)
+    assert "one of a few numbers" in result.notes[-1]
+
+
+def test_power_is_what_is_caught(trials, evidence):
+    """Changes of twice the power are caught; a twentieth of it is not."""
+    runs, caught = trials(20, 500), Counter[str]()
+    for seed in range(runs):
+        model, rng = several(2, 12, seed, biases=True), np.random.default_rng([seed, 23])
+        oracle = us.oracles.rounded(model, 6)
+        power = us.verify(oracle, model, seed=seed, locate=False).power
+        for share in (1.0, 0.02):
+            arrays = {name: np.array(x) for name, x in model.arrays().items()}
+            step = rng.standard_normal(arrays["W"][1].shape)
+            size = share * power["W of head 1"] * np.linalg.norm(arrays["W"][1])
+            arrays["W"][1] += size * step / np.linalg.norm(step)
+            target = us.oracles.rounded(us.MultiHead.from_arrays(arrays), 6)
+            result = us.verify(target, model, seed=seed, locate=False)
+            caught[str(share)] += result.verdict == "different"
+    assert caught["1.0"] >= 0.8 * runs
+    assert caught["0.02"] == 0
+    evidence(
+        "verify, changes as large as its power", runs=runs, caught=f"{caught['1.0'] / runs:.0%}"
+    )
+
+
+# -- how it is run
+
+
+def test_it_is_a_run_like_others(tmp_path):
+    model = several(2, 8, 0)
+    with pytest.raises(us.BudgetExceeded):
+        us.verify(model, model, budget=10, ledger=tmp_path / "ledger.sqlite")
+    oracle = Counted(model)
+    assert us.verify(oracle, model, ledger=tmp_path / "ledger.sqlite", batch=1)
+    once = oracle.queries
+    assert us.verify(oracle, model, ledger=tmp_path / "ledger.sqlite", batch=1)
+    assert oracle.queries - once <= 8  # recognised, and nothing asked again
+    with pytest.raises(us.LedgerMismatch):
+        us.verify(oracle, several(2, 8, 1), ledger=tmp_path / "ledger.sqlite")
+
+
+def test_wrong_arguments_are_sentences():
+    model = several(2, 8, 0)
+    with pytest.raises(TypeError, match="model must be one of SingleHead"):
+        us.verify(model, np.eye(3))
+    with pytest.raises(us.DimensionRefused):
+        us.verify(several(2, 9, 0), model)
+    with pytest.raises(us.OracleError):
+        us.verify(lambda X: np.zeros((len(X), 3)), model)
+
+
+def test_the_command(tmp_path):
+    model = several(2, 8, 0, biases=True)
+    model.save(tmp_path / "claimed.safetensors")
+    arrays = {name: np.array(x) for name, x in model.arrays().items()}
+    arrays["v"][1] *= 1.001
+    us.MultiHead.from_arrays(arrays).save(tmp_path / "other.safetensors")
+    (tmp_path / "service.py").write_text(
+        'import unsoftmax as us\nlabel = us.oracles.labels(us.load("claimed.safetensors"))\n'
+    )
+    weights = ("--weights", "claimed.safetensors")
+    same = run(tmp_path, "verify", "claimed.safetensors", *weights)
+    assert (same.returncode, "same" in same.stdout) == (0, True), same.stderr
+    other = run(tmp_path, "verify", "other.safetensors", *weights, "--json")
+    content = json.loads(other.stdout)
+    assert (other.returncode, content["tensor"]) == (1, "v of head 1")
+    assert run(tmp_path, "verify", "service:label", *weights).returncode == 3
+    assert run(tmp_path, "verify", "other.safetensors", *weights, "--budget", 5).returncode == 4
+    for missing in ("absent.safetensors", "layer.npz"):
+        refused = run(tmp_path, "verify", "other.safetensors", "--weights", missing)
+        assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
