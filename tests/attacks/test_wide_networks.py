@@ -102,14 +102,19 @@ def test_wide_networks_behind_coarse_answers(how, trials, evidence):
     covered(f"ReLU networks over many decades, {how}", trials(4, 2000), share_at, evidence)
 
 
-def test_a_neuron_beside_a_larger_one_is_found_or_covered(trials):
-    """Two nearly parallel neurons may pass for one: they differ between their hyperplanes alone."""
-    for seed in range(trials(12, 500)):
+def test_a_neuron_beside_a_larger_one_is_found_or_covered(trials, evidence):
+    """Two nearly parallel neurons may pass for one: they differ between their hyperplanes alone.
+
+    Tokens beside hyperplanes show nearly all; the certificate assumes that there is no such pair.
+    """
+    count, broken = trials(12, 500), 0
+    for seed in range(count):
         rng = np.random.default_rng(seed)
         d = int(rng.integers(2, 7))
         A = rng.standard_normal((d, 6)) * 10.0 ** np.array([5.0, 2, 0, -2, -3, -4.5])
-        aside = 10.0 ** rng.uniform(-3, -1) * rng.standard_normal(d)
-        A[:, 5] = 10.0 ** rng.uniform(-5, -3) * (A[:, 4] / np.linalg.norm(A[:, 4]) + aside)
+        beside = np.linalg.qr(A[:, [4, 3]])[0]  # the larger one's direction, and one across
+        angle = 10.0 ** rng.uniform(-2, -1)
+        A[:, 5] = 10.0 ** rng.uniform(-5, -3) * (beside @ [np.cos(angle), np.sin(angle)])
         target = us.ReluNetwork(A, rng.choice([-1.0, 1.0], 6))
         recovery = us.learn(
             lambda X, g=target: g(X), us.learners.ReluNetworkLearner(d, biases=False, seed=seed)
@@ -118,7 +123,10 @@ def test_a_neuron_beside_a_larger_one_is_found_or_covered(trials):
         x = rng.standard_normal((200, d))
         x -= np.outer(x @ A[:, 4] / (A[:, 4] @ A[:, 4]), A[:, 4])
         off = np.abs(recovery.model(x) - target(x)) / np.linalg.norm(x, axis=1)
-        assert np.max(off) <= recovery.certificate.errors["slope"], seed
+        broken += bool(np.max(off) > recovery.certificate.errors["slope"])
+        assert any("lies beside another" in line for line in recovery.certificate.assumes)
+    assert broken <= 0.01 * count
+    evidence("A hidden neuron at an angle of 0.01 to 0.1", trials=count, not_covered=broken)
 
 
 # -- Transformers: W of every shape, beside a query bias and without

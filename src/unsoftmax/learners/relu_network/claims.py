@@ -224,6 +224,8 @@ class NetworkClaim:
             "``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖, for every x.",
             "The target is a ReLU network of one hidden layer, and all its neurons were found: "
             "what the hold-out tests, it cannot prove.",
+            f"No neuron below {self.fresh.accepted:.0e} of the answers lies beside another one "
+            "whose hyperplane is nearly parallel: it shows between the two alone.",
             self._looked_at(),
             f"Answers are off by a standard deviation of {noise.deviation:.1e} where they are as "
             f"large as {noise.size:.1e}, estimated from their second differences; "

@@ -18,6 +18,7 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.antisymmetric_part import Cancellation
 from unsoftmax.learners.compose import antisymmetric, mapped
 from unsoftmax.learners.transformer.attention_recovery import RecoveredAttention
+from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import ReluNetwork, SingleHead, Transformer
 from unsoftmax.probes import Array, Round
@@ -47,7 +48,9 @@ def recover_antisymmetric(
     arrays = {f"network.{name}": x for name, x in network.arrays().items()}
     model = Transformer.from_arrays({**scores, **arrays})
     lost = max(loss.ratio, _terms(learned) / float(np.linalg.norm(_value(network))))
-    return RecoveredAttention(model, lost * errors["W"], 0.0)
+    # noise is estimated from few answers, and not from these
+    coarse = 1.0 if learned.precision == Precision() else KAPPA
+    return RecoveredAttention(model, coarse * lost * errors["W"], 0.0)
 
 
 def _value(network: ReluNetwork) -> Array:
