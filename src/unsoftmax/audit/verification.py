@@ -162,6 +162,7 @@ class Verifier:
             at_most=most + again,
             tokens=sum(map(len, asked)),
             rounds=3 + tuning.noise_rounds,
+            most_tokens=max(map(len, asked)),
             formula=f"{len(asked)} queries; up to {most} where a tensor is to be found, and "
             f"{again} more where answers are noisy",
         )
