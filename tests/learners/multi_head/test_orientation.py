@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.learners.multi_head.synthetic import Scene, driven
-from unsoftmax.learners.multi_head.orientation import OrientationTuning, orient, shifted_gate
+from unsoftmax.learners.multi_head.orientation import (
+    OrientationTuning,
+    OrientedHeads,
+    orient,
+    shifted_gate,
+)
 from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
 
 TUNING = OrientationTuning()
@@ -43,6 +50,18 @@ def test_signs(heads, dim, trials):
         np.testing.assert_allclose(found.v, v)
         assert found.constant is None
         assert len(found) == heads
+
+
+def test_values_that_miss_their_sum_are_coarser_than_estimated():
+    v = [np.array([3.0, 0.0]), np.array([0.0, 4.0])]
+    found = OrientedHeads([0, 1], [1.0, 1.0], v, None, v_error=1e-6, unswitched=0.0)
+    s = found.v[0] + found.v[1]
+    assert found.times_off(s) == 1
+    assert found.times_off(s + 1e-7) == 1  # as expected
+    assert found.times_off((1 + 1e-5) * s) == pytest.approx(5e-5 / np.sqrt(2) / 1e-6)
+    constant = replace(found, constant=1e-5 * s)
+    assert constant.times_off((1 + 1e-5) * s) == 1
+    assert replace(found, index=[], v=[]).times_off(s) == 1  # no heads have no errors
 
 
 def test_a_head_beside_its_opposite():

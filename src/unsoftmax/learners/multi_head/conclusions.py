@@ -67,7 +67,7 @@ def concluded(
         )
     evidence = judgement.evidence
     largest = {**found.largest, "c": float(reduced.precision.error(abs(reduced.c))) * biases}
-    errors = {name: tuning.safety * error for name, error in largest.items()}
+    errors = {name: tuning.safety * found.times_off * error for name, error in largest.items()}
     certificate = Certificate(errors, _assumed(reduced, evidence, fresh.looked, tuning))
     return Found(canonical(found.model), certificate, evidence, found.notes)
 
@@ -135,7 +135,8 @@ def _assumed(
         f"Answers are precise to {reduced.eta:.1e} of the size of their terms{absolute}.",
         f"Bounds are {tuning.safety:.0f} times what that precision does to first order, errors of "
         "answers being independent; each is the largest over heads.",
-        "Answers do not drift from query to query: none was asked for twice.",
+        "Answers do not drift from query to query but for what Σ v_h shows, which is read twice: "
+        "no answer was asked for twice.",
         *precision.why,
         looked if evidence.queries else "Nothing was checked.",
     )

@@ -61,6 +61,18 @@ class OrientedHeads:
     def __len__(self) -> int:
         return len(self.index) + (self.constant is not None)
 
+    def times_off(self, s: Array) -> float:
+        """Return how many times more than estimated the values miss their sum s (d,), at least 1.
+
+        s was read before all searches, the values in this one: answers that drift changed since,
+        and are coarser than the first ones told.
+        """
+        values = self.v if self.constant is None else [*self.v, self.constant]
+        expected = self.v_error * np.sqrt(len(values))
+        if expected == 0:
+            return 1.0
+        return max(1.0, float(np.linalg.norm(np.sum(values, axis=0) - s) / expected))
+
 
 def orient(
     token: TokenHeads, rng: np.random.Generator, tuning: OrientationTuning

@@ -23,6 +23,9 @@ class RecoveredHeads:
     """Norm of the query tokens that were asked."""
     low_rank: bool = False
     notes: tuple[str, ...] = ()
+    times_off: float = 1.0
+    """How many times ``errors`` the values miss Σ v_h by, at least 1. The certificate counts it;
+    the judgement does not: a model that lacks a head misses Σ v_h as well."""
 
     def vague(self, most: float) -> bool:
         """Tell whether the error of some head is more than ``most`` of it.
@@ -80,7 +83,8 @@ def assembled(
     errors = {"W": W_error, "v": np.full(len(v), found.v_error), "w": W_error * length * biases}
     ranks = sorted({int(rank) for rank in columns.ranks if rank < d})
     model = MultiHead(W, v, w, token.reduced.c)
-    return RecoveredHeads(model, errors, length, bool(ranks), _notes(len(found), ranks, d))
+    notes, times_off = _notes(len(found), ranks, d), found.times_off(token.reduced.s)
+    return RecoveredHeads(model, errors, length, bool(ranks), notes, times_off)
 
 
 def _notes(heads: int, low_ranks: list[int], d: int) -> tuple[str, ...]:

@@ -70,11 +70,12 @@ class HeadSearches:
     def by_silence(self) -> Asking[RecoveredHeads | None]:
         """Search with offsets at which other heads are silent, until a model is confirmed.
 
-        Where answers are coarse, and gates are steps far out.
+        Where answers are coarse, gates are steps far out, and values do not cancel there.
         """
-        lengths, tuning = self.reduced.lengths, self.sought.tuning
-        coarse = self.reduced.eta > tuning.lengths.coarse
-        for _ in range(tuning.silence.tries if coarse and not lengths.soft else 0):
+        reduced, tuning = self.reduced, self.sought.tuning
+        coarse = reduced.eta > tuning.lengths.coarse
+        shown = reduced.scale > 0 and not reduced.lengths.soft
+        for _ in range(tuning.silence.tries if coarse and shown else 0):
             try:
                 found = yield from silently(self.sought, self.reduced, self.rng)
             except tuple(ENDINGS):
