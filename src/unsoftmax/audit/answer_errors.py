@@ -78,7 +78,7 @@ def seen_at(
 class AnswerErrorTuning:
     """Knobs of measuring what answers may be off by."""
 
-    safety: float = 16.0
+    safety: float = 8.0
     """The arithmetic's roundoff is taken so many times as large as identities show it."""
     coarsest: float = 2.0**-11
     """No arithmetic shows a larger roundoff, bfloat16 included (its own is 2⁻⁹, of terms that are
@@ -165,23 +165,29 @@ class AnswerErrors:
 
 
 def measured(
-    generic: Seen, twice: tuple[Seen, Seen], defects: Sequence[Defect], tuning: AnswerErrorTuning
+    y: Array,
+    generic: Seen,
+    twice: tuple[Seen, Seen],
+    defects: Sequence[Defect],
+    tuning: AnswerErrorTuning,
 ) -> AnswerErrors:
     """Read format, arithmetic and noise off answers.
 
     Parameters
     ----------
+    y : ndarray
+        All answers, whose format is looked for; one number given again and again is no witness.
     generic : Seen
-        Answers to random sequences, whose format is the answers'.
+        Answers to random sequences.
     twice : (Seen, Seen)
         Sequences that were asked twice.
     defects : sequence of Defect
         What identities are missed by.
     """
-    found = Precision.of_format([generic.y])
+    found = Precision.of_format([np.unique(y)])
     # inside, a target is taken to be no more precise than its answers; and terms that cancel in
     # the claim need not cancel there: value and output biases, say
-    single = FLOAT32_UNIT if significant_bits(generic.y) <= FLOAT32_BITS else 0.0
+    single = FLOAT32_UNIT if significant_bits(y) <= FLOAT32_BITS else 0.0
     unit, hidden = max(found.unit, found.relative, single), float(np.median(generic.at.roundings))
     found = replace(found, unit=unit, hidden=hidden)
     roundoff = max((d.roundoffs(found) for d in defects), default=0.0)
@@ -224,11 +230,16 @@ def _norm(x: Array) -> float:
     return float(np.linalg.norm(x)) or 1.0
 
 
+# No bound is smaller, no change larger: their exponentials stay in float64.
+_LEAST = 1e-200
+
+
 def _visible(moves: Array, bounds: Array, missed: float) -> float:
-    used = moves > 0
+    used = np.isfinite(moves) & (moves > 0) & np.isfinite(bounds)
     if not np.any(used):
         return np.inf
-    units = np.maximum(bounds[used], np.finfo(np.float64).tiny) / moves[used]
+    with np.errstate(over="ignore"):
+        units = np.clip(bounds[used] / moves[used], _LEAST, 1 / _LEAST)
 
     def excess(log: float) -> float:
         shares = scipy.special.erf(units / (np.exp(log) * np.sqrt(2)))

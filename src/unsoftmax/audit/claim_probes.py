@@ -29,8 +29,8 @@ class ClaimProbeTuning:
 
     random: int = 7
     """Random sequences. More find smaller changes: the largest of more misses is seen."""
-    tokens: tuple[int, ...] = (5, 8, 2, 3)
-    """Their lengths, in turn."""
+    tokens: tuple[int, ...] = (5, 8, 2, 128, 3)
+    """Their lengths, in turn: many tokens show windows and what depends on the length."""
     words: int = 2
     """Of so many sequences two other wordings are asked; of five tokens and more, for short sums
     round alike in any order."""
@@ -42,8 +42,17 @@ class ClaimProbeTuning:
     """S: e⁻³⁶ is a roundoff of float64."""
     apart: float = 0.5
     """Heads count as isolated where their logits come within this of what was wanted."""
-    bits: int = 9
-    """Bits of the entries of tokens that are added up: their sums must be float16 numbers, too."""
+    bits: int = 20
+    """Bits of the entries of tokens that are added up: sums must be float32 numbers, and targets
+    that round their inputs to float16 or bfloat16 must show it."""
+    step: float = 2.0**-10
+    """Steps within which a network must be affine, in units of its tokens."""
+    step_bits: int = 9
+    """Bits of the steps' entries."""
+    tries: int = 16
+    """Points that are drawn until the claim is affine around one."""
+    longest: float = 2.0**100
+    """Tokens are no longer, and no shorter than its inverse: their answers stay in range."""
 
 
 def random_sequences(
@@ -57,7 +66,10 @@ def random_sequences(
         N = tuning.tokens[n % len(tuning.tokens)] if claim.attends else 1
         directions = rng.standard_normal((N, claim.dim)) / np.sqrt(claim.dim)
         offsets, query = directions[:-1], directions[-1]
-        length = float(np.quantile(bends, (n + 0.5) / count)) if len(bends) else None
+        length = None
+        if len(bends):
+            length = float(np.quantile(bends, (n + 0.5) / count))
+            length = float(np.clip(length, 1 / tuning.longest, tuning.longest))
         if not claim.attends:
             found.append((length or 1.0) * directions)
             continue
@@ -92,6 +104,7 @@ def _scales(
     if not len(scales):
         return length or 1.0, length or 1.0
     alpha = float(np.sort(scales)[(n * len(scales)) // max(1, tuning.random)])
+    alpha = float(np.clip(alpha, 1 / tuning.longest, tuning.longest))
     return alpha, alpha if length is None else length
 
 
@@ -118,7 +131,9 @@ def additive(
     """
     typical = float(np.median([np.linalg.norm(X, axis=1).max() for X in random]))
     scale = 2.0 ** np.round(np.log2(typical / np.sqrt(claim.dim))) if typical else 1.0
-    x, y = (scale * _few_bits(rng.standard_normal(claim.dim), tuning.bits) for _ in range(2))
+    # entries of one size: each rounds by itself, and so does their sum
+    signs, sizes = rng.choice([-1.0, 1.0], (2, claim.dim)), rng.uniform(1, 2, (2, claim.dim))
+    x, y = scale * _few_bits(signs * sizes, tuning.bits)
     tokens = (0 * x, x, y, x + y, x - y, -x - y)
     coefficients = ((1, -1, -1, 1, 0, 0), (0, -2, 0, 1, 1, 0), (-2, 0, 0, 1, 0, 1))
     return Identities([token[None] for token in tokens], coefficients)
@@ -127,15 +142,18 @@ def additive(
 def straight(
     claim: Claim, rng: np.random.Generator, n: int, tuning: ClaimProbeTuning
 ) -> Identities:
-    """f(x − δ) − 2f(x) + f(x + δ) = 0 where the claim has no bend between: a piecewise affine f."""
+    """Return f(x − δ) − 2f(x) + f(x + δ) where the claim has no bend between: f is affine there.
+
+    Steps are short, so that other networks of the class have no bend between either, as a rule.
+    """
     lengths = claim.lengths
     length = float(np.quantile(lengths, (n + 1) / 3)) if len(lengths) else 1.0
     length = float(2.0 ** np.round(np.log2(length))) / np.sqrt(claim.dim)
-    x = _few_bits(rng.standard_normal(claim.dim), tuning.bits) * length
-    step = _few_bits(rng.standard_normal(claim.dim), tuning.bits) * length
-    tokens = (x - step, x, x + step)
-    for power in range(1, 12):
-        tokens = (x - step * 2.0**-power, x, x + step * 2.0**-power)
+    tokens: tuple[Array, ...] = ()
+    for _ in range(tuning.tries):
+        x = _few_bits(rng.standard_normal(claim.dim), tuning.bits) * length
+        step = _few_bits(rng.standard_normal(claim.dim), tuning.step_bits) * length * tuning.step
+        tokens = (x - step, x, x + step)
         if _affine_between(claim, np.array(tokens)[:, None]):
             break
     return Identities([token[None] for token in tokens], ((1, -2, 1),))

@@ -24,6 +24,7 @@ from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
 from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
+from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Claim(ABC):
     """Whether there are scores: whether sequences may have more than one token."""
     affine: bool = False
     """Whether answers to single tokens are x·v + c."""
+    note: str = ""
+    """What a test of the claim leaves open."""
 
     def __init__(self, model: FrozenModel) -> None:
         self.model = model
@@ -58,13 +61,13 @@ class Claim(ABC):
     def tensors(self) -> dict[str, tuple[float, int]]:
         """Return each tensor's norm and its number of entries."""
 
-    def essential(self) -> list[str]:
-        """Return the tensors, biases apart, that are not 0 and that answers depend on."""
-        return [name for name, (norm, _) in self.tensors().items() if norm and self._tells(name)]
-
     @abstractmethod
-    def _tells(self, tensor: str) -> bool:
-        """Whether a claim without this tensor's test says nothing."""
+    def weighty(self) -> dict[str, float]:
+        """Return how large a change of each tensor must be to count beside the others, absolutely.
+
+        A bias counts beside what it is added to for tokens of norm 1; a tensor that answers do not
+        depend on is left out. ``same`` is said only where half of that would have shown.
+        """
 
     @property
     def lengths(self) -> Array:
@@ -105,10 +108,16 @@ class ServedHeads(Claim):
         found |= {self.named("v", h): (float(np.linalg.norm(self.v[h])), d) for h in heads}
         return found | {"c": (abs(self.c), 1)}
 
-    def _tells(self, tensor: str) -> bool:
-        heads = range(len(self.v))
-        scored = {self.named("W", h) for h in heads if np.any(self.v[h])}
-        return tensor in scored | {self.named("v", h) for h in heads}
+    def weighty(self) -> dict[str, float]:  # noqa: D102
+        norms = {name: norm for name, (norm, _) in self.tensors().items()}
+        values = [norms[self.named("v", h)] for h in range(len(self.v))]
+        found = {"c": max(norms["c"], *values, 0.0) or 1.0}
+        for h in np.flatnonzero(values).tolist():
+            W, w = norms[self.named("W", h)], norms[self.named("w", h)]
+            found[self.named("v", h)] = values[h]
+            found[self.named("W", h)] = W or w or 1.0
+            found[self.named("w", h)] = max(W, w) or 1.0
+        return found
 
     def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
         u = self.vectors(X[:, -1])
@@ -123,7 +132,7 @@ class ServedHeads(Claim):
             moves[self.named("v", h)] = np.linalg.norm(pooled[:, h], axis=1)
         moves["c"] = np.ones(len(X))
         longest = np.linalg.norm(X, axis=2).max(axis=1)
-        values = longest * np.sum(np.linalg.norm(self.v, axis=1)) + abs(self.c)
+        values = longest * np.sum(np.linalg.norm(self.v, axis=1)) * _long_sums(X) + abs(self.c)
         return ClaimedAnswers(self._attention(X), roundings + values, moves)
 
 
@@ -131,6 +140,7 @@ class ServedNetwork(Claim):
     """A ReLU network of single tokens."""
 
     attends = False
+    note = "Only single tokens were asked: what the target does with several is not tested."
 
     def __init__(self, model: ReluNetwork) -> None:
         super().__init__(model)
@@ -144,8 +154,8 @@ class ServedNetwork(Claim):
         arrays = self.network.arrays()
         return {name: (float(np.linalg.norm(x)), x.size) for name, x in arrays.items()}
 
-    def _tells(self, tensor: str) -> bool:
-        return tensor in ("A", "w_o") and bool(np.any(self.network.w_o))
+    def weighty(self) -> dict[str, float]:  # noqa: D102
+        return _weighty(self.network)
 
     def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
         _, roundings, moves = _network_at(self.network, X[:, -1])
@@ -175,9 +185,12 @@ class ServedTransformer(Claim):
         W, w = self._attention.norm("W"), self._attention.norm("w")
         return {"W": (W, d * d), "w": (w, d), **norms}
 
-    def _tells(self, tensor: str) -> bool:
-        bends = bool(np.any(self.network.w_o) and np.any(self.network.A))
-        return tensor in ("W", "network.A", "network.w_o") and bends
+    def weighty(self) -> dict[str, float]:  # noqa: D102
+        found = {f"network.{name}": size for name, size in _weighty(self.network).items()}
+        if len(found) > 1:
+            W, w = self._attention.norm("W"), self._attention.norm("w")
+            found |= {"W": W or w or 1.0, "w": max(W, w) or 1.0}
+        return found
 
     def pooled(self, X: Array) -> Array:
         """Return the token that the network is given, (B, d)."""
@@ -190,7 +203,7 @@ class ServedTransformer(Claim):
         slopes, roundings, moves = _network_at(self.network, pooled_tokens(X, weights[:, 0]))
         gradients, scored = _scores_at(X, weights, u, slopes[:, None])
         longest = np.linalg.norm(X, axis=2).max(axis=1)
-        roundings = roundings + scored + longest * np.linalg.norm(slopes, axis=1)
+        roundings = roundings + scored + longest * np.linalg.norm(slopes, axis=1) * _long_sums(X)
         gradient = gradients[:, 0]
         own = {"W": gradient * np.linalg.norm(X[:, -1], axis=1), "w": gradient}
         named = {f"network.{name}": move for name, move in moves.items()}
@@ -233,6 +246,11 @@ def _scores_at(X: Array, weights: Array, u: Array, v: Array) -> tuple[Array, Arr
     return np.linalg.norm(g @ X, axis=2), rounded.sum(axis=1)
 
 
+def _long_sums(X: Array) -> float:
+    """Return how much more than few terms the sums over a sequence's tokens may round."""
+    return float(max(1.0, X.shape[1] / SHORT_SUMS))
+
+
 def _network_at(network: ReluNetwork, x: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return a network's slopes (B, d), its rounding (B,) and its moves at points (B, d)."""
     z = x @ network.A + network.b
@@ -247,6 +265,14 @@ def _network_at(network: ReluNetwork, x: Array) -> tuple[Array, Array, dict[str,
         "c": np.ones(len(x)),
     }
     return on @ network.A.T, terms @ np.abs(network.w_o) + abs(network.c), moves
+
+
+def _weighty(network: ReluNetwork) -> dict[str, float]:
+    """Return how large a change of a network's tensors must be to count, c alone if it is one."""
+    A, b, w_o = (float(np.linalg.norm(x)) for x in (network.A, network.b, network.w_o))
+    answers = w_o * max(A, b)
+    found = {"c": max(abs(network.c), answers) or 1.0}
+    return found | ({"A": A or b, "w_o": w_o, "b": max(A, b)} if answers else {})
 
 
 def _hyperplane_lengths(network: ReluNetwork) -> Array:

@@ -30,6 +30,9 @@ from unsoftmax.protocol import Answers
 Search: TypeAlias = Generator[Round, Answers, str | None]
 
 
+FAR = "W or w, by so much that it cannot be told whose"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSearchTuning:
     """Knobs of the search."""
@@ -41,6 +44,8 @@ class TensorSearchTuning:
     different: float = 0.5
     """A tensor counts as changed where a miss is more than this share of its bound: that it is
     another target is known already, and right answers miss by a quarter of their bounds."""
+    trusted: float = 2.0
+    """Logits that moved by more may have opened gates that were taken for closed."""
     rounded: float = 1e-12
     """Share of a change that may come from the rounding of the tokens."""
     singles: int = 2
@@ -135,17 +140,19 @@ class TensorSearch:
         names, room = ["c"] if constant else [], self.room - len(seen.y)
         query = _query(claim, self.rng, self.probes)
         flags: dict[str, list[bool]] = {}
-        if np.any(claim.vectors(zero[None])):
-            turn = -2 * self.tuning.logit
-            found = lines(claim, query, turn, self.rng, self.probes) if room > 4 * H + 1 else None
-            if found is not None:
-                flags = yield from self._scored(found, (zero, query), values)
-            elif found := lines(claim, query, None, self.rng, self.probes):
-                flags = yield from self._scored(found, (query,), values)
-                flags["W or w"] = flags.pop("first")
-        elif found := lines(claim, query, None, self.rng, self.probes):
+        biased = bool(np.any(claim.vectors(zero[None])))
+        turn = -2 * self.tuning.logit if biased and room > 4 * H + 1 else None
+        found = lines(claim, query, turn, self.rng, self.probes)
+        if found is None and turn is not None:
+            turn = None
+            found = lines(claim, query, None, self.rng, self.probes)
+        if found is not None and turn is not None:
+            flags = yield from self._scored(found, (zero, query), values)
+        elif found is not None and room > 3 * (H + 1):
             flags = yield from self._scored(found, (query,), values)
-            flags["w" if (yield from self._unscored(query)) else "W"] = flags.pop("first")
+            if first := flags.pop("first", []):
+                own = "W or w" if biased else "w" if (yield from self._unscored(query)) else "W"
+                flags[own] = first
         if values and not any(flags.get("v", ())):
             names.append("v")
         named = (_of_heads(claim, tensor, some) for tensor, some in flags.items() if any(some))
@@ -157,6 +164,7 @@ class TensorSearch:
         """Ask every head's line: at one query token, or at 0 and then at b.
 
         Returns which heads' "v" and "first" logits were changed; of two query tokens "w" and "W".
+        Scores that moved far open other heads' gates as well: then no head can be named.
         """
         heads, first = range(len(found.rises)), queries[0]
         low, high = self.tuning.logit, self.tuning.further * found.saturated
@@ -178,6 +186,8 @@ class TensorSearch:
             logits.append(
                 [self._logit(seen, (at[h], k, saturated[h], further[h], 0), share) for h in heads]
             )
+        if max(abs(one.change) for every in logits for one in every) > self.tuning.trusted:
+            return {FAR: [True] * len(heads)}
         flags = {"v": [values and some for some in moved]}
         if len(queries) == 1:
             return flags | {"first": [changed.beyond(self.tuning) for changed in logits[0]]}
@@ -202,6 +212,8 @@ class TensorSearch:
         (taken, value), (taken_0, value_0) = read(seen.y), read(seen.at.predicted)
         own = errors[one] + errors[base]
         of_value = (1 + abs(share)) * errors[saturated] + abs(share) * errors[further]
+        if not value or not value_0:
+            return LogitChange(0.0, np.inf)
         with np.errstate(all="ignore"):
             weight, weight_0 = taken / value, taken_0 / value_0
             error = (own + abs(weight) * (of_value + errors[first])) / abs(value)
@@ -210,7 +222,7 @@ class TensorSearch:
             error /= weight * (1 - weight)
             change = scipy.special.logit(weight) - scipy.special.logit(weight_0)
         if not 0 < weight < 1:
-            return LogitChange(np.inf, abs(of_value / value_0))
+            return LogitChange(np.inf, abs(float(of_value / value_0)))
         return LogitChange(float(change), float(error))
 
     def _unscored(self, offset: Array) -> Generator[Round, Answers, bool]:
@@ -232,6 +244,8 @@ def _of_heads(claim: ServedHeads, tensor: str, changed: list[bool]) -> str:
     ('v of heads 0 and 2', 'W of every head')
     """
     heads = [str(h) for h in range(len(changed)) if changed[h]]
+    if tensor == FAR:
+        return tensor
     if len(heads) == 1:
         return claim.named(tensor, int(heads[0]))
     if len(heads) == len(changed):

@@ -5,8 +5,8 @@ sequences by about ‖Δ‖·‖∂f/∂θ‖/√n; a right one leaves them wher
 own arithmetic, format and noise do, which are measured on the spot (`audit.answer_errors`).
 
 - ``different``: an answer misses its prediction by more than twice what these allow;
-- ``same``: none misses it by more than that, identities of the class hold, and a change of any W,
-  v or network by half would have been called different;
+- ``same``: none misses it by more than that, identities of the class hold, and a change of any
+  tensor by half would have been called different (of a bias, by half of what it is added to);
 - ``undecided`` otherwise.
 
 Where it is different, further queries find the tensor (`audit.tensor_search`): a hundred in all.
@@ -14,6 +14,7 @@ Where it is different, further queries find the tensor (`audit.tensor_search`): 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -39,14 +40,20 @@ from unsoftmax.audit.claim_probes import (
 )
 from unsoftmax.audit.claimed_models import Claim, claim_of
 from unsoftmax.audit.tensor_search import TensorSearchTuning, changed_tensor
+from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
-from unsoftmax.learners.settings import as_json, changed
+from unsoftmax.learners.settings import as_json, changed, whole_number
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Plan
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
 
+MOST = 100
+NOT_FOUND = (
+    "Which tensor was changed could not be told: there are more heads than can be looked at one by "
+    "one, the change is near what answers hide, or the budget is spent."
+)
 FEW_ANSWERS = "All answers are one of a few numbers: labels, or rounded too coarsely to tell."
 
 
@@ -66,14 +73,12 @@ class VerificationTuning:
     missed: float = 0.05
     """A change that the power names is missed with this probability."""
     caught: float = 0.5
-    """A target is called the same where a change of any W, v or network by this share would have
-    been caught."""
+    """A target is called the same where a change of any tensor by this share would have been
+    caught; of a bias, by this share of what it is added to (`Claim.weighty`)."""
     least_answers: int = 4
     """With fewer different answers a target is not called different."""
     noise_rounds: int = 3
     """So often all sequences are asked again where noise alone leaves it open."""
-    most: int = 100
-    """Queries in all with which the tensor must be found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,14 @@ class Verifier:
     model: Any
     locate: bool = True
     seed: int = 0
+    most: int = MOST
+    """Queries in all that the search for the tensor may come to."""
     tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
     revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        claim_of(self.model)
+        whole_number("seed", self.seed, 0)
 
     @property
     def dim(self) -> int:
@@ -156,15 +167,15 @@ class Verifier:
         design, tuning = Design.of(claim_of(self.model), self.seed, self.tuning.probes), self.tuning
         asked = [*design.first, *design.second]
         again = tuning.noise_rounds * len(design.first)
-        most = max(tuning.most, len(asked)) if self.locate else len(asked)
+        most = max(self.most, len(asked)) if self.locate else len(asked)
         return Plan(
             queries=None,
             at_most=most + again,
             tokens=sum(map(len, asked)),
             rounds=3 + tuning.noise_rounds,
             most_tokens=max(map(len, asked)),
-            formula=f"{len(asked)} queries; up to {most} where a tensor is to be found, and "
-            f"{again} more where answers are noisy",
+            formula=f"{len(asked)} queries, {again} more where answers are noisy; up to {most} "
+            "where a tensor is to be found",
         )
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
@@ -175,16 +186,19 @@ class Verifier:
         two = yield from seen_at(claim, design.second, "again, and in other words")
         errors = design.errors(one, two, tuning.errors)
         found = judged(claim, one, errors, tuning)
+        paid = len(design.first) + len(design.second)
         if errors.deviation and found.verdict == "undecided":
             one, errors = yield from averaged(claim, design, one, errors, tuning)
             found = judged(claim, one, errors, tuning)
+            paid += tuning.noise_rounds * len(design.first)
         if found.verdict == "different" and self.locate:
-            room = tuning.most - len(design.first) - len(design.second)
-            rng = np.random.default_rng([self.seed, 1])
-            tensor = yield from changed_tensor(
-                claim, errors, room, rng, tuning.probes, tuning.search
-            )
-            found = replace(found, tensor=tensor)
+            tensor = None
+            if not errors.strange:
+                rng, room = np.random.default_rng([self.seed, 1]), self.most - paid
+                search = changed_tensor(claim, errors, room, rng, tuning.probes, tuning.search)
+                tensor = yield from search
+            notes = found.notes if tensor or errors.strange else (*found.notes, NOT_FOUND)
+            found = replace(found, tensor=tensor, notes=notes)
         return found
 
 
@@ -235,7 +249,7 @@ class Design:
             both = one[[n % self.reworded]].beside(two[[self.again + n]])
             defects.append(Defect.of((1, -1), both))
         generic, last = one[: len(self.random)], len(self.random) - self.again
-        return measured(generic, (generic[last:], two[: self.again]), defects, tuning)
+        return measured(one.y, generic, (generic[last:], two[: self.again]), defects, tuning)
 
 
 def judged(
@@ -243,28 +257,49 @@ def judged(
 ) -> Verification:
     """Say what answers mean."""
     bounds = np.maximum(errors.of(seen), np.finfo(np.float64).tiny)
-    largest = float(np.max(np.abs(seen.missed) / bounds))
+    with np.errstate(over="ignore"):
+        largest = float(np.max(np.abs(seen.missed) / bounds))
     strength = power(claim, seen, tuning.different * bounds, tuning.missed)
+    told_apart = _told_apart(seen, tuning)
     verdict: Verdict = "undecided"
-    # a few numbers alone may be anything rounded, or labels
-    told_apart = len(np.unique(seen.y)) >= tuning.least_answers
+    norms = {name: norm or 1.0 for name, (norm, _) in claim.tensors().items()}
+    shown = {name: tuning.caught * size / norms[name] for name, size in claim.weighty().items()}
+    unseen = [name for name, share in shown.items() if not strength[name] <= share]
     if largest > tuning.different and told_apart:
         verdict = "different"
-    elif (
-        largest <= 1
-        and not errors.strange
-        and all(strength[name] <= tuning.caught for name in claim.essential())
-    ):
+    elif largest <= 1 and not errors.strange and not unseen:
         verdict = "same"
     return Verification(
         verdict=verdict,
         queries=0,
         tensor=None,
         power=strength,
-        precision=float(np.max(bounds) / np.max(seen.at.roundings)),
+        precision=float(np.max(bounds) / (np.max(seen.at.roundings) or 1.0)),
         largest_miss=largest,
-        notes=errors.notes() if told_apart else (*errors.notes(), FEW_ANSWERS),
+        notes=_notes(claim, errors, told_apart, unseen if verdict == "undecided" else []),
     )
+
+
+def _told_apart(seen: Seen, tuning: VerificationTuning) -> bool:
+    """Whether answers are more than labels, or a few numbers that rounding may have made."""
+    different = np.unique(seen.y)
+    if len(different) >= tuning.least_answers:
+        return True
+    some = np.abs(different[different != 0])
+    labels = len(some) > 0 and np.all(some == 1)
+    # what is rounded to multiples of a step moves by less than the smallest of them
+    return bool(len(some) and not labels and np.max(np.abs(seen.missed)) > np.min(some))
+
+
+def _notes(
+    claim: Claim, errors: AnswerErrors, told_apart: bool, unseen: list[str]
+) -> tuple[str, ...]:
+    notes = [*errors.notes(), *([claim.note] if claim.note else [])]
+    if not told_apart:
+        notes.append(FEW_ANSWERS)
+    if unseen:
+        notes.append(f"Answers are too coarse to show a change of {', '.join(unseen)}.")
+    return tuple(notes)
 
 
 def averaged(
@@ -299,7 +334,13 @@ def verify(
     *,
     locate: bool = True,
     seed: int = 0,
-    **settings: Any,
+    budget: int | Budget | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    batch: int | None = None,
+    workers: int = 1,
+    progress: Watcher | None = None,
+    retries: int | Retries = 3,
+    timeout: float | None = None,
 ) -> Verification:
     """Say whether a target serves these weights: the same, different, or undecided.
 
@@ -310,12 +351,12 @@ def verify(
     model : SingleHead, MultiHead, ReluNetwork or Transformer
         The weights that it is claimed to serve.
     locate : bool
-        Whether to find what was changed where it is different: 100 queries in all at most,
-        otherwise 20.
+        Whether to find what was changed where it is different: 100 queries in all at most, or as
+        many as the budget allows, otherwise 20, and 39 more where answers are noisy.
     seed : int
         Seed of the questions; another one asks others.
-    **settings
-        As `unsoftmax.learn` takes them: budget, ledger, batch, workers, progress, retries, timeout.
+    budget, ledger, batch, workers, progress, retries, timeout
+        As `unsoftmax.learn` takes them.
 
     Returns
     -------
@@ -324,8 +365,8 @@ def verify(
 
     Raises
     ------
-    TypeError
-        ``model`` is of no class that is known.
+    TypeError, ValueError
+        ``model`` is of no class that is known, or a setting is out of range.
     BudgetExceeded, OracleError, LedgerError, LedgerMismatch, DimensionRefused
         As `unsoftmax.learn` raises them.
 
@@ -339,9 +380,20 @@ def verify(
     >>> us.verify(other, model).tensor
     'W'
     """
-    claim_of(model)
-    verifier = Verifier(model, locate, seed)
-    with opened_campaign(oracle, verifier, **settings) as campaign:
+    queries = budget.queries if isinstance(budget, Budget) else budget
+    most = MOST if queries is None else min(MOST, queries)
+    verifier = Verifier(model, locate, seed, most)
+    with opened_campaign(
+        oracle,
+        verifier,
+        budget=budget,
+        ledger=ledger,
+        batch=batch,
+        workers=workers,
+        progress=progress,
+        retries=retries,
+        timeout=timeout,
+    ) as campaign:
         found = campaign.run(verifier.steps(0))
         return replace(
             found,
