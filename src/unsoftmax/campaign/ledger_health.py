@@ -165,8 +165,8 @@ def _lost(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
         return [f"{counter.name}: {error}"]
     if last is None and is_open:
         return [
-            f"it was in use, and {counter.name} is missing, which tells whether {wal.name} is "
-            "whole: the three belong together"
+            f"it was in use, and {counter.name} is missing or empty, which tells whether "
+            f"{wal.name} is whole: the three belong together"
         ]
     if last is not None:
         if last[0] != name:
