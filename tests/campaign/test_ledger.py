@@ -36,7 +36,7 @@ from unsoftmax.campaign.ledger import Ledger, _differences
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
 from unsoftmax.campaign.ledger_rescue import rescued
-from unsoftmax.campaign.ledger_salvage import summary
+from unsoftmax.campaign.ledger_salvage import salvage, summary
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.measure.logit_scales import LogitGridTuning
@@ -1031,6 +1031,17 @@ def test_headers_that_mislead_sqlite_are_named(killed, tmp_path):
         for name, content in zip(("", "-wal", "-paid"), (data, *killed[1:]), strict=True):
             (tmp_path / f"ledger{name}").write_bytes(content)
         refused(tmp_path / "ledger", word)
+
+
+@pytest.mark.parametrize("place", ["_designs_1", "_parts_1", "asked", "answers"])
+def test_sqlite_words_that_are_no_text_are_quoted(place, closed, tmp_path):
+    """A flipped bit in a table's name is in what SQLite says, and Python cannot read that."""
+    data = bytearray(closed)
+    data[data.index(place.encode())] ^= 0x80
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(data)
+    refused(ledger, "is damaged", "\N{REPLACEMENT CHARACTER}")
+    assert not salvage(ledger, tmp_path / "new").damage
 
 
 def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, tmp_path):
