@@ -36,6 +36,7 @@ from unsoftmax.campaign.ledger import Ledger, _differences
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
 from unsoftmax.campaign.ledger_rescue import rescued
+from unsoftmax.campaign.ledger_salvage import salvage, summary
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.measure.logit_scales import LogitGridTuning
@@ -986,6 +987,35 @@ def test_a_counter_that_cannot_be_written_is_named(tmp_path):
     counter.end(closed=True)
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "closed"])
+def test_ended_between_making_and_writing_the_counter(
+    begun, closed, expected, tmp_path, monkeypatch
+):
+    """Then nothing was paid, and the next run goes on; that of a ledger in use may not be empty."""
+    ledger = tmp_path / "ledger"
+    if begun:
+        ledger.write_bytes(closed)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            learn(ledger)
+    assert ledger.with_name("ledger-paid").read_bytes() == b""
+    assert not summary(ledger).damage
+    recovery, _ = learn(ledger)
+    assert bits(recovery) == bits(expected)
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+def test_an_empty_counter_of_a_ledger_in_use_is_named(killed, tmp_path):
+    for name, data in zip(("ledger", "ledger-wal", "ledger-paid"), (*killed[:2], b""), strict=True):
+        (tmp_path / name).write_bytes(data)
+    refused(tmp_path / "ledger", "ledger-paid is missing or empty", "--salvage")
+
+
 def test_a_folder_in_the_place_of_the_counter_is_named(closed, tmp_path):
     ledger = tmp_path / "ledger"
     ledger.write_bytes(closed)
@@ -1001,6 +1031,17 @@ def test_headers_that_mislead_sqlite_are_named(killed, tmp_path):
         for name, content in zip(("", "-wal", "-paid"), (data, *killed[1:]), strict=True):
             (tmp_path / f"ledger{name}").write_bytes(content)
         refused(tmp_path / "ledger", word)
+
+
+@pytest.mark.parametrize("place", ["_designs_1", "_parts_1", "asked", "answers"])
+def test_sqlite_words_that_are_no_text_are_quoted(place, closed, tmp_path):
+    """A flipped bit in a table's name is in what SQLite says, and Python cannot read that."""
+    data = bytearray(closed)
+    data[data.index(place.encode())] ^= 0x80
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(data)
+    refused(ledger, "is damaged", "\N{REPLACEMENT CHARACTER}")
+    assert not salvage(ledger, tmp_path / "new").damage
 
 
 def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from unsoftmax.campaign.ledger import Ledger
-from unsoftmax.campaign.ledger_format import SCHEMA, Totals, insertion
+from unsoftmax.campaign.ledger_format import SCHEMA, SQLITE_FAILURES, Totals, insertion, said
 from unsoftmax.campaign.ledger_header import APPLICATION_ID, damaged, inspect, writable
 from unsoftmax.campaign.ledger_health import damage
 from unsoftmax.campaign.paid_counter import PaidCounter, beside
@@ -229,7 +229,7 @@ def connect(file: Path) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = FULL")
         db.execute("BEGIN IMMEDIATE")
         db.execute("COMMIT")
-    except sqlite3.Error as error:
+    except SQLITE_FAILURES as error:
         close_unchanged(db)
         # SQLite's own text that cannot be decoded has no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -240,7 +240,7 @@ def connect(file: Path) -> sqlite3.Connection:
                 f"{file} cannot be used ({error}): see that its folder can be written and its "
                 "disk is not full, or name another ledger."
             ) from error
-        raise damaged(file, str(error)) from error
+        raise damaged(file, said(error)) from error
     return db
 
 
@@ -248,8 +248,8 @@ def problems(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
     """Say all that is wrong with a ledger, as far as SQLite can read it."""
     try:
         return damage(db, file, has_wal=has_wal)
-    except sqlite3.Error as error:
-        return [str(error)]
+    except SQLITE_FAILURES as error:
+        return [said(error)]
 
 
 def restore(file: Path, before: bytes | None) -> None:

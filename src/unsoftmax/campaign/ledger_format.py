@@ -40,6 +40,8 @@ CREATE TABLE answers (
     width INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (round, part, start)
 );
 """
+# What Python's sqlite3 raises: where a flipped bit is in SQLite's own message, this is no text.
+SQLITE_FAILURES = (sqlite3.Error, UnicodeDecodeError)
 # The columns of every table but its last, `crc`.
 COLUMNS = {
     "file": "id, open, holes, queries, tokens, settled, answered",
@@ -76,6 +78,13 @@ def checksum(table: str, values: Sequence[object]) -> int:
     if table in _WITH_BLOBS:
         values = [(len(x), zlib.crc32(x)) if isinstance(x, bytes) else x for x in values]
     return zlib.crc32(repr((table, *values)).encode())
+
+
+def said(failure: Exception) -> str:
+    """Return SQLite's message, as far as it is text."""
+    if isinstance(failure, UnicodeDecodeError):
+        return failure.object.decode(errors="replace")
+    return str(failure)
 
 
 Verb: TypeAlias = Literal["INSERT", "INSERT OR IGNORE", "INSERT OR REPLACE"]

@@ -18,9 +18,11 @@ from unsoftmax.campaign.ledger_format import (
     COLUMNS,
     FORMAT_VERSION,
     SCHEMA,
+    SQLITE_FAILURES,
     Totals,
     checksum,
     columns,
+    said,
 )
 from unsoftmax.campaign.paid_counter import beside, last_totals
 from unsoftmax.campaign.row_sense import makes_sense
@@ -50,8 +52,8 @@ class TableWalk:
                     wrong += first and not sound
                     if first and sound:
                         yield tuple(values)
-            except sqlite3.Error as error:
-                self.damage = f"{self._table}: {error}"
+            except SQLITE_FAILURES as error:
+                self.damage = f"{self._table}: {said(error)}"
             else:
                 break
         if wrong:
@@ -147,7 +149,7 @@ def is_newer(db: sqlite3.Connection) -> bool:
     """Whether a file is of a format to come, and does not say so by a flipped bit alone."""
     try:
         return _declared(db) > FORMAT_VERSION and not _has_todays_tables(db)
-    except sqlite3.Error:
+    except SQLITE_FAILURES:
         return False
 
 
@@ -165,8 +167,8 @@ def _lost(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
         return [f"{counter.name}: {error}"]
     if last is None and is_open:
         return [
-            f"it was in use, and {counter.name} is missing, which tells whether {wal.name} is "
-            "whole: the three belong together"
+            f"it was in use, and {counter.name} is missing or empty, which tells whether "
+            f"{wal.name} is whole: the three belong together"
         ]
     if last is not None:
         if last[0] != name:

@@ -32,7 +32,7 @@ from unsoftmax.campaign.ledger_file import (
     unread,
     wal_of,
 )
-from unsoftmax.campaign.ledger_format import Totals, columns, insertion
+from unsoftmax.campaign.ledger_format import SQLITE_FAILURES, Totals, columns, insertion
 from unsoftmax.campaign.ledger_header import UnreadableLedger, writable
 from unsoftmax.campaign.ledger_health import Row, TableWalk, is_newer, version_of
 from unsoftmax.campaign.ledger_images import images
@@ -191,7 +191,7 @@ def _sound_rows(image: bytes, file: Path) -> tuple[int, ...]:
     try:
         with in_memory(image) as db:
             sums = _sums(db, file)
-    except sqlite3.Error:
+    except SQLITE_FAILURES:
         return ()
     seen = (sums.totals.answered, sums.totals.queries, sums.rounds, *sums.known, len(sums.run))
     return seen if any(seen) else ()

@@ -7,7 +7,8 @@ place. They never shrink: a ledger that has less has lost something. It is not f
 cut may leave it behind the ledger, which is flushed at every commit, and never ahead of it.
 
 The file is there while the ledger is in use and after a crash. A ledger that was closed is one
-file. It may not know what the totals mean.
+file. An empty one was left by a run that was killed before it wrote the first line: the ledger
+does not say yet that it is open, and nothing was paid. It may not know what the totals mean.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def beside(file: Path) -> tuple[Path, Path]:
 
 
 def last_totals(file: Path) -> tuple[str, Totals] | None:
-    """Read a ledger's counter: the ledger's id and its last totals; None where there is none.
+    """Read a ledger's counter: the ledger's id and its last totals; None where it has none.
 
     Raises
     ------
@@ -39,6 +40,8 @@ def last_totals(file: Path) -> tuple[str, Totals] | None:
         return None
     except OSError as error:
         raise ValueError(str(error)) from error
+    if not text:
+        return None
     line, _, crc = text.rpartition(b" ")
     if crc.strip() != b"%08x" % zlib.crc32(line):
         raise ValueError("it does not match its checksum")
