@@ -19,6 +19,7 @@ from statistics import median
 import numpy as np
 
 import unsoftmax as us
+from unsoftmax.theory import counts
 from measuring import ROOT, Timed, apart, environment, peak_memory, publish, table
 from unsoftmax.probes import Array
 
@@ -93,7 +94,7 @@ def recover(case: Case) -> Run:
 def accuracy(seeds: int) -> str:
     rows = []
     for dim, rank in SHAPES:
-        promised = us.theory.counts.low_rank_head(dim, rank)
+        promised = counts.low_rank_head(dim, rank)
         known = [recover(Case(dim, rank, True, seed)) for seed in range(seeds)]
         found = [recover(Case(dim, rank, False, seed)) for seed in range(seeds)]
         more = max(run.queries - run.again - run.checks - promised for run in found)
