@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 
 import unsoftmax as us
-from unsoftmax.theory import counts
 from measuring import ROOT, Timed, apart, environment, peak_memory, publish, table
 from unsoftmax.probes import Array
+from unsoftmax.theory import counts
 
 SHAPES = ((64, 4), (128, 16), (384, 32), (512, 16))
 LARGE = (4096, 128)
