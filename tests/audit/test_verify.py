@@ -322,6 +322,20 @@ def test_power_is_what_is_caught(trials, evidence):
     )
 
 
+@pytest.mark.parametrize("kind", [network, transformer])
+def test_neurons_that_no_question_meets_are_said(kind):
+    model = kind(np.random.default_rng(0))
+    arrays = {name: np.array(x) for name, x in model.arrays().items()}
+    b, w_o = ("b", "w_o") if kind is network else ("network.b", "network.w_o")
+    arrays[b][3] = -1e6
+    claim = type(model).from_arrays(arrays)
+    arrays[w_o] = arrays[w_o].copy()
+    arrays[w_o][3] *= 2
+    result = us.verify(type(model).from_arrays(arrays), claim)
+    assert result.verdict == "same"  # no answer depends on what was changed, and that is said:
+    assert any("of 20 neurons are off at all sequences" in note for note in result.notes)
+
+
 # -- how it is run
 
 

@@ -69,6 +69,10 @@ class Claim(ABC):
         depend on is left out. ``same`` is said only where half of that would have shown.
         """
 
+    def untested(self, sequences: list[Array]) -> str:
+        """Say what of the claim no answer to these sequences depends on; "" where there is none."""
+        return ""
+
     @property
     def lengths(self) -> Array:
         """Lengths at which single tokens meet what bends the function; empty where nothing does."""
@@ -146,6 +150,9 @@ class ServedNetwork(Claim):
         super().__init__(model)
         self.network = model
 
+    def untested(self, sequences: list[Array]) -> str:  # noqa: D102
+        return _untested(self.network, np.array([X[-1] for X in sequences]))
+
     @property
     def lengths(self) -> Array:  # noqa: D102
         return _hyperplane_lengths(self.network)
@@ -169,6 +176,10 @@ class ServedTransformer(Claim):
         super().__init__(model)
         self.network = model.network
         self._attention = model
+
+    def untested(self, sequences: list[Array]) -> str:  # noqa: D102
+        pooled = [self.pooled(X[None])[0] for X in sequences]
+        return _untested(self.network, np.array(pooled))
 
     @property
     def lengths(self) -> Array:  # noqa: D102
@@ -265,6 +276,17 @@ def _network_at(network: ReluNetwork, x: Array) -> tuple[Array, Array, dict[str,
         "c": np.ones(len(x)),
     }
     return on @ network.A.T, terms @ np.abs(network.w_o) + abs(network.c), moves
+
+
+def _untested(network: ReluNetwork, x: Array) -> str:
+    """Say how many neurons are off at all points (B, d)."""
+    off = np.all(x @ network.A + network.b <= 0, axis=0) & (network.w_o != 0)
+    if not np.any(off):
+        return ""
+    return (
+        f"{np.sum(off)} of {len(off)} neurons are off at all sequences that were asked: a change "
+        "of these alone does not show. Another seed asks others."
+    )
 
 
 def _weighty(network: ReluNetwork) -> dict[str, float]:

@@ -199,6 +199,8 @@ class Verifier:
                 tensor = yield from search
             notes = found.notes if tensor or errors.strange else (*found.notes, NOT_FOUND)
             found = replace(found, tensor=tensor, notes=notes)
+        if untested := claim.untested(design.first):
+            found = replace(found, notes=(*found.notes, untested))
         return found
 
 
