@@ -34,6 +34,7 @@ from unsoftmax.audit.claim_probes import (
     ClaimProbeTuning,
     Identities,
     additive,
+    beside,
     in_other_words,
     random_sequences,
     straight,
@@ -140,7 +141,7 @@ class Verifier:
     most: int = MOST
     """Queries in all that the search for the tensor may come to."""
     tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         claim_of(self.model)
@@ -164,17 +165,20 @@ class Verifier:
 
     def plan(self) -> Plan:
         """Say what it will cost."""
-        design, tuning = Design.of(claim_of(self.model), self.seed, self.tuning.probes), self.tuning
+        claim, tuning = claim_of(self.model), self.tuning
+        design = Design.of(claim, self.seed, tuning.probes.hasty)
         asked = [*design.first, *design.second]
-        again = tuning.noise_rounds * len(design.first)
-        most = max(self.most, len(asked)) if self.locate else len(asked)
+        beside = 0 if claim.sides is None else max(0, tuning.probes.most - len(asked))
+        again = tuning.noise_rounds * (len(design.first) + beside)
+        first = len(asked) + beside
+        most = max(self.most, first) if self.locate else first
         return Plan(
             queries=None,
             at_most=most + again,
-            tokens=sum(map(len, asked)),
+            tokens=sum(map(len, asked)) + beside,
             rounds=3 + tuning.noise_rounds,
             most_tokens=max(map(len, asked)),
-            formula=f"{len(asked)} queries, {again} more where answers are noisy; up to {most} "
+            formula=f"{first} queries, {again} more where answers are noisy; up to {most} "
             "where a tensor is to be found",
         )
 
@@ -199,8 +203,8 @@ class Verifier:
                 tensor = yield from search
             notes = found.notes if tensor or errors.strange else (*found.notes, NOT_FOUND)
             found = replace(found, tensor=tensor, notes=notes)
-        if untested := claim.untested(design.first):
-            found = replace(found, notes=(*found.notes, untested))
+        if unmet := design.unmet(claim, one, errors, tuning):
+            found = replace(found, notes=(*found.notes, unmet))
         return found
 
 
@@ -217,6 +221,8 @@ class Design:
     """Of how many."""
     within: list[Identities]
     """Single tokens whose answers satisfy identities."""
+    beside: list[Array]
+    """Single tokens at neurons that nothing else meets."""
 
     @classmethod
     def of(cls, claim: Claim, seed: int, tuning: ClaimProbeTuning) -> Design:
@@ -224,21 +230,45 @@ class Design:
         rng = np.random.default_rng(seed)
         random = random_sequences(claim, rng, tuning)
         reworded = tuning.words if claim.attends else 0
-        within = [additive(claim, random, rng, tuning)]
-        if not claim.affine:
-            within = [straight(claim, rng, n, tuning) for n in range(2)]
         words = in_other_words(random[:reworded])
-        return cls(random, tuning.again, words, reworded, within)
+        if claim.affine:
+            within = [additive(claim, random, rng, tuning)]
+        else:
+            within = []
+            for share in (1 / 3, 2 / 3):
+                asked = [*random, *(X for some in within for X in some.sequences)]
+                within.append(straight(claim, asked, rng, share, tuning))
+        design = cls(random, tuning.again, words, reworded, within, [])
+        room = tuning.most - len(design.first) - len(design.second)
+        more = beside(claim, design.first, room, rng, tuning)
+        return replace(design, beside=more)
 
     @property
     def first(self) -> list[Array]:
         """Random sequences, then single tokens."""
-        return [*self.random, *(X for some in self.within for X in some.sequences)]
+        return [*self.random, *(X for some in self.within for X in some.sequences), *self.beside]
 
     @property
     def second(self) -> list[Array]:
         """What is asked again, and in other words."""
         return [*self.random[-self.again :], *self.words]
+
+    def unmet(
+        self, claim: Claim, one: Seen, errors: AnswerErrors, tuning: VerificationTuning
+    ) -> str:
+        """Say how many neurons could be another without a trace in the answers; "" if none."""
+        if (sides := claim.sides) is None:
+            return ""
+        points = np.array([claim.given(X[None])[0] for X in self.first])
+        hidden = sides.hidden(points, tuning.different * errors.of(one))
+        off, on = (int(np.sum(some)) for some in np.split(hidden, 2))
+        said = [
+            f"{count} of {sides.neurons} neurons are {where} at all sequences that were asked, or "
+            f"hardly {other}: a change that shows only where they are {other} is not seen."
+            for count, where, other in ((off, "off", "on"), (on, "on", "off"))
+            if count
+        ]
+        return " ".join([*said, "Another seed asks others."] if said else [])
 
     def errors(self, one: Seen, two: Seen, tuning: AnswerErrorTuning) -> AnswerErrors:
         """Measure what answers may be off by."""
