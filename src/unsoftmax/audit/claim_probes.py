@@ -118,7 +118,7 @@ def by_worth(
 def met(claim: Claim, sides: NeuronSides, asked: list[Array], tuning: ClaimProbeTuning) -> Sides:
     """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
     points = np.array([claim.given(X[None])[0] for X in asked]).reshape(-1, claim.dim)
-    return np.any(sides.met(points, tuning.sides), axis=0)
+    return np.asarray(np.any(sides.met(points, tuning.sides), axis=0))
 
 
 def beside(

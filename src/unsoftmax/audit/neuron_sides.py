@@ -96,7 +96,7 @@ class NeuronSides:
         """Say on which sides no answer to points (B, d) shows a neuron beyond ``bounds`` (B,)."""
         with np.errstate(over="ignore", invalid="ignore"):
             shown = self.weights * np.maximum(self.depths(x), 0.0) > bounds[:, None]
-        return ~np.any(shown, axis=0)
+        return np.asarray(~np.any(shown, axis=0))
 
     def aimed(
         self, wanted: Sides, length: float, rng: np.random.Generator, tuning: SideTuning

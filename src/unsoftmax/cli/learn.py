@@ -189,8 +189,8 @@ def _sentences(book: Path) -> Iterator[None]:
         if error.__cause__ is not None:
             error.add_note("--debug shows the causes.")
         raise
-    except (KeyboardInterrupt, Terminated) as end:
-        if book.exists():
+    except (Exception, KeyboardInterrupt, Terminated) as end:
+        if book.exists() and not isinstance(end, Refusal):
             end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
         raise
 
