@@ -24,7 +24,7 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
-from unsoftmax.cli.out_folder import WithReport, finish, prepare
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare
 from unsoftmax.learners import ExactHead, LowRankHead, MultiHeadLearner
 from unsoftmax.models import MultiHead, SingleHead
 from unsoftmax.probes import Array
@@ -71,7 +71,7 @@ def _one_head(model: str | None, out: Path, report: bool, as_json: bool) -> None
         folder = out if name == first else out / name
         run.recovery.save(folder)
         draw_head(truth, run.recovery.model, folder / "recovery.png")
-        finish(folder, RECOVERY_FILE, report=report)
+        drawn = finish(folder, RECOVERY_FILE, report=report)
     if as_json:
         beside = {name: run.to_json() for name, run in runs.items() if name != first}
         show_json({**runs[first].to_json(), **beside, "out": str(out)})
@@ -84,7 +84,7 @@ def _one_head(model: str | None, out: Path, report: bool, as_json: bool) -> None
         for note in run.recovery.notes:
             stdout.print(f"Note ({name}): {note}", markup=False, highlight=False)
     same = "".join(f"; {out}/{name}/ the same" for name in runs if name != first)
-    _written(out, same)
+    _written(out, drawn, same)
 
 
 def _all_heads(out: Path, report: bool, as_json: bool) -> None:
@@ -95,7 +95,7 @@ def _all_heads(out: Path, report: bool, as_json: bool) -> None:
     run = _run(truth, learner)
     run.recovery.save(out)
     draw_heads(truth, _in_order(run.recovery.model, truth), out / "recovery.png")
-    finish(out, RECOVERY_FILE, report=report)
+    drawn = finish(out, RECOVERY_FILE, report=report)
     if as_json:
         show_json({**run.to_json(), "heads": len(run.recovery.model.v), "out": str(out)})
         return
@@ -105,12 +105,12 @@ def _all_heads(out: Path, report: bool, as_json: bool) -> None:
     )
     for note in run.recovery.notes:
         stdout.print(f"Note: {note}", markup=False, highlight=False)
-    _written(out, "")
+    _written(out, drawn, "")
 
 
-def _written(out: Path, same: str) -> None:
+def _written(out: Path, drawn: tuple[str, ...], same: str) -> None:
     stdout.print(
-        f"Written: {out}/model.safetensors, recovery.json, recovery.png, report.html{same}",
+        f"Written: {out}/model.safetensors, recovery.json, recovery.png{and_more(drawn)}{same}",
         soft_wrap=True,
         markup=False,
     )

@@ -18,10 +18,10 @@ class MatrixTuning:
 
     side: int = 160
     """Pixels along a matrix: random entries do not pack, and each costs 2 bytes of a page."""
-    pixels: int = 130_000
+    pixels: int = 90_000
     """Pixels of all matrices together. Larger: a page of many heads passes a megabyte."""
     most: int = 32
-    """Matrices drawn; a table has the norms of all."""
+    """Matrices drawn, and spectra; a table has the norms of all."""
     saturated: float = 0.995
     """Quantile of |entries| at which colours end. 1: one large entry makes all others white."""
     largest: int = 1536
@@ -46,8 +46,9 @@ class NamedMatrix:
 
     @property
     def norm(self) -> float:
-        """Its Frobenius norm."""
-        return float(np.linalg.norm(self.array))
+        """Its Frobenius norm; squares of entries may leave float64."""
+        largest = float(np.max(np.abs(self.array), initial=0.0))
+        return largest * float(np.linalg.norm(self.array / largest)) if largest else 0.0
 
     def spectrum(self, largest: int) -> Array | None:
         """Return its singular values, of factors as many as their rank allows."""
@@ -97,14 +98,15 @@ def matrix_panels(found: list[NamedMatrix], tuning: MatrixTuning = MatrixTuning(
 def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning) -> Panel:
     array = matrix.array
     step = -(-max(array.shape) // side)
-    limit = float(np.quantile(np.abs(array), tuning.saturated)) or 1.0
-    scale = f"red above 0, blue below, full colour at ±{scientific(limit)}"
-    pixel = f"; a pixel is the largest of {step} × {step} entries" if step > 1 else ""
+    shown = largest_of_blocks(array, step)
+    limit = float(np.quantile(np.abs(shown), tuning.saturated)) or 1.0
+    colours = f"Red is above 0, blue below, full colour at ±{scientific(limit)}."
+    pixel = f" A pixel is the largest of {step} × {step} entries." if step > 1 else ""
 
     def draw(axis: Any) -> None:
         rows, columns = array.shape
         image = axis.imshow(
-            largest_of_blocks(array, step),
+            shown,
             cmap="RdBu_r",
             vmin=-limit,
             vmax=limit,
@@ -123,10 +125,10 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning)
         if not small
         else f"{matrix.name}, norm {scientific(matrix.norm)}",
         f"Heat map of {matrix.name}, {matrix.shape}, Frobenius norm {scientific(matrix.norm)}, "
-        f"entries from {scientific(float(array.min()))} to {scientific(float(array.max()))}; "
-        f"{scale}.",
+        f"entries from {scientific(float(array.min()))} to {scientific(float(array.max()))}. "
+        f"{colours}{pixel}",
         draw,
-        f"{scale[0].upper()}{scale[1:]}{pixel}.",
+        f"Full colour at ±{scientific(limit)}.{pixel}" if small else colours + pixel,
         *((2.3, 2.4) if small else (4.6, 3.7)),
     )
 
@@ -155,7 +157,8 @@ def spectrum_panel(
     """Return the singular values of all W, beside the certificate's bound; None without any."""
     name = next((matrix.name.split(" ")[0] for matrix in found), "")
     same = [matrix for matrix in found if matrix.name.split(" ")[0] == name]
-    spectra = [spectrum for m in same if (spectrum := m.spectrum(tuning.largest)) is not None]
+    every = (matrix.spectrum(tuning.largest) for matrix in same[: tuning.most])
+    spectra = [values for values in every if values is not None]
     positive = [values[values > 0] for values in spectra]
     if not any(map(len, positive)):
         return None
@@ -188,7 +191,8 @@ def spectrum_panel(
         in_whole_numbers(axis.xaxis)
         in_tens(axis.yaxis)
 
-    each = f" of {len(same)} heads, a line each" if len(same) > 1 else ""
+    first_of = f"the first {len(spectra)} of " if len(spectra) < len(same) else ""
+    each = f" of {first_of}{len(same)} heads, a line each" if len(same) > 1 else ""
     first, last = max(v[0] for v in positive if len(v)), min(v[-1] for v in positive if len(v))
     return Panel(
         f"Singular values of {name}" + (", a line per head" if each else ""),

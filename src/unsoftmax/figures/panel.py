@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +58,8 @@ class Theme:
 
 
 THEME = Theme()
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Characters that no page may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,10 @@ class Panel:
 @contextmanager
 def themed(**more: Any) -> Iterator[None]:
     """Draw with our settings, whatever the user's are."""
-    with mpl.rc_context():
+    with mpl.rc_context(), warnings.catch_warnings(), np.errstate(all="ignore"):
+        # of letters that its font lacks and of numbers at float64's ends: a reader sees both
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         mpl.rcdefaults()
         settings: dict[Any, Any] = {**THEME.settings(), **more}
         mpl.rcParams.update(settings)
@@ -121,12 +128,25 @@ def scientific(number: float) -> str:
 
     Examples
     --------
-    >>> scientific(0.25), scientific(3.04e-12), scientific(0.0)
-    ('0.25', '3.0e-12', '0')
+    >>> scientific(0.25), scientific(3.04e-9), scientific(0.0)
+    ('0.25', '3.0e-9', '0')
     """
     if not number or 1e-3 <= abs(number) < 1e4:
         return f"{number:.3g}"
-    return f"{number:.1e}"
+    digits, _, exponent = f"{number:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def label(text: str, most: int = 44) -> str:
+    """Make a name fit a figure: one line, no control characters, no longer than others.
+
+    Examples
+    --------
+    >>> label("W of  head 3"), label("x" * 60, most=5)
+    ('W of head 3', 'xxxx…')
+    """
+    line = UNPRINTABLE.sub("�", " ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def in_tens(axis: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.figures.model_panels import matrices, matrix_panels, spectrum_panel
-from unsoftmax.figures.panel import THEME, Panel, in_tens, in_whole_numbers, scientific
+from unsoftmax.figures.panel import THEME, Panel, in_tens, in_whole_numbers, label, scientific
 from unsoftmax.protocol import Certificate, Course, Evidence
 
 
@@ -62,7 +62,7 @@ def bounds_panel(errors: Mapping[str, float], norms: Mapping[str, float]) -> Pan
         axis.plot([], [], "D", ms=6, color=THEME.series[1], label="error at most")
         axis.plot([], [], "o", mfc="none", ms=8, color=THEME.series[0], label="norm")
         axis.set_xscale("log")
-        axis.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+        axis.set_yticks(range(len(rows)), [label(name) for name, _, _ in rows])
         axis.set_ylim(len(rows) - 0.5, -0.9)
         axis.grid(axis="x", alpha=0.6)
         axis.legend(loc="upper center", ncols=2)
@@ -128,7 +128,7 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
             axis.plot([before_s, seconds, seconds], [before, before, count], color=colour, lw=2)
             before_s, before = seconds, count
         for phase, colour in colours.items():
-            axis.plot([], [], color=colour, lw=2, label=phase)
+            axis.plot([], [], color=colour, lw=2, label=label(phase))
         if len(course.phases) > len(colours):
             axis.plot([], [], color=THEME.muted, lw=2, label="other phases")
         axis.set(xlabel="seconds since the run began", ylabel="answers")
@@ -163,7 +163,7 @@ def _by_phase(
         most = max(count for _, count in shown)
         for y, (phase, count) in enumerate(shown):
             axis.barh(y, count, color=colours.get(phase, THEME.muted), height=0.35)
-            axis.text(0, y - 0.27, f"{phase}: {count:,}", va="bottom", fontsize=9)
+            axis.text(0, y - 0.27, f"{label(phase)}: {count:,}", va="bottom", fontsize=9)
         axis.set_ylim(len(shown) - 0.6, -0.9)
         axis.set_xlim(0, most * 1.05)
         axis.set_yticks([])
@@ -189,7 +189,7 @@ def power_panel(power: Mapping[str, float], tuning: RunTuning = RunTuning()) -> 
         changes = [change for _, change in rows]
         axis.plot(changes, range(len(rows)), "D", ms=5, color=THEME.series[0])
         axis.set_xscale("log")
-        axis.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8.5)
+        axis.set_yticks(range(len(rows)), [label(name) for name, _ in rows], fontsize=8.5)
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.set_xlabel("relative change that would have shown")
         axis.grid(alpha=0.6)

@@ -66,7 +66,7 @@ def note_command(folder: str | os.PathLike[str], result: str, record: CommandRec
         "format_version": FORMAT_VERSION,
         "commands": {name: asdict(one) for name, one in every.items()},
     }
-    replace_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    replace_file(path, (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode())
 
 
 def commands_of(folder: str | os.PathLike[str]) -> dict[str, CommandRecord]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from unsoftmax.figures.panel import Panel
+from unsoftmax.figures.panel import UNPRINTABLE, Panel
 from unsoftmax.models.files import replace_file
 from unsoftmax.report.blocks import CodeText, DataTable, Facts, Paragraph, Part, Section
 from unsoftmax.report.command_record import CommandRecord, commands_of
@@ -49,7 +51,9 @@ def write_page(folder: str | os.PathLike[str]) -> Path:
 def page(folder: str | os.PathLike[str]) -> str:
     """Return the HTML that `write_page` writes."""
     place = Path(folder)
-    sections = {name: make(place) for name, make in SECTIONS.items() if (place / name).is_file()}
+    there = {name: make for name, make in SECTIONS.items() if (place / name).is_file()}
+    with np.errstate(over="ignore", invalid="ignore"):  # norms of entries that float64 just holds
+        sections = {name: make(place) for name, make in there.items()}
     if not sections:
         raise FileNotFoundError(
             f"There is no result in {place}: none of {', '.join(SECTIONS)} is there. Commands "
@@ -67,10 +71,22 @@ def page(folder: str | os.PathLike[str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["drawn"] = drawn
+    environment.filters.update(drawn=drawn, text=unbroken)
     again = _reproduction(sections, commands_of(place))
     shown = _Page(place.resolve().name, tuple(sections.values()), again)
-    return environment.get_template("page.html").render(page=shown)
+    text = environment.get_template("page.html").render(page=shown)
+    return UNPRINTABLE.sub("�", text)
+
+
+def unbroken(text: str) -> Markup:
+    """Escape a text, and keep its small numbers in one line.
+
+    Examples
+    --------
+    >>> print(unbroken("1e-3 < x"))
+    <span class="n">1e-3</span> &lt; x
+    """
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="n">\g<0></span>', str(escape(text))))
 
 
 def _reproduction(sections: Mapping[str, Section], commands: Mapping[str, CommandRecord]) -> Part:

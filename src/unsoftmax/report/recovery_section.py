@@ -10,7 +10,7 @@ import numpy as np
 from unsoftmax.campaign import Recovery
 from unsoftmax.figures.model_panels import matrices, matrix_panels, spectrum_panel
 from unsoftmax.figures.run_panels import bounds_panel, course_panels, residuals_panel
-from unsoftmax.protocol import FunctionBound
+from unsoftmax.protocol import Course, FunctionBound
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
 from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.wording import certainty, number, parameter_rows, purpose_rows
@@ -60,7 +60,7 @@ def _asked(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     needs = f" It needs {facts.queries}" if facts.queries else ""
     source = f" Its source: {facts.source}" if facts.source else ""
     panels = tuple(course_panels(recovery.course))
-    when = [] if panels else [Paragraph("When the answers came is not recorded.")]
+    when = [] if panels else [Paragraph(_without_times(recovery.course))]
     return Part(
         "What was asked, and why",
         (
@@ -72,18 +72,31 @@ def _asked(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     )
 
 
+def _without_times(course: Course | None) -> str:
+    if course is None:
+        return "When the answers came is not recorded."
+    return (
+        f"All {course.recorded:,} answers were in the ledger when this run began: when they came "
+        "is not recorded."
+    )
+
+
 def _recovered(recovery: Recovery[Any]) -> Part:
     found = matrices(recovery.model)
     panels = [*matrix_panels(found), spectrum_panel(found, recovery.certificate.errors)]
     shown = tuple(panel for panel in panels if panel is not None)
     maps = len(shown) - (panels[-1] is not None)
     left = len(found) - maps
-    note = [Paragraph(f"{left} matrices are not drawn; the table has their norms.")] if left else []
+    note = []
+    if maps > 1:
+        note.append(Paragraph("Each matrix is on a scale of its own: red above 0, blue below."))
+    if left:
+        note.append(Paragraph(f"{left} matrices are not drawn; the table has their norms."))
     return Part(
         "What was recovered",
         (
-            Pictures(shown),
             *note,
+            Pictures(shown),
             DataTable(
                 "Parameters", ("name", "shape", "norm, or value"), parameter_rows(recovery.model)
             ),
@@ -145,7 +158,7 @@ def _function_bound(bound: FunctionBound) -> str:
 def _open(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     items = []
     if facts.determined_up_to:
-        items.append(f"The answers determine the model up to {facts.determined_up_to}")
+        items.append(_gauge(facts.determined_up_to))
     for name, bound in recovery.certificate.errors.items():
         if certainty(bound, recovery.model.norm(name)).startswith("not"):
             words = certainty(bound, recovery.model.norm(name))
@@ -153,3 +166,11 @@ def _open(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     said = [*items, *recovery.notes]
     nothing = "Nothing, as far as the certificate and its assumptions go."
     return Part("What is not determined, and notes", (Listing(tuple(said) or (nothing,)),))
+
+
+def _gauge(determined_up_to: str) -> str:
+    """Make a sentence of a learner's own note."""
+    first, _, rest = determined_up_to.partition("; ")
+    if first == "nothing":
+        return f"The answers determine every parameter; {rest}" if rest else "Nothing is free."
+    return f"The answers determine the model up to {determined_up_to}"

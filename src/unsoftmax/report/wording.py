@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,9 @@ PURPOSES = {
 
 def purpose_rows(counts: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
     """Return what was asked, how often, and why."""
+    names = [*(name for name in PURPOSES if name in counts), *(counts.keys() - PURPOSES.keys())]
     return tuple(
-        (name, f"{count:,}", PURPOSES.get(name, "")) for name, count in counts.items() if count
+        (name, f"{counts[name]:,}", PURPOSES.get(name, "")) for name in names if counts[name]
     )
 
 
@@ -47,7 +49,8 @@ def certainty(bound: float, norm: float) -> str:
         return "exact" if norm else "0, as the learner assumes or found"
     if not norm > 0:
         return "0 as recovered, and no larger than the bound"
-    digits = int(-math.log10(bound / norm)) if bound < norm else -1
+    size = min(norm, sys.float_info.max)  # squares of entries may leave float64
+    digits = int(math.log10(size) - math.log10(bound)) if bound < size else -1
     if digits < 0:
         return "not known: it may be off by all of its size"
     if not digits:
