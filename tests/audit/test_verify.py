@@ -417,7 +417,7 @@ def test_with_a_larger_budget_a_ledger_goes_on(H, tmp_path):
         assert result.verdict == "different"
         found.append(result.tensor)
     assert found == [None, "W of head 1"]
-    few = us.verify(target, model, budget=us.Budget(tokens=210))
+    few = us.verify(target, model, budget=us.Budget(tokens=240))
     assert (few.verdict, few.tensor) == ("different", None)
 
 
@@ -472,9 +472,9 @@ def test_an_interrupted_command_goes_on(tmp_path):
     several(2, 8, 0).save(tmp_path / "claimed.safetensors")
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "how.txt").write_text("--fail")
-    words = ("verify", "slow:head", "--weights", "claimed.safetensors", "--batch", "1")
-    words = (*words, "--ledger", "ledger.sqlite", "--retries", "1", "--workers", "2")
-    words = (*words, "--timeout", "60", "--token-budget", "2000", "--longest-wait", "5")
+    target = ("verify", "slow:head", "--weights", "claimed.safetensors")
+    said = "--batch 1 --workers 2 --retries 1 --timeout 60 --token-budget 2000 --longest-wait 5"
+    words = (*target, "--ledger", "ledger.sqlite", *said.split())
     stopped = run(tmp_path, *words)
     assert (stopped.returncode, "Traceback" in stopped.stderr) == (5, False), stopped.stderr
     (tmp_path / "how.txt").write_text("")
@@ -482,7 +482,7 @@ def test_an_interrupted_command_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     asked = sum(map(int, (tmp_path / "asked.txt").read_text().split()))
     assert json.loads(done.stdout)["queries"] == asked <= 20 + 2 + 8
-    short = run(tmp_path, *words[:6], "--token-budget", "30")
+    short = run(tmp_path, *target, "--token-budget", "30")
     assert short.returncode == 4
-    refused = run(tmp_path, *words[:6], "--timeout", "1e300", "--ledger", "l2")
+    refused = run(tmp_path, *target, "--timeout", "1e300", "--ledger", "l2")
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False), refused.stderr
