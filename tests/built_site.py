@@ -23,15 +23,18 @@ BUILT = Path(__file__).parent.parent / "docs" / "_build"
 PAGES = sorted(BUILT.rglob("*.html"))
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 PHONE = 400
-# Every page in turn in a window as wide as a phone: how wide does it become, what does it load?
+# Every page in turn in a window as wide as a phone: how far right does it reach, but for what
+# scrolls by itself, and what does it load from elsewhere?
 MEASURE = """<!doctype html><pre></pre><iframe style="width: %dpx; height: 800px; border: 0">
 </iframe><script>
 const pages = %s, found = {}, frame = document.querySelector("iframe");
 frame.onload = () => {
   const page = frame.contentWindow, loaded = page.performance.getEntriesByType("resource");
   if (page.location.origin !== location.origin) return;
+  const parts = [...page.document.querySelectorAll("article *")];
+  const still = parts.filter((part) => !part.closest("pre, .table-wrapper, .formula"));
   found[pages.shift()] = [
-    page.document.documentElement.scrollWidth,
+    Math.max(...still.map((part) => part.getBoundingClientRect().right), 0),
     loaded.map((entry) => entry.name).filter((name) => !name.startsWith(location.origin)),
   ];
   document.querySelector("pre").textContent = JSON.stringify(found);
