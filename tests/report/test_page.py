@@ -177,7 +177,7 @@ def test_more_heads_than_are_drawn_are_in_the_table(tmp_path):
     _, left, pictures, table = part.blocks
     assert left.text.startswith("38 matrices are not drawn")
     assert len(pictures.panels) == 32 + 1
-    assert table.rows[-1] == ("and 8 more", "", "")
+    assert table.rows[-1] == ("and 9 more", "", "")
 
 
 def test_a_folder_without_a_result_is_named(tmp_path):

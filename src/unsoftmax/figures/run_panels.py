@@ -46,7 +46,7 @@ def recovery_panels(
 def bounds_panel(errors: Mapping[str, float], norms: Mapping[str, float]) -> Panel | None:
     """Return what the certificate bounds beside the size of what it bounds."""
     rows = [
-        (name, bound, norms.get(name, 0.0))
+        (name, bound, norm if np.isfinite(norm := norms.get(name, 0.0)) else 0.0)
         for name, bound in errors.items()
         if np.isfinite(bound) and bound > 0
     ]

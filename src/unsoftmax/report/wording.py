@@ -58,17 +58,10 @@ def certainty(bound: float, norm: float) -> str:
     return f"known to {digits} significant digit{'s' if digits > 1 else ''}"
 
 
-def number(value: float) -> str:
-    """Write a number that may be missing or infinite."""
-    if math.isnan(value):
-        return "none"
-    return scientific(value) if math.isfinite(value) else "∞"
-
-
 def parameter_rows(model: Any, most: int = 64) -> tuple[tuple[str, ...], ...]:
     """Return a model's arrays: name, shape, norm or value."""
     parts = matrices(model)
-    rows: list[tuple[str, ...]] = [(x.name, x.shape, number(x.norm)) for x in parts]
+    rows: list[tuple[str, ...]] = [(x.name, x.shape, scientific(x.norm)) for x in parts]
     shown = {part.name.split(" ")[0] for part in parts}
     shown |= {"K", "Q"} if "W" in shown else set()
     arrays = model.arrays() if hasattr(model, "arrays") else {}
@@ -84,7 +77,7 @@ def array_rows(arrays: Mapping[str, Array]) -> tuple[tuple[str, ...], ...]:
         (
             name,
             " × ".join(map(str, array.shape)) or "a number",
-            number(float(np.linalg.norm(array)) if array.shape else float(array)),
+            scientific(float(np.linalg.norm(array)) if array.shape else float(array)),
         )
         for name, array in arrays.items()
     )
