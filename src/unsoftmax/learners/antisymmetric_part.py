@@ -70,7 +70,7 @@ class Antisymmetric(Configured, Generic[M]):
 
     of: Learner[M]
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 1
     parts: ClassVar[dict[str, tuple[type[Any], ...]]] = {"of": (ExactHead, LowRankHead)}
     """What ``of`` may be on the command line, the first by default."""
 

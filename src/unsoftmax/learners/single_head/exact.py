@@ -111,7 +111,7 @@ class ExactHead(Configured):
     seed: int = 0
     tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

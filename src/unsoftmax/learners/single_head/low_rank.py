@@ -140,7 +140,7 @@ class LowRankHead(Configured):
     seed: int = 0
     tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

@@ -111,7 +111,7 @@ class ApproximateHead(Configured):
     single_tolerance: float | None = field(default=None, kw_only=True)
     tuning: ApproximateTuning = field(default=ApproximateTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

@@ -114,7 +114,7 @@ class LabelHead(Configured):
     sample_share: float = field(default=1.0, kw_only=True)
     tuning: LabelTuning = field(default=LabelTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         for name, least in (("dim", 1), ("bits", 1), ("seed", 0)):

@@ -125,7 +125,7 @@ class SensingHead(Configured):
     seed: int = 0
     tuning: SensingTuning = field(default=SensingTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
