@@ -106,10 +106,10 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning)
     def draw(axis: Any) -> None:
         rows, columns = array.shape
         image = axis.imshow(
-            shown,
+            shown / limit,
             cmap="RdBu_r",
-            vmin=-limit,
-            vmax=limit,
+            vmin=-1,
+            vmax=1,
             interpolation="none",
             extent=(0, columns, rows, 0),
             aspect="equal" if max(array.shape) <= 4 * min(array.shape) else "auto",
@@ -117,6 +117,7 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning)
         if not small:
             bar = axis.figure.colorbar(image, ax=axis, shrink=0.9)
             bar.solids.set_rasterized(True)
+            bar.ax.yaxis.set_major_formatter(lambda share, _: scientific(share * limit))
         axis.tick_params(labelsize=8)
         axis.locator_params(nbins=4)
 
