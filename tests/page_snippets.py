@@ -46,7 +46,8 @@ class Snippet:
 
 def snippets(page):
     text = page.read_text(encoding="utf-8")
-    found, end = [], 0
+    found: list[Snippet] = []
+    end = 0
     for block in FENCE.finditer(text):
         language, code = block.groups()
         follows = found and not text[end : block.start()].strip()
