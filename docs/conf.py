@@ -20,6 +20,7 @@ html_title = f"unsoftmax {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_math_renderer = "mathml"
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_ivar = True
