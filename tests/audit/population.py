@@ -9,7 +9,9 @@ import numpy as np
 
 import unsoftmax as us
 from tests.audit.services import network, served, transformer
-from tests.heads import several
+from tests.heads import hostile, several
+from tests.networks import KINDS
+from tests.networks import network as hard_network
 
 
 class Secret(NamedTuple):
@@ -116,7 +118,7 @@ def relu(rng: Any, d: int) -> Secret:
 
 def behind(rng: Any, d: int) -> Secret:
     model = transformer(rng, d, int(rng.integers(2, 24)), bool(rng.integers(2)))
-    if rng.integers(4) == 0:  # two neurons
+    if rng.integers(8) == 0:  # two neurons
         model = us.oracles.clipped(head(rng, d), -1.0, 1.0)
     return Secret("network behind one head", "network behind one head", model, d)
 
@@ -125,6 +127,10 @@ def behind_several(rng: Any, d: int) -> Secret:
     H, m = int(rng.integers(2, 5)), int(rng.integers(2, 16))
     W, B = rng.standard_normal((H, d, d)) / np.sqrt(d), rng.standard_normal((H, m, d)) / np.sqrt(d)
     b, w_o = rng.standard_normal(m), rng.standard_normal(m)
+    if rng.integers(4) == 0:
+        one, two = head(rng, d), head(rng, d)
+        name = "network behind several heads"
+        return Secret(f"{name}, two neurons", name, lambda X: np.abs(one(X)) + two(X), d)
 
     def target(X: Any) -> Any:
         z = np.einsum("bhn,bnd,hmd->bm", weights(scores_of(X, W)), X, B)
@@ -148,7 +154,7 @@ def normalised(rng: Any, d: int) -> Secret:
 def positional(rng: Any, d: int) -> Secret:
     model = head(rng, d)
     kind = int(rng.integers(3))
-    width, slope = int(rng.integers(2, 5)), float(rng.uniform(0.2, 1))
+    width, slope = int(rng.choice([2, 3, 4, 32])), float(rng.uniform(0.2, 1))
 
     def alibi(X: Any) -> Any:
         scores = scores_of(X, model.W)[:, 0] - slope * np.arange(X.shape[1])[::-1]
@@ -161,6 +167,62 @@ def positional(rng: Any, d: int) -> Secret:
         lambda X: model(X + steps[: X.shape[1]]),
     )
     return Secret("position-dependent", "position-dependent", kinds[kind], d)
+
+
+FAMILIES = (
+    "one head",
+    "more heads than dimensions",
+    "a plane",
+    "equal W",
+    "W and −W",
+    "(W, v) and (−W, −v)",
+    "(W, v) and (−W, v)",
+    "W and 2W",
+    "W = 0",
+    "W = 0 alone",
+    "rank 1",
+    "rank 2",
+    "symmetric",
+    "antisymmetric",
+    "W spread",
+    "v spread",
+    "W and v spread",
+    "equal v",
+    "v sum to zero",
+    "two heads, v sum to zero",
+    "sparse v",
+    "whole numbers",
+    "large W",
+)
+
+
+def hard_heads(rng: Any, d: int) -> Secret:
+    kind = FAMILIES[int(rng.integers(len(FAMILIES)))]
+    model = hostile(kind, int(rng.integers(10**6)))
+    merged = us.canonical(model)
+    name = "several heads" if merged.H > 1 else "single head"
+    if merged.H == 1 and not np.any(merged.W):
+        name = "linear"
+    return Secret(f"heads: {kind}", name, model, model.dim, {"heads": merged.H})
+
+
+def scaled(rng: Any, d: int) -> Secret:
+    H = int(rng.integers(1, 4))
+    model = several(H, d, int(rng.integers(10**6)), biases=bool(rng.integers(2)))
+    s, t = 10.0 ** rng.uniform(-4, 4, 2)
+    target = us.MultiHead(s * model.W, t * model.v, s * model.w, t * model.c)
+    name = "single head" if H == 1 else "several heads"
+    return Secret(f"{name}, scaled", name, target, d, {"heads": H})
+
+
+def hard_networks(rng: Any, d: int) -> Secret:
+    kind, m = KINDS[int(rng.integers(len(KINDS)))], int(rng.integers(3, 40))
+    model = hard_network(kind, d, m, int(rng.integers(10**6)), bool(rng.integers(2)))
+    if rng.integers(2):
+        return Secret(f"network, {kind}", "ReLU network", model, d)
+    W = rng.standard_normal((d, d)) / np.sqrt(d)
+    target = us.Transformer(W, model)
+    return Secret(f"network behind one head, {kind}", "network behind one head", target, d)
 
 
 OF_A_CLASS: tuple[Callable[[Any, int], Secret], ...] = (
@@ -179,6 +241,9 @@ OF_A_CLASS: tuple[Callable[[Any, int], Secret], ...] = (
     behind_several,
     normalised,
     positional,
+    hard_heads,
+    scaled,
+    hard_networks,
 )
 
 
@@ -255,6 +320,13 @@ def _strange(rng: Any, d: int) -> dict[str, Any]:
         "softmax without the last token": lambda X: pooled(
             X, weights(np.where(np.arange(X.shape[1]) < X.shape[1] - 1, score(X), -30.0))
         ),
+        "temperature from 33 tokens on": lambda X: pooled(
+            X, weights(score(X) * (1 if X.shape[1] < 33 else 1.2))
+        ),
+        "a small sink": lambda X: one(X) * (1 - 1e-5 * np.exp(-np.max(np.abs(X), axis=(1, 2)))),
+        "a head times a network of another": lambda X: np.abs(one(X)) * two(X),
+        "a head and the last token": lambda X: one(X) + X[:, -1] @ u,
+        "larger for long tokens": lambda X: one(X) * np.where(np.max(np.abs(X)) > 50, 1.1, 1.0),
         "the square of attention": lambda X: pooled(X, weights(score(X)) ** 2),
     }
 

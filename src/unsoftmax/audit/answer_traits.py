@@ -156,7 +156,9 @@ def traits_of(
         ordered = counted = False
     else:
         here = several.of(coordinate)
-        tokens = "all" if seen.any(here.once, here.others, 0.0) else "the last"
+        # a label hides most
+        count = kind == "labels" or seen.any(here.once, here.others, 0.0)
+        tokens = "all" if count else "the last"
         ordered = seen.any(here.once, here.permuted)
         counted = seen.any(here.once, here.doubled)
         if more is not None:

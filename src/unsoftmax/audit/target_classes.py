@@ -76,8 +76,9 @@ class SketchTuning:
     more open fits targets of other classes."""
     nothing: float = 1e-6
     """A W that is 0 within its bound counts as 0 where the bound is below this."""
-    lengths: tuple[float, ...] = (1.0, 4.0)
-    """Norms of the tokens at which a bound on a network is compared with its values."""
+    lengths: tuple[float, ...] = (1.0, 4.0, 16.0)
+    """Norms of the tokens at which a bound on a network is compared with its values; near 0, or far
+    from it, it may be constant."""
     points: int = 64
 
 
@@ -156,7 +157,7 @@ def _no_labels(traits: Traits) -> str | None:
     return "answers are no labels" if traits.kind != "labels" else _not_attention(traits)
 
 
-def sketches(tuning: SketchTuning) -> tuple[Sketch, ...]:
+def sketches(traits: Traits, tuning: SketchTuning) -> tuple[Sketch, ...]:
     """Return what is tried, in this order: the first that succeeds names the class."""
     heads, bits = tuning.head_queries, tuning.label_bits
 
@@ -166,9 +167,14 @@ def sketches(tuning: SketchTuning) -> tuple[Sketch, ...]:
     def coarse(d: int, traits: Traits, seed: int) -> Learner[Any]:
         return ApproximateHead(d, traits.tolerance, repeats=tuning.repeats, seed=seed)
 
-    return (
+    one_or_more = [
         Sketch("a single head", tuning.head_dim, heads, _no_heads, _head),
         Sketch("several heads", tuning.heads_dim, heads, _no_heads, several),
+    ]
+    if traits.coarse:  # one head would stand for two; and for one that of several is as precise
+        one_or_more.reverse()
+    return (
+        *one_or_more,
         Sketch("a single head, coarsely", tuning.dim, heads, _not_coarse, coarse),
         Sketch(
             "a single head's labels",
@@ -260,7 +266,7 @@ def _function_is_known(network: ReluNetwork, bound: Certificate, tuning: SketchT
     points = np.random.default_rng(0).standard_normal((tuning.points, network.dim))
     points /= np.sqrt(network.dim)
     constant, slope = bound.errors["constant"], bound.errors["slope"]
-    return all(
+    return any(
         constant + slope * length <= tuning.sharp * float(np.std(network(length * points)))
         for length in tuning.lengths
     )
