@@ -21,7 +21,7 @@ class Secret(NamedTuple):
     right: str
     target: Any
     dim: int
-    facts: dict[str, int] = {}
+    heads: int | None = None
 
 
 def weights(scores: Any) -> Any:
@@ -59,14 +59,14 @@ def linear(rng: Any, d: int) -> Secret:
 
 def single(rng: Any, d: int) -> Secret:
     rank = int(rng.integers(1, d + 1))
-    return Secret("single head", "single head", head(rng, d, rank), d, {"rank": rank})
+    return Secret("single head", "single head", head(rng, d, rank), d)
 
 
 def in_float32(rng: Any, d: int) -> Secret:
     H = int(rng.integers(1, 4))
     model = several(H, d, int(rng.integers(10**6)))
     name = "single head" if H == 1 else "several heads"
-    return Secret(f"{name}, float32", name, served(model, np.float32), d, {"heads": H})
+    return Secret(f"{name}, float32", name, served(model, np.float32), d, H)
 
 
 def rounded(rng: Any, d: int) -> Secret:
@@ -89,7 +89,7 @@ def labelled(rng: Any, d: int) -> Secret:
 def heads(rng: Any, d: int) -> Secret:
     H = int(rng.integers(2, 7))
     model = several(H, d, int(rng.integers(10**6)), biases=bool(rng.integers(2)))
-    return Secret("several heads", "several heads", model, d, {"heads": H})
+    return Secret("several heads", "several heads", model, d, H)
 
 
 def coarse_heads(rng: Any, d: int) -> Secret:
@@ -107,7 +107,7 @@ def vectors(rng: Any, d: int) -> Secret:
     def layer(X: Any) -> Any:
         return np.einsum("bhn,bnd,hmd->bm", weights(scores_of(X, W)), X, V)
 
-    return Secret("several heads, vectors", "several heads", layer, d, {"heads": H})
+    return Secret("several heads, vectors", "several heads", layer, d, H)
 
 
 def relu(rng: Any, d: int) -> Secret:
@@ -117,7 +117,7 @@ def relu(rng: Any, d: int) -> Secret:
 
 
 def behind(rng: Any, d: int) -> Secret:
-    model = transformer(rng, d, int(rng.integers(2, 24)), bool(rng.integers(2)))
+    model: Any = transformer(rng, d, int(rng.integers(2, 24)), bool(rng.integers(2)))
     if rng.integers(8) == 0:  # two neurons
         model = us.oracles.clipped(head(rng, d), -1.0, 1.0)
     return Secret("network behind one head", "network behind one head", model, d)
@@ -203,7 +203,7 @@ def hard_heads(rng: Any, d: int) -> Secret:
     name = "several heads" if merged.H > 1 else "single head"
     if merged.H == 1 and not np.any(merged.W):
         name = "linear"
-    return Secret(f"heads: {kind}", name, model, model.dim, {"heads": merged.H})
+    return Secret(f"heads: {kind}", name, model, model.dim, merged.H)
 
 
 def scaled(rng: Any, d: int) -> Secret:
@@ -212,7 +212,7 @@ def scaled(rng: Any, d: int) -> Secret:
     s, t = 10.0 ** rng.uniform(-4, 4, 2)
     target = us.MultiHead(s * model.W, t * model.v, s * model.w, t * model.c)
     name = "single head" if H == 1 else "several heads"
-    return Secret(f"{name}, scaled", name, target, d, {"heads": H})
+    return Secret(f"{name}, scaled", name, target, d, H)
 
 
 def hard_networks(rng: Any, d: int) -> Secret:

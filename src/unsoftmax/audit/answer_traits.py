@@ -11,7 +11,7 @@ twice as long are answered alike and answers lie on an ellipsoid Σ g_i (y_i −
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -63,8 +63,10 @@ class TraitTuning:
     """Norm of the tokens that show a normalisation."""
     alike: float = 1e-4
     """Share of their spread by which answers to such tokens and to twice as long ones differ."""
+    narrow: int = 2
     widest: int = 1024
-    """Ellipsoids are looked for in vectors of up to so many numbers, by twice as many answers."""
+    """Ellipsoids are looked for in vectors of more than two and up to so many numbers, by twice as
+    many answers."""
     most_labels: int = 2
 
 
@@ -130,44 +132,25 @@ def traits_of(
     far = tuning.long_token * _directions(rng, tuning.sequences, 1, dim)
 
     once, again = yield from _answers("single tokens", [points, points[-tuning.again :]])
-    coordinate = int(np.argmax(np.ptp(once, axis=0)))
-    singles, single_changes = once[:, coordinate], (again - once[-tuning.again :])[:, coordinate]
     along = yield from _answers("single tokens along lines", lines)
     several = yield from _several_tokens(short, rng, tuning)
-    more = None
-    if several is not None:
-        more = yield from _orders(long, rng)
-    every = [singles, *(y[:, coordinate] for y in along)]
-    changes = [single_changes]
-    if several is not None:
-        every.append(several.once[:, coordinate])
-        changes.append((several.again - several.once[: len(several.again)])[:, coordinate])
-    kind, precision = _kind(np.concatenate(every), np.concatenate(changes), tuning)
-    seen = _Differences(precision, tuning)
-    drowned = bool(np.std(np.concatenate(every)) < 2 * precision.noise)
-    found = Traits(once.shape[1], coordinate, kind, precision, drowned=drowned)
-    if kind == "constant" or drowned:
-        return found
-    normalised = False
-    if found.width > 2:
-        normalised = yield from _normalised(far, found.width, rng, tuning)
-    if several is None:
-        tokens: TokensThatCount = "one alone"
-        ordered = counted = False
-    else:
-        here = several.of(coordinate)
-        # a label hides most
-        count = kind == "labels" or seen.any(here.once, here.others, 0.0)
-        tokens = "all" if count else "the last"
-        ordered = seen.any(here.once, here.permuted)
-        counted = seen.any(here.once, here.doubled)
-        if more is not None:
-            long_once, long_permuted = (y[:, coordinate] for y in more)
-            ordered = ordered or seen.any(long_once, long_permuted)
-    shape = _shape([y[:, coordinate] for y in along], precision, tuning)
-    return Traits(
-        found.width, coordinate, kind, precision, tokens, ordered, counted, shape, normalised
+    width, k = once.shape[1], int(np.argmax(np.ptp(once, axis=0)))
+    seen = _Seen(
+        singles=once[:, k],
+        again=again[:, k],
+        along=[y[:, k] for y in along],
+        several=None if several is None else several.of(k),
     )
+    found = seen.traits(width, k, tuning)
+    if found.kind == "constant" or found.drowned:
+        return found
+    if several is not None:
+        ordered = yield from _ordered(long, rng, k, _Differences(found.precision, tuning))
+        found = replace(found, ordered=found.ordered or ordered)
+    if width > tuning.narrow:
+        normalised = yield from _normalised(far, width, rng, tuning)
+        found = replace(found, normalised=normalised)
+    return found
 
 
 # -- what is asked
@@ -228,15 +211,15 @@ def _several_tokens(
     return _SeveralTokens(*found)
 
 
-def _orders(
-    X: Array, rng: np.random.Generator
-) -> Generator[Round, Answers, tuple[Array, Array] | None]:
-    """Ask long sequences in two orders; None where the target refuses them."""
+def _ordered(
+    X: Array, rng: np.random.Generator, k: int, differences: _Differences
+) -> Generator[Round, Answers, bool]:
+    """Whether long sequences are answered differently in two orders; not where they are refused."""
     try:
         once, permuted = yield from _answers("many tokens", [X, _permuted(X, rng)])
     except OracleError:
-        return None
-    return once, permuted
+        return False
+    return differences.any(once[:, k], permuted[:, k])
 
 
 def _permuted(X: Array, rng: np.random.Generator) -> Array:
@@ -246,6 +229,42 @@ def _permuted(X: Array, rng: np.random.Generator) -> Array:
 
 
 # -- what it says
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Answers' one number that is looked at."""
+
+    singles: Array
+    again: Array
+    along: list[Array]
+    several: _SeveralTokens | None
+
+    def traits(self, width: int, k: int, tuning: TraitTuning) -> Traits:
+        """Say what they show."""
+        every, changes = (
+            [self.singles, *self.along],
+            [self.again - self.singles[-len(self.again) :]],
+        )
+        several = self.several
+        if several is not None:
+            every.append(several.once)
+            changes.append(several.again - several.once[: len(several.again)])
+        y = np.concatenate(every)
+        kind, precision = _kind(y, np.concatenate(changes), tuning)
+        found = Traits(width, k, kind, precision, drowned=bool(np.std(y) < 2 * precision.noise))
+        found = replace(found, singles=_shape(self.along, precision, tuning))
+        if several is None:
+            return replace(found, tokens="one alone")
+        differ = _Differences(precision, tuning)
+        # a label hides most
+        count = kind == "labels" or differ.any(several.once, several.others, 0.0)
+        return replace(
+            found,
+            tokens="all" if count else "the last",
+            ordered=differ.any(several.once, several.permuted),
+            counted=differ.any(several.once, several.doubled),
+        )
 
 
 def _kind(y: Array, changes: Array, tuning: TraitTuning) -> tuple[AnswerKind, Precision]:

@@ -25,7 +25,6 @@ from unsoftmax.audit.identification import (
 from unsoftmax.audit.target_classes import CLASSES, ClassName, Facts
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.budget import whole
-from unsoftmax.campaign.recovery import RECOVERY_FILE
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.models.files import replace_file
 from unsoftmax.protocol import Oracle
@@ -119,6 +118,8 @@ class Audit:
         The recovered target: asked for, or so small that identification had it.
     notes : tuple of str
         What a user should know.
+    afforded : bool or None
+        Whether the budget allowed the recovery that was asked for; None where none was.
     """
 
     target_class: ClassName
@@ -133,6 +134,7 @@ class Audit:
     money: float
     recovery: Recovery[Any] | None = None
     notes: tuple[str, ...] = ()
+    afforded: bool | None = None
 
     @property
     def decided(self) -> bool:
@@ -154,6 +156,7 @@ class Audit:
             "tokens": self.tokens,
             "money": self.money,
             "recovered": self.recovery is not None,
+            "afforded": self.afforded,
             "notes": list(self.notes),
         }
 
@@ -210,6 +213,7 @@ class Audit:
             tokens=int(content["tokens"]),
             money=float(content["money"]),
             notes=tuple(content["notes"]),
+            afforded=content["afforded"],
         )
 
 
@@ -291,18 +295,7 @@ def audit(
     ) as campaign:
         found = campaign.run(identifier.steps(0))
         counts, spent = campaign.ledger.counts(), campaign.ledger.spent
-        notes = (*_notes(found, identifier), *campaign.notes())
-    recovery = None
-    if found.found is not None and found.learner is not None:
-        recovery = Recovery(
-            model=found.found.model,
-            certificate=found.found.certificate,
-            evidence=found.found.evidence,
-            counts=counts,
-            notes=found.found.notes,
-            learner=found.learner.settings(),
-            function=found.found.function,
-        )
+        noticed = campaign.notes()
     return Audit(
         target_class=found.target_class,
         certainty=found.certainty,
@@ -314,8 +307,23 @@ def audit(
         queries=spent.queries,
         tokens=spent.tokens,
         money=prices.of(spent.queries, spent.tokens),
-        recovery=recovery,
-        notes=notes,
+        recovery=_recovery(found, counts),
+        notes=(*_notes(found, identifier), *noticed),
+        afforded=found.afforded if recover else None,
+    )
+
+
+def _recovery(found: Identity, counts: Mapping[str, int]) -> Recovery[Any] | None:
+    if found.found is None or found.learner is None:
+        return None
+    return Recovery(
+        model=found.found.model,
+        certificate=found.found.certificate,
+        evidence=found.found.evidence,
+        counts=counts,
+        notes=found.found.notes,
+        learner=found.learner.settings(),
+        function=found.found.function,
     )
 
 
@@ -334,8 +342,7 @@ def _cost(found: Identity, identifier: Identifier, prices: Prices) -> RecoveryCo
     if found.learner is None:
         return None
     holdout = identifier.wish.holdout
-    queries, tokens = typical_cost(found, identifier.dim)
-    queries, tokens = queries + holdout, tokens + holdout
+    queries, tokens = typical_cost(found, holdout)
     return RecoveryCost(
         learner=found.learner.settings(),
         queries=queries,
@@ -350,9 +357,7 @@ def _notes(found: Identity, identifier: Identifier) -> list[str]:
     if traits.width > 1:
         said = ONE_COORDINATE.format(width=traits.width, coordinate=traits.coordinate)
         notes.append(said)
-    wanted = identifier.wish.wanted and found.learner is not None
-    if wanted and found.found is None and found.refusal is None:
-        assert found.learner is not None
-        queries, _ = typical_cost(found, identifier.dim)
-        notes.append(NOT_AFFORDED.format(needed=queries + identifier.wish.holdout))
+    if not found.afforded:
+        queries, _ = typical_cost(found, identifier.wish.holdout)
+        notes.append(NOT_AFFORDED.format(needed=queries))
     return notes

@@ -37,7 +37,6 @@ from unsoftmax.errors import (
     ModelMismatch,
     NotIdentifiable,
     OracleError,
-    UnsoftmaxError,
 )
 from unsoftmax.learners.compose import Asking, limited, mapped, named, restricted
 from unsoftmax.learners.settings import Configured, whole_number
@@ -108,8 +107,8 @@ class Identity:
         What recovers the whole target.
     found : Found or None
         The whole target, where it was recovered.
-    refusal : UnsoftmaxError or None
-        Why it was not, where it was tried.
+    afforded : bool
+        Whether the budget allows what recovering it typically takes, if that was asked for.
     """
 
     target_class: ClassName
@@ -119,7 +118,7 @@ class Identity:
     reasons: tuple[str, ...] = ()
     learner: Learner[Any] | None = None
     found: Found[Any] | None = None
-    refusal: UnsoftmaxError | None = None
+    afforded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +176,10 @@ class Identifier(Configured):
 
     def steps(self, checks: int) -> Generator[Round, Answers, Identity]:
         """Ask, and say what the answers mean."""
-        asked = _Asked()
+        asked = _Bill()
         return (yield from mapped(self._steps(asked), ask=asked.count))
 
-    def _steps(self, asked: _Asked) -> Asking[Identity]:
+    def _steps(self, asked: _Bill) -> Asking[Identity]:
         rng = np.random.default_rng(self.seed)
         traits = yield from traits_of(self.dim, rng, self.tuning.traits)
         identity = at_first_sight(traits)
@@ -192,13 +191,14 @@ class Identifier(Configured):
         identity = replace(
             identity, learner=learner(int(self.dim), identity.facts, traits, self.seed)
         )
-        if identity.found is None and self.wish.wanted and self._affordable(identity, asked):
-            identity = yield from self._recovered(identity)
-        return identity
+        if identity.found is not None or not self.wish.wanted:
+            return identity
+        if not self._affordable(identity, asked):
+            return replace(identity, afforded=False)
+        return (yield from self._recovered(identity))
 
-    def _affordable(self, identity: Identity, asked: _Asked) -> bool:
-        queries, tokens = typical_cost(identity, int(self.dim))
-        queries, tokens = queries + self.wish.holdout, tokens + self.wish.holdout
+    def _affordable(self, identity: Identity, asked: _Bill) -> bool:
+        queries, tokens = typical_cost(identity, self.wish.holdout)
         most = self.wish.budget
         return not (
             (most.queries is not None and asked.queries + queries > most.queries)
@@ -230,11 +230,10 @@ class Identifier(Configured):
         d = int(self.dim)
         k, tuning = min(dim, d), self.tuning
         learner = sketch.learner(k, traits, int(rng.integers(2**31)))
-        stopped = NotIdentifiable(
-            f"it was not found within {sketch.queries:,} queries.", determined={}
-        )
+        most = max(sketch.queries, tuning.sketches.per_entry * k * k)
+        stopped = NotIdentifiable(f"it was not found within {most:,} queries.", determined={})
         steps: Asking[Found[Any]] = learner.steps(tuning.checks)
-        steps = limited(steps, stopped, queries=sketch.queries)
+        steps = limited(steps, stopped, queries=most)
         steps = self._tried_out(steps, k, traits, rng)
         if k < d:
             steps = restricted(steps, signed_groups(d, k, rng))
@@ -261,7 +260,7 @@ class Identifier(Configured):
     ) -> Asking[Identity]:
         """Say what a sketch that has succeeded means; look for the rank of a single head."""
         tuning, d = self.tuning.sketches, int(self.dim)
-        name, facts = read(found, traits, tuning)
+        name, facts = read(found, traits, d)
         k, most = min(sketch.dim, d), d // tuning.share
         while name == "single head" and "rank_at_least" in facts and k < most:
             k = min(k * tuning.larger, most)
@@ -270,14 +269,16 @@ class Identifier(Configured):
                 if more.contradicts:
                     return _nothing_fits(traits, [*refused, more])
                 break
-            name, facts = read(more, traits, tuning)
+            name, facts = read(more, traits, d)
         reasons = [
             f"On {'all' if k == d else f'{k} random ones of the'} {d} dimensions the learner of "
             f"{sketch.name} recovers it and predicts fresh sequences within its certificate.",
             *map(str, refused),
         ]
         if sketch.whole is not None:
-            reasons.append("Other tokens count as attention has it, and no single head explains it.")
+            reasons.append(
+                "Other tokens count as attention has it, and no single head explains it."
+            )
             return Identity(sketch.whole, "likely", traits, facts, tuple(reasons))
         if k < d:
             return Identity(name, "likely", traits, facts, tuple(reasons))
@@ -318,20 +319,20 @@ class Identifier(Configured):
         steps: Asking[Found[Any]] = identity.learner.steps(self.wish.holdout)
         steps = self._tried_out(steps, int(self.dim), traits, rng)
         try:
-            found = yield from of_coordinate(steps, traits.coordinate)
+            found = yield from named(of_coordinate(steps, traits.coordinate), "recovery")
         except DimensionRefused:
             raise
         except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
             reasons = (f"The whole target was not recovered: {refusal}", *identity.reasons)
-            identity = replace(identity, reasons=reasons, refusal=refusal)
+            identity = replace(identity, reasons=reasons)
             if not isinstance(refusal, ModelMismatch):
                 return identity  # it is as likely as before
-            name: ClassName = "undecided"
-            return replace(identity, target_class=name, certainty=name, learner=None)
+            undecided = Identity("undecided", "undecided", traits, reasons=reasons)
+            return replace(undecided, facts=identity.facts)
         identity = replace(identity, found=found)
         if not is_sharp(found, tuning):
             return identity
-        name, facts = read(found, traits, tuning)
+        name, facts = read(found, traits, int(self.dim))
         reason = "The whole target was recovered, and predicts fresh sequences in its certificate."
         return replace(
             identity,
@@ -343,7 +344,7 @@ class Identifier(Configured):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Bill:
     """What has been asked for."""
 
     queries: int = 0
@@ -418,12 +419,16 @@ def signed_groups(d: int, k: int, rng: np.random.Generator) -> Array:
     return np.asarray(E * 2.0 ** -np.round(np.log2(d / k) / 2))
 
 
-def typical_cost(identity: Identity, dim: int) -> tuple[int, int]:
-    """Return queries and tokens that recovering the whole typically takes, its hold-out apart."""
+def typical_cost(identity: Identity, holdout: int) -> tuple[int, int]:
+    """Return queries and tokens that recovering the whole typically takes, and its hold-out.
+
+    That counts as if all its sequences were as long as the longest: many are.
+    """
     assert identity.learner is not None
     plan, of_class = identity.learner.plan(), CLASSES[identity.target_class]
+    longest = holdout * (plan.most_tokens or 1)
     if plan.queries is not None:
-        return plan.queries, plan.tokens
+        return plan.queries + holdout, plan.tokens + longest
     assert of_class.queries is not None
-    queries = of_class.queries(dim, identity.facts)
-    return queries, queries * (1 if plan.most_tokens == 1 else 2)
+    queries = of_class.queries(int(identity.learner.dim), identity.facts)
+    return queries + holdout, queries * (1 if plan.most_tokens == 1 else 2) + longest

@@ -69,6 +69,8 @@ class SketchTuning:
     """Queries of one sketch: networks of up to about 350 neurons."""
     head_queries: int = 1500
     """The same for heads: a learner that searches longer searches in vain."""
+    per_entry: int = 4
+    """So many queries per entry of a W are not too many, as where a rank is looked for."""
     repeats: int = 4
     """Passes of the learner for answers that are coarse."""
     sharp: float = 0.02
@@ -211,18 +213,18 @@ def _behind(d: int, traits: Traits, seed: int) -> Learner[Any]:
 # -- what a model says
 
 
-def read(found: Found[Any], traits: Traits, tuning: SketchTuning) -> tuple[ClassName, Facts]:
-    """Return the class of a model that was recovered, and what is known of it."""
+def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]:
+    """Return the class of a model that was recovered, and what is known of a target in ``dim``."""
     model, errors = found.model, found.certificate.errors
     if isinstance(model, ReluNetwork):
         affine = traits.singles == "affine"
         return ("linear", {}) if affine else ("ReLU network", {"neurons": model.A.shape[1]})
     if isinstance(model, Transformer):
-        facts = {"neurons": model.network.A.shape[1], **_rank(model.W, errors["W"])}
+        facts = {"neurons": model.network.A.shape[1], **_rank(model.W, errors["W"], dim)}
         return "network behind one head", {**facts, "biases": int(bool(np.any(model.w)))}
     if isinstance(model, MultiHead):
         if model.H > 1:
-            ranks = [_rank(W, errors["W"]) for W in model.W]
+            ranks = [_rank(W, errors["W"], dim) for W in model.W]
             facts = max(ranks, key=lambda rank: max(rank.values()))
             return "several heads", {"heads": model.H, **facts, "biases": _biases(model, errors)}
         if not model.H:
@@ -232,7 +234,7 @@ def read(found: Found[Any], traits: Traits, tuning: SketchTuning) -> tuple[Class
     assert isinstance(model, SingleHead)
     if np.linalg.norm(model.W) <= errors["W"] and np.linalg.norm(model.w) <= errors["w"]:
         return "linear", {"biases": _biases(model, errors)}
-    return "single head", {**_rank(model.W, errors["W"]), "biases": _biases(model, errors)}
+    return "single head", {**_rank(model.W, errors["W"], dim), "biases": _biases(model, errors)}
 
 
 def _biases(model: Any, errors: Mapping[str, float]) -> int:
@@ -241,11 +243,11 @@ def _biases(model: Any, errors: Mapping[str, float]) -> int:
     return int(seen)
 
 
-def _rank(W: Array, error: float) -> dict[str, int]:
+def _rank(W: Array, error: float, dim: int) -> dict[str, int]:
     """Return the rank as far as it is known: at full rank more dimensions may show more."""
     values = np.linalg.svd(W, compute_uv=False)
     rank = int(np.sum(values > max(error, 1e-9 * values[0]))) if len(values) else 0
-    return {"rank" if rank < len(W) else "rank_at_least": rank}
+    return {"rank" if rank < len(W) or rank == dim else "rank_at_least": rank}
 
 
 def is_sharp(found: Found[Any], tuning: SketchTuning) -> bool:
