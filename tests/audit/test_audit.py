@@ -173,8 +173,18 @@ def test_what_refuses_long_tokens_or_many_is_still_named():
         return model(X)
 
     assert us.audit(short, 8, retries=QUICK).facts["heads"] == 2
-    capped = us.audit(us.oracles.norm_capped(model, 100.0), 8, retries=QUICK)
-    assert capped.certainty in ("likely", "undecided")
+
+
+@pytest.mark.parametrize(("heads", "radius"), [(1, 50.0), (3, 100.0), (2, 2000.0)])
+def test_a_cap_on_the_tokens_is_found_and_kept_to(heads, radius):
+    model = several(heads, 6, 0)
+    capped = us.oracles.norm_capped(model, radius)
+    result = us.audit(capped, 6, recover=True, retries=QUICK)
+    assert result.answers["longest_token"] <= radius
+    assert result.target_class == ("several heads" if heads > 1 else "single head")
+    assert result.certainty == "certain"
+    assert result.recovery is not None
+    assert us.equivalent(result.recovery.model, model, rtol=1e-6)
 
 
 def test_answers_that_are_nothing_but_noise_decide_nothing():

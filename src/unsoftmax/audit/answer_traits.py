@@ -37,6 +37,10 @@ class TraitTuning:
     """Single tokens: enough that labels and formats show."""
     again: int = 6
     """Of each family so many questions are asked twice: what answers vary by."""
+    reaches: tuple[float, ...] = (2.0**30, 1e4, 1e3, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
+    """Norms of the first tokens, until one is answered: some targets refuse long ones."""
+    room: float = 128.0
+    """With tokens of this norm none of the lengths below has to be shortened."""
     lengths: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
     """Norms of tokens, in turn."""
     sequences: int = 6
@@ -59,10 +63,8 @@ class TraitTuning:
     share: float = 1e-4
     """and by so large a share of the largest: the terms of an answer may be 1,000 times as large
     as the answer, and round accordingly."""
-    long_token: float = 2.0**30
-    """Norm of the tokens that show a normalisation."""
     alike: float = 1e-4
-    """Share of their spread by which answers to such tokens and to twice as long ones differ."""
+    """Normalised vectors differ by less of their spread where long tokens are half as long."""
     narrow: int = 2
     widest: int = 1024
     """Ellipsoids are looked for in vectors of more than two and up to so many numbers, by twice as
@@ -96,6 +98,8 @@ class Traits:
         Whether vectors lie on an ellipsoid, whatever the tokens' lengths.
     drowned : bool
         Whether answers differ by no more than when the same question is asked twice.
+    radius : float or None
+        A norm of tokens that is answered, where longer ones are refused.
     """
 
     width: int
@@ -108,6 +112,7 @@ class Traits:
     singles: SingleTokenShape = "unclear"
     normalised: bool = False
     drowned: bool = False
+    radius: float | None = None
 
     @property
     def coarse(self) -> bool:
@@ -124,12 +129,13 @@ def traits_of(
     dim: int, rng: np.random.Generator, tuning: TraitTuning
 ) -> Generator[Round, Answers, Traits]:
     """Ask, and say what the answers show."""
-    lengths = np.resize(tuning.lengths, tuning.singles)
-    points = _directions(rng, tuning.singles, 1, dim) * lengths[:, None, None]
-    lines = [_line(rng, dim, tuning) for _ in range(tuning.lines)]
-    short = _sequences(rng, tuning.sequences, tuning.tokens, dim, tuning)
-    long = _sequences(rng, tuning.long_sequences, tuning.long_tokens, dim, tuning)
-    far = tuning.long_token * _directions(rng, tuning.sequences, 1, dim)
+    reach = yield from _reach(dim, rng, tuning)
+    shorter = min(1.0, 2.0 ** np.floor(np.log2(reach / tuning.room)))
+    points = shorter * _sequences(rng, tuning.singles, 1, dim, tuning)
+    lines = [shorter * _line(rng, dim, tuning) for _ in range(tuning.lines)]
+    short = shorter * _sequences(rng, tuning.sequences, tuning.tokens, dim, tuning)
+    long = shorter * _sequences(rng, tuning.long_sequences, tuning.long_tokens, dim, tuning)
+    far = reach * _directions(rng, tuning.sequences, 1, dim)
 
     once, again = yield from _answers("single tokens", [points, points[-tuning.again :]])
     along = yield from _answers("single tokens along lines", lines)
@@ -142,12 +148,13 @@ def traits_of(
         several=None if several is None else several.of(k),
     )
     found = seen.traits(width, k, tuning)
+    found = replace(found, radius=None if reach == tuning.reaches[0] else reach)
     if found.kind == "constant" or found.drowned:
         return found
     if several is not None:
         ordered = yield from _ordered(long, rng, k, _Differences(found.precision, tuning))
         found = replace(found, ordered=found.ordered or ordered)
-    if width > tuning.narrow:
+    if width > tuning.narrow and found.radius is None:
         normalised = yield from _normalised(far, width, rng, tuning)
         found = replace(found, normalised=normalised)
     return found
@@ -174,6 +181,23 @@ def _line(rng: np.random.Generator, dim: int, tuning: TraitTuning) -> Array:
     u = rng.choice([-1.0, 1.0], dim) * unit
     t = tuning.longest_step * 4.0 ** -np.arange(tuning.steps)[:, None]
     return np.vstack([x[None], x + t * u, x - t * u])[:, None]
+
+
+def _reach(
+    dim: int, rng: np.random.Generator, tuning: TraitTuning
+) -> Generator[Round, Answers, float]:
+    """Ask how long tokens may be."""
+    x = _directions(rng, 1, 1, dim)
+    x /= np.linalg.norm(x)
+    for length in tuning.reaches[:-1]:
+        try:
+            yield from _answers("how long tokens may be", [length * x])
+        except DimensionRefused:
+            raise
+        except OracleError:
+            continue
+        return length
+    return tuning.reaches[-1]
 
 
 def _answers(phase: str, families: list[Array]) -> Asked:
@@ -331,11 +355,11 @@ def _shape_of_one(second: Array, off: float, tuning: TraitTuning) -> SingleToken
 def _normalised(
     far: Array, width: int, rng: np.random.Generator, tuning: TraitTuning
 ) -> Generator[Round, Answers, bool]:
-    """Whether tokens twice as long are answered alike, and answers lie on an ellipsoid."""
+    """Whether tokens half as long are answered alike, and answers lie on an ellipsoid."""
     try:
-        once, twice = yield from _answers("long tokens", [far, 2 * far])
+        once, half = yield from _answers("long tokens", [far, far / 2])
         spread = float(np.max(np.ptp(once, axis=0)))
-        if not spread or np.max(np.abs(once - twice)) > tuning.alike * spread:
+        if not spread or np.max(np.abs(once - half)) > tuning.alike * spread:
             return False
         if width > tuning.widest:
             return False

@@ -100,7 +100,8 @@ class Audit:
     answers : dict
         What answers are: ``kind`` ("constant", "labels", "noisy", "rounded", "float32" or
         "float64"), ``width`` (numbers per answer), ``coordinate`` (the one looked at),
-        ``single_tokens`` ("affine", "bent", "smooth", "unclear"), ``tokens`` (which count), and
+        ``single_tokens`` ("affine", "bent", "smooth", "unclear"), ``tokens`` (which count),
+        ``longest_token`` (a norm that is answered, where longer ones are refused; or None), and
         what was noticed about their precision.
     facts : dict of str to int
         What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``.
@@ -334,6 +335,7 @@ def _answers(traits: Traits) -> dict[str, Any]:
         "coordinate": traits.coordinate,
         "tokens": traits.tokens,
         "single_tokens": traits.singles,
+        "longest_token": traits.radius,
         "precision": list(traits.precision.why),
     }
 

@@ -299,17 +299,22 @@ class Identifier(Configured):
         alone = traits.tokens == "one alone" or isinstance(found.model, ReluNetwork)
         tokens = 1 if alone else tuning.tokens
         lengths = np.resize(tuning.lengths, tuning.ordinary)[:, None, None]
+        if traits.radius is not None:
+            lengths = np.minimum(lengths, traits.radius / max(tuning.lengths))
         X = lengths * rng.standard_normal((tuning.ordinary, tokens, dim)) / np.sqrt(dim)
         [y] = yield [Sequences(X, phase="ordinary sequences", purpose="check")]
         missed, size = np.abs(found.model(X) - y), float(np.max(np.abs(y)))
         allowed = tuning.foreseen * size + float(traits.precision.error(size, size))
         second = float(np.sort(missed)[-2])  # one may be where the softmax has to choose
-        if second > allowed:
-            raise ModelMismatch(
-                f"what was recovered misses ordinary sequences by {second:.1e}, beside answers of "
-                f"up to {size:.1e}."
-            )
-        return found
+        if second <= allowed:
+            return found
+        said = (
+            f"what was recovered misses ordinary sequences by {second:.1e}, beside answers of up "
+            f"to {size:.1e}"
+        )
+        if is_sharp(found, tuning.sketches):
+            raise ModelMismatch(f"{said}.")
+        raise NotIdentifiable(f"{said}, as its certificate allows.", determined={})
 
     def _recovered(self, identity: Identity) -> Asking[Identity]:
         """Recover the whole target, and say what that means for its class."""
@@ -372,8 +377,8 @@ def at_first_sight(traits: Traits) -> Identity | None:
         return Identity("undecided", "undecided", traits, reasons=(reason,))
     if traits.normalised:
         reason = (
-            "Tokens twice as long are answered alike, and answers lie on an ellipsoid: vectors "
-            "are normalised before they are given out."
+            "Long tokens and half as long ones are answered alike, and answers lie on an "
+            "ellipsoid: vectors are normalised before they are given out."
         )
         return Identity("normalised vectors", "likely", traits, reasons=(reason,))
     if traits.ordered:

@@ -12,7 +12,7 @@ A learner of something new joins by a row in each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -133,6 +133,12 @@ def _no_heads(traits: Traits) -> str | None:
     return _not_attention(traits)
 
 
+def _no_long_tokens(traits: Traits) -> str | None:
+    if traits.radius is not None:
+        return f"tokens much longer than {traits.radius:g} are refused"
+    return _no_heads(traits)
+
+
 def _not_coarse(traits: Traits) -> str | None:
     return _no_heads(traits) or (None if traits.coarse else "answers are not coarse")
 
@@ -164,13 +170,15 @@ def sketches(traits: Traits, tuning: SketchTuning) -> tuple[Sketch, ...]:
     heads, bits = tuning.head_queries, tuning.label_bits
 
     def several(d: int, traits: Traits, seed: int) -> Learner[Any]:
-        return MultiHeadLearner(d, tuning.most_heads, biases=True, seed=seed)
+        return _short(MultiHeadLearner(d, tuning.most_heads, biases=True, seed=seed), traits)
 
     def coarse(d: int, traits: Traits, seed: int) -> Learner[Any]:
-        return ApproximateHead(d, traits.tolerance, repeats=tuning.repeats, seed=seed)
+        return _short(
+            ApproximateHead(d, traits.tolerance, repeats=tuning.repeats, seed=seed), traits
+        )
 
     one_or_more = [
-        Sketch("a single head", tuning.head_dim, heads, _no_heads, _head),
+        Sketch("a single head", tuning.head_dim, heads, _no_long_tokens, _head),
         Sketch("several heads", tuning.heads_dim, heads, _no_heads, several),
     ]
     if traits.coarse:  # one head would stand for two; and for one that of several is as precise
@@ -196,6 +204,13 @@ def sketches(traits: Traits, tuning: SketchTuning) -> tuple[Sketch, ...]:
             whole="network behind several heads",
         ),
     )
+
+
+def _short(
+    learner: MultiHeadLearner | ApproximateHead, traits: Traits
+) -> MultiHeadLearner | ApproximateHead:
+    """Keep a learner's tokens, on a subspace too, within what is answered."""
+    return learner if traits.radius is None else replace(learner, radius=traits.radius / 2)
 
 
 def _head(d: int, traits: Traits, seed: int) -> Learner[Any]:
@@ -306,10 +321,11 @@ def _single(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
     biases = bool(facts.get("biases", 0))
     if traits.kind == "labels":
         return LabelHead(d, SketchTuning().label_bits, seed=seed)
-    if traits.coarse and biases:
-        return MultiHeadLearner(d, 4, biases=True, seed=seed)
+    if (traits.coarse and biases) or (traits.radius is not None and not traits.coarse):
+        return _short(MultiHeadLearner(d, 4, biases=biases, seed=seed), traits)
     if traits.coarse:
-        return ApproximateHead(d, traits.tolerance, repeats=SketchTuning().repeats, seed=seed)
+        passes = SketchTuning().repeats
+        return _short(ApproximateHead(d, traits.tolerance, repeats=passes, seed=seed), traits)
     if "rank" in facts:
         return LowRankHead(d, biases=biases, seed=seed)
     return ExactHead(d, biases=biases, seed=seed)
@@ -318,7 +334,7 @@ def _single(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
 def _several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
     # a head that the sketch has missed is found
     most = 2 * facts["heads"] + 2
-    return MultiHeadLearner(d, most, biases=bool(facts["biases"]), seed=seed)
+    return _short(MultiHeadLearner(d, most, biases=bool(facts["biases"]), seed=seed), traits)
 
 
 def _queries_of_heads(d: int, facts: Facts) -> int:
