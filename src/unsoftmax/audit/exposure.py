@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from unsoftmax.audit.identification import (
 from unsoftmax.audit.target_classes import CLASSES, ClassName, Facts
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.budget import whole
-from unsoftmax.campaign.runner import opened_campaign
+from unsoftmax.campaign.runner import opened_campaign, versions
+from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.models.files import replace_file
-from unsoftmax.protocol import Oracle
+from unsoftmax.protocol import Course, Oracle
 
 AUDIT_FILE = "audit.json"
 AUDIT_FORMAT = 1
@@ -121,6 +122,10 @@ class Audit:
         What a user should know.
     afforded : bool or None
         Whether the budget allowed the recovery that was asked for; None where none was.
+    course : Course or None
+        When the answers came; no part of the result, which is the same at any speed.
+    versions : dict of str to str
+        What computed it.
     """
 
     target_class: ClassName
@@ -136,6 +141,8 @@ class Audit:
     recovery: Recovery[Any] | None = None
     notes: tuple[str, ...] = ()
     afforded: bool | None = None
+    course: Course | None = field(default=None, compare=False)
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def decided(self) -> bool:
@@ -167,7 +174,9 @@ class Audit:
         target.mkdir(parents=True, exist_ok=True)
         if self.recovery is not None:
             self.recovery.save(target)
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        course = {} if self.course is None else {"course": self.course.to_json()}
+        content = {**self.to_json(), **course, "versions": dict(self.versions)}
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         replace_file(target / AUDIT_FILE, text.encode())
 
     @classmethod
@@ -215,6 +224,8 @@ class Audit:
             money=float(content["money"]),
             notes=tuple(content["notes"]),
             afforded=content["afforded"],
+            course=Course.of_json(content["course"]) if "course" in content else None,
+            versions={str(name): str(text) for name, text in content["versions"].items()},
         )
 
 
@@ -283,6 +294,7 @@ def audit(
     holdout, prices = whole("holdout", holdout, 0), Prices(price, token_price)
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
     identifier = Identifier(dim, seed, wish=RecoveryWish(recover, most, holdout))
+    watch = CourseWatch(progress)
     with opened_campaign(
         oracle,
         identifier,
@@ -290,13 +302,16 @@ def audit(
         ledger=ledger,
         batch=batch,
         workers=workers,
-        progress=progress,
+        progress=watch,
         retries=retries,
         timeout=timeout,
     ) as campaign:
         found = campaign.run(identifier.steps(0))
         counts, spent = campaign.ledger.counts(), campaign.ledger.spent
-        noticed = campaign.notes()
+        noticed, course = campaign.notes(), watch.course()
+    recovery = _recovery(found, counts)
+    if recovery is not None:
+        recovery = replace(recovery, course=course, versions=versions())
     return Audit(
         target_class=found.target_class,
         certainty=found.certainty,
@@ -308,9 +323,11 @@ def audit(
         queries=spent.queries,
         tokens=spent.tokens,
         money=prices.of(spent.queries, spent.tokens),
-        recovery=_recovery(found, counts),
+        recovery=recovery,
         notes=(*_notes(found, identifier), *noticed),
         afforded=found.afforded if recover else None,
+        course=course,
+        versions=versions(),
     )
 
 

@@ -24,7 +24,7 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.out_folder import prepare, written
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
 from unsoftmax.errors import Terminated
 
 _STATUS = {"done": 0, "undecided": 3, "budget": 4}
@@ -61,6 +61,7 @@ def audit(
         str | None,
         typer.Option(help="Environment variable with an endpoint's Authorization header."),
     ] = None,
+    report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -95,11 +96,15 @@ def audit(
         raise
     with written(out, book):
         result.save(out)
+    more = finish(out, AUDIT_FILE, report=report)
     seconds = time.monotonic() - began
     if as_json:
         show_json({**result.to_json(), "seconds": round(seconds, 3), "out": str(out)})
     else:
-        _show(target, result, seconds, out)
+        _show(target, result, seconds)
+        files = [AUDIT_FILE, *([RECOVERY_FILE, MODEL_FILE] if result.recovery is not None else [])]
+        said = and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
+        stdout.print(f"Written: {said}", soft_wrap=True, markup=False)
     raise typer.Exit(_STATUS[_end(result, recover)])
 
 
@@ -112,7 +117,7 @@ def _end(result: Audit, recover: bool) -> str:
     return "budget" if result.afforded is False else "undecided"
 
 
-def _show(target: str, result: Audit, seconds: float, out: Path) -> None:
+def _show(target: str, result: Audit, seconds: float) -> None:
     facts = [f"{name.replace('_', ' ')} {number}" for name, number in result.facts.items()]
     answers = result.answers
     rows = [
@@ -139,6 +144,3 @@ def _show(target: str, result: Audit, seconds: float, out: Path) -> None:
         stdout.print(f"Because: {sentence}", markup=False, highlight=False)
     for note in result.notes:
         stdout.print(f"Note: {note}", markup=False, highlight=False)
-    files = [AUDIT_FILE, *([RECOVERY_FILE, MODEL_FILE] if result.recovery is not None else [])]
-    said = ", ".join(f"{out}/{name}" for name in files)
-    stdout.print(f"Written: {said}", soft_wrap=True, markup=False)
