@@ -104,10 +104,16 @@ def vectors(rng: Any, d: int) -> Secret:
     H, m = int(rng.integers(2, 5)), int(rng.integers(2, 6))
     W, V = rng.standard_normal((H, d, d)) / np.sqrt(d), rng.standard_normal((H, m, d))
 
-    def layer(X: Any) -> Any:
-        return np.einsum("bhn,bnd,hmd->bm", weights(scores_of(X, W)), X, V)
+    residual = bool(rng.integers(2))
+    if residual:
+        V = rng.standard_normal((H, d, d))
 
-    return Secret("several heads, vectors", "several heads", layer, d, H)
+    def layer(X: Any) -> Any:
+        y = np.einsum("bhn,bnd,hmd->bm", weights(scores_of(X, W)), X, V)
+        return X[:, -1] + y if residual else y
+
+    name = "several heads, vectors" + residual * " beside a residual"
+    return Secret(name, "several heads", layer, d, H)
 
 
 def relu(rng: Any, d: int) -> Secret:

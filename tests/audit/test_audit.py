@@ -164,6 +164,22 @@ def test_vectors_are_looked_at_by_one_coordinate():
     assert us.audit(us.oracles.coordinate(both, 1), 6).target_class == "single head"
 
 
+def test_a_residual_connection_is_taken_off():
+    model = several(2, 6, 0)
+    shares = np.linspace(0.5, 1.5, 6)
+
+    def layer(X):
+        return X[:, -1] + np.outer(model(X), shares)
+
+    result = us.audit(layer, 6, recover=True)
+    assert (result.target_class, result.certainty) == ("several heads", "certain")
+    assert result.answers["residual"]
+    assert "residual connection" in result.notes[1]
+    assert result.recovery is not None
+    added = shares[result.answers["coordinate"]]
+    assert us.equivalent(result.recovery.model, us.MultiHead(model.W, added * model.v), rtol=1e-6)
+
+
 def test_what_refuses_long_tokens_or_many_is_still_named():
     model = several(2, 8, 0)
 
@@ -212,6 +228,28 @@ def test_the_file_is_read_back(recover, tmp_path):
         assert result.recovery is not None
         assert again.recovery is not None
         assert us.equivalent(again.recovery.model, result.recovery.model, rtol=0)
+
+
+def test_the_page_says_what_was_found(tmp_path):
+    pytest.importorskip("matplotlib")
+    from unsoftmax.report.page import page
+
+    result = us.audit(several(2, 6, 0), 6, recover=True, price=4.0)
+    result.save(tmp_path)
+    text = page(tmp_path)
+    for said in (
+        "Audited: several heads",
+        "The target: several heads. That is certain:",
+        f"{result.queries:,} queries with {result.tokens:,} tokens were paid",
+        "Recovering all of it with MultiHeadLearner",
+        "What its answers are",
+        "Recovered: MultiHead(H=2, d=6)",
+    ):
+        assert said in text, said
+    us.audit(lambda X: np.tanh(X.mean(axis=1)).sum(axis=1), 6).save(tmp_path / "none")
+    assert "none of the classes that are known" in page(tmp_path / "none")
+    us.audit(us.oracles.noisy(lambda X: np.zeros(len(X)), 1.0, 0), 4).save(tmp_path / "open")
+    assert "remains open" in page(tmp_path / "open")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

@@ -100,6 +100,8 @@ class Traits:
         Whether answers differ by no more than when the same question is asked twice.
     radius : float or None
         A norm of tokens that is answered, where longer ones are refused.
+    residual : bool
+        Whether the last token itself is taken off the answers first.
     """
 
     width: int
@@ -113,6 +115,7 @@ class Traits:
     normalised: bool = False
     drowned: bool = False
     radius: float | None = None
+    residual: bool = False
 
     @property
     def coarse(self) -> bool:

@@ -40,6 +40,10 @@ ONE_COORDINATE = (
     "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
     "most. us.oracles.coordinate (--coordinate) chooses another one."
 )
+RESIDUAL = (
+    "Answers are the last token and, added to it, this: a layer with a residual connection. What "
+    "is recovered is what is added."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,8 @@ class Audit:
         What answers are: ``kind`` ("constant", "labels", "noisy", "rounded", "float32" or
         "float64"), ``width`` (numbers per answer), ``coordinate`` (the one looked at),
         ``single_tokens`` ("affine", "bent", "smooth", "unclear"), ``tokens`` (which count),
-        ``longest_token`` (a norm that is answered, where longer ones are refused; or None), and
-        what was noticed about their precision.
+        ``longest_token`` (a norm that is answered, where longer ones are refused; or None),
+        ``residual`` (whether the last token is added), and what was noticed of their precision.
     facts : dict of str to int
         What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``.
     reasons : tuple of str
@@ -353,6 +357,7 @@ def _answers(traits: Traits) -> dict[str, Any]:
         "tokens": traits.tokens,
         "single_tokens": traits.singles,
         "longest_token": traits.radius,
+        "residual": traits.residual,
         "precision": list(traits.precision.why),
     }
 
@@ -376,6 +381,8 @@ def _notes(found: Identity, identifier: Identifier) -> list[str]:
     if traits.width > 1:
         said = ONE_COORDINATE.format(width=traits.width, coordinate=traits.coordinate)
         notes.append(said)
+    if traits.residual:
+        notes.append(RESIDUAL)
     if not found.afforded:
         queries, _ = typical_cost(found, identifier.wish.holdout)
         notes.append(NOT_AFFORDED.format(needed=queries))

@@ -41,7 +41,7 @@ from unsoftmax.errors import (
 from unsoftmax.learners.compose import Asking, limited, mapped, named, restricted
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import FARTHEST, Array, Round, Sequences
+from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
@@ -185,6 +185,10 @@ class Identifier(Configured):
         identity = at_first_sight(traits)
         if identity is None:
             identity = yield from self._by_sketches(traits, rng)
+            if not known(identity) and traits.width == self.dim:
+                beside = replace(traits, residual=True)
+                second = yield from self._by_sketches(beside, rng)
+                identity = second if known(second) else identity
         learner = CLASSES[identity.target_class].learner
         if learner is None:
             return identity
@@ -237,7 +241,7 @@ class Identifier(Configured):
         steps = self._tried_out(steps, k, traits, rng)
         if k < d:
             steps = restricted(steps, signed_groups(d, k, rng))
-        steps = named(of_coordinate(steps, traits.coordinate), sketch.name)
+        steps = named(of_coordinate(steps, traits), sketch.name)
         try:
             found = yield from steps
         except DimensionRefused:
@@ -324,7 +328,7 @@ class Identifier(Configured):
         steps: Asking[Found[Any]] = identity.learner.steps(self.wish.holdout)
         steps = self._tried_out(steps, int(self.dim), traits, rng)
         try:
-            found = yield from named(of_coordinate(steps, traits.coordinate), "recovery")
+            found = yield from named(of_coordinate(steps, traits), "recovery")
         except DimensionRefused:
             raise
         except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
@@ -403,9 +407,26 @@ def _nothing_fits(traits: Traits, refused: list[Refused]) -> Identity:
     return Identity("undecided", "undecided", traits, reasons=reasons)
 
 
-def of_coordinate(steps: Asking[Found[Any]], k: int) -> Asking[Found[Any]]:
-    """Learn one number out of vector answers."""
-    return mapped(steps, answer=lambda answers: [y[:, k] for y in answers])
+def known(identity: Identity) -> bool:
+    """Whether a class was named."""
+    return identity.target_class not in ("none of these", "undecided")
+
+
+def of_coordinate(steps: Asking[Found[Any]], traits: Traits) -> Asking[Found[Any]]:
+    """Learn one number out of vector answers, or what it is beside the last token's own."""
+    k, asked = traits.coordinate, list[Round]([[]])
+
+    def remember(probes: Round) -> Round:
+        asked[0] = probes
+        return probes
+
+    def part(probes: Probes, y: Array) -> Array:
+        return y[:, k] - probes[:][:, -1, k] if traits.residual else y[:, k]
+
+    def parts(answers: Answers) -> Answers:
+        return [part(probes, y) for probes, y in zip(asked[0], answers, strict=True)]
+
+    return mapped(steps, ask=remember, answer=parts)
 
 
 def signed_groups(d: int, k: int, rng: np.random.Generator) -> Array:

@@ -96,6 +96,8 @@ def audit(
         raise
     with written(out, book):
         result.save(out)
+    if result.recovery is not None:
+        finish(out, RECOVERY_FILE, report=False)  # the page comes once
     more = finish(out, AUDIT_FILE, report=report)
     seconds = time.monotonic() - began
     if as_json:

@@ -10,8 +10,7 @@ from unsoftmax.figures.run_panels import course_panels
 from unsoftmax.report.blocks import DataTable, Facts, Listing, Paragraph, Part, Pictures, Section
 
 CERTAINTIES = {
-    "certain": "That is certain: the whole target was recovered and predicts fresh answers within "
-    "its certificate, or an answer contradicts every other class.",
+    "certain": "That is certain: an answer contradicts every other class.",
     "likely": "That is likely: it was seen on a few random dimensions alone, or behind answers "
     "that may hide something else.",
     "undecided": "The answers do not decide it.",
@@ -22,6 +21,7 @@ ANSWERS = {
     "coordinate": "the one looked at",
     "tokens": "tokens that count",
     "single_tokens": "as a function of single tokens",
+    "residual": "beside the last token itself",
     "longest_token": "longest token asked, where longer ones are refused",
 }
 
@@ -33,7 +33,7 @@ def audit_section(folder: Path) -> Section:
     return Section(
         name="audit",
         title=f"Audited: {result.target_class}",
-        summary=f"{_named(result)} {CERTAINTIES[result.certainty]} {_bill(result)}",
+        summary=f"{_named(result)} {_certainty(result)} {_bill(result)}",
         parts=(
             Part("What it is, and why", (Facts(known), Listing(result.reasons))),
             Part("What its answers are", _answers(result)),
@@ -59,6 +59,15 @@ def _named(result: Audit) -> str:
     return f"The target: {result.target_class}."
 
 
+def _certainty(result: Audit) -> str:
+    if result.certainty == "certain" and result.recovery is not None:
+        return (
+            "That is certain: the whole target was recovered, and predicts fresh answers within "
+            "its certificate."
+        )
+    return CERTAINTIES[result.certainty]
+
+
 def _bill(result: Audit) -> str:
     money = f", {result.money:,.2f} at the prices given" if result.money else ""
     return f"{result.queries:,} queries with {result.tokens:,} tokens were paid{money}."
@@ -66,11 +75,15 @@ def _bill(result: Audit) -> str:
 
 def _answers(result: Audit) -> tuple[Any, ...]:
     rows = tuple(
-        (said, str(result.answers[name]))
+        (said, _word(result.answers[name]))
         for name, said in ANSWERS.items()
-        if result.answers.get(name) is not None
+        if result.answers.get(name) not in (None, False)
     )
     return Facts(rows), Listing(tuple(map(str, result.answers.get("precision", ()))))
+
+
+def _word(value: Any) -> str:
+    return "yes" if value is True else str(value)
 
 
 def _recoverable(result: Audit) -> Part:
@@ -82,7 +95,7 @@ def _recoverable(result: Audit) -> Part:
             ("never more than", f"{cost.at_most:,}", ""),
         ]
         caption = f"Recovering all of it with {cost.learner.get('learner', 'its learner')}"
-        blocks.append(DataTable(caption, ("", "queries", "tokens"), tuple(rows)))
+        blocks.append(DataTable(caption, ("how many", "queries", "tokens"), tuple(rows)))
         if cost.money:
             blocks.append(Paragraph(f"At the prices given that is {cost.money:,.2f}."))
     if result.recovery is not None:
