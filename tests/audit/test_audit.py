@@ -13,6 +13,7 @@ from tests.audit.population import OF_A_CLASS, population, strangers
 from tests.audit.services import transformer
 from tests.cli.test_cli import run
 from tests.heads import several
+from tests.oracles.http_server import serving
 from tests.truth import Counted
 from unsoftmax.audit import Audit
 from unsoftmax.audit.answer_traits import on_an_ellipsoid
@@ -292,7 +293,31 @@ def test_an_ellipsoid_is_told_from_a_sphere_with_a_dent():
     assert not on_an_ellipsoid(gain * sphere * (1 + 0.3 * sphere[:, :1] ** 3) + shift, 1e-4)
 
 
+def test_an_endpoint_is_audited_over_http():
+    pytest.importorskip("httpx", reason="the extra http")
+    model = several(2, 3, 0)
+
+    def infer(handler, body):
+        [asked] = json.loads(body)["inputs"]
+        X = np.reshape(asked["data"], asked["shape"])
+        answer = {"name": "y", "datatype": "FP64", "shape": [len(X)], "data": list(model(X))}
+        handler.send(body=json.dumps({"outputs": [answer]}).encode())
+
+    with serving(infer) as (url, _):
+        result = us.audit(us.oracles.from_url(url), 3, recover=True)
+    assert (result.target_class, result.facts["heads"]) == ("several heads", 2)
+    assert result.certainty == "certain"
+
+
 # -- the command line
+
+
+def test_a_model_file_knows_its_dimension(tmp_path):
+    several(2, 4, 0).save(str(tmp_path / "model.safetensors"))
+    done = run(tmp_path, "audit", "model.safetensors", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "several heads" in done.stdout
+
 
 TARGET = """
 import numpy as np
@@ -339,7 +364,7 @@ def test_the_command_writes_what_it_found(folder):
         (("target:heads", "--dim", "6", "--budget", "20"), 4),
         (("target:heads", "--dim", "6", "--budget", "450", "--recover"), 4),
         (("target:dead", "--dim", "6"), 5),
-        (("target:heads", "--dim", "6", "--price", "inf"), 2),
+        (("target:strange",), 2),
     ],
 )
 def test_how_the_command_ends(words, status, folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +35,11 @@ _STATUS = {"done": 0, "undecided": 3, "budget": 4}
 def audit(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
-    dim: Annotated[int, typer.Option(min=1, help="Dimension d of a token.")],
     out: Annotated[Path, typer.Option(help="Folder for audit.json, what is recovered, ledger.")],
+    dim: Annotated[
+        int | None,
+        typer.Option(min=1, help="Dimension d of a token. Needed, unless the target knows it."),
+    ] = None,
     recover: Annotated[
         bool, typer.Option("--recover", help="Recover it as well, where the budget allows that.")
     ] = False,
@@ -70,13 +74,16 @@ def audit(
     The same command, with --recover too, goes on where an interrupted one stopped.
     """
     oracle = targets.resolve(target, coordinate, auth)
+    known = dim or getattr(oracle, "dim", None)
+    if not isinstance(known, Integral):
+        raise Refusal("--dim is missing: the dimension of a token.")
     prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
     book, began = ledger or out / "ledger.sqlite", time.monotonic()
     try:
         with watching() as watcher:
             result = run(
                 oracle,
-                dim,
+                int(known),
                 recover=recover,
                 price=price,
                 token_price=token_price,
