@@ -349,6 +349,14 @@ def _queries_of_head(d: int, facts: Facts) -> int:
     return counts.low_rank_head(d, facts["rank"], biases=bool(facts["biases"])) + 2 * d
 
 
+def _queries_of_singles(d: int, facts: Facts) -> int:
+    return d + 1
+
+
+def _queries_behind_one_head(d: int, facts: Facts) -> int:
+    return _queries_of_network(d, facts) + d * d + 2 * d
+
+
 def _queries_of_network(d: int, facts: Facts) -> int:
     return counts.relu_network_queries(d, facts["neurons"])
 
@@ -358,7 +366,7 @@ CLASSES: dict[ClassName, TargetClass] = {
     "linear": TargetClass(
         "Everything: the value vector v and the constant c, from single tokens.",
         _linear,
-        lambda d, facts: d + 1,
+        _queries_of_singles,
     ),
     "single head": TargetClass(
         "Everything: W (all that keys and queries do), v (what values and output do), biases.",
@@ -379,7 +387,7 @@ CLASSES: dict[ClassName, TargetClass] = {
     "network behind one head": TargetClass(
         "W, query biases, and the network's function.",
         lambda d, facts, traits, seed: _behind(d, traits, seed),
-        lambda d, facts: _queries_of_network(d, facts) + d * d + 2 * d,
+        _queries_behind_one_head,
     ),
     "network behind several heads": TargetClass(
         "The function of single tokens (the network behind the sum of all value projections); the "
