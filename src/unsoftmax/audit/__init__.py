@@ -1,5 +1,15 @@
 """Questions about a target that are built on models, oracles and the runner."""
 
+from unsoftmax.audit.defence.comparison import AttackOutcome, DefenceComparison, DefenceTrial
+from unsoftmax.audit.defence.defending import defend
 from unsoftmax.audit.verification import Verification, Verifier, verify
 
-__all__ = ["Verification", "Verifier", "verify"]
+__all__ = [
+    "AttackOutcome",
+    "DefenceComparison",
+    "DefenceTrial",
+    "Verification",
+    "Verifier",
+    "defend",
+    "verify",
+]

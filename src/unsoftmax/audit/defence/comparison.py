@@ -1,0 +1,265 @@
+"""What came out: every defence with its cost and its attacks, and the recommendation they support.
+
+The recommendation is computed from the rows alone: of the defences that leave the best attack an
+error of the parameters *and* of the function of at least the threshold, the one of least loss.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from unsoftmax.models.files import replace_file
+
+FORMAT_VERSION = 1
+DEFENCE_FILE = "defence.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AttackOutcome:
+    """What one attack came to.
+
+    Attributes
+    ----------
+    name : str
+        The learner, and how it asked.
+    queries : int
+        Queries that the defended service answered it or refused, counted there.
+    error, function_error : float
+        Of what it found: relative error of the parameters (W), and error on legitimate sequences
+        in spreads of their answers; ``inf`` where it found nothing.
+    refusal : str or None
+        The error that it ended with, by name and message; None where it found a model.
+    determined : tuple of str
+        The parameters that it found all the same; ``function_error`` is of those.
+    """
+
+    name: str
+    queries: int
+    error: float
+    function_error: float
+    refusal: str | None = None
+    determined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DefenceTrial:
+    """One defence at one strength: what it costs, and what it is worth.
+
+    Attributes
+    ----------
+    kind : str
+        Such as "rounding with a norm cap".
+    strength : float
+        In the unit that ``unit`` names.
+    unit : str
+        What the strength is measured in.
+    words : str
+        What an owner would do.
+    loss : float or None
+        Loss of utility, in spreads of the answers; None for a budget where nobody said how many
+        queries legitimate clients need.
+    refused : float or None
+        Share of legitimate sequences that get no answer.
+    attacks : tuple of AttackOutcome
+        Every attack that was tried.
+    """
+
+    kind: str
+    strength: float
+    unit: str
+    words: str
+    loss: float | None
+    refused: float | None
+    attacks: tuple[AttackOutcome, ...]
+
+    @property
+    def best(self) -> AttackOutcome | None:
+        """The attack of the smallest error of the parameters; None where all were refused."""
+        found = [attack for attack in self.attacks if attack.refusal is None]
+        return min(found, key=lambda attack: attack.error, default=None)
+
+    @property
+    def error(self) -> float:
+        """Smallest relative error of the parameters (W); 1 is that of knowing nothing."""
+        return min([1.0, *(attack.error for attack in self.attacks)])
+
+    @property
+    def function_error(self) -> float:
+        """Smallest error of the function, in spreads; 1 is that of the mean answer."""
+        return min([1.0, *(attack.function_error for attack in self.attacks)])
+
+    @property
+    def queries(self) -> int:
+        """Queries of the best attack, or of the longest where all were refused."""
+        return self.best.queries if self.best else max((a.queries for a in self.attacks), default=0)
+
+    def holds(self, threshold: float) -> bool:
+        """Whether no attack comes below the threshold, in parameters or in function."""
+        return self.error >= threshold and self.function_error >= threshold
+
+
+def recommended(trials: Sequence[DefenceTrial], threshold: float) -> DefenceTrial | None:
+    """Return the defence of least loss that holds and leaves answers of any use; None for none."""
+    usable = [t for t in trials if t.loss is not None and t.loss < 1 and t.holds(threshold)]
+    return min(usable, key=lambda trial: (trial.loss, trial.refused), default=None)
+
+
+def recommendation(trials: Sequence[DefenceTrial], threshold: float) -> str:
+    """Say in one sentence what the trials recommend."""
+    best, least = recommended(trials, threshold), f"{threshold:.0%}"
+    if best is not None:
+        found = (
+            f"(of the parameters {best.error:.1%}, of the function {best.function_error:.1%})"
+        )
+        withheld = f" and {best.refused:.1%} of legitimate sequences refused" * bool(best.refused)
+        return (
+            f"{best.words[0].upper()}{best.words[1:]}: of {len(trials)} defences tried it costs "
+            f"least, {best.loss:.1%} of the answers' spread{withheld}, among those that leave the "
+            f"best attack an error of {least} or more {found}."
+        )
+    usable = [trial for trial in trials if trial.loss is not None and trial.loss < 1]
+    said = f"None of the {len(trials)} defences tried leaves the best attack an error of {least}"
+    if not usable:
+        return f"{said} or more, and answers of any use."
+    most = max(usable, key=lambda trial: min(trial.error, trial.function_error))
+    return (
+        f"{said} or more in parameters and function, and answers of any use: the strongest, "
+        f'"{most.words}", leaves {most.error:.1e} and {most.function_error:.1e}.'
+    )
+
+
+def budget_note(trials: Sequence[DefenceTrial], threshold: float) -> str | None:
+    """Say which budget would do, where its cost to legitimate clients is not known."""
+    held = [t for t in trials if t.loss is None and t.holds(threshold)]
+    if not held:
+        return None
+    best = max(held, key=lambda trial: trial.strength)
+    return (
+        f'Beside these, "{best.words}" leaves the best attack errors of {best.error:.1%} and '
+        f"{best.function_error:.1%}, as long as no client needs more and clients do not pool "
+        "their answers; say how many queries a legitimate client needs to have it compared."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DefenceComparison:
+    """The result of `unsoftmax.defend`.
+
+    Attributes
+    ----------
+    target : str
+        The model that was defended and attacked: the target's own, or as it was recovered.
+    dim, parameters : int
+        Dimension of a token, and free parameters of the model.
+    paid : int
+        Queries paid to the target, all to recover it undefended; 0 where it is a model.
+    spread, longest : float
+        Standard deviation of undefended answers to legitimate sequences, and their longest token.
+    attack_queries : int
+        Most queries of an attack.
+    threshold : float
+        Error that a defence is to leave the best attack.
+    trials : tuple of DefenceTrial
+        Every defence at every strength.
+    recommendation : str
+        The sentence that the trials support.
+    notes : tuple of str
+        What a user should know.
+    """
+
+    target: str
+    dim: int
+    parameters: int
+    paid: int
+    spread: float
+    longest: float
+    attack_queries: int
+    threshold: float
+    trials: tuple[DefenceTrial, ...]
+    recommendation: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def recommended(self) -> DefenceTrial | None:
+        """The defence that the recommendation names; None where it names none."""
+        return recommended(self.trials, self.threshold)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON; an error that is infinite becomes null."""
+        content = asdict(self)
+        for trial, known in zip(content["trials"], self.trials, strict=True):
+            trial["error"], trial["function_error"] = known.error, known.function_error
+            trial["best"] = None if known.best is None else known.best.name
+            for attack in trial["attacks"]:
+                for name in ("error", "function_error"):
+                    attack[name] = attack[name] if math.isfinite(attack[name]) else None
+        return {"format_version": FORMAT_VERSION, **content}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``defence.json`` into a folder, making it."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        replace_file(Path(folder) / DEFENCE_FILE, text.encode())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> DefenceComparison:
+        """Read back what `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder has no ``defence.json``.
+        ValueError
+            It is damaged, or newer than this program.
+        """
+        path = Path(folder) / DEFENCE_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no {DEFENCE_FILE} in {folder}.")
+        try:
+            return cls._of(json.loads(path.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> DefenceComparison:
+        """Undo `to_json`."""
+        if content["format_version"] > FORMAT_VERSION:
+            raise ValueError(
+                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
+            )
+        own = {name: content[name] for name in cls.__dataclass_fields__}
+        own["trials"] = tuple(map(_trial, content["trials"]))
+        return cls(**{**own, "notes": tuple(content["notes"])})
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(trial.words)}</td><td>{_percent(trial.loss)}</td>"
+            f"<td>{trial.error:.1e}</td><td>{trial.function_error:.1e}</td></tr>"
+            for trial in self.trials
+        )
+        head = "<tr><th>defence</th><th>loss</th><th>error of W</th><th>of the function</th></tr>"
+        return f"<p>{escape(self.recommendation)}</p><table>{head}{rows}</table>"
+
+
+def _percent(share: float | None) -> str:
+    return "not known" if share is None else f"{share:.2%}"
+
+
+def _trial(content: Mapping[str, Any]) -> DefenceTrial:
+    own = {name: content[name] for name in DefenceTrial.__dataclass_fields__}
+    return DefenceTrial(**{**own, "attacks": tuple(map(_outcome, content["attacks"]))})
+
+
+def _outcome(content: Mapping[str, Any]) -> AttackOutcome:
+    errors = {
+        name: math.inf if content[name] is None else float(content[name])
+        for name in ("error", "function_error")
+    }
+    return AttackOutcome(**{**content, **errors, "determined": tuple(content["determined"])})
