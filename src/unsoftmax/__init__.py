@@ -12,7 +12,7 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from unsoftmax import learners, oracles, theory
-    from unsoftmax.audit import Verification, verify
+    from unsoftmax.audit import DefenceComparison, Verification, defend, verify
     from unsoftmax.campaign import (
         Budget,
         Progress,
@@ -55,6 +55,7 @@ __all__ = [
     "AlgorithmError",
     "Budget",
     "BudgetExceeded",
+    "DefenceComparison",
     "DimensionRefused",
     "Equivalence",
     "LedgerError",
@@ -75,6 +76,7 @@ __all__ = [
     "UnsoftmaxError",
     "Verification",
     "canonical",
+    "defend",
     "equivalent",
     "find_projections",
     "from_projections",

@@ -21,6 +21,7 @@ COMMANDS = {
     "compare": "Say whether two models compute the same function: 0 equal, 1 different, "
     "3 undecided.",
     "verify": "Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided.",
+    "defend": "Say what defences of TARGET would cost, and what the best attack still gets.",
     "convert": "Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model "
     "file.",
     "ledger": "Show what a ledger holds, whether it is sound, and copy what is.",

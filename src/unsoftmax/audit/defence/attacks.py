@@ -19,6 +19,7 @@ from unsoftmax.audit.defence.averaged_answers import AveragedAnswers
 from unsoftmax.audit.defence.defence_ladder import Measures
 from unsoftmax.audit.defence.edge_head import EdgeHead, EdgeTuning
 from unsoftmax.audit.defence.first_columns import FirstColumns
+from unsoftmax.audit.defence.fitted_head import FittedHead
 from unsoftmax.learners import (
     ApproximateHead,
     ExactHead,
@@ -62,6 +63,13 @@ class AttackTuning:
     """Bits of `LabelHead`; as many as the queries allow."""
     least_bits: int = 8
     """`EdgeHead` is not tried with fewer."""
+    fit_work: float = 2e10
+    """`FittedHead` multiplies so many numbers per step at most, answers times parameters squared:
+    about two seconds."""
+    fit_answers: float = 4.0
+    """It is not tried with fewer answers per parameter: beyond about 40 dimensions."""
+    fit_longer: float = 4.0
+    """Where no cap forbids it, tokens are also so many times as long as legitimate ones."""
     exact_holdout: int = 32
     """Learners of exact values tell noise and rounding by their hold-out."""
 
@@ -101,11 +109,19 @@ class Attacker:
         cap = math.inf if measures.radius is None else measures.radius
         if measures.clip is None:
             return [] if measures.radius is None else [cap]
-        room = min(measures.clip[1], -measures.clip[0])
+        low, high = measures.clip
+        # short tokens are answered by about c, which without biases is 0
+        room = (high - low) / 2 if self.structure.biases else min(high, -low)
         if room <= 0:
             return []
         unclipped = self.longest * room / self.spread
         return [min(cap, share * unclipped) for share in self.tuning.clip_lengths]
+
+    def fit_lengths(self, measures: Measures) -> list[float]:
+        """Return lengths of tokens to fit at: legitimate ones, and the longest that serve."""
+        if radii := self.radii(measures):
+            return sorted({min(radius, self.longest) for radius in radii} | {max(radii)})
+        return [self.longest, self.tuning.fit_longer * self.longest]
 
     def may_ask(self, measures: Measures) -> int:
         """Return how many queries an attack has."""
@@ -138,12 +154,15 @@ def single_head_attacks(attacker: Attacker, measures: Measures) -> Iterator[Atta
             heads = MultiHeadLearner(d, 1, True, radius=radius, seed=seed)
             yield from _with_averages("MultiHeadLearner", heads, attacker, measures)
     else:
-        for radius in radii or ([None] if coarse else []):
-            yield from _approximate(attacker, measures, radius)
+        lengths: list[float | None] = [*radii] or [None] * coarse
+        for length in lengths:
+            yield from _approximate(attacker, measures, length)
+    if coarse and (radii or of.biases):
+        yield from _fitted(attacker, measures)
     if measures.queries is not None:
         columns = FirstColumns.within(d, measures.queries, of.biases, seed)
         if columns is not None:
-            yield Attack(f"first {columns.columns} columns", columns)
+            yield Attack(f"the first columns of W, {columns.columns} of {d}", columns)
 
 
 def _by_labels(attacker: Attacker, most: int) -> Iterator[Attack]:
@@ -178,15 +197,25 @@ def _approximate(attacker: Attacker, measures: Measures, radius: float | None) -
             yield Attack(f"bisected steps of the rounding, {where}", edges)
 
 
+def _fitted(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
+    """Yield fits to as many answers as can be worked with."""
+    of, tuning = attacker.structure, attacker.tuning
+    unknown = counts.single_head(of.dim, biases=of.biases)
+    queries = min(attacker.may_ask(measures), int(tuning.fit_work / unknown**2))
+    if queries >= tuning.fit_answers * unknown:
+        for length in attacker.fit_lengths(measures):
+            fit = FittedHead(of.dim, length, queries, of.biases, attacker.seed)
+            yield Attack(f"FittedHead, tokens up to {length:.3g}", fit)
+
+
 def several_heads_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
     """Yield the attacks on several heads."""
     of = attacker.structure
     if measures.labels:
         return
-    for radius in attacker.radii(measures) or [None]:
-        heads = MultiHeadLearner(
-            of.dim, of.units, of.biases, radius=radius, seed=attacker.seed
-        )
+    lengths: list[float | None] = [*attacker.radii(measures)] or [None]
+    for radius in lengths:
+        heads = MultiHeadLearner(of.dim, of.units, of.biases, radius=radius, seed=attacker.seed)
         yield from _with_averages("MultiHeadLearner", heads, attacker, measures)
 
 
@@ -237,7 +266,9 @@ def heads_error(truth: MultiHead, found: MultiHead) -> float:
 def neurons_error(truth: ReluNetwork, found: ReluNetwork) -> float:
     """Return the relative error of the gradient's jumps w_j (A_j, b_j), known up to sign."""
     mine, others = _jumps(truth), _jumps(found)
-    cost = np.array([[min(np.sum((x - y) ** 2), np.sum((x + y) ** 2)) for y in others] for x in mine])
+    cost = np.array(
+        [[min(np.sum((x - y) ** 2), np.sum((x + y) ** 2)) for y in others] for x in mine]
+    )
     return _matched(cost.reshape(len(mine), len(others)), mine)
 
 
@@ -282,7 +313,16 @@ class AttackedClass:
     """Relative error of the parameters that are to be kept, from the truth and what was found."""
     remainder: Callable[[int, Mapping[str, Any]], Any] = lambda dim, determined: None
     """What an attacker makes of a refusal's ``determined``; None for nothing."""
+    caveats: tuple[str, ...] = ()
+    """What its figures leave open."""
+    singles: bool = False
+    """Whether legitimate sequences are single tokens, unless a sampler says otherwise."""
 
+
+WEAKER = (
+    "Attacks on this class are its learner of exact values, and means of repeated answers beside "
+    "noise: that they fail says less than it does of a single head, against which there are more.",
+)
 
 ATTACKED: Mapping[type[Any], AttackedClass] = {
     SingleHead: AttackedClass(
@@ -291,6 +331,8 @@ ATTACKED: Mapping[type[Any], AttackedClass] = {
         head_error,
         _without_scores,
     ),
-    MultiHead: AttackedClass(_of_heads, several_heads_attacks, heads_error),
-    ReluNetwork: AttackedClass(_of_network, network_attacks, neurons_error),
+    MultiHead: AttackedClass(_of_heads, several_heads_attacks, heads_error, caveats=WEAKER),
+    ReluNetwork: AttackedClass(
+        _of_network, network_attacks, neurons_error, caveats=WEAKER, singles=True
+    ),
 }

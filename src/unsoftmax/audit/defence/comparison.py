@@ -60,8 +60,10 @@ class DefenceTrial:
         In the unit that ``unit`` names.
     unit : str
         What the strength is measured in.
-    words : str
-        What an owner would do.
+    beside : str
+        The other measure of a combination, which its strengths share; "" for none.
+    words, brief : str
+        What an owner would do; and the same for a table.
     loss : float or None
         Loss of utility, in spreads of the answers; None for a budget where nobody said how many
         queries legitimate clients need.
@@ -74,7 +76,9 @@ class DefenceTrial:
     kind: str
     strength: float
     unit: str
+    beside: str
     words: str
+    brief: str
     loss: float | None
     refused: float | None
     attacks: tuple[AttackOutcome, ...]
@@ -100,52 +104,70 @@ class DefenceTrial:
         """Queries of the best attack, or of the longest where all were refused."""
         return self.best.queries if self.best else max((a.queries for a in self.attacks), default=0)
 
+    @property
+    def measured(self) -> bool:
+        """Whether some attack came to an estimate; that all refuse is no evidence of safety."""
+        return self.best is not None
+
     def holds(self, threshold: float) -> bool:
-        """Whether no attack comes below the threshold, in parameters or in function."""
-        return self.error >= threshold and self.function_error >= threshold
+        """Whether the best attack was left errors of at least this, in parameters and function."""
+        return self.measured and min(self.error, self.function_error) >= threshold
 
 
-def recommended(trials: Sequence[DefenceTrial], threshold: float) -> DefenceTrial | None:
-    """Return the defence of least loss that holds and leaves answers of any use; None for none."""
-    usable = [t for t in trials if t.loss is not None and t.loss < 1 and t.holds(threshold)]
+def recommended(
+    trials: Sequence[DefenceTrial], threshold: float, most_loss: float
+) -> DefenceTrial | None:
+    """Return the defence of least loss that holds; None where none does at a loss that low."""
+    usable = [t for t in _affordable(trials, most_loss) if t.holds(threshold)]
     return min(usable, key=lambda trial: (trial.loss, trial.refused), default=None)
 
 
-def recommendation(trials: Sequence[DefenceTrial], threshold: float) -> str:
+def _affordable(trials: Sequence[DefenceTrial], most_loss: float) -> list[DefenceTrial]:
+    return [trial for trial in trials if trial.loss is not None and trial.loss <= most_loss]
+
+
+def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: float) -> str:
     """Say in one sentence what the trials recommend."""
-    best, least = recommended(trials, threshold), f"{threshold:.0%}"
+    best, least = recommended(trials, threshold, most_loss), f"{threshold:.0%}"
     if best is not None:
-        found = (
-            f"(of the parameters {best.error:.1%}, of the function {best.function_error:.1%})"
-        )
-        withheld = f" and {best.refused:.1%} of legitimate sequences refused" * bool(best.refused)
+        withheld = f" and {best.refused:.1%} of legitimate sequences" * bool(best.refused)
         return (
             f"{best.words[0].upper()}{best.words[1:]}: of {len(trials)} defences tried it costs "
             f"least, {best.loss:.1%} of the answers' spread{withheld}, among those that leave the "
-            f"best attack an error of {least} or more {found}."
+            f"best attack errors of {least} or more: {best.error:.1%} of the parameters and "
+            f"{best.function_error:.1%} of the function, after {best.queries:,} queries."
         )
-    usable = [trial for trial in trials if trial.loss is not None and trial.loss < 1]
-    said = f"None of the {len(trials)} defences tried leaves the best attack an error of {least}"
+    said = (
+        f"None of {len(trials)} defences tried is known to leave the best attack errors of {least} "
+        f"or more at a loss of utility of {most_loss:.0%} or less"
+    )
+    usable = [trial for trial in _affordable(trials, most_loss) if trial.measured]
     if not usable:
-        return f"{said} or more, and answers of any use."
+        return f"{said}."
     most = max(usable, key=lambda trial: min(trial.error, trial.function_error))
     return (
-        f"{said} or more in parameters and function, and answers of any use: the strongest, "
-        f'"{most.words}", leaves {most.error:.1e} and {most.function_error:.1e}.'
+        f'{said}: the strongest, "{most.words}", leaves {most.error:.1e} of the parameters and '
+        f"{most.function_error:.1e} of the function."
     )
 
 
-def budget_note(trials: Sequence[DefenceTrial], threshold: float) -> str | None:
-    """Say which budget would do, where its cost to legitimate clients is not known."""
-    held = [t for t in trials if t.loss is None and t.holds(threshold)]
-    if not held:
-        return None
-    best = max(held, key=lambda trial: trial.strength)
-    return (
-        f'Beside these, "{best.words}" leaves the best attack errors of {best.error:.1%} and '
-        f"{best.function_error:.1%}, as long as no client needs more and clients do not pool "
-        "their answers; say how many queries a legitimate client needs to have it compared."
-    )
+def left_out(trials: Sequence[DefenceTrial], threshold: float) -> tuple[str, ...]:
+    """Say what the recommendation leaves out, and why."""
+    notes = []
+    if held := [trial for trial in trials if trial.loss is None and trial.holds(threshold)]:
+        best = max(held, key=lambda trial: trial.strength)
+        notes.append(
+            f'"{best.words[0].upper()}{best.words[1:]}" leaves the best attack errors of '
+            f"{best.error:.1%} and {best.function_error:.1%}, as long as no client needs more and "
+            "clients do not pool their answers; say how many queries a legitimate client needs to "
+            "have its loss compared."
+        )
+    if unknown := sum(not trial.measured for trial in trials):
+        notes.append(
+            f"Against {unknown} of the defences every attack that is known here was refused. That "
+            "is no evidence that they hold, and none of them is recommended."
+        )
+    return tuple(notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +186,8 @@ class DefenceComparison:
         Standard deviation of undefended answers to legitimate sequences, and their longest token.
     attack_queries : int
         Most queries of an attack.
-    threshold : float
-        Error that a defence is to leave the best attack.
+    threshold, most_loss : float
+        Error that a defence is to leave the best attack, and the most that it may cost.
     trials : tuple of DefenceTrial
         Every defence at every strength.
     recommendation : str
@@ -182,6 +204,7 @@ class DefenceComparison:
     longest: float
     attack_queries: int
     threshold: float
+    most_loss: float
     trials: tuple[DefenceTrial, ...]
     recommendation: str
     notes: tuple[str, ...] = ()
@@ -189,7 +212,7 @@ class DefenceComparison:
     @property
     def recommended(self) -> DefenceTrial | None:
         """The defence that the recommendation names; None where it names none."""
-        return recommended(self.trials, self.threshold)
+        return recommended(self.trials, self.threshold, self.most_loss)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON; an error that is infinite becomes null."""
@@ -240,7 +263,7 @@ class DefenceComparison:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(trial.words)}</td><td>{_percent(trial.loss)}</td>"
+            f"<tr><td>{escape(trial.brief)}</td><td>{_percent(trial.loss)}</td>"
             f"<td>{trial.error:.1e}</td><td>{trial.function_error:.1e}</td></tr>"
             for trial in self.trials
         )

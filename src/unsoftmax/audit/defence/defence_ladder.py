@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -53,6 +52,24 @@ class Measures:
         """Distance of two rounded answers; 0 where they are not rounded."""
         return 0.0 if self.decimals is None else 10.0**-self.decimals
 
+    @property
+    def brief(self) -> str:
+        """Say it in as few words as a table has room for."""
+        words = []
+        if self.clip is not None:
+            words.append("clip {:.3g} … {:.3g}".format(*self.clip))
+        if self.noise:
+            words.append(f"noise {self.noise:.2g}")
+        if self.decimals is not None:
+            words.append(f"round to {self.step:g}")
+        if self.labels:
+            words.append("labels only")
+        if self.radius is not None:
+            words.append(f"tokens ≤ {self.radius:.3g}")
+        if self.queries is not None:
+            words.append(f"{self.queries:,} queries")
+        return ", ".join(words) or "nothing"
+
     def __str__(self) -> str:
         """Say it as what an owner would do."""
         words = []
@@ -80,6 +97,8 @@ class Defence:
     strength: float
     """In the unit of its kind; see `UNITS`."""
     measures: Measures
+    beside: str = ""
+    """The other measure of a combination, which its strengths share."""
 
 
 UNITS = {
@@ -112,7 +131,7 @@ class LadderTuning:
     """Queries per parameter; learners ask a little more than one."""
     capped_decimals: tuple[int, ...] = (4, 2, 1, 0, -1)
     """Places of rounding with a norm cap, as ``decimals``."""
-    capped_noise: tuple[float, ...] = (1e-2, 0.1, 0.3, 1.0)
+    capped_noise: tuple[float, ...] = (1e-2, 0.1, 0.2, 0.3, 0.5, 1.0)
     """Deviations of noise with a norm cap, in spreads."""
     both_caps: tuple[float, ...] = (4.0, 1.0)
     """The caps that rounding and noise are tried with."""
@@ -138,8 +157,8 @@ class Scale:
 def ladder(scale: Scale, tuning: LadderTuning) -> Iterator[Defence]:
     """Yield every defence at every strength, those of a kind together."""
     yield Defence("nothing", 0.0, Measures())
-    yield from _rounding("rounding", scale, tuning.decimals, {})
-    yield from _noise("noise", scale, tuning.noise, {})
+    yield from _rounding("rounding", scale, tuning.decimals, Measures())
+    yield from _noise("noise", scale, tuning.noise, Measures())
     for times in tuning.clip:
         half = times * scale.spread
         clip = scale.mean - half, scale.mean + half
@@ -151,23 +170,28 @@ def ladder(scale: Scale, tuning: LadderTuning) -> Iterator[Defence]:
         queries = int(np.ceil(share * scale.parameters))
         yield Defence("query budget", share, Measures(queries=queries))
     for times in tuning.both_caps:
-        cap = {"radius": times * scale.longest}
+        cap = Measures(radius=times * scale.longest)
         yield from _rounding("rounding with a norm cap", scale, tuning.capped_decimals, cap)
     for times in tuning.both_caps:
-        cap = {"radius": times * scale.longest}
+        cap = Measures(radius=times * scale.longest)
         yield from _noise("noise with a norm cap", scale, tuning.capped_noise, cap)
 
 
 def _rounding(
-    kind: str, scale: Scale, places: tuple[int, ...], beside: dict[str, Any]
+    kind: str, scale: Scale, places: tuple[int, ...], capped: Measures
 ) -> Iterator[Defence]:
     for beyond in places:
-        measures = Measures(decimals=scale.places(beyond), **beside)
-        yield Defence(kind, measures.step / scale.spread, measures)
+        measures = replace(capped, decimals=scale.places(beyond))
+        yield Defence(kind, measures.step / scale.spread, measures, _cap(capped))
 
 
 def _noise(
-    kind: str, scale: Scale, shares: tuple[float, ...], beside: dict[str, Any]
+    kind: str, scale: Scale, shares: tuple[float, ...], capped: Measures
 ) -> Iterator[Defence]:
     for share in shares:
-        yield Defence(kind, share, Measures(noise=share * scale.spread, **beside))
+        measures = replace(capped, noise=share * scale.spread)
+        yield Defence(kind, share, measures, _cap(capped))
+
+
+def _cap(measures: Measures) -> str:
+    return "" if measures.radius is None else f"tokens up to {measures.radius:.3g}"

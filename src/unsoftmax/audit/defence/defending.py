@@ -27,11 +27,11 @@ from unsoftmax.audit.defence.comparison import (
     AttackOutcome,
     DefenceComparison,
     DefenceTrial,
-    budget_note,
+    left_out,
     recommendation,
 )
 from unsoftmax.audit.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
-from unsoftmax.audit.defence.legitimate_use import LegitimateUse, UseTuning
+from unsoftmax.audit.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher, learn
 from unsoftmax.errors import NotIdentifiable, OracleError, UnsoftmaxError
 from unsoftmax.learners import LowRankHead
@@ -130,6 +130,7 @@ class Metered:
     asked: int = 0
 
     def __call__(self, X: Array, /) -> Any:
+        """Count a batch, and answer it."""
         if self.most is not None and self.asked + len(X) > self.most:
             raise OracleError(f"The budget of {self.most:,} queries is spent.")
         self.asked += len(X)
@@ -157,7 +158,9 @@ class DefenceRange:
             kind=defence.kind,
             strength=defence.strength,
             unit=UNITS[defence.kind],
+            beside=defence.beside,
             words=str(measures),
+            brief=measures.brief,
             loss=loss.loss,
             refused=loss.refused,
             attacks=tuple(self._outcome(defence, attack) for attack in attacks),
@@ -192,6 +195,7 @@ def compared(
     *,
     sampler: Sampler | None = None,
     threshold: float = 0.1,
+    most_loss: float = 0.5,
     attack_queries: int | None = None,
     needs: int | None = None,
     seed: int = 0,
@@ -202,6 +206,8 @@ def compared(
     model = target.model
     known = attacked_class(model)
     structure = known.structure(model)
+    if sampler is None:
+        sampler = StandardNormal(int(model.dim), (1, 1) if known.singles else tuning.use.tokens)
     use = LegitimateUse.drawn(model, sampler, needs, seed, tuning.use)
     fresh = LegitimateUse.drawn(model, sampler, needs, seed + 1, tuning.use)
     if attack_queries is None:
@@ -215,7 +221,6 @@ def compared(
         done.append(trials.trial(defence))
         if watch is not None:
             watch(number, len(defences), done[-1])
-    note = budget_note(done, threshold)
     return DefenceComparison(
         target=repr(model),
         dim=int(model.dim),
@@ -225,9 +230,10 @@ def compared(
         longest=use.longest,
         attack_queries=attack_queries,
         threshold=threshold,
+        most_loss=most_loss,
         trials=tuple(done),
-        recommendation=recommendation(done, threshold),
-        notes=(*target.notes, *([] if note is None else [note])),
+        recommendation=recommendation(done, threshold, most_loss),
+        notes=(*target.notes, *left_out(done, threshold), *known.caveats),
     )
 
 
@@ -264,6 +270,7 @@ def defend(
     *,
     sampler: Sampler | None = None,
     threshold: float = 0.1,
+    most_loss: float = 0.5,
     attack_queries: int | None = None,
     needs: int | None = None,
     seed: int = 0,
@@ -299,6 +306,9 @@ def defend(
     threshold : float
         A defence is recommended if it leaves the best attack a relative error of at least this,
         of the parameters and of the function; between 0 and 1.
+    most_loss : float
+        And if it costs no more than this, in spreads of the answers (the root mean square of what
+        answers change by, over their standard deviation); between 0 and 1.
     attack_queries : int, optional
         Most queries of an attack; 64 per parameter where it is not given.
     needs : int, optional
@@ -337,7 +347,7 @@ def defend(
     >>> all(trial.error < 1e-9 for trial in rounding)
     True
     """
-    checked(dim, threshold, attack_queries, needs, seed)
+    checked(dim, seed, attack_queries, needs, threshold=threshold, most_loss=most_loss)
     if is_known(oracle):
         known = _as_given(oracle, dim, learner)
     else:
@@ -359,6 +369,7 @@ def defend(
         known,
         sampler=sampler,
         threshold=threshold,
+        most_loss=most_loss,
         attack_queries=attack_queries,
         needs=needs,
         seed=seed,
@@ -378,9 +389,9 @@ def _as_given(model: Any, dim: int, learner: object) -> Undefended:
 
 
 def checked(
-    dim: int, threshold: float, attack_queries: int | None, needs: int | None, seed: int
+    dim: int, seed: int, attack_queries: int | None, needs: int | None, **shares: float
 ) -> None:
-    """Refuse settings that are out of range.
+    """Refuse settings that are out of range; ``shares`` are between 0 and 1.
 
     Raises
     ------
@@ -392,5 +403,6 @@ def checked(
     for name, value in (("attack_queries", attack_queries), ("needs", needs)):
         if value is not None:
             whole_number(name, value, 1)
-    if not 0 < threshold < 1:
-        raise ValueError(f"threshold must be between 0 and 1; it is {threshold}.")
+    for name, share in shares.items():
+        if not 0 < share < 1:
+            raise ValueError(f"{name} must be between 0 and 1; it is {share}.")

@@ -16,7 +16,7 @@ from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure
-from unsoftmax.measure.scales import beside_bias, free, offset_only
+from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.models import SingleHead
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
 from unsoftmax.solve.dense import solve
@@ -65,14 +65,15 @@ class FirstColumns(Configured):
         values = first.values
         Z = offsets.balanced(values.v, rng)
         spare = tuning.again_per_token
-        w, shift, split = np.zeros(d), None, free
+        w, shift = np.zeros(d), None
+        split: Split = free
         if self.biases:
             none = np.zeros((1, d))
             bias = LogitGrid(Z.made(), none, values, offset_only, "w", tuning=tuning.grid)
             yield from measure(bias, spare)
             [shift] = bias.measured()
-            w, values, beside = solve(Z, bias.measured()).matrix[:, 0], bias.values, shift
-            split = beside_bias(beside)
+            w, values = solve(Z, bias.measured()).matrix[:, 0], bias.values
+            split = beside_bias(shift)
         queries = np.eye(d)[: self.columns]
         grid = LogitGrid(Z.made(), queries, values, split, "W", shift, tuning=tuning.grid)
         yield from measure(grid, spare * self.columns)

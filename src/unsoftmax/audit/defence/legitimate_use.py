@@ -68,7 +68,7 @@ class LegitimateUse:
 
     @classmethod
     def drawn(
-        cls, model: Any, sampler: Sampler | None, needs: int | None, seed: int, tuning: UseTuning
+        cls, model: Any, sampler: Sampler, needs: int | None, seed: int, tuning: UseTuning
     ) -> LegitimateUse:
         """Draw sequences, and let the model answer them.
 
@@ -78,7 +78,7 @@ class LegitimateUse:
             All answers are equal.
         """
         dim, rng = int(model.dim), np.random.default_rng([seed, tuning.stream])
-        sampling = Sampling(sampler or StandardNormal(dim, tuning.tokens), eps=0.5, delta=0.5)
+        sampling = Sampling(sampler, eps=0.5, delta=0.5)
         sequences = tuple(sampling.drawn(dim, rng) for _ in range(tuning.sequences))
         use = cls(sequences, _answers(model, sequences), needs)
         if not use.spread > np.finfo(np.float64).eps * float(np.max(np.abs(use.answers))):

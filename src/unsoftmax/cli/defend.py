@@ -1,0 +1,218 @@
+"""`unsoftmax defend`: what defences cost, and what they are worth."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unsoftmax.audit import DefenceComparison, DefenceTrial
+from unsoftmax.audit.defence.defending import (
+    DefendTuning,
+    Undefended,
+    attacked_class,
+    checked,
+    compared,
+    is_known,
+    undefended,
+)
+from unsoftmax.campaign import Budget
+from unsoftmax.cli import targets
+from unsoftmax.cli.console import (
+    AsJson,
+    Debug,
+    LineTiming,
+    Refusal,
+    show_json,
+    show_rows,
+    stderr,
+    stdout,
+    watching,
+    with_exit_status,
+)
+from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.out_folder import prepare, written
+from unsoftmax.cli.sampling_options import sampling_options
+from unsoftmax.errors import Terminated
+from unsoftmax.protocol import Oracle
+
+
+@with_settings
+@with_exit_status
+def defend(
+    target: Annotated[str, typer.Argument(help=targets.HELP)],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for defence.json, a picture and the ledger.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="What to recover the target with, undefended. [default: any single head]",
+            show_default=False,
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="What legitimate clients ask: module:function, which draws a sequence (N, d) with "
+            "the numpy.random.Generator it is given. [default: standard normal tokens]",
+            metavar="<module:function>",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="Relative error that a defence is to leave the best attack.")
+    ] = 0.1,
+    most_loss: Annotated[
+        float, typer.Option(help="The most that it may cost, in spreads of the answers.")
+    ] = 0.5,
+    attack_queries: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most queries of an attack. [default: 64 per parameter]"),
+    ] = None,
+    needs: Annotated[
+        int | None, typer.Option(min=1, help="Queries that a legitimate client needs.")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=0, help="Most queries to the target, over the ledger's life.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
+    ] = None,
+    coordinate: Annotated[
+        int | None, typer.Option(help="One coordinate of a target that answers with vectors.")
+    ] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with an endpoint's Authorization header."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1,
+    as_json: AsJson = False,
+    debug: Debug = False,
+    settings: Settings,
+) -> None:
+    """Say what defences of TARGET would cost, and what the best attack still gets.
+
+    TARGET is asked undefended, once, to recover it; a model file is not asked. Defences are tried
+    on what was recovered. The same command goes on where an interrupted one stopped.
+    """
+    seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
+    try:
+        checked(1, seed, attack_queries, needs, threshold=threshold, most_loss=most_loss)
+    except (TypeError, ValueError) as error:
+        raise Refusal(str(error)) from error
+    use = sampling_options(sampler, None, None)
+    oracle = targets.resolve(target, coordinate, auth)
+    prepare(out, ("model.safetensors", "recovery.json", "defence.json", "defence.png"))
+    began = time.monotonic()
+    campaign = {"budget": Budget(budget), "ledger": book, "workers": workers}
+    try:
+        known = _known(oracle, model, settings, campaign)
+        result = compared(
+            known,
+            threshold=threshold,
+            most_loss=most_loss,
+            attack_queries=attack_queries,
+            needs=needs,
+            seed=seed,
+            watch=_watch(),
+            **use,
+        )
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    except (KeyboardInterrupt, Terminated) as end:
+        if book.exists():
+            end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
+        raise
+    with written(out, book if known.recovery else None):
+        if known.recovery is not None:
+            known.recovery.save(out)
+        result.save(out)
+        drawn = _draw(result, out)
+    if as_json:
+        seconds = round(time.monotonic() - began, 3)
+        show_json({**result.to_json(), "seconds": seconds, "out": str(out)})
+        return
+    _show(result, target)
+    stdout.print(f"Written: {out}/defence.json{drawn}", soft_wrap=True, markup=False)
+
+
+def _known(
+    oracle: Oracle, model: str | None, settings: Settings, campaign: dict[str, Any]
+) -> Undefended:
+    """Take a model as it is; recover any other target, and say beforehand what that costs."""
+    dim = settings.get("dim", getattr(oracle, "dim", None))
+    if is_known(oracle):
+        if model is not None or {*settings} - {"dim", "seed"}:
+            raise Refusal("TARGET is a model, which is not recovered: leave --model out.")
+        known: Any = oracle
+        if dim != known.dim:
+            raise Refusal(
+                f"The model takes tokens of dimension {known.dim}: use --dim {known.dim}."
+            )
+        attacked_class(known)
+        return Undefended(known)
+    whole = {**settings} if dim is None else {**settings, "dim": int(dim)}
+    if model is None:
+        model, whole = "low-rank", {"biases": True, **whole}
+    learner = build(model, whole)
+    plan = learner.plan()
+    stderr.print(
+        f"The target is asked at most {plan.at_most + 32:,} queries, all to recover it "
+        "undefended; defences are tried on what is recovered.",
+        highlight=False,
+    )
+    stderr.print(plan.lengths, markup=False, highlight=False)
+    with watching() as watcher:
+        return undefended(oracle, learner, DefendTuning(), progress=watcher, **campaign)
+
+
+def _watch() -> Callable[[int, int, DefenceTrial], None]:
+    """Say now and then how far the trials are."""
+    said, every_s = time.monotonic(), LineTiming().every_s
+
+    def report(number: int, count: int, trial: DefenceTrial) -> None:
+        nonlocal said
+        if time.monotonic() - said > every_s:
+            said = time.monotonic()
+            stderr.print(f"defence {number} of {count}: {trial.words}", highlight=False)
+
+    return report
+
+
+def _draw(result: DefenceComparison, out: Path) -> str:
+    """Draw the picture where matplotlib is there, and say so."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "; for a picture: pip install 'unsoftmax[report]'"
+    from unsoftmax.report.defence_figure import draw_defences
+
+    draw_defences(result, out / "defence.png")
+    return f", {out}/defence.png"
+
+
+def _show(result: DefenceComparison, target: str) -> None:
+    stdout.print(f"{target}: {result.target}", markup=False, highlight=False, soft_wrap=True)
+    heads = ("defence", "lost", "refused", "error", "of function", "queries")
+    show_rows("", heads, map(_row, result.trials))
+    stdout.print(
+        "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
+        "by the best attack, with its queries; ?: not known.",
+        highlight=False,
+    )
+    stdout.print(result.recommendation, markup=False, highlight=False)
+    for note in result.notes:
+        stdout.print(f"Note: {note}", markup=False, highlight=False)
+
+
+def _row(trial: DefenceTrial) -> tuple[str, ...]:
+    best = trial.best
+    found = ("?", "?") if best is None else (f"{trial.error:.1e}", f"{trial.function_error:.1e}")
+    return (
+        trial.brief,
+        "?" if trial.loss is None else f"{trial.loss:.2%}",
+        "?" if trial.refused is None else f"{trial.refused:.1%}",
+        *found,
+        f"{trial.queries:,}",
+    )
