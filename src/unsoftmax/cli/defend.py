@@ -194,11 +194,11 @@ def _draw(result: DefenceComparison, out: Path) -> str:
 
 def _show(result: DefenceComparison, target: str) -> None:
     stdout.print(f"{target}: {result.target}", markup=False, highlight=False, soft_wrap=True)
-    heads = ("defence", "lost", "refused", "error", "of function", "queries")
+    heads = ("defence", "lost", "refused", "error", "function", "queries")
     show_rows("", heads, map(_row, result.trials))
     stdout.print(
         "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
-        "by the best attack, with its queries; ?: not known.",
+        "and of the function, by the best attack, with its queries; ?: not known.",
         highlight=False,
     )
     stdout.print(result.recommendation, markup=False, highlight=False)

@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from unsoftmax.audit import DefenceComparison, DefenceTrial
+
+Look: TypeAlias = tuple[str, str, str]
+"""Colour, marker and name of a curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class DefenceFigureStyle:
     """Smaller losses are drawn here: on a logarithmic axis 0 has no place."""
     least_error: float = 1e-16
     """Smaller errors are drawn here."""
+    log_from: float = 30.0
+    """Strengths that span this factor are drawn on a logarithmic axis."""
     columns: int = 4
     """Panels beside each other."""
     markers: tuple[str, ...] = field(default=("o", "s", "^"))
@@ -59,21 +65,26 @@ def draw_defences(
 def defences_figure(result: DefenceComparison, style: DefenceFigureStyle) -> Figure:
     """Make the figure that `draw_defences` writes."""
     kinds = [kind for kind in dict.fromkeys(t.kind for t in result.trials) if kind != "nothing"]
-    rows = -(-len(kinds) // style.columns)
+    ladders = [kind for kind in kinds if sum(t.kind == kind for t in result.trials) > 1]
+    rows = -(-len(ladders) // style.columns)
     figure = Figure(figsize=(3.1 * style.columns, 5.2 + 2.4 * rows), layout="constrained")
     grid = figure.add_gridspec(rows + 2, style.columns)
     whole = figure.add_subplot(grid[:2, :])
     for number, kind in enumerate(kinds):
         colour = style.colours[number % len(style.colours)]
-        panel = figure.add_subplot(grid[2 + number // style.columns, number % style.columns])
-        panel.set_title(kind, fontsize=9)
-        for marker, trials in zip(style.markers, curves(result.trials, kind), strict=False):
+        drawn = list(zip(style.markers, curves(result.trials, kind), strict=False))
+        for marker, trials in drawn:
             label = ": ".join([kind, *filter(None, [trials[0].beside])])
-            _by_loss(whole, trials, colour, marker, label, style)
-            _by_strength(panel, trials, colour, marker, style)
-        panel.set_xlabel(trials[0].unit, fontsize=7)
-        panel.tick_params(labelsize=7)
-        panel.axhline(result.threshold, color="0.6", linewidth=0.8, linestyle=":")
+            _by_loss(whole, trials, (colour, marker, label), style)
+        if kind in ladders:
+            place = divmod(ladders.index(kind), style.columns)
+            panel = figure.add_subplot(grid[2 + place[0], place[1]])
+            for marker, trials in drawn:
+                _by_strength(panel, trials, (colour, marker, ""), style)
+            panel.set_title(kind, fontsize=9)
+            panel.set_xlabel(drawn[0][1][0].unit, fontsize=7)
+            panel.tick_params(labelsize=7)
+            panel.axhline(result.threshold, color="0.6", linewidth=0.8, linestyle=":")
     whole.axhline(result.threshold, color="0.6", linewidth=0.8, linestyle=":")
     whole.axvline(result.most_loss, color="0.6", linewidth=0.8, linestyle=":")
     whole.set(
@@ -98,27 +109,20 @@ def curves(trials: Sequence[DefenceTrial], kind: str) -> Iterator[list[DefenceTr
 
 
 def _by_loss(
-    axis: Axes,
-    trials: Sequence[DefenceTrial],
-    colour: str,
-    marker: str,
-    label: str,
-    style: DefenceFigureStyle,
+    axis: Axes, trials: Sequence[DefenceTrial], look: Look, style: DefenceFigureStyle
 ) -> None:
     known = [trial for trial in trials if trial.loss is not None]
     if known:
-        x = [max(trial.loss or 0.0, style.least_loss) for trial in known]
-        axis.plot(x, _errors(known, style), color=colour, linewidth=0.8, alpha=0.5)
-        _points(axis, x, known, (colour, marker, label), style)
+        _points(axis, [max(t.loss or 0.0, style.least_loss) for t in known], known, look, style)
 
 
 def _by_strength(
-    axis: Axes, trials: Sequence[DefenceTrial], colour: str, marker: str, style: DefenceFigureStyle
+    axis: Axes, trials: Sequence[DefenceTrial], look: Look, style: DefenceFigureStyle
 ) -> None:
     x = [trial.strength for trial in trials]
-    axis.plot(x, _errors(trials, style), color=colour, linewidth=0.8, alpha=0.5)
-    _points(axis, x, trials, (colour, marker, ""), style)
-    axis.set(xscale="log", yscale="log", ylim=(style.least_error / 3, 5))
+    _points(axis, x, trials, look, style)
+    wide = max(x) > style.log_from * min(x)
+    axis.set(xscale="log" if wide else "linear", yscale="log", ylim=(style.least_error / 3, 5))
     axis.grid(alpha=0.3)
 
 
@@ -126,24 +130,20 @@ def _points(
     axis: Axes,
     x: Sequence[float],
     trials: Sequence[DefenceTrial],
-    look: tuple[str, str, str],
+    look: Look,
     style: DefenceFigureStyle,
 ) -> None:
-    """Mark what was measured, and cross what every attack was refused."""
+    """Mark what was measured, and cross where every attack was refused."""
     colour, marker, label = look
-    errors = _errors(trials, style)
-    for measured in (True, False):
+    errors = [max(trial.error, style.least_error) for trial in trials]
+    axis.plot(x, errors, color=colour, linewidth=0.8, alpha=0.5)
+    for mark, size, measured in ((marker, 4, True), ("x", 7, False)):
         some = [k for k, trial in enumerate(trials) if trial.measured is measured]
-        if some or measured:
-            axis.plot(
-                [x[k] for k in some],
-                [errors[k] for k in some],
-                marker if measured else "x",
-                color=colour,
-                markersize=4 if measured else 7,
-                label=label if measured and label else "_",
-            )
-
-
-def _errors(trials: Sequence[DefenceTrial], style: DefenceFigureStyle) -> list[float]:
-    return [max(trial.error, style.least_error) for trial in trials]
+        axis.plot(
+            [x[k] for k in some],
+            [errors[k] for k in some],
+            mark,
+            color=colour,
+            markersize=size,
+            label=label if measured and label else "_",
+        )
