@@ -15,6 +15,7 @@ from unsoftmax.audit.defence.defending import (
     DefendTuning,
     Undefended,
     attacked_class,
+    check_learner,
     checked,
     compared,
     is_known,
@@ -99,25 +100,28 @@ def defend(
     on what was recovered. The same command goes on where an interrupted one stopped.
     """
     seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
+    use, counts = sampling_options(sampler, None, None), _named(attack_queries, needs)
+    oracle = targets.resolve(target, coordinate, auth)
+    dim = settings.get("dim", getattr(oracle, "dim", None))
+    if dim is None:
+        raise Refusal("--dim is missing: the dimension of a token.")
     try:
-        checked(1, seed, attack_queries, needs, threshold=threshold, most_loss=most_loss)
+        checked(dim, seed, use.get("sampler"), *counts, threshold=threshold, most_loss=most_loss)
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
-    use = sampling_options(sampler, None, None)
-    oracle = targets.resolve(target, coordinate, auth)
     prepare(out, ("model.safetensors", "recovery.json", "defence.json", "defence.png"))
     began = time.monotonic()
     campaign = {"budget": Budget(budget), "ledger": book, "workers": workers}
     try:
-        known = _known(oracle, model, settings, campaign)
+        known = _known(oracle, model, {**settings, "dim": int(dim)}, campaign)
         result = compared(
             known,
-            threshold=threshold,
-            most_loss=most_loss,
             attack_queries=attack_queries,
             needs=needs,
             seed=seed,
             watch=_watch(),
+            threshold=threshold,
+            most_loss=most_loss,
             **use,
         )
     except ValueError as error:
@@ -143,21 +147,18 @@ def _known(
     oracle: Oracle, model: str | None, settings: Settings, campaign: dict[str, Any]
 ) -> Undefended:
     """Take a model as it is; recover any other target, and say beforehand what that costs."""
-    dim = settings.get("dim", getattr(oracle, "dim", None))
     if is_known(oracle):
         if model is not None or {*settings} - {"dim", "seed"}:
             raise Refusal("TARGET is a model, which is not recovered: leave --model out.")
         known: Any = oracle
-        if dim != known.dim:
+        if settings["dim"] != known.dim:
             raise Refusal(
                 f"The model takes tokens of dimension {known.dim}: use --dim {known.dim}."
             )
         attacked_class(known)
         return Undefended(known)
-    whole = {**settings} if dim is None else {**settings, "dim": int(dim)}
-    if model is None:
-        model, whole = "low-rank", {"biases": True, **whole}
-    learner = build(model, whole)
+    learner = build(model or "low-rank", settings if model else {"biases": True, **settings})
+    check_learner(learner, learner.dim)
     plan = learner.plan()
     stderr.print(
         f"The target is asked at most {plan.at_most + 32:,} queries, all to recover it "
@@ -167,6 +168,10 @@ def _known(
     stderr.print(plan.lengths, markup=False, highlight=False)
     with watching() as watcher:
         return undefended(oracle, learner, DefendTuning(), progress=watcher, **campaign)
+
+
+def _named(attack_queries: int | None, needs: int | None) -> list[tuple[str, int | None]]:
+    return [("attack_queries", attack_queries), ("needs", needs)]
 
 
 def _watch() -> Callable[[int, int, DefenceTrial], None]:

@@ -26,7 +26,9 @@ from unsoftmax.learners import (
     LabelHead,
     LowRankHead,
     MultiHeadLearner,
+    OrthogonalHeads,
     ReluNetworkLearner,
+    SensingHead,
 )
 from unsoftmax.models import MultiHead, ReluNetwork, SingleHead
 from unsoftmax.probes import Array
@@ -309,6 +311,8 @@ class AttackedClass:
 
     structure: Callable[[Any], Structure]
     attacks: Callable[[Attacker, Measures], Iterator[Attack]]
+    learners: tuple[type[Any], ...]
+    """What recovers a target of this class undefended."""
     error: Callable[[Any, Any], float]
     """Relative error of the parameters that are to be kept, from the truth and what was found."""
     remainder: Callable[[int, Mapping[str, Any]], Any] = lambda dim, determined: None
@@ -328,11 +332,23 @@ ATTACKED: Mapping[type[Any], AttackedClass] = {
     SingleHead: AttackedClass(
         _of_head,
         single_head_attacks,
+        (LowRankHead, ExactHead, ApproximateHead, SensingHead),
         head_error,
         _without_scores,
     ),
-    MultiHead: AttackedClass(_of_heads, several_heads_attacks, heads_error, caveats=WEAKER),
+    MultiHead: AttackedClass(
+        _of_heads,
+        several_heads_attacks,
+        (MultiHeadLearner, OrthogonalHeads),
+        heads_error,
+        caveats=WEAKER,
+    ),
     ReluNetwork: AttackedClass(
-        _of_network, network_attacks, neurons_error, caveats=WEAKER, singles=True
+        _of_network,
+        network_attacks,
+        (ReluNetworkLearner,),
+        neurons_error,
+        caveats=WEAKER,
+        singles=True,
     ),
 }

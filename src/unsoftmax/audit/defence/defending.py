@@ -39,7 +39,7 @@ from unsoftmax.learners.settings import whole_number
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
-from unsoftmax.validate.function_bound import Sampler
+from unsoftmax.validate.function_bound import Sampler, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +253,25 @@ def attacked_class(model: Any) -> AttackedClass:
     return ATTACKED[type(model)]
 
 
+def check_learner(learner: Learner[Any], dim: int) -> None:
+    """Refuse a learner whose models cannot be attacked, before anything is paid.
+
+    Raises
+    ------
+    ValueError
+        It recovers another class, or takes another dimension.
+    """
+    known = [kind for each in ATTACKED.values() for kind in each.learners]
+    if type(learner) not in known:
+        names = ", ".join(kind.__name__ for kind in known)
+        raise ValueError(
+            f"What {type(learner).__name__} recovers is not attacked here: defend recovers the "
+            f"target with one of {names}."
+        )
+    if learner.dim != dim:
+        raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
+
+
 def default_learner(dim: int, seed: int) -> Learner[Any]:
     """Return what a target is recovered with where nothing is said: any single head."""
     return LowRankHead(dim, biases=True, seed=seed)
@@ -347,11 +366,13 @@ def defend(
     >>> all(trial.error < 1e-9 for trial in rounding)
     True
     """
-    checked(dim, seed, attack_queries, needs, threshold=threshold, most_loss=most_loss)
+    counts = ("attack_queries", attack_queries), ("needs", needs)
+    checked(dim, seed, sampler, *counts, threshold=threshold, most_loss=most_loss)
     if is_known(oracle):
         known = _as_given(oracle, dim, learner)
     else:
         asking = default_learner(dim, seed) if learner is None else learner
+        check_learner(asking, dim)
         known = undefended(
             oracle,
             asking,
@@ -389,9 +410,15 @@ def _as_given(model: Any, dim: int, learner: object) -> Undefended:
 
 
 def checked(
-    dim: int, seed: int, attack_queries: int | None, needs: int | None, **shares: float
+    dim: int,
+    seed: int,
+    sampler: Sampler | None,
+    *counts: tuple[str, int | None],
+    **shares: float,
 ) -> None:
-    """Refuse settings that are out of range; ``shares`` are between 0 and 1.
+    """Refuse settings that are out of range, before anything is paid.
+
+    ``counts`` are whole numbers with their names, or None; ``shares`` are between 0 and 1.
 
     Raises
     ------
@@ -400,9 +427,11 @@ def checked(
     """
     whole_number("dim", dim, 1)
     whole_number("seed", seed, 0)
-    for name, value in (("attack_queries", attack_queries), ("needs", needs)):
-        if value is not None:
-            whole_number(name, value, 1)
+    for name, count in counts:
+        if count is not None:
+            whole_number(name, count, 1)
     for name, share in shares.items():
         if not 0 < share < 1:
             raise ValueError(f"{name} must be between 0 and 1; it is {share}.")
+    if sampler is not None:
+        Sampling(sampler, eps=0.5, delta=0.5).try_out(dim)
