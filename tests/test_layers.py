@@ -300,6 +300,7 @@ FACTS = {
     "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
     "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",
     "audit.answer_errors._LEAST": "where exponentials of its logarithm leave float64",
+    "audit.defence.comparison.FORMAT_VERSION": "version of the format of defence.json",
     "audit.verification.MOST": "queries that verification promises to stay below",
     "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",

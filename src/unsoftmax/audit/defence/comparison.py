@@ -257,9 +257,20 @@ class DefenceComparison:
             raise ValueError(
                 f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
             )
-        own = {name: content[name] for name in cls.__dataclass_fields__}
-        own["trials"] = tuple(map(_trial, content["trials"]))
-        return cls(**{**own, "notes": tuple(content["notes"])})
+        return cls(
+            target=str(content["target"]),
+            dim=int(content["dim"]),
+            parameters=int(content["parameters"]),
+            paid=int(content["paid"]),
+            spread=_number(content["spread"]),
+            longest=_number(content["longest"]),
+            attack_queries=int(content["attack_queries"]),
+            threshold=_number(content["threshold"]),
+            most_loss=_number(content["most_loss"]),
+            trials=tuple(map(_trial, content["trials"])),
+            recommendation=str(content["recommendation"]),
+            notes=tuple(map(str, content["notes"])),
+        )
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -277,12 +288,32 @@ def _percent(share: float | None) -> str:
 
 def _trial(content: Mapping[str, Any]) -> DefenceTrial:
     own = {name: content[name] for name in DefenceTrial.__dataclass_fields__}
+    for name in ("loss", "refused"):
+        own[name] = None if own[name] is None else _number(own[name])
+    for name in ("kind", "unit", "beside", "words", "brief"):
+        own[name] = str(own[name])
+    own["strength"] = _number(own["strength"])
     return DefenceTrial(**{**own, "attacks": tuple(map(_outcome, content["attacks"]))})
 
 
 def _outcome(content: Mapping[str, Any]) -> AttackOutcome:
-    errors = {
-        name: math.inf if content[name] is None else float(content[name])
+    refusal = content["refusal"]
+    error, function_error = (
+        math.inf if content[name] is None else _number(content[name])
         for name in ("error", "function_error")
-    }
-    return AttackOutcome(**{**content, **errors, "determined": tuple(content["determined"])})
+    )
+    return AttackOutcome(
+        str(content["name"]),
+        int(content["queries"]),
+        error,
+        function_error,
+        None if refusal is None else str(refusal),
+        tuple(map(str, content["determined"])),
+    )
+
+
+def _number(value: object) -> float:
+    """Return a number of a file: finite, and 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"a number of {value!r}")
+    return float(value)
