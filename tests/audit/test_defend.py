@@ -580,6 +580,9 @@ def test_attackers_of_clipped_answers_that_exclude_0_have_no_length():
     attacker = Attacker(structure, 1.0, 1.0, 100, 0)
     assert attacker.radii(Measures(clip=(1.0, 2.0))) == []
     assert attacker.radii(Measures(clip=(-1.0, 2.0), radius=0.5)) == [0.5, 0.25, 0.0625]
+    assert attacker.radii(Measures(radius=4.0)) == [1.0, 4.0]
+    assert attacker.radii(Measures(radius=0.5)) == [0.5]
+    assert attacker.radii(Measures()) == []
 
 
 # -- the command

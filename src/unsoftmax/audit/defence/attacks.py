@@ -107,10 +107,14 @@ class Attacker:
         return measures.step / 2 + noise + self.tuning.float64 * self.spread
 
     def radii(self, measures: Measures) -> list[float]:
-        """Return lengths of tokens to try, where not all lengths may be asked; else none."""
+        """Return lengths of tokens to try, where not all lengths may be asked; else none.
+
+        Longer tokens make errors smaller, until they saturate the softmax: a generous cap is
+        tried at legitimate lengths as well.
+        """
         cap = math.inf if measures.radius is None else measures.radius
         if measures.clip is None:
-            return [] if measures.radius is None else [cap]
+            return [] if measures.radius is None else sorted({cap, min(cap, self.longest)})
         low, high = measures.clip
         # short tokens are answered by about c, which without biases is 0
         room = (high - low) / 2 if self.structure.biases else min(high, -low)
