@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+# A page takes a second, and hundreds of commands are run: the tests of the report ask for it.
+os.environ["UNSOFTMAX_REPORT"] = "no"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

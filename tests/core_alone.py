@@ -16,7 +16,9 @@ import numpy as np
 import unsoftmax as us
 
 COMMAND = Path(sys.executable).with_name("unsoftmax")
+HEAD = us.SingleHead(np.eye(2), np.ones(2))
 EXTRAS = {
+    "matplotlib": ("report", lambda: us.learn(HEAD, us.learners.ExactHead(2)).plot()),
     "torch": ("torch", lambda: us.oracles.from_torch(None)),
     "onnxruntime": ("onnx", lambda: us.oracles.from_onnx(__file__)),
     "httpx": ("http", lambda: us.oracles.from_url("http://127.0.0.1:9/v2/models/x")),
@@ -59,7 +61,8 @@ def main() -> None:
         secret.save(file)
         called("--help")
         called("plan", "--dim", 6)
-        called("learn", file, "--out", out)
+        named("matplotlib and jinja2", "report", called("learn", file, "--out", out))
+        named("matplotlib and jinja2", "report", called("report", out, status=2))
         called("compare", file, out / "model.safetensors")
         onnx = Path(folder) / "m.onnx"
         onnx.write_bytes(b"")

@@ -36,6 +36,7 @@ ROOMS = (
     ("arrangement",),
     ("validate",),
     ("learners", "oracles"),
+    ("figures",),
     ("campaign",),
     ("audit",),
     ("report",),
@@ -300,8 +301,11 @@ FACTS = {
     "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
     "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",
     "audit.answer_errors._LEAST": "where exponentials of its logarithm leave float64",
-    "audit.defence.comparison.FORMAT_VERSION": "version of the format of defence.json",
+    "audit.defence.defence_comparison.FORMAT_VERSION": "version of the format of defence.json",
     "audit.verification.MOST": "queries that verification promises to stay below",
+    "campaign.refused_run.FORMAT_VERSION": "version of the format of refusal.json",
+    "report.command_record.FORMAT_VERSION": "version of the format of commands.json",
+    "audit.verification.FORMAT_VERSION": "version of the format of verification.json",
     "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
     "cli.verify._STATUS": "exit statuses, promised to scripts",
@@ -465,8 +469,9 @@ def test_learners_are_documented_under_their_names():
 
 @pytest.mark.parametrize("name", [name for name in FILES if room_of(name) != "__main__"])
 def test_examples_in_docstrings_run(name):
-    if room_of(name) == "report":
+    if room_of(name) in ("figures", "report"):
         pytest.importorskip("matplotlib")
+        pytest.importorskip("jinja2")
     module = importlib.import_module(name)
     for test in doctest.DocTestFinder(exclude_empty=False).find(module, name):
         promised = "\nExamples\n" in inspect.cleandoc(test.docstring or "")

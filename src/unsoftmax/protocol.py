@@ -235,25 +235,78 @@ class Evidence:
         The largest residual that the certificate lets one expect.
     passed : bool
         Whether every residual is within its own tolerance; False when nothing was checked.
+    residuals : tuple of (float, float)
+        Residuals with their tolerances, smallest residual first: all of them up to `MOST`, of
+        more as many that are evenly spaced among them, the largest included.
     """
+
+    MOST: ClassVar[int] = 256
+    """Residuals kept: enough for a picture of them. More: files grow."""
 
     queries: int
     max_residual: float
     rms_residual: float
     tolerance: float
     passed: bool
+    residuals: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def of(cls, queries: int, residuals: Array, tolerances: Array) -> Evidence:
         """Summarise relative residuals, each with its own tolerance."""
         if not len(residuals):
             return cls(queries, np.nan, np.nan, np.nan, False)
+        missed, allowed = np.abs(residuals).ravel(), np.ravel(tolerances)
+        order = np.argsort(missed, kind="stable")
+        kept = order[np.linspace(0, len(order) - 1, min(len(order), cls.MOST)).astype(np.intp)]
         return cls(
             queries=queries,
-            max_residual=float(np.max(np.abs(residuals))),
-            rms_residual=float(np.sqrt(np.mean(residuals**2))),
-            tolerance=float(np.max(tolerances)),
-            passed=bool(np.all(np.abs(residuals) <= tolerances)),
+            max_residual=float(np.max(missed)),
+            rms_residual=float(np.sqrt(np.mean(missed**2))),
+            tolerance=float(np.max(allowed)),
+            passed=bool(np.all(missed <= allowed)),
+            residuals=tuple(zip(missed[kept].tolist(), allowed[kept].tolist(), strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """When the answers of a run came, and what they were for.
+
+    Attributes
+    ----------
+    points : tuple of (float, int, str)
+        Seconds since the run began, answers known by then (those of earlier runs on the same
+        ledger included), and the phase they were asked in. Of a long run some are left out.
+    phases : dict of str to (int, float)
+        Answers that came in each phase, in the learner's words, and the seconds it took.
+    recorded : int
+        Answers of earlier runs on the same ledger: when these came is not known.
+    paid : int
+        Queries paid over the ledger's life.
+    """
+
+    points: tuple[tuple[float, int, str], ...] = ()
+    phases: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    recorded: int = 0
+    paid: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "points": [list(point) for point in self.points],
+            "phases": {phase: list(sums) for phase, sums in self.phases.items()},
+            "recorded": self.recorded,
+            "paid": self.paid,
+        }
+
+    @classmethod
+    def of_json(cls, content: Mapping[str, Any]) -> Course:
+        """Undo `to_json`."""
+        return cls(
+            tuple((float(s), int(answers), str(phase)) for s, answers, phase in content["points"]),
+            {str(phase): (int(n), float(s)) for phase, (n, s) in content["phases"].items()},
+            int(content["recorded"]),
+            int(content["paid"]),
         )
 
 

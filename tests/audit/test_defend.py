@@ -18,7 +18,7 @@ from tests.truth import Counted, relative
 from unsoftmax.audit import AttackOutcome, DefenceTrial
 from unsoftmax.audit.defence.attacks import ATTACKED, Attacker, heads_error, neurons_error
 from unsoftmax.audit.defence.averaged_answers import AveragedAnswers
-from unsoftmax.audit.defence.comparison import left_out, recommendation, recommended
+from unsoftmax.audit.defence.defence_comparison import left_out, recommendation, recommended
 from unsoftmax.audit.defence.defence_ladder import LadderTuning, Measures
 from unsoftmax.audit.defence.defending import DefendTuning
 from unsoftmax.audit.defence.edge_head import EdgeHead
@@ -503,18 +503,36 @@ def test_a_folder_without_one(tmp_path):
         us.DefenceComparison.load(tmp_path)
 
 
-def test_the_curve_is_drawn_with_what_was_refused_and_not_known(tmp_path):
+def test_curves_and_the_page_show_what_was_refused_and_not_known(tmp_path):
     pytest.importorskip("matplotlib")
-    from unsoftmax.report.defence_figure import curves, draw_defences
+    pytest.importorskip("jinja2")
+    from unsoftmax.report.defence_panels import curves, draw_defences, loss_panel, strength_panels
+    from unsoftmax.report.page import write_page
 
-    tuning = tuned(
-        capped_noise=(0.1, 1.0), both_caps=(4.0, 1.0), budget=(0.5, 2.0), clip=(1.0, 2.0)
-    )
+    tuning = tuned(capped_noise=(0.1, 1.0), both_caps=(4.0, 1.0), budget=(0.5, 2.0), cap=(1.0,))
     result = us.defend(head(3, biases=True), 3, tuning=tuning)
-    assert [len(some) for some in curves(result.trials, "noise with a norm cap")] == [2, 2]
-    for name in ("curve.png", "curve.svg"):
-        draw_defences(result, tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 10_000
+    lengths = {curve.name: len(curve.trials) for curve in curves(result.trials)}
+    capped = [count for name, count in lengths.items() if name.startswith("noise with a norm cap")]
+    assert capped == [2, 2]
+    assert lengths["labels only"] == 1
+    assert [panel.title for panel in strength_panels(result)] == [
+        "Strength: query budget",
+        "Strength: noise with a norm cap",
+    ]
+    panel = loss_panel(result)
+    assert panel is not None
+    assert "labels only: errors from 1 to 1" in panel.described
+    assert "query budget" not in panel.described
+    budgets = tuple(trial for trial in result.trials if trial.loss is None)
+    assert loss_panel(replace(result, trials=budgets)) is None
+    for shown in (result, replace(result, trials=budgets)):
+        draw_defences(shown, tmp_path / "curve.png")
+        assert (tmp_path / "curve.png").stat().st_size > 10_000
+    replace(result, target="<script>").save(tmp_path)
+    page = write_page(tmp_path).read_text(encoding="utf-8")
+    assert "Defences of &lt;script&gt;" in page
+    assert "every attack was refused" in page
+    assert "v, c known" in page or "v known" in page
 
 
 # -- refusals
@@ -600,8 +618,8 @@ MINE = """
             log.write(f"{len(X)}\\n")
         return model(X)
 
-    def nothing(X):
-        return np.zeros(len(X))
+    def pressed(X):
+        raise KeyboardInterrupt
 
     def drawn(rng):
         return rng.standard_normal((2, 3))
@@ -628,6 +646,9 @@ def test_the_command_defends_an_endpoint(folder):
     assert result.recommendation == content["recommendation"]
     assert us.Recovery.load(folder / "o").queries == paid
     assert (folder / "o" / "defence.png").stat().st_size > 10_000
+    page = (folder / "o" / "report.html").read_text()
+    assert 'id="defend"' in page
+    assert 'id="learn"' in page
 
 
 def test_a_table_for_a_terminal(capsys):
@@ -649,6 +670,7 @@ def test_a_table_for_a_terminal(capsys):
         (["mine:head", "--dim", 3, "--model", "transformer"], 2, "not attacked here"),
         (["mine:head", "--dim", 3, "--budget", 5], 4, "budget of 5"),
         (["m.safetensors", "--model", "exact"], 2, "leave --model out"),
+        (["mine:pressed", "--dim", 3], 130, "Run the same command to go on"),
     ],
 )
 def test_the_command_refuses_in_sentences(folder, words, status, says):

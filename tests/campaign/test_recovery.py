@@ -27,7 +27,10 @@ def test_saved_and_read_again(tmp_path):
     assert us.equivalent(found.model, again, rtol=0)
     assert sorted(path.name for path in folder.iterdir()) == ["model.safetensors", "recovery.json"]
     told = json.loads((folder / "recovery.json").read_text(encoding="utf-8"))
+    when = {"course": told.pop("course"), "versions": told.pop("versions")}
     assert told == found.to_json()
+    assert when["versions"] == found.versions
+    assert us.Recovery.load(folder).course == found.course
     assert told["queries"] == sum(told["counts"].values()) == found.queries
     assert told["certificate"]["errors"]["W"] == found.certificate.W_error
     assert told["learner"] == us.learners.ExactHead(3).settings()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import unsoftmax as us
 from unsoftmax.cli.commands import app
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
-from unsoftmax.report.figures import draw_head, draw_heads
+from unsoftmax.figures.comparison import draw_head, draw_heads
 
 
 def test_table_and_files(tmp_path):

@@ -14,10 +14,12 @@ Where it is different, further queries find the tensor (`audit.tensor_search`): 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -43,11 +45,14 @@ from unsoftmax.audit.tensor_search import TensorSearchTuning, changed_tensor
 from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.learners.settings import as_json, changed, whole_number
+from unsoftmax.models.files import replace_file
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Plan
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
+FORMAT_VERSION = 1
+VERIFICATION_FILE = "verification.json"
 
 MOST = 100
 NOT_FOUND = (
@@ -116,6 +121,67 @@ class Verification:
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; what is infinite becomes null."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "verdict": self.verdict,
+            "queries": self.queries,
+            "tensor": self.tensor,
+            "power": {name: x if np.isfinite(x) else None for name, x in self.power.items()},
+            "precision": self.precision if np.isfinite(self.precision) else None,
+            "largest_miss": self.largest_miss if np.isfinite(self.largest_miss) else None,
+            "notes": list(self.notes),
+        }
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``verification.json`` into a folder, making it."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        replace_file(Path(folder) / VERIFICATION_FILE, text.encode())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Verification:
+        """Read back what `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder lacks ``verification.json``.
+        ValueError
+            It is damaged, or newer than this program.
+        """
+        path = Path(folder) / VERIFICATION_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no {VERIFICATION_FILE} in {folder}.")
+        try:
+            return cls._of(json.loads(path.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> Verification:
+        """Undo `to_json`."""
+        if content["format_version"] > FORMAT_VERSION:
+            raise ValueError(
+                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
+            )
+        if content["verdict"] not in get_args(Verdict):
+            raise ValueError(f"a verdict of {content['verdict']!r}")
+        return cls(
+            verdict=content["verdict"],
+            queries=int(content["queries"]),
+            tensor=None if content["tensor"] is None else str(content["tensor"]),
+            power={str(name): _or_infinite(x) for name, x in content["power"].items()},
+            precision=_or_infinite(content["precision"]),
+            largest_miss=_or_infinite(content["largest_miss"]),
+            notes=tuple(map(str, content["notes"])),
+        )
+
+
+def _or_infinite(number: float | None) -> float:
+    return float("inf") if number is None else float(number)
 
 
 @dataclass(frozen=True, slots=True)

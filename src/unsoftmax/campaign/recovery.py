@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from unsoftmax.models import load
 from unsoftmax.models.files import replace_file
-from unsoftmax.protocol import Certificate, Evidence, FunctionBound, M_co
+from unsoftmax.oracles.layer_outputs import missing_extra
+from unsoftmax.protocol import Certificate, Course, Evidence, FunctionBound, M_co
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMAT_VERSION = 1
 
@@ -42,6 +48,10 @@ class Recovery(Generic[M_co]):
         The learner's settings.
     function : FunctionBound or None
         How far the model is from the target on the distribution of ``learn(sampler=…)``.
+    course : Course or None
+        When the answers came; no part of the result, which is the same at any speed.
+    versions : dict of str to str
+        What computed it.
     """
 
     model: M_co
@@ -51,6 +61,8 @@ class Recovery(Generic[M_co]):
     notes: tuple[str, ...]
     learner: Mapping[str, Any]
     function: FunctionBound | None = None
+    course: Course | None = field(default=None, compare=False)
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def queries(self) -> int:
@@ -58,7 +70,10 @@ class Recovery(Generic[M_co]):
         return sum(self.counts.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything but the model as JSON; a bound that is infinite becomes null."""
+        """Return the result, but for the model, as JSON; a bound that is infinite becomes null.
+
+        The same answers give the same; `save` adds when they came, and what computed it.
+        """
         return {
             "format_version": FORMAT_VERSION,
             "learner": dict(self.learner),
@@ -74,6 +89,7 @@ class Recovery(Generic[M_co]):
                 "rms_residual": _finite(self.evidence.rms_residual),
                 "tolerance": _finite(self.evidence.tolerance),
                 "passed": self.evidence.passed,
+                "residuals": [[_finite(x) for x in pair] for pair in self.evidence.residuals],
             },
             **({} if self.function is None else {"function": asdict(self.function)}),
             "notes": list(self.notes),
@@ -86,7 +102,9 @@ class Recovery(Generic[M_co]):
             raise FileExistsError(f"{target} is a file: name a folder to write into.")
         target.mkdir(parents=True, exist_ok=True)
         self.model.save(str(target / MODEL_FILE))
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        course = {} if self.course is None else {"course": self.course.to_json()}
+        content = {**self.to_json(), **course, "versions": dict(self.versions)}
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         replace_file(target / RECOVERY_FILE, text.encode())
 
     @classmethod
@@ -129,12 +147,39 @@ class Recovery(Generic[M_co]):
                 rms_residual=_or_else(math.nan, seen["rms_residual"]),
                 tolerance=_or_else(math.nan, seen["tolerance"]),
                 passed=bool(seen["passed"]),
+                residuals=tuple(
+                    (_or_else(math.inf, missed), _or_else(math.inf, allowed))
+                    for missed, allowed in seen.get("residuals", ())
+                ),
             ),
             counts={str(name): int(count) for name, count in content["counts"].items()},
             notes=tuple(content["notes"]),
             learner=dict(content["learner"]),
             function=FunctionBound(**content["function"]) if "function" in content else None,
+            course=Course.of_json(content["course"]) if "course" in content else None,
+            versions={str(k): str(v) for k, v in content.get("versions", {}).items()},
         )
+
+    def plot(self) -> Figure:
+        """Draw W and its spectrum, the certificate, the hold-out, and how the run went.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Shown by a notebook; ``.savefig(path)`` writes it.
+
+        Raises
+        ------
+        ImportError
+            Without the ``report`` extra.
+        """
+        try:
+            from unsoftmax.figures.panel import arranged
+            from unsoftmax.figures.run_panels import recovery_panels
+        except ModuleNotFoundError as error:
+            raise missing_extra("matplotlib", "report") from error
+        panels = recovery_panels(self.model, self.certificate, self.evidence, self.course)
+        return arranged(panels, f"{self.model!r}, recovered with {self.queries:,} queries")
 
     def _repr_html_(self) -> str:
         rows = {
@@ -147,7 +192,20 @@ class Recovery(Generic[M_co]):
         cells = "".join(
             f"<tr><th>{html.escape(name)}</th><td>{value}</td></tr>" for name, value in rows.items()
         )
-        return f"<table><caption>{self.model!r}</caption>{cells}</table>"
+        table = f"<table><caption>{html.escape(repr(self.model))}</caption>{cells}</table>"
+        try:
+            figure = self.plot()
+        except ImportError:
+            return table
+        from unsoftmax.figures.panel import write_png
+
+        picture = io.BytesIO()
+        write_png(figure, picture)
+        code = base64.b64encode(picture.getvalue()).decode()
+        return (
+            f'{table}<img style="max-width:100%" src="data:image/png;base64,{code}" '
+            f'alt="{html.escape(repr(self.model))}: the figures of recovery.plot()">'
+        )
 
 
 def _bound(error: object) -> float:

@@ -7,13 +7,14 @@ before the learner sees its answers. Threads call the oracle, this thread alone 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +32,14 @@ from unsoftmax.campaign.retries import Retries, duration, in_seconds
 from unsoftmax.campaign.scheduler import Scheduler
 from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
-from unsoftmax.campaign.watching import Interrupts, Progress, Watcher, interrupts
+from unsoftmax.campaign.watching import (
+    GOING_ON,
+    CourseWatch,
+    Interrupts,
+    Progress,
+    Watcher,
+    interrupts,
+)
 from unsoftmax.campaign.workers import executor
 from unsoftmax.errors import (
     DimensionRefused,
@@ -134,6 +142,7 @@ def learn(
     sampling = None if sampler is None else Sampling(sampler, eps, delta)
     if sampling is not None:
         sampling.try_out(learner.dim)
+    watch = CourseWatch(progress)
     with opened_campaign(
         oracle,
         learner,
@@ -143,11 +152,12 @@ def learn(
         ledger=ledger,
         batch=batch,
         workers=workers,
-        progress=progress,
+        progress=watch,
         retries=retries,
         timeout=timeout,
     ) as campaign:
-        return campaign.recover(learner, holdout)
+        found = campaign.recover(learner, holdout)
+        return replace(found, course=watch.course(), versions=versions())
 
 
 @contextmanager
@@ -232,6 +242,12 @@ def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
     return outputs_of(learner)
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of what computes a result."""
+    named = {name: importlib.metadata.version(name) for name in ("unsoftmax", "numpy", "scipy")}
+    return {**named, "python": platform.python_version()}
+
+
 def environment() -> dict[str, Any]:
     """Describe what decides the last bits of a design: NumPy, its BLAS, threads."""
     config: Mapping[str, Any] = np.show_config(mode="dicts") or {}
@@ -302,7 +318,7 @@ class Campaign:
     def run(self, steps: Generator[Round, Answers, R]) -> R:
         """Drive a generator of rounds to its end."""
         if self.ledger.answered:
-            self._tell("going on")
+            self._tell(GOING_ON)
             self.witnesses = Witnesses.of(self.ledger.recorded(), self.fingerprint.witnesses)
         try:
             index, parts = 0, next(steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,12 @@ from typing import Protocol
 
 from unsoftmax.campaign.retries import in_seconds
 from unsoftmax.errors import Terminated, terminate
+from unsoftmax.protocol import Course
 
 _log = logging.getLogger("unsoftmax")
+
+GOING_ON = "going on"
+"""The phase of the first report of a run whose ledger holds answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,54 @@ class Watcher(Protocol):
 
     def __call__(self, report: Progress, /) -> object:
         """Take a report."""
+
+
+@dataclass(slots=True)
+class CourseWatch:
+    """Notes when answers came, and passes every report on."""
+
+    watcher: Watcher | None = None
+    """Who else is told."""
+    most: int = 256
+    """Points kept; when there are more every other one goes. Larger: files grow."""
+    _began: float = field(default_factory=time.monotonic)
+    _points: list[tuple[float, int, str]] = field(default_factory=list)
+    _phases: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _recorded: int = 0
+    _paid: int = 0
+    _last: tuple[float, int, str] | None = None
+    _every: int = 1
+    _seen: int = 0
+
+    def __call__(self, report: Progress) -> None:
+        """Take a report."""
+        self._paid = report.spent
+        if report.phase == GOING_ON and self._last is None:
+            self._recorded = report.answered
+        else:
+            self._note(report)
+        if self.watcher is not None:
+            self.watcher(report)
+
+    def _note(self, report: Progress) -> None:
+        before_s, before, _ = self._last or (0.0, self._recorded, "")
+        if report.answered <= before:  # the target asks to wait
+            return
+        now_s = time.monotonic() - self._began
+        count, spent_s = self._phases.get(report.phase, (0, 0.0))
+        sums = count + report.answered - before, spent_s + now_s - before_s
+        self._phases[report.phase] = sums
+        self._last = now_s, report.answered, report.phase
+        if self._seen % self._every == 0:
+            self._points.append(self._last)
+        self._seen += 1
+        if len(self._points) > self.most:
+            self._points, self._every = self._points[::2], 2 * self._every
+
+    def course(self) -> Course:
+        """Return what was noted so far."""
+        ends = [] if self._last is None or self._last in self._points[-1:] else [self._last]
+        return Course((*self._points, *ends), dict(self._phases), self._recorded, self._paid)
 
 
 @dataclass(slots=True)

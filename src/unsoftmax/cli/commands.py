@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Annotated, Any
 
 import typer
@@ -24,10 +25,13 @@ COMMANDS = {
     "defend": "Say what defences of TARGET would cost, and what the best attack still gets.",
     "convert": "Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model "
     "file.",
+    "report": "Write DIR/report.html, one page of everything that commands wrote into DIR.",
     "ledger": "Show what a ledger holds, whether it is sound, and copy what is.",
 }
 # Where a command is not in the module of its name: that of the ledger itself is in `campaign`.
 MODULES = {"ledger": "ledger_contents"}
+WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
+"""The command that runs, as it was typed: its name and its arguments."""
 
 
 class Commands(TyperGroup):
@@ -36,6 +40,7 @@ class Commands(TyperGroup):
     # typer has its own copy of click in some releases: its types have no name in all of them
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is called."""
+        WORDS.set(tuple(args))
         name, command, rest = super().resolve_command(ctx, args)
         return name, None if command is None else load_command(str(command.name), rest), rest
 

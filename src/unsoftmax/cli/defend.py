@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from unsoftmax.audit import DefenceComparison, DefenceTrial
+from unsoftmax.audit.defence.defence_comparison import DEFENCE_FILE
 from unsoftmax.audit.defence.defending import (
     DefendTuning,
     Undefended,
@@ -22,6 +22,7 @@ from unsoftmax.audit.defence.defending import (
     undefended,
 )
 from unsoftmax.campaign import Budget
+from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
@@ -36,10 +37,12 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.options import Settings, build, with_settings
-from unsoftmax.cli.out_folder import prepare, written
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
 from unsoftmax.cli.sampling_options import sampling_options
 from unsoftmax.errors import Terminated
 from unsoftmax.protocol import Oracle
+
+PICTURE = "defence.png"
 
 
 @with_settings
@@ -90,6 +93,7 @@ def defend(
         typer.Option(help="Environment variable with an endpoint's Authorization header."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1,
+    report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
     settings: Settings,
@@ -109,7 +113,7 @@ def defend(
         checked(dim, seed, use.get("sampler"), *counts, threshold=threshold, most_loss=most_loss)
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
-    prepare(out, ("model.safetensors", "recovery.json", "defence.json", "defence.png"))
+    prepare(out, (MODEL_FILE, RECOVERY_FILE, DEFENCE_FILE, PICTURE))
     began = time.monotonic()
     campaign = {"budget": Budget(budget), "ledger": book, "workers": workers}
     try:
@@ -133,14 +137,16 @@ def defend(
     with written(out, book if known.recovery else None):
         if known.recovery is not None:
             known.recovery.save(out)
+            finish(out, RECOVERY_FILE, report=False)
         result.save(out)
-        drawn = _draw(result, out)
+    drawn = finish(out, DEFENCE_FILE, report=report, pictures=lambda: _draw(result, out))
     if as_json:
         seconds = round(time.monotonic() - began, 3)
         show_json({**result.to_json(), "seconds": seconds, "out": str(out)})
         return
     _show(result, target)
-    stdout.print(f"Written: {out}/defence.json{drawn}", soft_wrap=True, markup=False)
+    more = and_more(f"{out}/{name}" for name in drawn)
+    stdout.print(f"Written: {out}/{DEFENCE_FILE}{more}", soft_wrap=True, markup=False)
 
 
 def _known(
@@ -187,14 +193,11 @@ def _watch() -> Callable[[int, int, DefenceTrial], None]:
     return report
 
 
-def _draw(result: DefenceComparison, out: Path) -> str:
-    """Draw the picture where matplotlib is there, and say so."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "; for a picture: pip install 'unsoftmax[report]'"
-    from unsoftmax.report.defence_figure import draw_defences
+def _draw(result: DefenceComparison, out: Path) -> tuple[str]:
+    from unsoftmax.report.defence_panels import draw_defences
 
-    draw_defences(result, out / "defence.png")
-    return f", {out}/defence.png"
+    draw_defences(result, out / PICTURE)
+    return (PICTURE,)
 
 
 def _show(result: DefenceComparison, target: str) -> None:

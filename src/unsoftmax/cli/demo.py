@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from unsoftmax.campaign import Recovery, learn
+from unsoftmax.campaign.recovery import RECOVERY_FILE
 from unsoftmax.cli.console import (
     AsJson,
     Refusal,
@@ -23,7 +24,7 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
-from unsoftmax.cli.out_folder import prepare
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare
 from unsoftmax.learners import ExactHead, LowRankHead, MultiHeadLearner
 from unsoftmax.models import MultiHead, SingleHead
 from unsoftmax.probes import Array
@@ -40,6 +41,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the model, the numbers and a picture.")] = (
         Path("demo")
     ),
+    report: WithReport = True,
     as_json: AsJson = False,
 ) -> None:
     """Recover attention heads of all-MiniLM-L6-v2 from their answers alone.
@@ -50,13 +52,13 @@ def demo(
         raise Refusal("The demo draws a picture: pip install 'unsoftmax[report]'")
     prepare(out, ("model.safetensors", "recovery.json", "recovery.png"))
     if model == "multi-head":
-        _all_heads(out, as_json)
+        _all_heads(out, report, as_json)
     else:
-        _one_head(model, out, as_json)
+        _one_head(model, out, report, as_json)
 
 
-def _one_head(model: str | None, out: Path, as_json: bool) -> None:
-    from unsoftmax.report.figures import draw_head
+def _one_head(model: str | None, out: Path, report: bool, as_json: bool) -> None:
+    from unsoftmax.figures.comparison import draw_head
 
     truth = minilm_head()
     learners: dict[str, Learner[SingleHead]] = {
@@ -69,6 +71,7 @@ def _one_head(model: str | None, out: Path, as_json: bool) -> None:
         folder = out if name == first else out / name
         run.recovery.save(folder)
         draw_head(truth, run.recovery.model, folder / "recovery.png")
+        drawn = finish(folder, RECOVERY_FILE, report=report)
     if as_json:
         beside = {name: run.to_json() for name, run in runs.items() if name != first}
         show_json({**runs[first].to_json(), **beside, "out": str(out)})
@@ -81,17 +84,18 @@ def _one_head(model: str | None, out: Path, as_json: bool) -> None:
         for note in run.recovery.notes:
             stdout.print(f"Note ({name}): {note}", markup=False, highlight=False)
     same = "".join(f"; {out}/{name}/ the same" for name in runs if name != first)
-    _written(out, same)
+    _written(out, drawn, same)
 
 
-def _all_heads(out: Path, as_json: bool) -> None:
-    from unsoftmax.report.figures import draw_heads
+def _all_heads(out: Path, report: bool, as_json: bool) -> None:
+    from unsoftmax.figures.comparison import draw_heads
 
     truth = minilm_heads()
     learner = MultiHeadLearner(truth.dim, max_heads=16, biases=True)
     run = _run(truth, learner)
     run.recovery.save(out)
     draw_heads(truth, _in_order(run.recovery.model, truth), out / "recovery.png")
+    drawn = finish(out, RECOVERY_FILE, report=report)
     if as_json:
         show_json({**run.to_json(), "heads": len(run.recovery.model.v), "out": str(out)})
         return
@@ -101,12 +105,12 @@ def _all_heads(out: Path, as_json: bool) -> None:
     )
     for note in run.recovery.notes:
         stdout.print(f"Note: {note}", markup=False, highlight=False)
-    _written(out, "")
+    _written(out, drawn, "")
 
 
-def _written(out: Path, same: str) -> None:
+def _written(out: Path, drawn: tuple[str, ...], same: str) -> None:
     stdout.print(
-        f"Written: {out}/model.safetensors, recovery.json, recovery.png{same}",
+        f"Written: {out}/model.safetensors, recovery.json, recovery.png{and_more(drawn)}{same}",
         soft_wrap=True,
         markup=False,
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unsoftmax.campaign import Budget, Recovery, Retries
+from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign import learn as run
+from unsoftmax.campaign.recovery import RECOVERY_FILE
+from unsoftmax.campaign.refused_run import REFUSAL_FILE, RefusedRun, forget
+from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
@@ -28,10 +31,10 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.options import Settings, build, in_flags, with_settings
-from unsoftmax.cli.out_folder import prepare, written
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
 from unsoftmax.cli.plan import ModelName
 from unsoftmax.cli.sampling_options import samples_of, sampling_options
-from unsoftmax.errors import Terminated, UnsoftmaxError
+from unsoftmax.errors import ModelMismatch, NotIdentifiable, Terminated, UnsoftmaxError
 from unsoftmax.protocol import Learner, Oracle, Plan
 from unsoftmax.protocol import Model as AnyModel
 
@@ -45,6 +48,7 @@ _FLAGS = {
     "holdout": "--holdout",
     "timeout": "--timeout",
 }
+PICTURE = "recovery.png"
 _NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖,"}
 
 
@@ -102,6 +106,7 @@ def learn(
         float | None,
         typer.Option(help="The bound is right with confidence 1 − delta. [default: 0.01]"),
     ] = None,
+    report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
     settings: Settings,
@@ -116,10 +121,10 @@ def learn(
     if not book.exists():
         _warn_of_budget(Budget(budget, token_budget), plan, holdout, samples_of(sampling))
         stderr.print(plan.lengths, markup=False, highlight=False)
-    prepare(out, ("model.safetensors", "recovery.json"))
+    prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
     with _sentences(book):
-        with watching() as watcher:
+        with watching() as shown, _refusal_kept(learner, out, report, shown) as watcher:
             recovery = run(
                 oracle,
                 learner,
@@ -136,12 +141,15 @@ def learn(
             seconds = time.monotonic() - began
             with written(out, book):
                 recovery.save(out)
+                forget(out)
+        drawn = finish(out, RECOVERY_FILE, report=report, pictures=lambda: _draw(recovery, out))
         if as_json:
             show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
             return
         show_recovery(recovery, plan.formula, seconds)
         written_files = f"Written: {out}/model.safetensors, {out}/recovery.json"
-        stdout.print(written_files, soft_wrap=True, markup=False)
+        more = and_more(f"{out}/{name}" for name in drawn)
+        stdout.print(written_files + more, soft_wrap=True, markup=False)
 
 
 def _resolved(
@@ -174,6 +182,32 @@ def _warn_of_budget(budget: Budget, plan: Plan, holdout: int, samples: int) -> N
             f"and {beside} queries more.",
             highlight=False,
         )
+
+
+def _draw(recovery: Recovery[AnyModel], out: Path) -> tuple[str]:
+    """Draw what was recovered, without the truth; return the picture's name."""
+    figure = recovery.plot()
+    from unsoftmax.figures.panel import write_png
+
+    write_png(figure, out / PICTURE)
+    return (PICTURE,)
+
+
+@contextmanager
+def _refusal_kept(
+    learner: Learner[AnyModel], out: Path, report: bool, watcher: Watcher
+) -> Iterator[Watcher]:
+    """Write what was refused, and what is determined all the same, with its page."""
+    watch = CourseWatch(watcher)
+    try:
+        yield watch
+    except (NotIdentifiable, ModelMismatch) as error:
+        with suppress(OSError):  # the refusal is said anyway
+            RefusedRun.of(error, learner.settings(), watch.course()).save(out)
+            kept = f"{out}/{REFUSAL_FILE}"
+            more = and_more(f"{out}/{name}" for name in finish(out, REFUSAL_FILE, report=report))
+            error.add_note(f"Kept: {kept}{more}.")
+        raise
 
 
 @contextmanager

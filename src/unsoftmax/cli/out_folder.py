@@ -1,13 +1,32 @@
-"""The folder that a command writes into: looked at before anything is paid."""
+"""The folder that a command writes into: tried before anything is paid, described at the end."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, Any
 
-from unsoftmax.cli.console import Refusal
+import typer
+
+from unsoftmax.cli.commands import WORDS
+from unsoftmax.cli.console import Refusal, stderr
+from unsoftmax.oracles.layer_outputs import missing_extra
+from unsoftmax.report.command_record import COMMANDS_FILE, CommandRecord, note_command
+
+PAGE_NEEDS = "matplotlib and jinja2"
+PAGE_FILE = "report.html"
+
+WithReport = Annotated[
+    bool,
+    typer.Option(
+        "--report/--no-report",
+        envvar="UNSOFTMAX_REPORT",
+        help="Also draw what was found: OUT/report.html.",
+    ),
+]
+"""The option of every command that has --out."""
 
 
 def prepare(out: Path, names: Iterable[str]) -> None:
@@ -20,7 +39,7 @@ def prepare(out: Path, names: Iterable[str]) -> None:
         tempfile.TemporaryFile(dir=out).close()  # has no name, so that a kill leaves none
     except OSError as error:
         raise Refusal(f"--out {out} cannot be written: {error.strerror}.") from error
-    for name in names:
+    for name in (*names, PAGE_FILE, COMMANDS_FILE):
         if (out / name).is_dir():
             raise Refusal(f"--out {out} is occupied: {out / name} is a folder, not a file.")
 
@@ -36,3 +55,45 @@ def written(out: Path, book: Path | None = None) -> Iterator[None]:
             f"The result could not be written to {out} ({error.strerror}).{kept} Free some disk "
             "space, or name another --out, and run the command again."
         ) from error
+
+
+def finish(
+    out: Path, result: str, *, report: bool, pictures: Callable[[], Iterable[str]] = tuple
+) -> tuple[str, ...]:
+    """Note which command wrote a result, and draw the page; return the names of its files.
+
+    What cannot be drawn is no failure of the command, whose result is written: one line says why.
+
+    Parameters
+    ----------
+    out : Path
+        The folder.
+    result : str
+        The file of the result, one of `unsoftmax.report.sections.SECTIONS`.
+    report : bool
+        Whether to draw.
+    pictures : callable
+        Draws what belongs beside the page, and returns the names of the files.
+    """
+    try:
+        note_command(out, result, CommandRecord.now(WORDS.get()))
+        if not report:
+            return ()
+        from unsoftmax.report.page import write_page
+
+        return (*pictures(), write_page(out).name)
+    except ImportError:
+        later = f"Then: unsoftmax report {out}"
+        _say(f"No {PAGE_FILE}. {missing_extra(PAGE_NEEDS, 'report')} {later}")
+    except (OSError, ValueError) as error:
+        _say(f"{PAGE_FILE} was not written: {error}")
+    return ()
+
+
+def _say(line: str) -> None:
+    stderr.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def and_more(names: Iterable[Any]) -> str:
+    """Continue a list of files."""
+    return "".join(f", {name}" for name in names)

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from unsoftmax.audit import Verification
 from unsoftmax.audit import verify as run
+from unsoftmax.audit.verification import VERIFICATION_FILE
 from unsoftmax.campaign import Budget
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
@@ -23,6 +23,7 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
+from unsoftmax.cli.out_folder import WithReport, finish, prepare, written
 from unsoftmax.models import load
 
 _STATUS = {"same": 0, "different": 1, "undecided": 3}
@@ -45,6 +46,10 @@ def verify(
         str | None,
         typer.Option(help="Environment variable with an endpoint's Authorization header."),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for verification.json and report.html.")
+    ] = None,
+    report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -59,13 +64,19 @@ def verify(
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
     oracle = targets.resolve(target, coordinate, auth)
+    if out is not None:
+        prepare(out, (VERIFICATION_FILE,))
     began = time.monotonic()
     with watching() as watcher:
         result = run(
             oracle, model, locate=locate, seed=seed, budget=Budget(budget), progress=watcher
         )
+    if out is not None:
+        with written(out):
+            result.save(out)
+        finish(out, VERIFICATION_FILE, report=report)
     if as_json:
-        show_json(_as_json(result))
+        show_json(result.to_json())
     else:
         stdout.print(f"{target} and {weights}", markup=False, highlight=False, soft_wrap=True)
         show_table("", _rows(result, time.monotonic() - began))
@@ -83,15 +94,3 @@ def _rows(result: Verification, seconds: float) -> list[tuple[str, str]]:
     for name, change in result.power.items():
         rows.append((f"smallest change of {name} seen", f"{change:.1e}"))
     return [*rows, ("seconds", f"{seconds:.1f}")]
-
-
-def _as_json(result: Verification) -> dict[str, Any]:
-    return {
-        "verdict": result.verdict,
-        "queries": result.queries,
-        "tensor": result.tensor,
-        "power": {name: x if np.isfinite(x) else None for name, x in result.power.items()},
-        "precision": result.precision,
-        "largest_miss": result.largest_miss if np.isfinite(result.largest_miss) else None,
-        "notes": list(result.notes),
-    }

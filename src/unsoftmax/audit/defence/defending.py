@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.audit.defence.attacks import ATTACKED, Attack, AttackedClass, Attacker, AttackTuning
-from unsoftmax.audit.defence.comparison import (
+from unsoftmax.audit.defence.defence_comparison import (
     AttackOutcome,
     DefenceComparison,
     DefenceTrial,
@@ -33,7 +33,7 @@ from unsoftmax.audit.defence.comparison import (
 from unsoftmax.audit.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
 from unsoftmax.audit.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher, learn
-from unsoftmax.errors import NotIdentifiable, OracleError, UnsoftmaxError
+from unsoftmax.errors import NotIdentifiable, UnsoftmaxError
 from unsoftmax.learners import LowRankHead
 from unsoftmax.learners.settings import whole_number
 from unsoftmax.models import SingleHead
@@ -80,17 +80,9 @@ class Undefended:
         """Say how the model is known."""
         if self.recovery is None:
             return ()
-        bounds = self.recovery.certificate.errors
-        shares = {
-            name: bound / self.model.norm(name)
-            for name, bound in bounds.items()
-            if self.model.norm(name)
-        }
-        largest = max(shares, key=lambda name: shares[name], default=None)
-        by = "" if largest is None else f" ({largest} to {shares[largest]:.0e} of its norm)"
         return (
-            f"Defended and attacked was the model as recovered from {self.paid:,} queries{by}, "
-            "with float64 answers; the target itself was asked nothing else.",
+            f"Defended and attacked was the model as recovered from {self.paid:,} queries, with "
+            "float64 answers; the target itself was asked nothing else.",
         )
 
 
@@ -123,16 +115,13 @@ def undefended(
 
 @dataclass(eq=False)
 class Metered:
-    """A defended service that counts what it is asked, and answers no more than its budget."""
+    """A defended service that counts what it is asked."""
 
     oracle: Oracle
-    most: int | None
     asked: int = 0
 
     def __call__(self, X: Array, /) -> Any:
         """Count a batch, and answer it."""
-        if self.most is not None and self.asked + len(X) > self.most:
-            raise OracleError(f"The budget of {self.most:,} queries is spent.")
         self.asked += len(X)
         return self.oracle(X)
 
@@ -169,7 +158,7 @@ class DefenceRange:
     def _outcome(self, defence: Defence, attack: Attack) -> AttackOutcome:
         """Run one attack against a service of its own, and see how far it came."""
         measures, seed = defence.measures, self.attacker.seed
-        service = Metered(measures.around(self.model, seed + 1), measures.queries)
+        service = Metered(measures.around(self.model, seed + 1))
         budget = Budget(queries=self.attacker.may_ask(measures))
         try:
             found = learn(service, attack.learner, budget, holdout=attack.holdout, retries=1).model

@@ -1,0 +1,31 @@
+"""`unsoftmax report`: the HTML page of a folder of results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unsoftmax.cli.console import Refusal, stdout, with_exit_status
+from unsoftmax.cli.out_folder import PAGE_NEEDS
+from unsoftmax.oracles.layer_outputs import missing_extra
+
+
+@with_exit_status
+def report(
+    folder: Annotated[Path, typer.Argument(help="Where --out wrote.", metavar="DIR")],
+) -> None:
+    """Write DIR/report.html, one page of everything that commands wrote into DIR."""
+    try:
+        from unsoftmax.report.page import write_page
+    except ModuleNotFoundError as error:
+        raise Refusal(str(missing_extra(PAGE_NEEDS, "report"))) from error
+    try:
+        page = write_page(folder)
+    except OSError as error:
+        said = str(error) if error.strerror is None else f"{folder}: {error.strerror}."
+        raise Refusal(f"No page was written. {said}") from error
+    except ValueError as error:
+        raise Refusal(f"No page was written. {error}") from error
+    stdout.print(f"Written: {page}", soft_wrap=True, markup=False, highlight=False)

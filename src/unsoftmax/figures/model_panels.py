@@ -1,0 +1,203 @@
+"""What a model looks like: its matrices, each on a scale of its own, and their spectra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.figures.panel import THEME, Panel, in_tens, in_whole_numbers, scientific
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTuning:
+    """How much of large models is drawn."""
+
+    side: int = 160
+    """Pixels along a matrix: random entries do not pack, and each costs 2 bytes of a page."""
+    pixels: int = 90_000
+    """Pixels of all matrices together. Larger: a page of many heads passes a megabyte."""
+    most: int = 32
+    """Matrices drawn, and spectra; a table has the norms of all."""
+    saturated: float = 0.995
+    """Quantile of |entries| at which colours end. 1: one large entry makes all others white."""
+    largest: int = 1536
+    """No spectrum is computed of a dense matrix with a longer side: it takes a minute."""
+    alone: int = 3
+    """So many matrices are drawn large; more are small beside each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMatrix:
+    """A matrix of a model: one head's, where there are several."""
+
+    name: str
+    array: Array
+    factors: tuple[Array, Array] | None = None
+    """K and Q of W = KᵀQ."""
+
+    @property
+    def shape(self) -> str:
+        """Its sizes, as people write them."""
+        return " × ".join(map(str, self.array.shape))
+
+    @property
+    def norm(self) -> float:
+        """Its Frobenius norm; squares of entries may leave float64."""
+        largest = float(np.max(np.abs(self.array), initial=0.0))
+        return largest * float(np.linalg.norm(self.array / largest)) if largest else 0.0
+
+    def spectrum(self, largest: int) -> Array | None:
+        """Return its singular values, of factors as many as their rank allows."""
+        if not self.array.size or (self.factors is None and max(self.array.shape) > largest):
+            return None
+        if self.factors is None:
+            core = self.array
+        else:
+            K, Q = (np.linalg.qr(factor.T)[1] for factor in self.factors)
+            core = K @ Q.T
+        return np.asarray(np.linalg.svd(core, compute_uv=False), dtype=np.float64)
+
+
+def matrices(model: Any) -> list[NamedMatrix]:
+    """Return a model's matrices: what has a capital letter, K and Q as their product W.
+
+    Arrays of three dimensions are those of several heads, one after the other.
+    """
+    arrays: Mapping[str, Any] = model.arrays() if hasattr(model, "arrays") else {}
+    factored = {"K", "Q"} <= arrays.keys() and hasattr(model, "W")
+    found = {"W": model.W} if factored else {}
+    for name, array in arrays.items():
+        if name.rpartition(".")[2][:1].isupper() and not (factored and name in ("K", "Q")):
+            found[name] = array
+    return [part for name, array in found.items() for part in _parts(name, array, arrays, factored)]
+
+
+def _parts(
+    name: str, array: Any, arrays: Mapping[str, Any], factored: bool
+) -> Iterator[NamedMatrix]:
+    whole = np.asarray(array, dtype=np.float64)
+    of_factors = factored and name == "W"
+    if whole.ndim == 2:
+        yield NamedMatrix(name, whole, (arrays["K"], arrays["Q"]) if of_factors else None)
+    for h in range(len(whole) if whole.ndim == 3 else 0):
+        factors = (arrays["K"][h], arrays["Q"][h]) if of_factors else None
+        yield NamedMatrix(f"{name} of head {h}", whole[h], factors)
+
+
+def matrix_panels(found: list[NamedMatrix], tuning: MatrixTuning = MatrixTuning()) -> list[Panel]:
+    """Return a heat map of every matrix, on a scale of its own."""
+    shown = [matrix for matrix in found if matrix.array.size][: tuning.most]
+    side = min(tuning.side, int(np.sqrt(tuning.pixels / max(1, len(shown)))))
+    return [_heat_map(matrix, side, len(shown) > tuning.alone, tuning) for matrix in shown]
+
+
+def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning) -> Panel:
+    array = matrix.array
+    step = -(-max(array.shape) // side)
+    shown = largest_of_blocks(array, step)
+    limit = float(np.quantile(np.abs(shown), tuning.saturated)) or 1.0
+    colours = f"Red is above 0, blue below, full colour at ±{scientific(limit)}."
+    pixel = f" A pixel is the largest of {step} × {step} entries." if step > 1 else ""
+
+    def draw(axis: Any) -> None:
+        rows, columns = array.shape
+        image = axis.imshow(
+            shown,
+            cmap="RdBu_r",
+            vmin=-limit,
+            vmax=limit,
+            interpolation="none",
+            extent=(0, columns, rows, 0),
+            aspect="equal" if max(array.shape) <= 4 * min(array.shape) else "auto",
+        )
+        if not small:
+            bar = axis.figure.colorbar(image, ax=axis, shrink=0.9)
+            bar.solids.set_rasterized(True)
+        axis.tick_params(labelsize=8)
+        axis.locator_params(nbins=4)
+
+    return Panel(
+        f"{matrix.name} as recovered"
+        if not small
+        else f"{matrix.name}, norm {scientific(matrix.norm)}",
+        f"Heat map of {matrix.name}, {matrix.shape}, Frobenius norm {scientific(matrix.norm)}, "
+        f"entries from {scientific(float(array.min()))} to {scientific(float(array.max()))}. "
+        f"{colours}{pixel}",
+        draw,
+        f"Full colour at ±{scientific(limit)}.{pixel}" if small else colours + pixel,
+        *((2.3, 2.4) if small else (4.6, 3.7)),
+    )
+
+
+def largest_of_blocks(array: Array, step: int) -> Array:
+    """Shrink a matrix: of every block of step × step entries, the one of largest magnitude.
+
+    Examples
+    --------
+    >>> largest_of_blocks(np.array([[1.0, -3.0, 0.0], [2.0, 0.0, 5.0]]), 2)
+    array([[-3.,  5.]])
+    """
+    if step == 1:
+        return array
+    rows, columns = (-(-size // step) for size in array.shape)
+    padded = np.zeros((rows * step, columns * step))
+    padded[: array.shape[0], : array.shape[1]] = array
+    blocks = padded.reshape(rows, step, columns, step).swapaxes(1, 2).reshape(rows, columns, -1)
+    place = np.argmax(np.abs(blocks), axis=2)[..., None]
+    return np.asarray(np.take_along_axis(blocks, place, axis=2)[..., 0])
+
+
+def spectrum_panel(
+    found: list[NamedMatrix], bounds: Mapping[str, float], tuning: MatrixTuning = MatrixTuning()
+) -> Panel | None:
+    """Return the singular values of all W, beside the certificate's bound; None without any."""
+    name = next((matrix.name.split(" ")[0] for matrix in found), "")
+    same = [matrix for matrix in found if matrix.name.split(" ")[0] == name]
+    every = (matrix.spectrum(tuning.largest) for matrix in same[: tuning.most])
+    spectra = [values for values in every if values is not None]
+    positive = [values[values > 0] for values in spectra]
+    if not any(map(len, positive)):
+        return None
+    bound = bounds.get(name, np.inf)
+    known = np.isfinite(bound) and bound > 0
+    told = (
+        ""
+        if not known
+        else (f" Those below the bound on ‖Δ{name}‖, {scientific(bound)}, are not told from 0.")
+    )
+
+    def draw(axis: Any) -> None:
+        for values in positive:
+            style = {"lw": 1.0} if len(positive) > 1 else {"marker": ".", "ms": 4, "lw": 0}
+            axis.semilogy(np.arange(1, len(values) + 1), values, color=THEME.series[0], **style)
+        if known:
+            axis.axhline(bound, color=THEME.series[1], ls="--", lw=1.2)
+            axis.annotate(
+                "certificate's bound",
+                (1, bound),
+                xycoords=("axes fraction", "data"),
+                xytext=(-2, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8.5,
+                color=THEME.series[1],
+            )
+        axis.set(xlabel="index", ylabel="singular value")
+        axis.grid(alpha=0.6)
+        in_whole_numbers(axis.xaxis)
+        in_tens(axis.yaxis)
+
+    first_of = f"the first {len(spectra)} of " if len(spectra) < len(same) else ""
+    each = f" of {first_of}{len(same)} heads, a line each" if len(same) > 1 else ""
+    first, last = max(v[0] for v in positive if len(v)), min(v[-1] for v in positive if len(v))
+    return Panel(
+        f"Singular values of {name}" + (", a line per head" if each else ""),
+        f"Singular values of {name}{each}: from {scientific(first)} down to {scientific(last)}."
+        f"{told}",
+        draw,
+        told.strip(),
+    )

@@ -1,0 +1,97 @@
+"""Which commands wrote a folder's results: ``commands.json``, so that they can be run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from unsoftmax.campaign.runner import versions
+from unsoftmax.models.files import replace_file
+
+COMMANDS_FILE = "commands.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRecord:
+    """A command that was run.
+
+    Attributes
+    ----------
+    line : str
+        As one would type it; passwords in URLs left out.
+    at : str
+        When it ended, in UTC.
+    versions : dict of str to str
+        What it ran with.
+    """
+
+    line: str
+    at: str
+    versions: Mapping[str, str]
+
+    @classmethod
+    def now(cls, words: Sequence[str]) -> CommandRecord:
+        """Record a command that ends now; ``words`` are its arguments."""
+        line = shlex.join(["unsoftmax", *map(_without_secret, words)])
+        return cls(line, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", versions())
+
+
+def _without_secret(word: str) -> str:
+    """Leave out user and password of a URL.
+
+    Examples
+    --------
+    >>> _without_secret("http://me:secret@host/v2/models/m")
+    'http://host/v2/models/m'
+    """
+    return re.sub(r"(?<=://)[^/@]*@", "", word)
+
+
+def note_command(folder: str | os.PathLike[str], result: str, record: CommandRecord) -> None:
+    """Note which command wrote a result, a file of a folder."""
+    path = Path(folder) / COMMANDS_FILE
+    try:
+        known = commands_of(folder)
+    except ValueError:  # damaged, and only a record
+        known = {}
+    every = {**known, result: record}
+    content = {
+        "format_version": FORMAT_VERSION,
+        "commands": {name: asdict(one) for name, one in every.items()},
+    }
+    replace_file(path, (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode())
+
+
+def commands_of(folder: str | os.PathLike[str]) -> dict[str, CommandRecord]:
+    """Return the commands that wrote a folder's results; none where nothing is recorded.
+
+    Raises
+    ------
+    ValueError
+        The record is damaged, or newer than this program.
+    """
+    path = Path(folder) / COMMANDS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format_version"] > FORMAT_VERSION:
+            raise ValueError("it is newer than this program: upgrade unsoftmax")
+        return {str(name): _record(one) for name, one in content["commands"].items()}
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+
+def _record(content: Mapping[str, object]) -> CommandRecord:
+    known = content["versions"]
+    if not isinstance(known, dict):
+        raise TypeError("versions are no object")
+    named = {str(name): str(number) for name, number in known.items()}
+    return CommandRecord(str(content["line"]), str(content["at"]), named)

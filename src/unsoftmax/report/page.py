@@ -1,0 +1,106 @@
+"""The page: every section that a folder's files give, in one file that needs no other."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from unsoftmax.figures.panel import UNPRINTABLE, Panel
+from unsoftmax.models.files import replace_file
+from unsoftmax.report.blocks import CodeText, DataTable, Facts, Paragraph, Part, Section
+from unsoftmax.report.command_record import CommandRecord, commands_of
+from unsoftmax.report.drawing import svg
+from unsoftmax.report.sections import SECTIONS
+from unsoftmax.report.wording import setting_rows
+
+PAGE_FILE = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What the template is given."""
+
+    name: str
+    sections: tuple[Section, ...]
+    reproduction: Part
+
+
+def write_page(folder: str | os.PathLike[str]) -> Path:
+    """Write ``report.html`` of the results that a folder holds; return its path.
+
+    Raises
+    ------
+    FileNotFoundError
+        The folder holds no result, or lacks a file that belongs to one.
+    ValueError
+        A file is damaged, or newer than this program.
+    """
+    path = Path(folder) / PAGE_FILE
+    replace_file(path, page(folder).encode())
+    return path
+
+
+def page(folder: str | os.PathLike[str]) -> str:
+    """Return the HTML that `write_page` writes."""
+    place = Path(folder)
+    there = {name: make for name, make in SECTIONS.items() if (place / name).is_file()}
+    with np.errstate(over="ignore", invalid="ignore"):  # norms of entries that float64 just holds
+        sections = {name: make(place) for name, make in there.items()}
+    if not sections:
+        raise FileNotFoundError(
+            f"There is no result in {place}: none of {', '.join(SECTIONS)} is there. Commands "
+            "write them with --out, such as unsoftmax learn TARGET --out DIR."
+        )
+    number = count()
+
+    def drawn(panel: Panel) -> Markup:
+        return svg(panel, f"figure{next(number)}")
+
+    environment = Environment(
+        loader=PackageLoader("unsoftmax.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(drawn=drawn, text=unbroken)
+    again = _reproduction(sections, commands_of(place))
+    shown = _Page(place.resolve().name, tuple(sections.values()), again)
+    text = environment.get_template("page.html").render(page=shown)
+    return UNPRINTABLE.sub("�", text)
+
+
+def unbroken(text: str) -> Markup:
+    """Escape a text, and keep its small numbers in one line.
+
+    Examples
+    --------
+    >>> print(unbroken("1e-3 < x"))
+    <span class="n">1e-3</span> &lt; x
+    """
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="n">\g<0></span>', str(escape(text))))
+
+
+def _reproduction(sections: Mapping[str, Section], commands: Mapping[str, CommandRecord]) -> Part:
+    """Say how to get the same again."""
+    blocks: list[Paragraph | CodeText | Facts | DataTable] = []
+    for name, section in sections.items():
+        command = commands.get(name)
+        if command is not None:
+            blocks.append(CodeText(f"{name}, {command.at}", command.line))
+        else:
+            blocks.append(Paragraph(f"{name} was written from Python, not by a command."))
+        versions = section.versions if command is None else command.versions
+        rows = tuple(setting_rows(section.settings))
+        if rows:
+            blocks.append(DataTable(f"Settings of {name}", ("setting", "value"), rows))
+        blocks.append(Facts(tuple(versions.items()) or (("versions", "not recorded"),)))
+    return Part("How to reproduce this", tuple(blocks))

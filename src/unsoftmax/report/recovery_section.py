@@ -1,0 +1,182 @@
+"""What a page says of a recovery: asked, recovered, how sure, and what is left open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.campaign import Recovery
+from unsoftmax.figures.model_panels import matrices, matrix_panels, spectrum_panel
+from unsoftmax.figures.panel import scientific
+from unsoftmax.figures.run_panels import bounds_panel, course_panels, residuals_panel
+from unsoftmax.protocol import Course, FunctionBound
+from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
+from unsoftmax.report.learner_facts import LearnerFacts
+from unsoftmax.report.wording import certainty, parameter_rows, purpose_rows
+
+NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖"}
+"""What certificates bound that is no parameter."""
+
+
+def recovery_section(folder: Path) -> Section:
+    """Read ``recovery.json`` and ``model.safetensors``."""
+    recovery = Recovery.load(folder)
+    facts = LearnerFacts.of(recovery.learner)
+    return Section(
+        name="learn",
+        title=f"Recovered: {recovery.model!r}",
+        summary=_summary(recovery),
+        parts=(
+            _asked(recovery, facts),
+            _recovered(recovery),
+            _how_sure(recovery),
+            _fresh_answers(recovery),
+            _open(recovery, facts),
+        ),
+        settings=recovery.learner,
+        versions=recovery.versions,
+    )
+
+
+def _summary(recovery: Recovery[Any]) -> str:
+    known = [
+        f"{name} is {certainty(bound, recovery.model.norm(name))}"
+        for name, bound in recovery.certificate.errors.items()
+        if bound and recovery.model.norm(name)
+    ]
+    checked = (
+        "Fresh answers were predicted within what the certificate allows."
+        if recovery.evidence.passed
+        else "No fresh answers checked it: it may be wrong."
+    )
+    sure = f" By its certificate {', '.join(known)}." if known else ""
+    return f"{recovery.queries:,} queries recovered a model, {recovery.model!r}.{sure} {checked}"
+
+
+def _asked(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
+    learner = str(recovery.learner.get("learner", "a learner"))
+    rows = (*purpose_rows(recovery.counts), ("in all", f"{recovery.queries:,}", ""))
+    needs = f" It needs {facts.queries}" if facts.queries else ""
+    source = f" Its source: {facts.source}" if facts.source else ""
+    panels = tuple(course_panels(recovery.course))
+    when = [] if panels else [Paragraph(_without_times(recovery.course))]
+    return Part(
+        "What was asked, and why",
+        (
+            Paragraph(f"{learner}: {facts.purpose}{needs}{source}"),
+            DataTable("Queries by purpose", ("purpose", "queries", "why"), rows),
+            *when,
+            Pictures(panels),
+        ),
+    )
+
+
+def _without_times(course: Course | None) -> str:
+    if course is None:
+        return "When the answers came is not recorded."
+    return (
+        f"All {course.recorded:,} answers were in the ledger when this run began: when they came "
+        "is not recorded."
+    )
+
+
+def _recovered(recovery: Recovery[Any]) -> Part:
+    found = matrices(recovery.model)
+    panels = [*matrix_panels(found), spectrum_panel(found, recovery.certificate.errors)]
+    shown = tuple(panel for panel in panels if panel is not None)
+    maps = len(shown) - (panels[-1] is not None)
+    left = len(found) - maps
+    note = []
+    if maps > 1:
+        note.append(Paragraph("Each matrix is on a scale of its own: red above 0, blue below."))
+    if left:
+        note.append(Paragraph(f"{left} matrices are not drawn; the table has their norms."))
+    return Part(
+        "What was recovered",
+        (
+            *note,
+            Pictures(shown),
+            DataTable(
+                "Parameters", ("name", "shape", "norm, or value"), parameter_rows(recovery.model)
+            ),
+        ),
+    )
+
+
+def _how_sure(recovery: Recovery[Any]) -> Part:
+    errors, model = recovery.certificate.errors, recovery.model
+    norms = {name: model.norm(name) for name in errors}
+    rows = tuple(
+        (
+            NAMES.get(name, name),
+            scientific(bound),
+            scientific(norms[name]),
+            certainty(bound, norms[name]),
+        )
+        for name, bound in errors.items()
+    )
+    panel = bounds_panel(errors, norms)
+    return Part(
+        "How sure it is",
+        (
+            Paragraph(
+                "The certificate bounds how far each parameter can be from the true one. It needs "
+                "no ground truth: it follows from the theorem, the answers' precision and the "
+                "answers themselves. Errors of matrices are Frobenius norms, of vectors 2-norms; "
+                "of several heads both are the worst case: the largest error beside the smallest "
+                "norm."
+            ),
+            DataTable("The certificate", ("parameter", "error at most", "norm", "in words"), rows),
+            Pictures(() if panel is None else (panel,)),
+            Paragraph("It rests on this:"),
+            Listing(recovery.certificate.assumes),
+        ),
+    )
+
+
+def _fresh_answers(recovery: Recovery[Any]) -> Part:
+    evidence, bound = recovery.evidence, recovery.function
+    panel = residuals_panel(evidence)
+    text = (
+        f"{evidence.queries:,} queries went into a hold-out that nothing was learned from. The "
+        f"largest residual is {scientific(evidence.max_residual)} of its answer's natural size, the "
+        f"root mean square {scientific(evidence.rms_residual)}; the certificate lets one expect up to "
+        f"{scientific(evidence.tolerance)}. "
+        + ("All are within their tolerance." if evidence.passed else "Not all are within it.")
+    )
+    if not evidence.queries or np.isnan(evidence.max_residual):
+        text = "Nothing was held out, so nothing shows that the target is of this class."
+    shown = Pictures(() if panel is None else (panel,))
+    told = () if bound is None else (Paragraph(_function_bound(bound)),)
+    return Part("How it predicts fresh answers", (Paragraph(text), shown, *told))
+
+
+def _function_bound(bound: FunctionBound) -> str:
+    return (
+        f"On the distribution that was sampled, answers are predicted to {scientific(bound.bound)}, "
+        f"but for a share of {bound.eps:g} of its sequences, with confidence "
+        f"{1 - bound.delta:g}: the largest miss of {bound.samples:,} samples."
+    )
+
+
+def _open(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
+    items = []
+    if facts.determined_up_to:
+        items.append(_gauge(facts.determined_up_to))
+    for name, bound in recovery.certificate.errors.items():
+        if certainty(bound, recovery.model.norm(name)).startswith("not"):
+            words = certainty(bound, recovery.model.norm(name))
+            items.append(f"{NAMES.get(name, name)} is {words}.")
+    said = [*items, *recovery.notes]
+    nothing = "Nothing, as far as the certificate and its assumptions go."
+    return Part("What is not determined, and notes", (Listing(tuple(said) or (nothing,)),))
+
+
+def _gauge(determined_up_to: str) -> str:
+    """Make a sentence of a learner's own note."""
+    first, _, rest = determined_up_to.partition("; ")
+    if first == "nothing":
+        return f"The answers determine every parameter; {rest}" if rest else "Nothing is free."
+    return f"The answers determine the model up to {determined_up_to}"

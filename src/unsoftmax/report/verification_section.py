@@ -1,0 +1,57 @@
+"""What a page says of a verification: the verdict, its grounds, and what would have shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unsoftmax.audit import Verification
+from unsoftmax.figures.panel import scientific
+from unsoftmax.figures.run_panels import power_panel
+from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
+
+VERDICTS = {
+    "same": "The target serves the claimed weights, as far as its answers can show.",
+    "different": "The target does not serve the claimed weights.",
+    "undecided": "The answers do not decide whether the target serves the claimed weights.",
+}
+
+
+def verification_section(folder: Path) -> Section:
+    """Read ``verification.json``."""
+    result = Verification.load(folder)
+    changed = f" What was changed: {result.tensor}." if result.tensor else ""
+    verdict = VERDICTS[result.verdict]
+    panel = power_panel(result.power)
+    rows = tuple((name, scientific(change)) for name, change in result.power.items())
+    return Section(
+        name="verify",
+        title=f"Verified: {result.verdict}",
+        summary=f"{verdict}{changed} {result.queries:,} queries were asked.",
+        parts=(
+            Part(
+                "On what the verdict rests",
+                (
+                    Paragraph(
+                        "The claimed weights predict every answer. What the target's own "
+                        "arithmetic, format and noise may move an answer by was measured on the "
+                        f"spot: up to {scientific(result.precision)} of the size of its terms. The "
+                        f"largest miss is {scientific(result.largest_miss)} times what that allows: "
+                        "up to 1 is the same, above 2 is different."
+                    ),
+                    Listing(result.notes),
+                ),
+            ),
+            Part(
+                "What would have shown, and what would not",
+                (
+                    Paragraph(
+                        "For each tensor, the smallest relative change in a random direction that "
+                        "would have been called different in 95 of 100 cases. A smaller change is "
+                        "not excluded. Of a tensor that is 0, the norm of the change."
+                    ),
+                    Pictures(() if panel is None else (panel,)),
+                    DataTable("Smallest changes seen", ("tensor", "relative change"), rows),
+                ),
+            ),
+        ),
+    )

@@ -1,0 +1,262 @@
+"""The page: all that the files say, nothing that they could do, and small."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.report.results import HOSTILE, fill, random_heads, recovery_of
+from unsoftmax.campaign.refused_run import RefusedRun
+from unsoftmax.learners import BY_NAME
+from unsoftmax.protocol import Certificate, Course, Evidence
+from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
+from unsoftmax.report.learner_facts import LearnerFacts
+from unsoftmax.report.page import page, write_page
+from unsoftmax.report.recovery_section import recovery_section
+from unsoftmax.report.sections import SECTIONS
+
+REACHES_OUT = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "background"}
+
+
+class Read(HTMLParser):
+    """A page as a browser would take it: its elements, its text, and what is wrong with it."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.text, self.ids, self.wrong = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name.startswith("on"):
+                self.wrong.append((tag, name))
+            if name in REACHES_OUT and not (value or "").startswith(("#", "data:")):
+                self.wrong.append((tag, name, value))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def said(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def read(folder):
+    return Read(page(folder))
+
+
+def test_everything_is_on_the_page(tmp_path):
+    recovery = us.learn(us.SingleHead(np.diag([1.0, 2, 3]), [1.0, 1, 1]), us.learners.ExactHead(3))
+    recovery.save(tmp_path)
+    note_command(tmp_path, "recovery.json", CommandRecord.now(["learn", "my head", "--seed", "7"]))
+    assert write_page(tmp_path) == tmp_path / "report.html"
+    found = Read((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for part in (
+        "44 queries recovered a model, SingleHead(d=3)",
+        "What was asked, and why",
+        "Learn a single head from exact values (Theorem 4.1).",
+        "It needs d + d²",
+        "Source",
+        "the hold-out: predicted, never learned from",
+        "Answers over time",
+        "Singular values of W: from 3 down to 1.",
+        "Those below the bound on ‖ΔW‖",
+        f"W 3 × 3 {np.sqrt(14):.3g}",
+        "known to 1",
+        *recovery.certificate.assumes,
+        "residuals are within their tolerance",
+        "The answers determine every parameter; W and w are free when v = 0.",
+        "unsoftmax learn 'my head' --seed 7",
+        "seed 0",
+        f"numpy {np.__version__}",
+    ):
+        assert " ".join(part.split()).lower() in found.said.lower(), part
+    assert found.elements.count("svg") == 6
+
+
+def test_what_files_say_is_text(tmp_path):
+    text = page(fill(tmp_path))
+    found = Read(text)
+    assert found.wrong == []
+    assert not {"script", "iframe", "object", "embed", "form"} & {*found.elements}
+    assert "<img" not in text
+    assert "<script" not in text
+    assert found.said.count("fetch('http://evil.test')") >= 8
+    assert "default-src 'none'" in text
+
+
+def test_identifiers_are_unique_and_every_figure_has_a_text(tmp_path):
+    text = page(fill(tmp_path))
+    found = Read(text)
+    assert len(found.ids) == len({*found.ids})
+    figures = text.count("<svg")
+    assert figures == text.count('role="img"') == text.count("<desc id=")
+    assert figures == text.count("<figcaption>") >= 10
+    assert "<title id" in text
+    assert "></desc>" not in text
+    for at in text.split('aria-labelledby="')[1:]:
+        assert set(at.split('"')[0].split()) <= {*found.ids}
+
+
+def test_colours_are_the_pages_own(tmp_path):
+    recovery_of(random_heads()).save(tmp_path)
+    text = page(tmp_path)
+    drawn = text[text.index("<svg") : text.rindex("</svg>")]
+    left = set(re.findall(r"(?:fill|stroke): (#\w+)", drawn))
+    assert left <= {"#ffffff", "#000000"}, left  # behind a colour bar
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        us.MultiHead(np.zeros((0, 4, 4)), np.zeros((0, 4))),
+        us.MultiHead(np.zeros((2, 1, 1)), np.ones((2, 1))),
+        us.SingleHead(np.zeros((3, 3)), np.zeros(3)),
+        us.SingleHead.from_factors(np.ones((1, 5)), np.ones((1, 5)), np.ones(5)),
+        us.ReluNetwork(np.zeros((3, 0)), np.zeros(0)),
+        us.ReluNetwork(np.ones((2, 50)), np.ones(50)),
+        us.Transformer(np.eye(3), us.ReluNetwork(np.ones((3, 2)), np.ones(2))),
+        us.SingleHead([[1e308]], [1e308]),
+        us.SingleHead([[5e-324]], [1.0]),
+    ],
+    ids=repr,
+)
+def test_any_model_has_its_page(tmp_path, model):
+    recovery_of(model, course=None).save(tmp_path)
+    found = read(tmp_path)
+    assert repr(model).replace(" ", "") in found.said.replace(" ", "")
+    assert "nan" not in found.said.lower().split()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 0.0, 5e-324, 1e308])
+def test_any_number_has_its_page(tmp_path, number):
+    errors = {} if np.isnan(number) else {"W": number, "v": number, "slope": number}
+    evidence = Evidence(3, number, number, number, False, ((number, np.inf), (0.0, number)))
+    course = Course(((1e-300, 1, "x"),), {"x": (1, 0.0)})
+    changes = {"certificate": Certificate(errors, ()), "evidence": evidence, "course": course}
+    recovery_of(us.SingleHead(np.eye(2), np.ones(2)), **changes).save(tmp_path)
+    assert "recovered a model" in read(tmp_path).said
+
+
+def test_what_is_not_recorded_is_said(tmp_path):
+    nothing = {"counts": {}, "notes": (), "learner": {}, "certificate": Certificate({}, ())}
+    model = us.MultiHead(np.zeros((0, 2, 2)), np.zeros((0, 2)))
+    recovery_of(model, course=Course(recorded=7), **nothing).save(tmp_path)
+    assert "All 7 answers were in the ledger" in read(tmp_path).said
+    unchecked = Evidence.of(0, np.zeros(0), np.zeros(0))
+    recovery_of(model, course=None, evidence=unchecked, **nothing).save(tmp_path)
+    said = read(tmp_path).said
+    assert "When the answers came is not recorded." in said
+    assert "Nothing was held out" in said
+    assert "Nothing, as far as the certificate and its assumptions go." in said
+
+
+def test_a_page_of_twelve_large_heads_is_below_a_megabyte(tmp_path):
+    recovery_of(random_heads(12, 384)).save(tmp_path)
+    fill_in = us.Verification("same", 20, None, dict.fromkeys(map(str, range(50)), 1e-9), 0, 0)
+    fill_in.save(tmp_path)
+    text = page(tmp_path)
+    assert 100_000 < len(text.encode()) < 1_000_000
+    assert text.count("image/png") == 12
+    assert "A pixel is the largest of 5 × 5 entries." in text
+
+
+def test_more_heads_than_are_drawn_are_in_the_table(tmp_path):
+    recovery_of(random_heads(70, 4)).save(tmp_path)
+    section = recovery_section(tmp_path)
+    [part] = [part for part in section.parts if part.title == "What was recovered"]
+    _, left, pictures, table = part.blocks
+    assert left.text.startswith("38 matrices are not drawn")
+    assert len(pictures.panels) == 32 + 1
+    assert table.rows[-1] == ("and 9 more", "", "")
+
+
+def test_a_folder_without_a_result_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no result in"):
+        write_page(tmp_path)
+    with pytest.raises(FileNotFoundError, match="There is no result in"):
+        write_page(tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [*SECTIONS, "commands.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "[" * 100_000,
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"format_version": 1', '"format_version": 99'),
+        lambda text: json.dumps(dict.fromkeys(json.loads(text), 1)),
+    ],
+    ids=["empty", "list", "deep", "half", "newer", "ones"],
+)
+def test_a_damaged_file_is_named_and_no_page_is_written(tmp_path, name, damage):
+    fill(tmp_path)
+    path = tmp_path / name
+    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(ValueError, match=name):
+        write_page(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "determined.safetensors"])
+def test_a_missing_file_is_named(tmp_path, name):
+    (fill(tmp_path) / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        write_page(tmp_path)
+
+
+def test_a_recovery_of_before_has_its_page(tmp_path):
+    recovery_of(random_heads()).save(tmp_path)
+    path = tmp_path / "recovery.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["course"], content["versions"], content["evidence"]["residuals"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    said = read(tmp_path).said
+    assert "When the answers came is not recorded." in said
+    assert "versions not recorded" in said
+
+
+def test_passwords_are_in_no_command(tmp_path):
+    words = ["learn", "https://me:pa%40ss@host/v2/models/m", "--out", "a b"]
+    note_command(tmp_path, "recovery.json", CommandRecord.now(words))
+    [command] = commands_of(tmp_path).values()
+    assert command.line == "unsoftmax learn https://host/v2/models/m --out 'a b'"
+    (tmp_path / "commands.json").write_text("{", encoding="utf-8")
+    note_command(tmp_path, "verification.json", CommandRecord.now(["verify"]))
+    assert [*commands_of(tmp_path)] == ["verification.json"]
+
+
+@pytest.mark.parametrize("learner", BY_NAME.values(), ids=lambda kind: kind.__name__)
+def test_every_learner_says_what_a_page_tells(learner):
+    facts = LearnerFacts.of({"learner": learner.__name__})
+    assert facts.purpose.endswith(".")
+    assert facts.queries
+    assert facts.source
+    assert facts.determined_up_to[-1] == "."
+    assert "*" not in "".join((facts.queries, facts.source, facts.determined_up_to))
+
+
+def test_a_refusal_says_what_is_determined(tmp_path):
+    target = us.SingleHead(np.eye(4), np.zeros(4))
+    with pytest.raises(us.NotIdentifiable) as refused:
+        us.learn(target, us.learners.ExactHead(4))
+    settings = us.learners.ExactHead(4).settings()
+    RefusedRun.of(refused.value, settings, Course(paid=36)).save(tmp_path)
+    said = read(tmp_path).said
+    assert "36 queries, and no model: v = 0." in said
+    assert "In determined.safetensors name shape norm, or value c a number 0 v 4 0" in said
+    RefusedRun.of(us.ModelMismatch(HOSTILE), {}, Course()).save(tmp_path)
+    assert not (tmp_path / "determined.safetensors").exists()
+    assert "Nothing that could be kept." in read(tmp_path).said
