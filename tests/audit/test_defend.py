@@ -509,7 +509,7 @@ def test_curves_and_the_page_show_what_was_refused_and_not_known(tmp_path):
     from unsoftmax.report.defence_panels import curves, draw_defences, loss_panel, strength_panels
     from unsoftmax.report.page import write_page
 
-    tuning = tuned(capped_noise=(0.1, 1.0), both_caps=(4.0, 1.0), budget=(0.5, 2.0), cap=(1.0,))
+    tuning = tuned(capped_noise=(0.1, 1.0), both_caps=(4.0, 1.0), budget=(0.5, 2.0), decimals=(0,))
     result = us.defend(head(3, biases=True), 3, tuning=tuning)
     lengths = {curve.name: len(curve.trials) for curve in curves(result.trials)}
     capped = [count for name, count in lengths.items() if name.startswith("noise with a norm cap")]
@@ -532,7 +532,7 @@ def test_curves_and_the_page_show_what_was_refused_and_not_known(tmp_path):
     page = write_page(tmp_path).read_text(encoding="utf-8")
     assert "Defences of &lt;script&gt;" in page
     assert "every attack was refused" in page
-    assert "v, c known" in page or "v known" in page
+    assert "NotIdentifiable, v, c known" in page
 
 
 # -- refusals
@@ -635,7 +635,7 @@ def folder(tmp_path):
 
 def test_the_command_defends_an_endpoint(folder):
     words = ["defend", "mine:head", "--dim", 3, "--sampler", "mine:drawn", "--attack-queries", 400]
-    done = run(folder, *words, "--out", "o", "--json")
+    done = run(folder, *words, "--out", "o", "--json", "--report")
     assert done.returncode == 0, done.stderr
     assert "The target is asked at most" in done.stderr
     content = json.loads(done.stdout)

@@ -96,7 +96,8 @@ def loss_panel(
             ylabel="error that the best attack is left with",
         )
         in_tens(axis.xaxis)
-        axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+        axis.legend(fontsize=7, ncols=2, columnspacing=1, handletextpad=0.2, **below)
 
     said = [
         f"{curve.name}: errors from {scientific(min(t.error for t in some))} to "
@@ -111,7 +112,7 @@ def loss_panel(
         f"A loss of 0 is drawn at {tuning.least_loss:.0e}. Dotted: the error that a defence is to "
         "leave, and the most that it may cost. A cross: every attack was refused, which is no "
         "evidence.",
-        width=9.2,
+        width=5.0,
         height=4.6,
     )
 
@@ -179,7 +180,7 @@ def draw_defences(
     small = strength_panels(result, tuning)
     rows = -(-len(small) // tuning.columns)
     with themed():
-        figure = Figure(figsize=(3.1 * tuning.columns, 5.2 + 2.4 * rows), layout="constrained")
+        figure = Figure(figsize=(3.1 * tuning.columns, 6.0 + 2.4 * rows), layout="constrained")
         grid = figure.add_gridspec(rows + 2, tuning.columns)
         places = [grid[2 + n // tuning.columns, n % tuning.columns] for n in range(len(small))]
         panels = [(loss_panel(result, tuning), grid[:2, :]), *zip(small, places, strict=True)]
