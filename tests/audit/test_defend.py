@@ -25,6 +25,7 @@ from unsoftmax.audit.defence.edge_head import EdgeHead
 from unsoftmax.audit.defence.first_columns import FirstColumns
 from unsoftmax.audit.defence.fitted_head import FittedHead
 from unsoftmax.audit.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
+from unsoftmax.audit.defence.stretched_head import StretchedHead
 from unsoftmax.cli.defend import _show
 
 NOTHING = LadderTuning((), (), (), (), (), (), (), ())
@@ -106,6 +107,39 @@ def test_a_fit_is_as_good_as_its_answers(biases, trials):
         assert 20 < errors[1] / errors[0] < 500
         assert relative(found.w, target.w) < 0.2
         assert abs(found.c - target.c) < 0.01
+
+
+def test_biases_do_not_keep_tokens_short(trials, evidence):
+    """Noise of a hundredth, no cap: W to what is left of it after stretching."""
+    worst, runs = 0.0, trials(3, 100)
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 3])
+        K, Q = rng.standard_normal((2, 2, 4)) / 2
+        w = K.T @ rng.standard_normal(2)
+        target = us.SingleHead.from_factors(K, Q, rng.standard_normal(4), w, 0.5)
+        learner = StretchedHead(4, 4.0, 3000, seed=seed)
+        counted = Counted(us.oracles.noisy(target, 0.003, seed))
+        found = us.learn(counted, learner, holdout=0).model
+        assert counted.queries == learner.plan().at_most <= 3000
+        fitted = us.learn(counted, FittedHead(4, 4.0, 3000, True), holdout=0).model
+        error = relative(found.W, target.W)
+        assert error < relative(fitted.W, target.W) / 100
+        assert relative(found.w, target.w) < 100 * error
+        worst = max(worst, error)
+    assert worst < 1e-4
+    evidence(
+        "head with biases, d = 4, rank 2, noise of 0.003, 3,000 answers: W by longer tokens",
+        runs=runs,
+        largest_relative_error=f"{worst:.0e}",
+    )
+
+
+def test_stretching_does_no_harm_where_noise_is_too_large():
+    target, errors = head(4, 1, biases=True), []
+    for learner in (FittedHead(4, 4.0, 3000, True), StretchedHead(4, 4.0, 3000)):
+        noisy = us.oracles.noisy(target, 0.5, 0)
+        errors.append(relative(us.learn(noisy, learner, holdout=0).model.W, target.W))
+    assert errors[1] < 10 * errors[0]
 
 
 def test_a_fit_of_nothing_is_refused():

@@ -20,6 +20,7 @@ from unsoftmax.audit.defence.defence_ladder import Measures
 from unsoftmax.audit.defence.edge_head import EdgeHead, EdgeTuning
 from unsoftmax.audit.defence.first_columns import FirstColumns
 from unsoftmax.audit.defence.fitted_head import FittedHead
+from unsoftmax.audit.defence.stretched_head import StretchedHead
 from unsoftmax.learners import (
     ApproximateHead,
     ExactHead,
@@ -212,6 +213,9 @@ def _fitted(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
         for length in attacker.fit_lengths(measures):
             fit = FittedHead(of.dim, length, queries, of.biases, attacker.seed)
             yield Attack(f"FittedHead, tokens up to {length:.3g}", fit)
+        if of.biases and not attacker.radii(measures):
+            stretched = StretchedHead(of.dim, attacker.longest, queries, seed=attacker.seed)
+            yield Attack("StretchedHead", stretched)
 
 
 def several_heads_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
