@@ -70,6 +70,7 @@ def shell(code, folder, *more_path):
     """Run a block; ``# Ctrl-C`` is pressed as soon as it asks for W."""
     path = os.pathsep.join([str(Path(sys.executable).parent), *more_path, os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
+    environment.pop("UNSOFTMAX_REPORT", None)  # what a page prints is what its readers see
     stderr = folder / "stderr"
     with stderr.open("w") as errors:
         process = subprocess.Popen(

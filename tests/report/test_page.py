@@ -14,7 +14,7 @@ from tests.report.results import HOSTILE, fill, random_heads, recovery_of
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Certificate, Course, Evidence
-from unsoftmax.report.blocks import DataTable
+from unsoftmax.report.blocks import DataTable, Paragraph, Pictures
 from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
 from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.page import page, write_page
@@ -176,6 +176,9 @@ def test_more_heads_than_are_drawn_are_in_the_table(tmp_path):
     section = recovery_section(tmp_path)
     [part] = [part for part in section.parts if part.title == "What was recovered"]
     _, left, pictures, table = part.blocks
+    assert isinstance(left, Paragraph)
+    assert isinstance(pictures, Pictures)
+    assert isinstance(table, DataTable)
     assert left.text.startswith("38 matrices are not drawn")
     assert len(pictures.panels) == 32 + 1
     assert len(table.rows) == len(table.shown) == 70 + 3
