@@ -34,7 +34,9 @@ def inline_formula(writer, node):
 
 def displayed_formula(writer, node):
     """Write $$…$$ as MathML in a box that scrolls where the window is narrow."""
-    writer.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>')
+    writer.body.append(
+        f'<div class="formula" tabindex="0">{convert(node.astext(), display="block")}</div>'
+    )
     raise nodes.SkipNode
 
 
