@@ -12,6 +12,8 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from unsoftmax import learners, oracles, theory
+    from unsoftmax.audit.defence.defence_comparison import DefenceComparison
+    from unsoftmax.audit.defence.defending import defend
     from unsoftmax.audit.exposure import Audit as Audit
     from unsoftmax.audit.exposure import audit as audit
     from unsoftmax.audit.verification import Verification, verify
@@ -58,6 +60,7 @@ __all__ = [
     "Audit",
     "Budget",
     "BudgetExceeded",
+    "DefenceComparison",
     "DimensionRefused",
     "Equivalence",
     "LedgerError",
@@ -79,6 +82,7 @@ __all__ = [
     "Verification",
     "audit",
     "canonical",
+    "defend",
     "equivalent",
     "find_projections",
     "from_projections",

@@ -335,6 +335,15 @@ def test_learn_and_compare(folder):
     assert verdict["verdict"] == "different"
     witness = np.array(verdict["witness"])[None]
     assert truth(witness) == pytest.approx(verdict["answers"][0])
+    assert verdict["share"] > 1
+    # further away than the certificate allows, by a difference of answers that proves nothing
+    certificate = json.loads((folder / "out" / "recovery.json").read_text())["certificate"]
+    nudge = max(3 * certificate["errors"]["W"], 1e-8) * np.eye(6) / np.sqrt(6)
+    us.SingleHead(truth.W + nudge, truth.v).save(folder / "near.safetensors")
+    near = run(folder, "compare", found, "near.safetensors", "--rtol", 1e-15)
+    assert near.returncode == 1
+    assert "further apart than the certificate allows" in near.stdout
+    assert "for illustration" in near.stdout
     exact = run(folder, "compare", found, "truth.safetensors", "--rtol", 0)
     assert exact.returncode in (1, 3)
     finished = run(folder, "learn", "mine:head", "--dim", 6, "--out", "out", "--json")

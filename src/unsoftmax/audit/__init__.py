@@ -8,10 +8,26 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from unsoftmax.audit.defence.defence_comparison import (
+    AttackOutcome,
+    DefenceComparison,
+    DefenceTrial,
+)
+from unsoftmax.audit.defence.defending import defend
 from unsoftmax.audit.exposure import Audit, audit
 from unsoftmax.audit.verification import Verification, Verifier, verify
 
-__all__ = ["Audit", "Verification", "Verifier", "audit", "verify"]
+__all__ = [
+    "AttackOutcome",
+    "Audit",
+    "DefenceComparison",
+    "DefenceTrial",
+    "Verification",
+    "Verifier",
+    "audit",
+    "defend",
+    "verify",
+]
 
 
 class _CallableRoom(ModuleType):
