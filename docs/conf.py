@@ -1,6 +1,10 @@
-"""Sphinx configuration: Markdown pages, and formulas as MathML, which needs no script."""
+"""Sphinx configuration: Markdown pages, formulas as MathML, and figures out of evidence.md."""
+
+import re
+from pathlib import Path
 
 from latex2mathml.converter import convert
+from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nodes
 
 import unsoftmax
@@ -30,10 +34,33 @@ def inline_formula(writer, node):
 
 def displayed_formula(writer, node):
     """Write $$…$$ as MathML in a box that scrolls where the window is narrow."""
-    writer.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>')
+    writer.body.append(
+        f'<div class="formula" tabindex="0">{convert(node.astext(), display="block")}</div>'
+    )
     raise nodes.SkipNode
 
 
+class Measured(SphinxDirective):
+    """``{measured} CLAIM``: what evidence.md has beside that claim, copied into no page."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self):
+        """Return a paragraph, or an error where there is no such row."""
+        evidence = Path(self.env.srcdir) / "evidence.md"
+        self.env.note_dependency(str(evidence))
+        lines = re.sub(" +", " ", evidence.read_text(encoding="utf-8")).splitlines()
+        rows = [line.split("|") for line in lines]
+        figures = {row[1].strip(): row[2].strip() for row in rows if len(row) == 6}
+        [claim] = self.arguments
+        if claim not in figures:
+            raise self.error(f"No row of evidence.md claims {claim!r}.")
+        text = f"Measured ([Evidence](/evidence.md)): *{claim}*: {figures[claim]}."
+        return self.parse_text_to_nodes(text)
+
+
 def setup(app):
-    """Register the writer of formulas."""
+    """Register the writer of formulas, and the directive."""
     app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
+    app.add_directive("measured", Measured)

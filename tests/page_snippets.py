@@ -46,7 +46,8 @@ class Snippet:
 
 def snippets(page):
     text = page.read_text(encoding="utf-8")
-    found, end = [], 0
+    found: list[Snippet] = []
+    end = 0
     for block in FENCE.finditer(text):
         language, code = block.groups()
         follows = found and not text[end : block.start()].strip()
@@ -65,10 +66,12 @@ def masked(text):
     return re.sub(r"[\s─]+", " ", text).strip()
 
 
-def shell(code, folder, *more_path):
-    """Run a block; ``# Ctrl-C`` is pressed as soon as it asks for W."""
+def shell(code, folder, *more_path, reports=False):
+    """Run a block; ``# Ctrl-C`` is pressed as soon as it asks for W. Reports take seconds."""
     path = os.pathsep.join([str(Path(sys.executable).parent), *more_path, os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
+    if reports:
+        environment.pop("UNSOFTMAX_REPORT", None)
     stderr = folder / "stderr"
     with stderr.open("w") as errors:
         process = subprocess.Popen(
@@ -86,6 +89,7 @@ def shell(code, folder, *more_path):
 def run_page(page, folder, *more_path):
     """Run a page's sh blocks in order, in a folder with its files, and see what they print."""
     found = snippets(page)
+    reports = "report.html" in page.read_text(encoding="utf-8")
     if any("cd examples/" in snippet.code for snippet in found):
         shutil.copytree(ROOT / "examples", folder / "examples")
     for snippet in found:
@@ -93,7 +97,7 @@ def run_page(page, folder, *more_path):
             (folder / snippet.file).write_text(snippet.code, encoding="utf-8")
     for snippet in found:
         if snippet.language == "sh":
-            status, printed, stderr = shell(snippet.code, folder, *more_path)
+            status, printed, stderr = shell(snippet.code, folder, *more_path, reports=reports)
             if "# Ctrl-C" in snippet.code:
                 assert status in (130, -signal.SIGINT), stderr
                 printed = stderr.splitlines()[-1]

@@ -301,6 +301,8 @@ FACTS = {
     "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
     "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",
     "audit.answer_errors._LEAST": "where exponentials of its logarithm leave float64",
+    "audit.exposure.AUDIT_FORMAT": "version of the format of audit.json",
+    "cli.audit._STATUS": "exit statuses, promised to scripts",
     "audit.defence.defence_comparison.FORMAT_VERSION": "version of the format of defence.json",
     "audit.verification.MOST": "queries that verification promises to stay below",
     "campaign.refused_run.FORMAT_VERSION": "version of the format of refusal.json",

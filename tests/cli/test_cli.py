@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -334,6 +335,15 @@ def test_learn_and_compare(folder):
     assert verdict["verdict"] == "different"
     witness = np.array(verdict["witness"])[None]
     assert truth(witness) == pytest.approx(verdict["answers"][0])
+    assert verdict["share"] > 1
+    # further away than the certificate allows, by a difference of answers that proves nothing
+    certificate = json.loads((folder / "out" / "recovery.json").read_text())["certificate"]
+    nudge = max(3 * certificate["errors"]["W"], 1e-8) * np.eye(6) / np.sqrt(6)
+    us.SingleHead(truth.W + nudge, truth.v).save(folder / "near.safetensors")
+    near = run(folder, "compare", found, "near.safetensors", "--rtol", 1e-15)
+    assert near.returncode == 1
+    assert "further apart than the certificate allows" in near.stdout
+    assert "for illustration" in near.stdout
     exact = run(folder, "compare", found, "truth.safetensors", "--rtol", 0)
     assert exact.returncode in (1, 3)
     finished = run(folder, "learn", "mine:head", "--dim", 6, "--out", "out", "--json")
@@ -735,3 +745,46 @@ def test_one_ctrl_c_ends_an_algorithm_that_never_does(folder, name):
     assert process.returncode == 130
     assert "Run the same command to go on" in said
     assert "Traceback" not in said
+
+
+FAULTY = """
+import unsoftmax as us
+import unsoftmax.audit.verification, unsoftmax.learners.single_head.exact as exact
+model = us.load("m.safetensors")
+def wrong(*args, **options):
+    raise LookupError("no such [bold]head[/]")
+def out_of_memory(*args, **options):
+    raise MemoryError
+unsoftmax.audit.verification.judged = wrong
+def head(X):
+    return model(X)
+def large(X):
+    unsoftmax.audit.verification.judged = out_of_memory
+    return model(X)
+"""
+
+
+def test_a_fault_of_our_own_is_no_answer(tmp_path):
+    us.SingleHead(np.eye(3), np.ones(3)).save(tmp_path / "m.safetensors")
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    words = ("verify", "faulty:head", "--weights", "m.safetensors", "--ledger", "l.sqlite")
+    done = run(tmp_path, *words, "--json")
+    assert (done.returncode, "Traceback" in done.stderr) == (70, False)
+    content = json.loads(done.stdout)
+    assert (content["error"], content["status"]) == ("LookupError", 70)
+    assert content["message"] in done.stderr
+    assert "no such [bold]head[/]" in done.stderr
+    assert "Every answer so far is in l.sqlite" in done.stderr
+    assert "This is a fault of unsoftmax" in done.stderr
+    [path] = re.findall(r"with (\S+unsoftmax-fault-\S+\.txt),", done.stderr)
+    report = Path(path).read_text()
+    Path(path).unlink()
+    assert "raise LookupError" in report
+    assert "unsoftmax verify faulty:head --weights m.safetensors" in report
+    assert f"numpy {np.__version__}" in report
+    shown = run(tmp_path, *words, "--debug")
+    assert (shown.returncode, shown.stdout) == (70, "")
+    assert "raise LookupError" in shown.stderr
+    large = run(tmp_path, "verify", "faulty:large", *words[2:4])
+    assert (large.returncode, "a fault" in large.stderr) == (70, False)
+    assert "not enough memory" in large.stderr

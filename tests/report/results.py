@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import unsoftmax as us
+from unsoftmax.audit.exposure import RecoveryCost
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.protocol import Certificate, Course, Evidence
 from unsoftmax.report.command_record import CommandRecord, note_command
@@ -52,5 +53,21 @@ def fill(folder):
     RefusedRun.of(error, {"learner": HOSTILE, "seed": 0}, COURSE).save(folder)
     power = {"W of head 0": 1e-12, HOSTILE: 2e-3, "c": np.inf}
     us.Verification("different", 20, HOSTILE, power, 1e-16, np.inf, (HOSTILE,)).save(folder)
+    us.Audit(
+        "several heads",
+        "certain",
+        {"kind": HOSTILE, "width": 1, "coordinate": 0, "precision": [HOSTILE]},
+        {"heads": 3},
+        (HOSTILE,),
+        HOSTILE,
+        RecoveryCost({"learner": HOSTILE}, 400, 800, 30_000, 1.25),
+        760,
+        6000,
+        3.5,
+        recovery_of(random_heads(), notes=(HOSTILE,), versions={HOSTILE: HOSTILE}),
+        (HOSTILE,),
+        course=COURSE,
+        versions={"unsoftmax": HOSTILE},
+    ).save(folder)
     note_command(folder, "recovery.json", CommandRecord.now(["learn", HOSTILE]))
     return folder

@@ -14,6 +14,7 @@ from tests.report.results import HOSTILE, fill, random_heads, recovery_of
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Certificate, Course, Evidence
+from unsoftmax.report.blocks import DataTable
 from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
 from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.page import page, write_page
@@ -177,7 +178,45 @@ def test_more_heads_than_are_drawn_are_in_the_table(tmp_path):
     _, left, pictures, table = part.blocks
     assert left.text.startswith("38 matrices are not drawn")
     assert len(pictures.panels) == 32 + 1
-    assert table.rows[-1] == ("and 9 more", "", "")
+    assert len(table.rows) == len(table.shown) == 70 + 3
+    many = DataTable("many", ("a", "b"), (("x", "y"),) * 1000)
+    assert many.shown[-1] == ("and 800 more", "")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("course", "points"), [[float("nan"), 1, "W"]]),
+        (("course", "points"), [[1.0, -1, "W"]]),
+        (("course", "points"), [["1", 1, "W"]]),
+        (("course", "phases"), {"W": [True, 1.0]}),
+        (("course", "recorded"), 1e300),
+        (("course", "paid"), None),
+        (("evidence", "residuals"), [[1.0]]),
+        (("evidence", "residuals"), [["x", 1.0]]),
+        (("certificate", "errors"), {"W": -1.0}),
+    ],
+)
+def test_numbers_that_are_none_are_refused(tmp_path, place, value):
+    recovery_of(random_heads()).save(tmp_path)
+    path = tmp_path / "recovery.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content[place[0]][place[1]] = value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"recovery\.json cannot be read"):
+        write_page(tmp_path)
+
+
+def test_files_that_hold_very_much_have_a_page_of_usual_size(tmp_path):
+    rng = np.random.default_rng(0)
+    points = tuple((float(n), n, str(n)) for n in range(1, 50_001))
+    course = Course(points, {str(n): (1, 1.0) for n in range(20_000)})
+    residuals = tuple((float(x), 1.0) for x in rng.uniform(size=50_000))
+    evidence = Evidence(50_000, 1.0, 0.5, 1.0, True, residuals)
+    recovery_of(random_heads(), course=course, evidence=evidence).save(tmp_path)
+    power = {f"tensor {n}": 1e-9 for n in range(20_000)}
+    us.Verification("same", 20, None, power, 0.0, 0.0).save(tmp_path)
+    assert len(page(tmp_path).encode()) < 1_000_000
 
 
 def test_a_folder_without_a_result_is_named(tmp_path):

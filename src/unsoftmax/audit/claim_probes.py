@@ -15,11 +15,12 @@ only v_h is seen, at l ≈ 1.5 the scores as well. With the query token 0 only w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.audit.claimed_models import Claim
+from unsoftmax.audit.neuron_sides import NeuronSides, Sides, SideTuning
 from unsoftmax.probes import Array
 
 
@@ -50,32 +51,106 @@ class ClaimProbeTuning:
     step_bits: int = 9
     """Bits of the steps' entries."""
     tries: int = 16
-    """Points that are drawn until the claim is affine around one."""
+    """Points that are drawn, of which one is taken around which the claim is affine."""
+    most: int = 20
+    """Questions in all: those that are left are aimed at neurons that the others do not meet."""
+    sides: SideTuning = field(default=SideTuning())
+    """How neurons are met."""
+    spread: tuple[float, ...] = (0.5, 0.9, 0.25, 0.75)
+    """Points that are aimed at neurons have in turn the lengths at which random tokens meet this
+    share of the bends."""
     longest: float = 2.0**100
     """Tokens are no longer, and no shorter than its inverse: their answers stay in range."""
+
+    @property
+    def hasty(self) -> ClaimProbeTuning:
+        """The same questions in number and length, at whatever points come first."""
+        return replace(self, sides=replace(self.sides, draws=1, groups=0), tries=1)
 
 
 def random_sequences(
     claim: Claim, rng: np.random.Generator, tuning: ClaimProbeTuning
 ) -> list[Array]:
-    """Draw sequences (N, d) at which every tensor of the claim moves the answer."""
-    count = tuning.random
-    bends = claim.lengths
-    found = []
-    for n in range(count):
-        N = tuning.tokens[n % len(tuning.tokens)] if claim.attends else 1
-        directions = rng.standard_normal((N, claim.dim)) / np.sqrt(claim.dim)
-        offsets, query = directions[:-1], directions[-1]
-        length = None
-        if len(bends):
-            length = float(np.quantile(bends, (n + 0.5) / count))
-            length = float(np.clip(length, 1 / tuning.longest, tuning.longest))
-        if not claim.attends:
-            found.append((length or 1.0) * directions)
-            continue
-        alpha, beta = _scales(claim, offsets, query, n, length, tuning)
-        found.append(np.vstack([alpha * offsets + beta * query, beta * query]))
-    return [_as_float32(X) for X in found]
+    """Draw sequences (N, d) at which every tensor of the claim moves the answer.
+
+    Of several draws each the one is taken that meets most neurons which those before leave out.
+    """
+    draws = 1 if claim.sides is None else tuning.sides.draws
+    found: list[Array] = []
+    for n in range(tuning.random):
+        length = _bend_length(claim, (n + 0.5) / tuning.random, tuning)
+        drawn = [_random_sequence(claim, rng, n, length, tuning) for _ in range(draws)]
+        found.append(by_worth(claim, found, drawn, tuning)[0])
+    return found
+
+
+def _random_sequence(
+    claim: Claim, rng: np.random.Generator, n: int, length: float | None, tuning: ClaimProbeTuning
+) -> Array:
+    N = tuning.tokens[n % len(tuning.tokens)] if claim.attends else 1
+    directions = rng.standard_normal((N, claim.dim)) / np.sqrt(claim.dim)
+    offsets, query = directions[:-1], directions[-1]
+    if not claim.attends:
+        return _as_float32((length or 1.0) * directions)
+    alpha, beta = _scales(claim, offsets, query, n, length, tuning)
+    return _as_float32(np.vstack([alpha * offsets + beta * query, beta * query]))
+
+
+def _bend_length(claim: Claim, share: float, tuning: ClaimProbeTuning) -> float | None:
+    """Return the length at which random tokens meet this share of what bends the function."""
+    if not len(bends := claim.lengths):
+        return None
+    return float(np.clip(np.quantile(bends, share), 1 / tuning.longest, tuning.longest))
+
+
+def by_worth(
+    claim: Claim, asked: list[Array], candidates: list[Array], tuning: ClaimProbeTuning
+) -> list[Array]:
+    """Order sequences by how many neurons they meet that those asked leave out, most first."""
+    if (sides := claim.sides) is None:
+        return candidates
+    wanted = sides.worth(tuning.sides) * ~met(claim, sides, asked, tuning)
+    every = np.concatenate([claim.given(X[None]) for X in candidates])
+    worth = sides.met(every, tuning.sides) @ wanted
+    return [candidates[k] for k in np.argsort(-worth, kind="stable")]
+
+
+def met(claim: Claim, sides: NeuronSides, asked: list[Array], tuning: ClaimProbeTuning) -> Sides:
+    """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
+    points = np.array([claim.given(X[None])[0] for X in asked]).reshape(-1, claim.dim)
+    return np.asarray(np.any(sides.met(points, tuning.sides), axis=0))
+
+
+def beside(
+    claim: Claim, asked: list[Array], most: int, rng: np.random.Generator, tuning: ClaimProbeTuning
+) -> list[Array]:
+    """Return up to ``most`` single tokens at neurons that no sequence meets that is asked."""
+    found: list[Array] = []
+    while len(found) < most:
+        every = [*asked, *found]
+        share = tuning.spread[len(found) % len(tuning.spread)]
+        points = _aimed(claim, every, _bend_length(claim, share, tuning) or 1.0, rng, tuning)
+        if not len(points):
+            break
+        tokens = [_as_float32(x[None]) for x in points]
+        found.append(by_worth(claim, every, tokens, tuning)[0])
+    return found
+
+
+def _aimed(
+    claim: Claim,
+    asked: list[Array],
+    length: float,
+    rng: np.random.Generator,
+    tuning: ClaimProbeTuning,
+) -> Array:
+    """Return points (K, d) aimed at neurons that the sequences asked do not meet."""
+    if (sides := claim.sides) is None:
+        return np.zeros((0, claim.dim))
+    missing = ~met(claim, sides, asked, tuning) & (sides.distances < tuning.longest)
+    # neurons are off at most points: where they are on comes first
+    first = missing & (sides.worth(tuning.sides) == 1)
+    return sides.aimed(first if np.any(first) else missing, length, rng, tuning.sides)
 
 
 def _scales(
@@ -140,23 +215,33 @@ def additive(
 
 
 def straight(
-    claim: Claim, rng: np.random.Generator, n: int, tuning: ClaimProbeTuning
+    claim: Claim,
+    asked: list[Array],
+    rng: np.random.Generator,
+    share: float,
+    tuning: ClaimProbeTuning,
 ) -> Identities:
     """Return f(x − δ) − 2f(x) + f(x + δ) where the claim has no bend between: f is affine there.
 
     Steps are short, so that other networks of the class have no bend between either, as a rule.
+    Of points at the length where random tokens meet this share of the bends, that one is taken
+    which meets most neurons that the sequences asked leave out.
     """
-    lengths = claim.lengths
-    length = float(np.quantile(lengths, (n + 1) / 3)) if len(lengths) else 1.0
-    length = float(2.0 ** np.round(np.log2(length))) / np.sqrt(claim.dim)
-    tokens: tuple[Array, ...] = ()
-    for _ in range(tuning.tries):
-        x = _few_bits(rng.standard_normal(claim.dim), tuning.bits) * length
-        step = _few_bits(rng.standard_normal(claim.dim), tuning.step_bits) * length * tuning.step
-        tokens = (x - step, x, x + step)
-        if _affine_between(claim, np.array(tokens)[:, None]):
+    length = _bend_length(claim, share, tuning) or 1.0
+    drawn = length / np.sqrt(claim.dim) * rng.standard_normal((tuning.tries, claim.dim))
+    points = [*drawn, *_aimed(claim, asked, length, rng, tuning)]
+    tokens = [(_grid(x) * _few_bits(x / _grid(x), tuning.bits))[None] for x in points]
+    for x in by_worth(claim, asked, tokens, tuning):
+        step = tuning.step * _few_bits(rng.standard_normal(claim.dim), tuning.step_bits)
+        found = [x - _grid(x) * step, x, x + _grid(x) * step]
+        if _affine_between(claim, np.array(found)):
             break
-    return Identities([token[None] for token in tokens], ((1, -2, 1),))
+    return Identities(found, ((1, -2, 1),))
+
+
+def _grid(x: Array) -> float:
+    """Return the power of two of which the largest entry is two to four times as large."""
+    return float(2.0 ** np.ceil(np.log2(np.abs(x).max() / 4)))
 
 
 def _affine_between(claim: Claim, X: Array) -> bool:

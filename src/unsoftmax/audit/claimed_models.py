@@ -6,7 +6,8 @@ A *claim* is a model with known parameters that a target may or may not serve. F
 - the answer f̂(X), and how many roundoffs a target that computes it as libraries do may be off;
 - the *moves* ‖∂f/∂θ‖ for every tensor θ. A change of θ in a random direction by ε‖θ‖ moves the
   answer by about ε‖θ‖·‖∂f/∂θ‖/√n, n being the number of entries of θ;
-- at which length tokens meet the bends of the function, and which vectors score them.
+- at which length tokens meet the bends of the function, on which side of each a sequence is, and
+  which vectors score tokens.
 
 Answers are those of `unsoftmax.models.attention`: with g_i = ∂f/∂s_i the moves of a head are
 Σ g_i x_i x_Nᵀ by W, Σ g_i x_i by w and the pooled token Σ α_i x_i by v.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.audit.neuron_sides import NeuronSides
 from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
 from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
 from unsoftmax.models.model import FrozenModel
@@ -46,6 +48,8 @@ class Claim(ABC):
     """Whether there are scores: whether sequences may have more than one token."""
     affine: bool = False
     """Whether answers to single tokens are x·v + c."""
+    sides: NeuronSides | None = None
+    """Sides of the hyperplanes at which the function bends; None where there are none."""
     note: str = ""
     """What a test of the claim leaves open."""
 
@@ -69,9 +73,9 @@ class Claim(ABC):
         depend on is left out. ``same`` is said only where half of that would have shown.
         """
 
-    def untested(self, sequences: list[Array]) -> str:
-        """Say what of the claim no answer to these sequences depends on; "" where there is none."""
-        return ""
+    def given(self, X: Array) -> Array:
+        """Return the points that sequences (B, N, d) give to what bends the function, (B, d)."""
+        return X[:, -1]
 
     @property
     def lengths(self) -> Array:
@@ -149,9 +153,7 @@ class ServedNetwork(Claim):
     def __init__(self, model: ReluNetwork) -> None:
         super().__init__(model)
         self.network = model
-
-    def untested(self, sequences: list[Array]) -> str:  # noqa: D102
-        return _untested(self.network, np.array([X[-1] for X in sequences]))
+        self.sides = NeuronSides.of(model)
 
     @property
     def lengths(self) -> Array:  # noqa: D102
@@ -175,11 +177,11 @@ class ServedTransformer(Claim):
     def __init__(self, model: Transformer) -> None:
         super().__init__(model)
         self.network = model.network
+        self.sides = NeuronSides.of(model.network)
         self._attention = model
 
-    def untested(self, sequences: list[Array]) -> str:  # noqa: D102
-        pooled = [self.pooled(X[None])[0] for X in sequences]
-        return _untested(self.network, np.array(pooled))
+    def given(self, X: Array) -> Array:  # noqa: D102
+        return self.pooled(X)
 
     @property
     def lengths(self) -> Array:  # noqa: D102
@@ -276,17 +278,6 @@ def _network_at(network: ReluNetwork, x: Array) -> tuple[Array, Array, dict[str,
         "c": np.ones(len(x)),
     }
     return on @ network.A.T, terms @ np.abs(network.w_o) + abs(network.c), moves
-
-
-def _untested(network: ReluNetwork, x: Array) -> str:
-    """Say how many neurons are off at all points (B, d)."""
-    off = np.all(x @ network.A + network.b <= 0, axis=0) & (network.w_o != 0)
-    if not np.any(off):
-        return ""
-    return (
-        f"{np.sum(off)} of {len(off)} neurons are off at all sequences that were asked: a change "
-        "of these alone does not show. Another seed asks others."
-    )
 
 
 def _weighty(network: ReluNetwork) -> dict[str, float]:

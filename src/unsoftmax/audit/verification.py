@@ -26,22 +26,14 @@ import numpy as np
 from unsoftmax.audit.answer_errors import (
     AnswerErrors,
     AnswerErrorTuning,
-    Defect,
     Seen,
-    measured,
     power,
     seen_at,
 )
-from unsoftmax.audit.claim_probes import (
-    ClaimProbeTuning,
-    Identities,
-    additive,
-    in_other_words,
-    random_sequences,
-    straight,
-)
+from unsoftmax.audit.claim_probes import ClaimProbeTuning
 from unsoftmax.audit.claimed_models import Claim, claim_of
-from unsoftmax.audit.tensor_search import TensorSearchTuning, changed_tensor
+from unsoftmax.audit.question_design import Design
+from unsoftmax.audit.tensor_search import Search, TensorSearchTuning, changed_tensor
 from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.learners.settings import as_json, changed, whole_number
@@ -203,10 +195,10 @@ class Verifier:
     model: Any
     locate: bool = True
     seed: int = 0
-    most: int = MOST
-    """Queries in all that the search for the tensor may come to."""
+    budget: Budget = field(default=Budget())
+    """The search for the tensor ends before a round that would pass it."""
     tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         claim_of(self.model)
@@ -230,17 +222,20 @@ class Verifier:
 
     def plan(self) -> Plan:
         """Say what it will cost."""
-        design, tuning = Design.of(claim_of(self.model), self.seed, self.tuning.probes), self.tuning
+        claim, tuning = claim_of(self.model), self.tuning
+        design = Design.of(claim, self.seed, tuning.probes.hasty)
         asked = [*design.first, *design.second]
-        again = tuning.noise_rounds * len(design.first)
-        most = max(self.most, len(asked)) if self.locate else len(asked)
+        beside = 0 if claim.sides is None else max(0, tuning.probes.most - len(asked))
+        again = tuning.noise_rounds * (len(design.first) + beside)
+        first = len(asked) + beside
+        most = max(MOST, first) if self.locate else first
         return Plan(
             queries=None,
             at_most=most + again,
-            tokens=sum(map(len, asked)),
+            tokens=sum(map(len, asked)) + beside,
             rounds=3 + tuning.noise_rounds,
             most_tokens=max(map(len, asked)),
-            formula=f"{len(asked)} queries, {again} more where answers are noisy; up to {most} "
+            formula=f"{first} queries, {again} more where answers are noisy; up to {most} "
             "where a tensor is to be found",
         )
 
@@ -252,72 +247,44 @@ class Verifier:
         two = yield from seen_at(claim, design.second, "again, and in other words")
         errors = design.errors(one, two, tuning.errors)
         found = judged(claim, one, errors, tuning)
-        paid = len(design.first) + len(design.second)
+        asked = [*design.first, *design.second]
         if errors.deviation and found.verdict == "undecided":
             one, errors = yield from averaged(claim, design, one, errors, tuning)
             found = judged(claim, one, errors, tuning)
-            paid += tuning.noise_rounds * len(design.first)
+            asked += tuning.noise_rounds * design.first
         if found.verdict == "different" and self.locate:
             tensor = None
             if not errors.strange:
-                rng, room = np.random.default_rng([self.seed, 1]), self.most - paid
-                search = changed_tensor(claim, errors, room, rng, tuning.probes, tuning.search)
-                tensor = yield from search
+                rng = np.random.default_rng([self.seed, 1])
+                # the budget decides how far, not what: with a larger one a ledger goes on
+                room, tunings = MOST - len(asked), (tuning.probes, tuning.search)
+                search = changed_tensor(claim, errors, room, rng, *tunings)
+                spent = Budget(len(asked), sum(map(len, asked)))
+                tensor = yield from _affordable(search, self.budget, spent)
             notes = found.notes if tensor or errors.strange else (*found.notes, NOT_FOUND)
             found = replace(found, tensor=tensor, notes=notes)
-        if untested := claim.untested(design.first):
-            found = replace(found, notes=(*found.notes, untested))
+        if unmet := design.unmet(claim, tuning.different * errors.of(one)):
+            found = replace(found, notes=(*found.notes, unmet))
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Design:
-    """The questions that are asked of every target, and which of them say the same."""
-
-    random: list[Array]
-    again: int
-    """So many of the random sequences are asked twice."""
-    words: list[Array]
-    """Wordings of the first random sequences, in turn."""
-    reworded: int
-    """Of how many."""
-    within: list[Identities]
-    """Single tokens whose answers satisfy identities."""
-
-    @classmethod
-    def of(cls, claim: Claim, seed: int, tuning: ClaimProbeTuning) -> Design:
-        """Draw them."""
-        rng = np.random.default_rng(seed)
-        random = random_sequences(claim, rng, tuning)
-        reworded = tuning.words if claim.attends else 0
-        within = [additive(claim, random, rng, tuning)]
-        if not claim.affine:
-            within = [straight(claim, rng, n, tuning) for n in range(2)]
-        words = in_other_words(random[:reworded])
-        return cls(random, tuning.again, words, reworded, within)
-
-    @property
-    def first(self) -> list[Array]:
-        """Random sequences, then single tokens."""
-        return [*self.random, *(X for some in self.within for X in some.sequences)]
-
-    @property
-    def second(self) -> list[Array]:
-        """What is asked again, and in other words."""
-        return [*self.random[-self.again :], *self.words]
-
-    def errors(self, one: Seen, two: Seen, tuning: AnswerErrorTuning) -> AnswerErrors:
-        """Measure what answers may be off by."""
-        defects, start = [], len(self.random)
-        for some in self.within:
-            stop = start + len(some.sequences)
-            defects += [Defect.of(row, one[start:stop]) for row in some.coefficients]
-            start = stop
-        for n in range(len(self.words)):
-            both = one[[n % self.reworded]].beside(two[[self.again + n]])
-            defects.append(Defect.of((1, -1), both))
-        generic, last = one[: len(self.random)], len(self.random) - self.again
-        return measured(one.y, generic, (generic[last:], two[: self.again]), defects, tuning)
+def _affordable(search: Search, budget: Budget, spent: Budget) -> Search:
+    """Ask as far as a budget goes, of which ``spent`` is gone; return None where it ends."""
+    queries, tokens = spent.queries or 0, spent.tokens or 0
+    try:
+        asked = next(search)
+        while True:
+            queries += sum(map(len, asked))
+            tokens += sum(len(probes) * probes.tokens for probes in asked)
+            limits = ((budget.queries, queries), (budget.tokens, tokens))
+            if any(limit is not None and needed > limit for limit, needed in limits):
+                return None
+            asked = search.send((yield asked))
+    except StopIteration as end:
+        found: str | None = end.value
+        return found
+    finally:
+        search.close()
 
 
 def judged(
@@ -448,9 +415,8 @@ def verify(
     >>> us.verify(other, model).tensor
     'W'
     """
-    queries = budget.queries if isinstance(budget, Budget) else budget
-    most = MOST if queries is None else min(MOST, queries)
-    verifier = Verifier(model, locate, seed, most)
+    budget = budget if isinstance(budget, Budget) else Budget(budget)
+    verifier = Verifier(model, locate, seed, budget)
     with opened_campaign(
         oracle,
         verifier,

@@ -1,9 +1,9 @@
 """The command line: one thin module per command, each a twin of a Python call.
 
 Results go to stdout, progress and errors to stderr. Exit status: 0 done; 1 the answer is no
-(compare); 2 wrong usage or a ledger that cannot be used; 3 not identifiable, wrong model
-class, undecided; 4 budget spent; 5 the target does not answer; 130 interrupted (129, 143 by
-SIGHUP, SIGTERM).
+(compare, verify); 2 wrong usage or a ledger that cannot be used; 3 not identifiable, wrong model
+class, undecided; 4 budget spent; 5 the target does not answer; 70 a fault of unsoftmax; 130
+interrupted (129, 143 by SIGHUP, SIGTERM).
 
 This module imports next to nothing, so that a signal finds its handler there as soon as the
 program has begun, before NumPy and the commands are imported.
@@ -43,6 +43,13 @@ def main() -> None:
         _flush()
         end_at_once()  # Python's own end is no place for exceptions either
         raise
+    except Exception as error:
+        from unsoftmax.cli.faults import tell
+
+        status = tell(error, sys.argv[1:])
+        _flush()
+        end_at_once()
+        sys.exit(status)
 
 
 def _flush() -> None:

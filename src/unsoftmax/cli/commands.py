@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "Say whether two models compute the same function: 0 equal, 1 different, "
     "3 undecided.",
     "verify": "Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided.",
+    "audit": "Say what TARGET is, what can be recovered of it, and at which cost.",
     "defend": "Say what defences of TARGET would cost, and what the best attack still gets.",
     "convert": "Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model "
     "file.",
@@ -63,8 +64,8 @@ app = typer.Typer(
     epilog=(
         "Exit status: 0 done; 1 the answer is no; 2 wrong usage, or the ledger; 3 not "
         "identifiable, wrong model class, undecided; 4 budget spent; 5 the target does not "
-        "answer; 130 interrupted (129, 143 by SIGHUP, SIGTERM). For models you are authorised to "
-        "test."
+        "answer; 70 a fault of unsoftmax; 130 interrupted (129, 143 by SIGHUP, SIGTERM). For "
+        "models you are authorised to test."
     ),
     no_args_is_help=True,
     invoke_without_command=True,

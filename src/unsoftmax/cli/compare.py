@@ -16,6 +16,7 @@ from unsoftmax.models import Equivalence, equivalent, load
 _BY_CERTIFICATE = {
     "equal": "the same within the certificate",
     "undecided": "undecided: the certificate is too wide to tell",
+    "different": "different: further apart than the certificate allows",
 }
 _STATUS = {"equal": 0, "different": 1, "undecided": 3}
 
@@ -32,7 +33,8 @@ def compare(
     """Say whether two models compute the same function: 0 equal, 1 different, 3 undecided.
 
     Where `learn` wrote a model, the certificate beside it counts: a model that differs by no more
-    than the bounds is the same, unless --rtol 0 asks for exact equality.
+    than the bounds is the same, and one that differs by more is different, unless --rtol 0 asks
+    for exact equality.
     """
     try:
         first, second = _load(a), _load(b)
@@ -80,6 +82,7 @@ def _as_json(result: Equivalence, values: list[float] | None) -> dict[str, Any]:
     return {
         "verdict": result.verdict,
         "by": result.by,
+        "share": result.share,
         "gap": result.gap if np.isfinite(result.gap) else None,
         "witness": None if result.witness is None else result.witness.tolist(),
         "answers": values,
@@ -94,7 +97,11 @@ def _rows(result: Equivalence, values: list[float] | None) -> list[tuple[str, st
         ("decided by", result.by),
         ("largest relative difference", f"{result.gap:.1e}"),
     ]
+    if result.share is not None:
+        rows.append(("largest difference", f"{result.share:.3g} times what the certificate allows"))
     if values is not None and result.witness is not None:
         told = f"answers to a sequence of {len(result.witness)} that tells them apart"
+        if result.share is not None:
+            told = f"answers to a sequence of {len(result.witness)}, for illustration"
         rows.append((told, f"{values[0]:.17g} and {values[1]:.17g}"))
     return rows

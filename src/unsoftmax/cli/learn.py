@@ -20,7 +20,6 @@ from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
     Debug,
-    Refusal,
     holdout_row,
     query_rows,
     show_json,
@@ -30,24 +29,28 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.options import Settings, build, in_flags, with_settings
+from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
 from unsoftmax.cli.plan import ModelName
+from unsoftmax.cli.run_options import (
+    RETRIES,
+    Authorization,
+    BatchSize,
+    CallTimeout,
+    Coordinate,
+    LongestWait,
+    MostQueries,
+    MostTokens,
+    Tries,
+    Workers,
+    sentences,
+)
 from unsoftmax.cli.sampling_options import samples_of, sampling_options
-from unsoftmax.errors import ModelMismatch, NotIdentifiable, Terminated, UnsoftmaxError
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.protocol import Learner, Oracle, Plan
 from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.
-# What messages name by other words than those of a learner's settings.
-_FLAGS = {
-    "us.oracles.coordinate": "--coordinate",
-    "longest_wait_s": "--longest-wait",
-    "retries": "--retries",
-    "batch": "--batch",
-    "holdout": "--holdout",
-    "timeout": "--timeout",
-}
 PICTURE = "recovery.png"
 _NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖,"}
 
@@ -59,37 +62,19 @@ def learn(
     *,
     out: Annotated[Path, typer.Option(help="Folder for model, recovery.json and ledger.")],
     model: ModelName = "exact",
-    budget: Annotated[
-        int | None, typer.Option(min=0, help="Most queries over the ledger's life.")
-    ] = None,
-    token_budget: Annotated[
-        int | None, typer.Option(min=0, help="Most tokens over the ledger's life.")
-    ] = None,
+    budget: MostQueries = None,
+    token_budget: MostTokens = None,
     ledger: Annotated[
         Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
     ] = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per call.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1,
-    coordinate: Annotated[
-        int | None,
-        typer.Option(help="Learn from one coordinate of a target that answers with vectors."),
-    ] = None,
-    auth: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with an endpoint's Authorization header."),
-    ] = None,
-    retries: Annotated[
-        int, typer.Option(min=1, help="Tries for a sequence that is not answered.")
-    ] = Retries().tries,
-    longest_wait: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds for which a target may put off a call (RetryLater)."),
-    ] = Retries().longest_wait_s,
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Seconds after which a call has failed. [default: none]"),
-    ] = None,
+    batch: BatchSize = None,
+    workers: Workers = 1,
+    coordinate: Coordinate = None,
+    auth: Authorization = None,
+    retries: Tries = RETRIES.tries,
+    longest_wait: LongestWait = RETRIES.longest_wait_s,
+    timeout: CallTimeout = None,
     sampler: Annotated[
         str | None,
         typer.Option(
@@ -123,7 +108,7 @@ def learn(
         stderr.print(plan.lengths, markup=False, highlight=False)
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
-    with _sentences(book):
+    with sentences(book):
         with watching() as shown, _refusal_kept(learner, out, report, shown) as watcher:
             recovery = run(
                 oracle,
@@ -207,25 +192,6 @@ def _refusal_kept(
             kept = f"{out}/{REFUSAL_FILE}"
             more = and_more(f"{out}/{name}" for name in finish(out, REFUSAL_FILE, report=report))
             error.add_note(f"Kept: {kept}{more}.")
-        raise
-
-
-@contextmanager
-def _sentences(book: Path) -> Iterator[None]:
-    """Say what settings that cannot be run and an interrupt mean here."""
-    try:
-        yield
-    except ValueError as error:  # the learner cannot be run with these settings
-        raise Refusal(str(error)) from error
-    except UnsoftmaxError as error:
-        if named := in_flags(str(error), _FLAGS):
-            error.add_note(named)
-        if error.__cause__ is not None:
-            error.add_note("--debug shows the causes.")
-        raise
-    except (KeyboardInterrupt, Terminated) as end:
-        if book.exists():
-            end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
         raise
 
 

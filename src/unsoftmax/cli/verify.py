@@ -11,7 +11,7 @@ import typer
 from unsoftmax.audit import Verification
 from unsoftmax.audit import verify as run
 from unsoftmax.audit.verification import VERIFICATION_FILE
-from unsoftmax.campaign import Budget
+from unsoftmax.campaign import Budget, Retries
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
@@ -24,6 +24,19 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.out_folder import WithReport, finish, prepare, written
+from unsoftmax.cli.run_options import (
+    RETRIES,
+    Authorization,
+    BatchSize,
+    CallTimeout,
+    Coordinate,
+    LongestWait,
+    MostQueries,
+    MostTokens,
+    Tries,
+    Workers,
+    sentences,
+)
 from unsoftmax.models import load
 
 _STATUS = {"same": 0, "different": 1, "undecided": 3}
@@ -38,14 +51,19 @@ def verify(
         bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
-    budget: Annotated[int | None, typer.Option(min=0, help="Most queries.")] = None,
-    coordinate: Annotated[
-        int | None, typer.Option(help="One coordinate of a target that answers with vectors.")
+    budget: MostQueries = None,
+    token_budget: MostTokens = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="SQLite file that keeps every answer, to go on after an interrupt."),
     ] = None,
-    auth: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with an endpoint's Authorization header."),
-    ] = None,
+    batch: BatchSize = None,
+    workers: Workers = 1,
+    coordinate: Coordinate = None,
+    auth: Authorization = None,
+    retries: Tries = RETRIES.tries,
+    longest_wait: LongestWait = RETRIES.longest_wait_s,
+    timeout: CallTimeout = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for verification.json and report.html.")
     ] = None,
@@ -54,25 +72,27 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided."""
-    if weights.suffix == ".npz":
-        raise Refusal(
-            f"{weights} holds a model's own arrays. Make a model of them: unsoftmax convert "
-            f"{weights} --heads H --coordinate k --out model.safetensors"
-        )
-    try:
-        model: Any = load(weights)
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
+    model = _claimed(weights)
     oracle = targets.resolve(target, coordinate, auth)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
     began = time.monotonic()
-    with watching() as watcher:
+    with sentences(ledger), watching() as watcher:
         result = run(
-            oracle, model, locate=locate, seed=seed, budget=Budget(budget), progress=watcher
+            oracle,
+            model,
+            locate=locate,
+            seed=seed,
+            budget=Budget(budget, token_budget),
+            ledger=ledger,
+            batch=batch,
+            workers=workers,
+            progress=watcher,
+            retries=Retries(tries=retries, longest_wait_s=longest_wait),
+            timeout=timeout,
         )
     if out is not None:
-        with written(out):
+        with written(out, ledger):
             result.save(out)
         finish(out, VERIFICATION_FILE, report=report)
     if as_json:
@@ -83,6 +103,19 @@ def verify(
         for note in result.notes:
             stdout.print(f"Note: {note}", markup=False, highlight=False)
     raise typer.Exit(_STATUS[result.verdict])
+
+
+def _claimed(weights: Path) -> Any:
+    """Load the claimed weights."""
+    if weights.suffix == ".npz":
+        raise Refusal(
+            f"{weights} holds a model's own arrays. Make a model of them: unsoftmax convert "
+            f"{weights} --heads H --coordinate k --out model.safetensors"
+        )
+    try:
+        return load(weights)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
 
 
 def _rows(result: Verification, seconds: float) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from unsoftmax.protocol import Certificate, Course, Evidence
 class RunTuning:
     """How much of long runs is drawn."""
 
+    points: int = 512
+    """Points of a curve: a file may hold any number."""
     phases: int = 9
     """Phases with a bar of their own; the rest are one."""
     coloured: int = 5
@@ -79,7 +81,8 @@ def bounds_panel(errors: Mapping[str, float], norms: Mapping[str, float]) -> Pan
 def residuals_panel(evidence: Evidence, tuning: RunTuning = RunTuning()) -> Panel | None:
     """Return the hold-out's residuals, each beside its tolerance."""
     pairs = np.array(evidence.residuals, dtype=np.float64).reshape(-1, 2)
-    pairs = pairs[np.isfinite(pairs).all(axis=1)]
+    pairs = np.abs(pairs[np.isfinite(pairs).all(axis=1)])
+    pairs = pairs[:: -(-len(pairs) // tuning.points) or 1]
     if not len(pairs):
         return None
     zeros = int(np.sum(pairs[:, 0] == 0))
@@ -115,7 +118,11 @@ def course_panels(course: Course | None, tuning: RunTuning = RunTuning()) -> lis
         return []
     phases = sorted(course.phases.items(), key=lambda item: -item[1][0])
     colours = {phase: THEME.series[n] for n, (phase, _) in enumerate(phases[: tuning.coloured])}
-    return [_over_time(course, colours), _by_phase(phases, colours, tuning)]
+    points = course.points[:: -(-len(course.points) // tuning.points)]
+    return [
+        _over_time(replace(course, points=(*points, course.points[-1])), colours),
+        _by_phase(phases, colours, tuning),
+    ]
 
 
 def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:

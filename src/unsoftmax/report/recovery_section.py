@@ -139,11 +139,13 @@ def _how_sure(recovery: Recovery[Any]) -> Part:
 def _fresh_answers(recovery: Recovery[Any]) -> Part:
     evidence, bound = recovery.evidence, recovery.function
     panel = residuals_panel(evidence)
+    largest, rms, most = map(
+        scientific, (evidence.max_residual, evidence.rms_residual, evidence.tolerance)
+    )
     text = (
         f"{evidence.queries:,} queries went into a hold-out that nothing was learned from. The "
-        f"largest residual is {scientific(evidence.max_residual)} of its answer's natural size, the "
-        f"root mean square {scientific(evidence.rms_residual)}; the certificate lets one expect up to "
-        f"{scientific(evidence.tolerance)}. "
+        f"largest residual is {largest} of its answer's natural size, the root mean square {rms}; "
+        f"the certificate lets one expect up to {most}. "
         + ("All are within their tolerance." if evidence.passed else "Not all are within it.")
     )
     if not evidence.queries or np.isnan(evidence.max_residual):
@@ -155,7 +157,7 @@ def _fresh_answers(recovery: Recovery[Any]) -> Part:
 
 def _function_bound(bound: FunctionBound) -> str:
     return (
-        f"On the distribution that was sampled, answers are predicted to {scientific(bound.bound)}, "
+        f"On the distribution that was sampled answers are predicted to {scientific(bound.bound)}, "
         f"but for a share of {bound.eps:g} of its sequences, with confidence "
         f"{1 - bound.delta:g}: the largest miss of {bound.samples:,} samples."
     )

@@ -58,7 +58,7 @@ def certainty(bound: float, norm: float) -> str:
     return f"known to {digits} significant digit{'s' if digits > 1 else ''}"
 
 
-def parameter_rows(model: Any, most: int = 64) -> tuple[tuple[str, ...], ...]:
+def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
     """Return a model's arrays: name, shape, norm or value."""
     parts = matrices(model)
     rows: list[tuple[str, ...]] = [(x.name, x.shape, scientific(x.norm)) for x in parts]
@@ -66,8 +66,6 @@ def parameter_rows(model: Any, most: int = 64) -> tuple[tuple[str, ...], ...]:
     shown |= {"K", "Q"} if "W" in shown else set()
     arrays = model.arrays() if hasattr(model, "arrays") else {}
     rows += array_rows({name: array for name, array in arrays.items() if name not in shown})
-    if len(rows) > most:
-        rows = [*rows[:most], (f"and {len(rows) - most:,} more", "", "")]
     return tuple(rows)
 
 

@@ -15,7 +15,7 @@ from unsoftmax.models.equality.equivalence import (
     Equivalence,
     ModelEquality,
     Tolerance,
-    Verdict,
+    within_certificate,
 )
 from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
@@ -81,8 +81,9 @@ def equivalent(
     errors : dict of str to float, optional
         Bounds on the errors of one of the models, as ``recovery.certificate.errors`` has them:
         models that differ by no more count as equal, "by" the certificate; as undecided if they
-        differ by a tenth, which only a certificate that tells little allows. Where both are
-        recovered, the sum of their bounds.
+        differ by a tenth, which only a certificate that tells little allows; as different, by the
+        certificate too, if they differ by more, for then neither is what the other was recovered
+        from. Where both are recovered, the sum of their bounds.
     rules : sequence of ModelEquality, optional
         One for each class; another one may search longer for a witness.
 
@@ -107,10 +108,9 @@ def equivalent(
             mine, other = rule.read(a), rule.read(b)
             if mine is not None and other is not None:
                 result = rule.compare(mine, other, tolerance)
-                if errors and not result and rule.share(mine, other, errors) <= 1:
-                    clear = result.gap <= tolerance.vague
-                    verdict: Verdict = "equal" if clear else "undecided"
-                    return Equivalence(verdict, None, result.gap, "certificate")
+                if errors and not result:
+                    share = rule.share(mine, other, errors)
+                    return within_certificate(result, share, tolerance)
                 return result
     return Equivalence("different", None, float("inf"), "shape")
 

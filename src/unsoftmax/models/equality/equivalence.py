@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
@@ -41,6 +41,10 @@ class Equivalence:
         What decided: equal canonical forms; a network's values in the cells at all
         hyperplanes; the bounds on one model's errors that were given; the witness; that the two
         take other sequences; or nothing.
+    share : float or None
+        By a certificate: the largest share of its bounds that the differences take. Above 1 the
+        verdict is "different", whatever answers differ by: the witness then shows two functions,
+        as it would for a recovery and its own target, and is no proof.
     """
 
     verdict: Verdict
@@ -49,6 +53,7 @@ class Equivalence:
     by: Literal["canonical form", "cells", "certificate", "witness", "shape", "nothing"] = (
         "canonical form"
     )
+    share: float | None = None
 
     @classmethod
     def unequal(cls, witness: Array | None, gap: float) -> Equivalence:
@@ -93,6 +98,20 @@ class Tolerance:
         if self.exact:
             within = np.array_equal(mine, other)
         return within, difference / size if size else 0.0
+
+
+def within_certificate(result: Equivalence, share: float, tolerance: Tolerance) -> Equivalence:
+    """Say what the bounds of a certificate make of models that are not equal without it.
+
+    ``share`` is the part of the bounds that the differences take; infinite where a bound is not
+    there, which decides nothing.
+    """
+    if share <= 1:
+        verdict: Verdict = "equal" if result.gap <= tolerance.vague else "undecided"
+        return Equivalence(verdict, None, result.gap, "certificate", share)
+    if result.verdict == "different" and share < float("inf"):
+        return replace(result, by="certificate", share=share)
+    return result
 
 
 class ModelEquality(ABC, Generic[M]):

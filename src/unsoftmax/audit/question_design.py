@@ -1,0 +1,93 @@
+"""What is asked of every target that is said to serve a claim, in two rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.audit.answer_errors import AnswerErrors, AnswerErrorTuning, Defect, Seen, measured
+from unsoftmax.audit.claim_probes import (
+    ClaimProbeTuning,
+    Identities,
+    additive,
+    beside,
+    in_other_words,
+    random_sequences,
+    straight,
+)
+from unsoftmax.audit.claimed_models import Claim
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The questions that are asked of every target, and which of them say the same."""
+
+    random: list[Array]
+    again: int
+    """So many of the random sequences are asked twice."""
+    words: list[Array]
+    """Wordings of the first random sequences, in turn."""
+    reworded: int
+    """Of how many."""
+    within: list[Identities]
+    """Single tokens whose answers satisfy identities."""
+    beside: list[Array]
+    """Single tokens at neurons that nothing else meets."""
+
+    @classmethod
+    def of(cls, claim: Claim, seed: int, tuning: ClaimProbeTuning) -> Design:
+        """Draw them."""
+        rng = np.random.default_rng(seed)
+        random = random_sequences(claim, rng, tuning)
+        reworded = tuning.words if claim.attends else 0
+        words = in_other_words(random[:reworded])
+        if claim.affine:
+            within = [additive(claim, random, rng, tuning)]
+        else:
+            within = []
+            for share in (1 / 3, 2 / 3):
+                asked = [*random, *(X for some in within for X in some.sequences)]
+                within.append(straight(claim, asked, rng, share, tuning))
+        design = cls(random, tuning.again, words, reworded, within, [])
+        room = tuning.most - len(design.first) - len(design.second)
+        more = beside(claim, design.first, room, rng, tuning)
+        return replace(design, beside=more)
+
+    @property
+    def first(self) -> list[Array]:
+        """Random sequences, then single tokens."""
+        return [*self.random, *(X for some in self.within for X in some.sequences), *self.beside]
+
+    @property
+    def second(self) -> list[Array]:
+        """What is asked again, and in other words."""
+        return [*self.random[-self.again :], *self.words]
+
+    def unmet(self, claim: Claim, bounds: Array) -> str:
+        """Say how many neurons could be others without a miss beyond ``bounds``; "" if none."""
+        if (sides := claim.sides) is None:
+            return ""
+        points = np.array([claim.given(X[None])[0] for X in self.first])
+        off, on = (int(np.sum(some)) for some in np.split(sides.hidden(points, bounds), 2))
+        said = [
+            f"{count} of {sides.neurons} neurons are {where} at all sequences that were asked, or "
+            f"hardly {other}: a change that shows only where they are {other} is not seen."
+            for count, where, other in ((off, "off", "on"), (on, "on", "off"))
+            if count
+        ]
+        return " ".join([*said, "Another seed asks others."] if said else [])
+
+    def errors(self, one: Seen, two: Seen, tuning: AnswerErrorTuning) -> AnswerErrors:
+        """Measure what answers may be off by."""
+        defects, start = [], len(self.random)
+        for some in self.within:
+            stop = start + len(some.sequences)
+            defects += [Defect.of(row, one[start:stop]) for row in some.coefficients]
+            start = stop
+        for n in range(len(self.words)):
+            both = one[[n % self.reworded]].beside(two[[self.again + n]])
+            defects.append(Defect.of((1, -1), both))
+        generic, last = one[: len(self.random)], len(self.random) - self.again
+        return measured(one.y, generic, (generic[last:], two[: self.again]), defects, tuning)
