@@ -95,9 +95,10 @@ bench: setup  ## measure and write the benchmarks' tables
 	$(BIN)/python benchmarks/relu_network.py
 	$(BIN)/python benchmarks/multi_head.py --layer
 
-docs: setup  ## build the documentation into docs/_build
+docs: setup  ## build the documentation into docs/_build, and look at it as a reader would
 	$(INSTALL) --editable '.[docs]'
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build
+	$(BIN)/pytest tests/built_site.py
 
 # Beside `make bench`: it needs the extras and both servers.
 bench-endpoints: $(VENV)-extras/.ready

@@ -33,6 +33,7 @@ from measuring import (
     environment,
     middle,
     peak_memory,
+    peak_of_imports,
     publish,
     relative,
     table,
@@ -93,7 +94,7 @@ def sequences(dim: int, count: int, deviation: float, rng: np.random.Generator) 
 
 
 def recover(case: Case) -> Run:
-    imported = peak_memory()
+    imported = peak_of_imports(us.learners.ExactHead(2))
     target = head(case.dim, case.small, case.seed)
     oracle = Timed(target)
     learner = us.learners.ExactHead(case.dim, probes=case.probes, seed=case.seed)

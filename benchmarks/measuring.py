@@ -9,17 +9,20 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+import unsoftmax as us
 from unsoftmax.probes import Array
+from unsoftmax.protocol import Learner
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,6 +56,15 @@ def peak_memory() -> int:
     """Return the most memory this process ever held, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def peak_of_imports(learner: Learner[Any]) -> int:
+    """Learn once, which imports what is imported at first use; return the peak memory then."""
+    rng = np.random.default_rng(0)
+    head = us.SingleHead(rng.standard_normal((learner.dim, learner.dim)), np.ones(learner.dim))
+    with tempfile.TemporaryDirectory() as folder:
+        us.learn(head, learner, ledger=Path(folder, "ledger.sqlite"))
+    return peak_memory()
 
 
 def apart(work: Callable[[T], R], tasks: Sequence[T]) -> list[R]:

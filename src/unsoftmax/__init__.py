@@ -12,7 +12,11 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from unsoftmax import learners, oracles, theory
-    from unsoftmax.audit import Verification, verify
+    from unsoftmax.audit.defence.defence_comparison import DefenceComparison
+    from unsoftmax.audit.defence.defending import defend
+    from unsoftmax.audit.exposure import Audit as Audit
+    from unsoftmax.audit.exposure import audit as audit
+    from unsoftmax.audit.verification import Verification, verify
     from unsoftmax.campaign import (
         Budget,
         Progress,
@@ -53,8 +57,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlgorithmError",
+    "Audit",
     "Budget",
     "BudgetExceeded",
+    "DefenceComparison",
     "DimensionRefused",
     "Equivalence",
     "LedgerError",
@@ -74,7 +80,9 @@ __all__ = [
     "Transformer",
     "UnsoftmaxError",
     "Verification",
+    "audit",
     "canonical",
+    "defend",
     "equivalent",
     "find_projections",
     "from_projections",
@@ -95,7 +103,7 @@ _OWNERS = ("errors", "models", "campaign", "audit")
 
 def __getattr__(name: str) -> _typing.Any:
     """Import a public name on first use (PEP 562)."""
-    if name in ("learners", "oracles", "theory"):
+    if name in ("audit", "learners", "oracles", "theory"):
         return _importlib.import_module(f"{__name__}.{name}")
     for owner in _OWNERS if name in __all__ else ():
         module = _importlib.import_module(f"{__name__}.{owner}")

@@ -303,11 +303,21 @@ class Course:
     def of_json(cls, content: Mapping[str, Any]) -> Course:
         """Undo `to_json`."""
         return cls(
-            tuple((float(s), int(answers), str(phase)) for s, answers, phase in content["points"]),
-            {str(phase): (int(n), float(s)) for phase, (n, s) in content["phases"].items()},
-            int(content["recorded"]),
-            int(content["paid"]),
+            tuple((_amount(s), int(_amount(n)), str(phase)) for s, n, phase in content["points"]),
+            {
+                str(phase): (int(_amount(n)), _amount(s))
+                for phase, (n, s) in content["phases"].items()
+            },
+            int(_amount(content["recorded"])),
+            int(_amount(content["paid"])),
         )
+
+
+def _amount(number: Any) -> float:
+    """Refuse what is no number of seconds or answers."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < 1e15:
+        raise ValueError(f"{number!r} seconds or answers")
+    return number
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,22 @@ def test_noise_that_hides_all_kinks_is_refused():
         answered(steps.run(np.random.default_rng(0)), Lift(5, True), form, 1.0)
 
 
+def test_an_affine_target_behind_noise_has_no_neurons_to_sum_over():
+    ends = []
+    for seed in range(10):
+        v = np.random.default_rng(seed).standard_normal(2)
+        noisy = us.oracles.noisy(lambda X, v=v: X[:, -1] @ v + 0.5, 1e-4, seed)
+        try:
+            recovery = us.learn(noisy, us.learners.ReluNetworkLearner(2))
+        except us.NotIdentifiable:
+            ends.append("refused")
+        else:
+            x = np.random.default_rng(99).standard_normal((20, 2))
+            assert np.allclose(recovery.model(x), x @ v + 0.5, atol=1e-2)
+            ends.append("recovered")
+    assert "recovered" in ends
+
+
 # -- fresh points
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import unsoftmax as us
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning
@@ -93,6 +95,37 @@ def test_a_token_by_itself_has_a_low_score_where_it_can(model, scores):
     [X] = draw_long(model, 4, np.random.default_rng(2), at_logits(model), only)
     assert X.shape == (1, 4)
     assert {round(float(score), 9) for score in own_scores(model, X)} == scores
+
+
+@dataclass
+class OneVector:
+    """Tokens are scored with u, whatever the query token."""
+
+    u: np.ndarray
+
+    @property
+    def dim(self):
+        return len(self.u)
+
+    def scores_of(self, queries):
+        return np.broadcast_to(self.u, (len(queries), self.dim))
+
+
+@given(seed=st.integers(0, 10**6), dim=st.integers(1, 9), shift=st.floats(-100.0, 100.0))
+def test_at_high_logits_two_tokens_have_high_scores(seed, dim, shift):
+    """Scores clipped at 30 change no answer unless they do, wherever the scores' zero is."""
+    rng = np.random.default_rng(seed)
+    model = OneVector(rng.standard_normal(dim))
+    high = tuple(shape for shape in TUNING.shapes if shape.logits == 30 and shape.tokens > 1)
+
+    def scaled(offsets, query, wanted):
+        stretch = wanted / np.sqrt(np.mean((offsets @ model.u) ** 2))
+        return np.vstack([stretch * offsets, 0 * query]) + shift * model.u / (model.u @ model.u)
+
+    drawn = draw_long(model, 99, rng, scaled, replace(TUNING, shapes=high))
+    assert len(drawn) == len(high)
+    for X in drawn:
+        assert np.sort(X @ model.u)[-2] >= 30
 
 
 def test_what_was_answered_is_said():

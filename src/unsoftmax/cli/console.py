@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -149,6 +149,16 @@ def show_json(content: dict[str, Any]) -> None:
 def show_table(title: str, rows: list[tuple[str, str]]) -> None:
     """Print names and values."""
     table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    stdout.print(table)
+
+
+def show_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of several columns, the first left and the others right."""
+    table = Table(title=title, title_justify="left")
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     stdout.print(table)

@@ -100,16 +100,17 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning)
     step = -(-max(array.shape) // side)
     shown = largest_of_blocks(array, step)
     limit = float(np.quantile(np.abs(shown), tuning.saturated)) or 1.0
+    unit = 1.0 if limit < np.finfo(np.float64).max / 4 else limit  # colour scales are differences
     colours = f"Red is above 0, blue below, full colour at ±{scientific(limit)}."
     pixel = f" A pixel is the largest of {step} × {step} entries." if step > 1 else ""
 
     def draw(axis: Any) -> None:
         rows, columns = array.shape
         image = axis.imshow(
-            shown,
+            shown / unit,
             cmap="RdBu_r",
-            vmin=-limit,
-            vmax=limit,
+            vmin=-limit / unit,
+            vmax=limit / unit,
             interpolation="none",
             extent=(0, columns, rows, 0),
             aspect="equal" if max(array.shape) <= 4 * min(array.shape) else "auto",
@@ -117,6 +118,7 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning)
         if not small:
             bar = axis.figure.colorbar(image, ax=axis, shrink=0.9)
             bar.solids.set_rasterized(True)
+            bar.ax.yaxis.set_major_formatter(lambda share, _: scientific(share * unit))
         axis.tick_params(labelsize=8)
         axis.locator_params(nbins=4)
 

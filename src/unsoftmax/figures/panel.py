@@ -131,6 +131,8 @@ def scientific(number: float) -> str:
     >>> scientific(0.25), scientific(3.04e-9), scientific(0.0)
     ('0.25', '3.0e-9', '0')
     """
+    if not math.isfinite(number):
+        return "∞" if number > 0 else "-∞" if number < 0 else "none"
     if not number or 1e-3 <= abs(number) < 1e4:
         return f"{number:.3g}"
     digits, _, exponent = f"{number:.1e}".partition("e")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from unsoftmax.protocol import Certificate, Course, Evidence
 class RunTuning:
     """How much of long runs is drawn."""
 
+    points: int = 512
+    """Points of a curve: a file may hold any number."""
     phases: int = 9
     """Phases with a bar of their own; the rest are one."""
     coloured: int = 5
@@ -46,7 +48,7 @@ def recovery_panels(
 def bounds_panel(errors: Mapping[str, float], norms: Mapping[str, float]) -> Panel | None:
     """Return what the certificate bounds beside the size of what it bounds."""
     rows = [
-        (name, bound, norms.get(name, 0.0))
+        (name, bound, norm if np.isfinite(norm := norms.get(name, 0.0)) else 0.0)
         for name, bound in errors.items()
         if np.isfinite(bound) and bound > 0
     ]
@@ -79,7 +81,8 @@ def bounds_panel(errors: Mapping[str, float], norms: Mapping[str, float]) -> Pan
 def residuals_panel(evidence: Evidence, tuning: RunTuning = RunTuning()) -> Panel | None:
     """Return the hold-out's residuals, each beside its tolerance."""
     pairs = np.array(evidence.residuals, dtype=np.float64).reshape(-1, 2)
-    pairs = pairs[np.isfinite(pairs).all(axis=1)]
+    pairs = np.abs(pairs[np.isfinite(pairs).all(axis=1)])
+    pairs = pairs[:: -(-len(pairs) // tuning.points) or 1]
     if not len(pairs):
         return None
     zeros = int(np.sum(pairs[:, 0] == 0))
@@ -115,7 +118,11 @@ def course_panels(course: Course | None, tuning: RunTuning = RunTuning()) -> lis
         return []
     phases = sorted(course.phases.items(), key=lambda item: -item[1][0])
     colours = {phase: THEME.series[n] for n, (phase, _) in enumerate(phases[: tuning.coloured])}
-    return [_over_time(course, colours), _by_phase(phases, colours, tuning)]
+    points = course.points[:: -(-len(course.points) // tuning.points)]
+    return [
+        _over_time(replace(course, points=(*points, course.points[-1])), colours),
+        _by_phase(phases, colours, tuning),
+    ]
 
 
 def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
@@ -135,7 +142,8 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
         axis.set_ylim(0, answers * 1.05)
         in_whole_numbers(axis.yaxis)
         axis.grid(alpha=0.6)
-        axis.legend(loc="upper left")
+        # beside the axes, where no curve runs
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
     earlier = (
         f" {course.recorded:,} answers were in the ledger before; when those came is not recorded."
@@ -147,6 +155,7 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
         f"{answers - course.recorded:,} answers came in {scientific(last_s)} seconds.{earlier}",
         draw,
         earlier.strip(),
+        height=3.3 + 0.12 * len(colours),
     )
 
 

@@ -41,6 +41,15 @@ class DataTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     kind: ClassVar[str] = "table"
+    MOST: ClassVar[int] = 200
+    """Rows shown: nobody reads more on a page, and files have all."""
+
+    @property
+    def shown(self) -> tuple[tuple[str, ...], ...]:
+        """The rows that a page has."""
+        left = len(self.rows) - self.MOST
+        empty = ("",) * (len(self.columns) - 1)
+        return self.rows if left <= 0 else (*self.rows[: self.MOST], (f"and {left:,} more", *empty))
 
 
 @dataclass(frozen=True, slots=True)

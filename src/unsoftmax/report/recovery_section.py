@@ -9,11 +9,12 @@ import numpy as np
 
 from unsoftmax.campaign import Recovery
 from unsoftmax.figures.model_panels import matrices, matrix_panels, spectrum_panel
+from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import bounds_panel, course_panels, residuals_panel
 from unsoftmax.protocol import Course, FunctionBound
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
 from unsoftmax.report.learner_facts import LearnerFacts
-from unsoftmax.report.wording import certainty, number, parameter_rows, purpose_rows
+from unsoftmax.report.wording import certainty, parameter_rows, purpose_rows
 
 NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖"}
 """What certificates bound that is no parameter."""
@@ -108,7 +109,12 @@ def _how_sure(recovery: Recovery[Any]) -> Part:
     errors, model = recovery.certificate.errors, recovery.model
     norms = {name: model.norm(name) for name in errors}
     rows = tuple(
-        (NAMES.get(name, name), number(bound), number(norms[name]), certainty(bound, norms[name]))
+        (
+            NAMES.get(name, name),
+            scientific(bound),
+            scientific(norms[name]),
+            certainty(bound, norms[name]),
+        )
         for name, bound in errors.items()
     )
     panel = bounds_panel(errors, norms)
@@ -133,11 +139,13 @@ def _how_sure(recovery: Recovery[Any]) -> Part:
 def _fresh_answers(recovery: Recovery[Any]) -> Part:
     evidence, bound = recovery.evidence, recovery.function
     panel = residuals_panel(evidence)
+    largest, rms, most = map(
+        scientific, (evidence.max_residual, evidence.rms_residual, evidence.tolerance)
+    )
     text = (
         f"{evidence.queries:,} queries went into a hold-out that nothing was learned from. The "
-        f"largest residual is {number(evidence.max_residual)} of its answer's natural size, the "
-        f"root mean square {number(evidence.rms_residual)}; the certificate lets one expect up to "
-        f"{number(evidence.tolerance)}. "
+        f"largest residual is {largest} of its answer's natural size, the root mean square {rms}; "
+        f"the certificate lets one expect up to {most}. "
         + ("All are within their tolerance." if evidence.passed else "Not all are within it.")
     )
     if not evidence.queries or np.isnan(evidence.max_residual):
@@ -149,7 +157,7 @@ def _fresh_answers(recovery: Recovery[Any]) -> Part:
 
 def _function_bound(bound: FunctionBound) -> str:
     return (
-        f"On the distribution that was sampled, answers are predicted to {number(bound.bound)}, "
+        f"On the distribution that was sampled answers are predicted to {scientific(bound.bound)}, "
         f"but for a share of {bound.eps:g} of its sequences, with confidence "
         f"{1 - bound.delta:g}: the largest miss of {bound.samples:,} samples."
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from unsoftmax.audit import Verification
+from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import power_panel
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
-from unsoftmax.report.wording import number
 
 VERDICTS = {
     "same": "The target serves the claimed weights, as far as its answers can show.",
@@ -22,7 +22,7 @@ def verification_section(folder: Path) -> Section:
     changed = f" What was changed: {result.tensor}." if result.tensor else ""
     verdict = VERDICTS[result.verdict]
     panel = power_panel(result.power)
-    rows = tuple((name, number(change)) for name, change in result.power.items())
+    rows = tuple((name, scientific(change)) for name, change in result.power.items())
     return Section(
         name="verify",
         title=f"Verified: {result.verdict}",
@@ -34,9 +34,9 @@ def verification_section(folder: Path) -> Section:
                     Paragraph(
                         "The claimed weights predict every answer. What the target's own "
                         "arithmetic, format and noise may move an answer by was measured on the "
-                        f"spot: up to {number(result.precision)} of the size of its terms. The "
-                        f"largest miss is {number(result.largest_miss)} times what that allows: "
-                        "up to 1 is the same, above 2 is different."
+                        f"spot: up to {scientific(result.precision)} of the size of its terms. The "
+                        f"largest miss is {scientific(result.largest_miss)} times what that "
+                        "allows: up to 1 is the same, above 2 is different."
                     ),
                     Listing(result.notes),
                 ),

@@ -39,7 +39,7 @@ def certainty(bound: float, norm: float) -> str:
     Examples
     --------
     >>> certainty(2e-13, 4.0)
-    'known to 13 significant digits'
+    'known to 13 digits of its norm'
     >>> certainty(5.0, 4.0), certainty(float("inf"), 4.0), certainty(0.0, 4.0)
     ('not known: it may be off by all of its size', 'not bounded', 'exact')
     """
@@ -54,27 +54,18 @@ def certainty(bound: float, norm: float) -> str:
     if digits < 0:
         return "not known: it may be off by all of its size"
     if not digits:
-        return "its size is known, and no digit more"
-    return f"known to {digits} significant digit{'s' if digits > 1 else ''}"
+        return "known to its size, and no digit more"
+    return f"known to {digits} digit{'s' if digits > 1 else ''} of its norm"
 
 
-def number(value: float) -> str:
-    """Write a number that may be missing or infinite."""
-    if math.isnan(value):
-        return "none"
-    return scientific(value) if math.isfinite(value) else "∞"
-
-
-def parameter_rows(model: Any, most: int = 64) -> tuple[tuple[str, ...], ...]:
+def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
     """Return a model's arrays: name, shape, norm or value."""
     parts = matrices(model)
-    rows: list[tuple[str, ...]] = [(x.name, x.shape, number(x.norm)) for x in parts]
+    rows: list[tuple[str, ...]] = [(x.name, x.shape, scientific(x.norm)) for x in parts]
     shown = {part.name.split(" ")[0] for part in parts}
     shown |= {"K", "Q"} if "W" in shown else set()
     arrays = model.arrays() if hasattr(model, "arrays") else {}
     rows += array_rows({name: array for name, array in arrays.items() if name not in shown})
-    if len(rows) > most:
-        rows = [*rows[:most], (f"and {len(rows) - most:,} more", "", "")]
     return tuple(rows)
 
 
@@ -84,7 +75,7 @@ def array_rows(arrays: Mapping[str, Array]) -> tuple[tuple[str, ...], ...]:
         (
             name,
             " × ".join(map(str, array.shape)) or "a number",
-            number(float(np.linalg.norm(array)) if array.shape else float(array)),
+            scientific(float(np.linalg.norm(array)) if array.shape else float(array)),
         )
         for name, array in arrays.items()
     )

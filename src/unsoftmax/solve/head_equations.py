@@ -102,7 +102,8 @@ class FittedHeads:
             R = np.asarray(np.linalg.qr(J / columns, mode="r"))
             if np.all(np.diag(R) != 0):
                 inverse = scipy.linalg.solve_triangular(R, np.eye(len(R)))
-                squares = np.sum(inverse**2, axis=1) / columns**2
+                with np.errstate(over="ignore"):  # what no float64 bounds is not determined
+                    squares = np.sum(inverse**2, axis=1) / columns**2
         of_M, of_v = np.split(np.sqrt(squares), [self.M.size])
         return of_M.reshape(self.M.shape), of_v.reshape(self.v.shape)
 

@@ -96,7 +96,7 @@ class Sampling:
         left, missed = self.samples, 0.0
         while left:
             count = min(left, self.tuning.together)
-            drawn = by_length((self._drawn(model.dim, rng) for _ in range(count)), SAMPLES)
+            drawn = by_length((self.drawn(model.dim, rng) for _ in range(count)), SAMPLES)
             answers = yield [*drawn]
             for part, y in zip(drawn, answers, strict=True):
                 missed = max(missed, float(np.max(np.abs(y - model(part.X)))))
@@ -105,9 +105,10 @@ class Sampling:
 
     def try_out(self, dim: int) -> None:
         """Draw one sequence before anything is paid; refuse a sampler that draws none."""
-        self._drawn(dim, np.random.default_rng(self.tuning.stream))
+        self.drawn(dim, np.random.default_rng(self.tuning.stream))
 
-    def _drawn(self, dim: int, rng: np.random.Generator) -> Array:
+    def drawn(self, dim: int, rng: np.random.Generator) -> Array:
+        """Draw one sequence; refuse a sampler that draws none."""
         drawn = self.sampler(rng)
         try:
             X = np.array(drawn, dtype=np.float64)

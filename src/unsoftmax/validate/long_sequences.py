@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -33,7 +34,8 @@ class SequenceShape(NamedTuple):
 
     tokens: int
     logits: float
-    """Root mean square of its logits; of a single token, what its own score falls below 0."""
+    """Root mean square of its logits, or more of them (`LongSequenceTuning.shown`); of a single
+    token, what its own score falls below 0."""
     kind: Literal["fresh", "repeats", "near", "permuted"] = "fresh"
 
 
@@ -64,6 +66,12 @@ class LongSequenceTuning:
     """How far apart near tokens are, relative to their length: float32 still tells them apart."""
     tried: int = 32
     """Directions tried for the token by itself: the shortest whose score is low enough is asked."""
+    shown: float = 30.0
+    """Two tokens of fresh sequences at logits of this size have scores above it: of scores that
+    are clipped there, a single one changes no answer."""
+    stretched: tuple[float, ...] = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
+    """Factors of the logits tried for it in turn, offsets turned round where they are negative.
+    The first that suffices is asked, or else the one that comes nearest."""
     longest: float = 2.0**110
     """No token is longer: squares of tokens and their answers must stay in float32's range."""
     together: int = 64
@@ -139,7 +147,13 @@ def draw_long(
             X = _alone(model, shape.logits, rng, tuning)[None]
         else:
             query = rng.standard_normal(model.dim) / np.sqrt(model.dim)
-            X = scaled(_offsets(shape, model.dim, rng, tuning), query, shape.logits)
+            offsets = _offsets(shape, model.dim, rng, tuning)
+            stretched = (
+                scaled(np.copysign(1.0, by) * offsets, query, abs(by) * shape.logits)
+                for by in tuning.stretched
+            )
+            first = next(stretched)
+            X = _highest(model, first, stretched, tuning) if shape.logits >= tuning.shown else first
         drawn.append(X)
     return drawn
 
@@ -156,6 +170,26 @@ def _offsets(
     if shape.kind == "near":
         drawn = rng.standard_normal(dim) / np.sqrt(dim) + tuning.apart * drawn
     return drawn
+
+
+def _highest(
+    model: Scored, first: Array, others: Iterable[Array], tuning: LongSequenceTuning
+) -> Array:
+    """Return the first sequence two of whose tokens have a score of ``shown``, or the nearest."""
+    best, most = first, -np.inf
+    for X in chain([first], others):
+        second = second_score(model, X)
+        if second > most:
+            best, most = X, second
+        if most >= tuning.shown:
+            break
+    return best
+
+
+def second_score(model: Scored, X: Array) -> float:
+    """Return the largest number that two tokens of a sequence (N, d) reach with their scores."""
+    scores = token_scores(X[None], model.scores_of(X[-1:]))
+    return float(np.max(np.partition(scores, -2, axis=-1)[..., -2], initial=-np.inf))
 
 
 def _alone(

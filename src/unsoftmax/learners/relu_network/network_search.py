@@ -281,6 +281,8 @@ class NetworkSearch:
 
 def _summing_to(errors: Array, share: float) -> float:
     """Return the largest error of those that are kept where their sum is to fall to a share."""
+    if not len(errors):
+        return 0.0  # an affine target behind noise
     ascending = np.sort(errors)
     total = np.sqrt(np.cumsum(ascending**2))
     kept = int(np.searchsorted(total, share * total[-1], side="right"))

@@ -16,7 +16,7 @@ import numpy as np
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import Transformer
 from unsoftmax.probes import Array, Sequences
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, second_score
 from unsoftmax.validate.sequences import by_length
 
 
@@ -68,11 +68,17 @@ def long_sequences(
         size = 10.0 ** rng.uniform(*tuning.log_lengths)
         return _scaled(model, learned, offsets, size * query, logits)
 
+    shapes = tuning.long.of(count, model.dim)
     tried = [
         draw_long(model, count, rng, scaled, tuning.long)
-        for _ in range(tuning.tried_long if tuning.long.of(count, model.dim) else 0)
+        for _ in range(tuning.tried_long if shapes else 0)
     ]
-    chosen = [_most_telling(model, learned, [*some]) for some in zip(*tried, strict=True)]
+    chosen = []
+    for shape, *some in zip(shapes, *tried, strict=True):
+        high = some
+        if tuning.long.shown <= shape.logits and shape.tokens > 1:
+            high = [X for X in some if second_score(model, X) >= tuning.long.shown] or some
+        chosen.append(_most_telling(model, learned, high))
     return by_length(chosen, "hold-out, long")
 
 

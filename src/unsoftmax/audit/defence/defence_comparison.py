@@ -1,0 +1,319 @@
+"""What came out: every defence with its cost and its attacks, and the recommendation they support.
+
+The recommendation is computed from the rows alone: of the defences that leave the best attack an
+error of the parameters *and* of the function of at least the threshold, the one of least loss.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from unsoftmax.models.files import replace_file
+
+FORMAT_VERSION = 1
+DEFENCE_FILE = "defence.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AttackOutcome:
+    """What one attack came to.
+
+    Attributes
+    ----------
+    name : str
+        The learner, and how it asked.
+    queries : int
+        Queries that the defended service answered it or refused, counted there.
+    error, function_error : float
+        Of what it found: relative error of the parameters (W), and error on legitimate sequences
+        in spreads of their answers; ``inf`` where it found nothing.
+    refusal : str or None
+        The error that it ended with, by name and message; None where it found a model.
+    determined : tuple of str
+        The parameters that it found all the same; ``function_error`` is of those.
+    """
+
+    name: str
+    queries: int
+    error: float
+    function_error: float
+    refusal: str | None = None
+    determined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DefenceTrial:
+    """One defence at one strength: what it costs, and what it is worth.
+
+    Attributes
+    ----------
+    kind : str
+        Such as "rounding with a norm cap".
+    strength : float
+        In the unit that ``unit`` names.
+    unit : str
+        What the strength is measured in.
+    beside : str
+        The other measure of a combination, which its strengths share; "" for none.
+    words, brief : str
+        What an owner would do; and the same for a table.
+    loss : float or None
+        Loss of utility, in spreads of the answers; None for a budget where nobody said how many
+        queries legitimate clients need.
+    refused : float or None
+        Share of legitimate sequences that get no answer.
+    attacks : tuple of AttackOutcome
+        Every attack that was tried.
+    """
+
+    kind: str
+    strength: float
+    unit: str
+    beside: str
+    words: str
+    brief: str
+    loss: float | None
+    refused: float | None
+    attacks: tuple[AttackOutcome, ...]
+
+    @property
+    def best(self) -> AttackOutcome | None:
+        """The attack of the smallest error of the parameters; None where all were refused."""
+        found = [attack for attack in self.attacks if attack.refusal is None]
+        return min(found, key=lambda attack: attack.error, default=None)
+
+    @property
+    def error(self) -> float:
+        """Smallest relative error of the parameters (W); 1 is that of knowing nothing."""
+        return min([1.0, *(attack.error for attack in self.attacks)])
+
+    @property
+    def function_error(self) -> float:
+        """Smallest error of the function, in spreads; 1 is that of the mean answer."""
+        return min([1.0, *(attack.function_error for attack in self.attacks)])
+
+    @property
+    def queries(self) -> int:
+        """Queries of the best attack, or of the longest where all were refused."""
+        return self.best.queries if self.best else max((a.queries for a in self.attacks), default=0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether some attack came to an estimate; that all refuse is no evidence of safety."""
+        return self.best is not None
+
+    def holds(self, threshold: float) -> bool:
+        """Whether the best attack was left errors of at least this, in parameters and function."""
+        return self.measured and min(self.error, self.function_error) >= threshold
+
+
+def recommended(
+    trials: Sequence[DefenceTrial], threshold: float, most_loss: float
+) -> DefenceTrial | None:
+    """Return the defence of least loss that holds; None where none does at a loss that low."""
+    usable = [t for t in _affordable(trials, most_loss) if t.holds(threshold)]
+    return min(usable, key=lambda trial: (trial.loss, trial.refused), default=None)
+
+
+def _affordable(trials: Sequence[DefenceTrial], most_loss: float) -> list[DefenceTrial]:
+    return [trial for trial in trials if trial.loss is not None and trial.loss <= most_loss]
+
+
+def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: float) -> str:
+    """Say in one sentence what the trials recommend."""
+    best, least = recommended(trials, threshold, most_loss), f"{threshold:.0%}"
+    if best is not None:
+        withheld = f" and {best.refused:.1%} of legitimate sequences" * bool(best.refused)
+        return (
+            f"{best.words[0].upper()}{best.words[1:]}: of {len(trials)} defences tried it costs "
+            f"least, {best.loss:.1%} of the answers' spread{withheld}, among those that leave the "
+            f"best attack errors of {least} or more: {best.error:.1%} of the parameters and "
+            f"{best.function_error:.1%} of the function, after {best.queries:,} queries."
+        )
+    said = (
+        f"None of {len(trials)} defences tried is known to leave the best attack errors of {least} "
+        f"or more at a loss of utility of {most_loss:.0%} or less"
+    )
+    usable = [trial for trial in _affordable(trials, most_loss) if trial.measured]
+    if not usable:
+        return f"{said}."
+    most = max(usable, key=lambda trial: min(trial.error, trial.function_error))
+    return (
+        f'{said}: the strongest, "{most.words}", leaves {most.error:.1e} of the parameters and '
+        f"{most.function_error:.1e} of the function."
+    )
+
+
+def left_out(trials: Sequence[DefenceTrial], threshold: float) -> tuple[str, ...]:
+    """Say what the recommendation leaves out, and why."""
+    notes = []
+    if held := [trial for trial in trials if trial.loss is None and trial.holds(threshold)]:
+        best = max(held, key=lambda trial: trial.strength)
+        notes.append(
+            f'"{best.words[0].upper()}{best.words[1:]}" leaves the best attack errors of '
+            f"{best.error:.1%} and {best.function_error:.1%}, as long as no client needs more and "
+            "clients do not pool their answers; say how many queries a legitimate client needs to "
+            "have its loss compared."
+        )
+    if unknown := sum(not trial.measured for trial in trials):
+        notes.append(
+            f"Against {unknown} of the defences every attack that is known here was refused. That "
+            "is no evidence that they hold, and none of them is recommended."
+        )
+    return tuple(notes)
+
+
+@dataclass(frozen=True, slots=True)
+class DefenceComparison:
+    """The result of `unsoftmax.defend`.
+
+    Attributes
+    ----------
+    target : str
+        The model that was defended and attacked: the target's own, or as it was recovered.
+    dim, parameters : int
+        Dimension of a token, and free parameters of the model.
+    paid : int
+        Queries paid to the target, all to recover it undefended; 0 where it is a model.
+    spread, longest : float
+        Standard deviation of undefended answers to legitimate sequences, and their longest token.
+    attack_queries : int
+        Most queries of an attack.
+    threshold, most_loss : float
+        Error that a defence is to leave the best attack, and the most that it may cost.
+    trials : tuple of DefenceTrial
+        Every defence at every strength.
+    recommendation : str
+        The sentence that the trials support.
+    notes : tuple of str
+        What a user should know.
+    """
+
+    target: str
+    dim: int
+    parameters: int
+    paid: int
+    spread: float
+    longest: float
+    attack_queries: int
+    threshold: float
+    most_loss: float
+    trials: tuple[DefenceTrial, ...]
+    recommendation: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def recommended(self) -> DefenceTrial | None:
+        """The defence that the recommendation names; None where it names none."""
+        return recommended(self.trials, self.threshold, self.most_loss)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON; an error that is infinite becomes null."""
+        content = asdict(self)
+        for trial, known in zip(content["trials"], self.trials, strict=True):
+            trial["error"], trial["function_error"] = known.error, known.function_error
+            trial["best"] = None if known.best is None else known.best.name
+            for attack in trial["attacks"]:
+                for name in ("error", "function_error"):
+                    attack[name] = attack[name] if math.isfinite(attack[name]) else None
+        return {"format_version": FORMAT_VERSION, **content}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``defence.json`` into a folder, making it."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        replace_file(Path(folder) / DEFENCE_FILE, text.encode())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> DefenceComparison:
+        """Read back what `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder has no ``defence.json``.
+        ValueError
+            It is damaged, or newer than this program.
+        """
+        path = Path(folder) / DEFENCE_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no {DEFENCE_FILE} in {folder}.")
+        try:
+            return cls._of(json.loads(path.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> DefenceComparison:
+        """Undo `to_json`."""
+        if content["format_version"] > FORMAT_VERSION:
+            raise ValueError(
+                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
+            )
+        return cls(
+            target=str(content["target"]),
+            dim=int(content["dim"]),
+            parameters=int(content["parameters"]),
+            paid=int(content["paid"]),
+            spread=_number(content["spread"]),
+            longest=_number(content["longest"]),
+            attack_queries=int(content["attack_queries"]),
+            threshold=_number(content["threshold"]),
+            most_loss=_number(content["most_loss"]),
+            trials=tuple(map(_trial, content["trials"])),
+            recommendation=str(content["recommendation"]),
+            notes=tuple(map(str, content["notes"])),
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(trial.brief)}</td><td>{_percent(trial.loss)}</td>"
+            f"<td>{trial.error:.1e}</td><td>{trial.function_error:.1e}</td></tr>"
+            for trial in self.trials
+        )
+        head = "<tr><th>defence</th><th>loss</th><th>error of W</th><th>of the function</th></tr>"
+        return f"<p>{escape(self.recommendation)}</p><table>{head}{rows}</table>"
+
+
+def _percent(share: float | None) -> str:
+    return "not known" if share is None else f"{share:.2%}"
+
+
+def _trial(content: Mapping[str, Any]) -> DefenceTrial:
+    own = {name: content[name] for name in DefenceTrial.__dataclass_fields__}
+    for name in ("loss", "refused"):
+        own[name] = None if own[name] is None else _number(own[name])
+    for name in ("kind", "unit", "beside", "words", "brief"):
+        own[name] = str(own[name])
+    own["strength"] = _number(own["strength"])
+    return DefenceTrial(**{**own, "attacks": tuple(map(_outcome, content["attacks"]))})
+
+
+def _outcome(content: Mapping[str, Any]) -> AttackOutcome:
+    refusal = content["refusal"]
+    error, function_error = (
+        math.inf if content[name] is None else _number(content[name])
+        for name in ("error", "function_error")
+    )
+    return AttackOutcome(
+        str(content["name"]),
+        int(content["queries"]),
+        error,
+        function_error,
+        None if refusal is None else str(refusal),
+        tuple(map(str, content["determined"])),
+    )
+
+
+def _number(value: object) -> float:
+    """Return a number of a file: finite, and 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"a number of {value!r}")
+    return float(value)

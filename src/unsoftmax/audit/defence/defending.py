@@ -1,0 +1,433 @@
+"""What would each defence be worth? `unsoftmax.defend`.
+
+For the owner of a model, in three steps:
+
+1. the target is recovered undefended, within its certificate; this alone asks it, once for every
+   answer that is needed, and where the target is a model of ours nothing is asked;
+2. every defence is put around the recovered model, which answers as the target does and costs
+   nothing, and every attack that is known against it (`attacks`) is run: it sees the defended
+   answers alone, and its queries are counted there;
+3. what it found is compared with the model, and defended answers with undefended ones.
+
+A defence is worth what the best attack leaves of it. These are the best attacks that we have: an
+error they leave is no promise that nobody does better.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.audit.defence.attacks import ATTACKED, Attack, AttackedClass, Attacker, AttackTuning
+from unsoftmax.audit.defence.defence_comparison import (
+    AttackOutcome,
+    DefenceComparison,
+    DefenceTrial,
+    left_out,
+    recommendation,
+)
+from unsoftmax.audit.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
+from unsoftmax.audit.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
+from unsoftmax.campaign import Budget, Recovery, Retries, Watcher, learn
+from unsoftmax.errors import NotIdentifiable, UnsoftmaxError
+from unsoftmax.learners import LowRankHead
+from unsoftmax.learners.settings import whole_number
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Learner, Oracle
+from unsoftmax.validate.function_bound import Sampler, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class DefendTuning:
+    """Knobs of the comparison."""
+
+    ladder: LadderTuning = field(default=LadderTuning())
+    """Which defences, how strong."""
+    attacks: AttackTuning = field(default=AttackTuning())
+    """What attackers do."""
+    use: UseTuning = field(default=UseTuning())
+    """What legitimate clients do."""
+    queries_per_parameter: int = 64
+    """What an attack may ask, where it is not said: bisecting every parameter to 40 bits takes 45,
+    and means of 64 answers take three bits off noise."""
+    per_pair: int = 16
+    """But at least so many per pair of dimensions: not every attack uses that a rank is low."""
+    least_queries: int = 4096
+    """And at least so many, for small targets."""
+    certified: float = 0.01
+    """A recovery whose parameters may be off by more than this share is not defended: errors
+    of attacks could not be told from its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undefended:
+    """The model that is defended, and how it is known."""
+
+    model: Any
+    recovery: Recovery[Any] | None = None
+    """What it was recovered by; None where the target is a model."""
+
+    @property
+    def paid(self) -> int:
+        """Queries paid to the target."""
+        return 0 if self.recovery is None else self.recovery.queries
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say how the model is known."""
+        if self.recovery is None:
+            return ()
+        return (
+            f"Defended and attacked was the model as recovered from {self.paid:,} queries, with "
+            "float64 answers; the target itself was asked nothing else.",
+        )
+
+
+def undefended(
+    oracle: Oracle, learner: Learner[Any], tuning: DefendTuning, **campaign: Any
+) -> Undefended:
+    """Recover a target that is asked undefended; biases within their bounds count as none.
+
+    Raises
+    ------
+    NotIdentifiable
+        The target's own answers are too coarse to know the model by; and as `learn` raises it.
+    """
+    recovery = learn(oracle, learner, **campaign)
+    errors, model = recovery.certificate.errors, recovery.model
+    for name, bound in errors.items():
+        if not bound <= tuning.certified * (model.norm(name) or np.inf) and name in ("W", "v"):
+            raise NotIdentifiable(
+                f"The target's own answers are too coarse to judge defences by: {name} is known to "
+                f"{bound:.1e} at a norm of {model.norm(name):.1e}.",
+                determined={name: getattr(model, name) for name in errors if hasattr(model, name)},
+            )
+    if isinstance(model, SingleHead) and all(
+        model.norm(name) <= errors.get(name, 0.0) for name in ("w", "c")
+    ):
+        arrays = {name: array for name, array in model.arrays().items() if name not in ("w", "c")}
+        model = type(model).from_arrays(arrays)
+    return Undefended(model, recovery)
+
+
+@dataclass(eq=False)
+class Metered:
+    """A defended service that counts what it is asked."""
+
+    oracle: Oracle
+    asked: int = 0
+
+    def __call__(self, X: Array, /) -> Any:
+        """Count a batch, and answer it."""
+        self.asked += len(X)
+        return self.oracle(X)
+
+
+@dataclass(frozen=True, slots=True)
+class DefenceRange:
+    """A model, its legitimate use, and attackers: defences are tried one after the other."""
+
+    model: Any
+    known: AttackedClass
+    attacker: Attacker
+    use: LegitimateUse
+    """What losses are measured on."""
+    fresh: LegitimateUse
+    """What the function's error is measured on."""
+
+    def trial(self, defence: Defence) -> DefenceTrial:
+        """Try a defence: measure its loss, and run every attack on it."""
+        measures, seed = defence.measures, self.attacker.seed
+        loss = self.use.loss(measures, measures.around(self.model, seed))
+        attacks = self.known.attacks(self.attacker, measures)
+        return DefenceTrial(
+            kind=defence.kind,
+            strength=defence.strength,
+            unit=UNITS[defence.kind],
+            beside=defence.beside,
+            words=str(measures),
+            brief=measures.brief,
+            loss=loss.loss,
+            refused=loss.refused,
+            attacks=tuple(self._outcome(defence, attack) for attack in attacks),
+        )
+
+    def _outcome(self, defence: Defence, attack: Attack) -> AttackOutcome:
+        """Run one attack against a service of its own, and see how far it came."""
+        measures, seed = defence.measures, self.attacker.seed
+        service = Metered(measures.around(self.model, seed + 1))
+        budget = Budget(queries=self.attacker.may_ask(measures))
+        try:
+            found = learn(service, attack.learner, budget, holdout=attack.holdout, retries=1).model
+        except UnsoftmaxError as refusal:
+            return self._refused(attack, service.asked, refusal)
+        found = self.known.finished(found, self.attacker.structure)
+        return AttackOutcome(
+            attack.name,
+            service.asked,
+            self.known.error(self.model, found),
+            self.fresh.error_of(found, attack.up_to_scale),
+        )
+
+    def _refused(self, attack: Attack, asked: int, refusal: UnsoftmaxError) -> AttackOutcome:
+        determined = getattr(refusal, "determined", {})
+        rest = self.known.remainder(int(self.model.dim), determined)
+        missed = np.inf if rest is None else self.fresh.error_of(rest, attack.up_to_scale)
+        said = f"{type(refusal).__name__}: {refusal}"
+        return AttackOutcome(attack.name, asked, np.inf, missed, said, tuple(determined))
+
+
+def compared(
+    target: Undefended,
+    *,
+    sampler: Sampler | None = None,
+    threshold: float = 0.1,
+    most_loss: float = 0.5,
+    attack_queries: int | None = None,
+    needs: int | None = None,
+    seed: int = 0,
+    watch: Callable[[int, int, DefenceTrial], object] | None = None,
+    tuning: DefendTuning = DefendTuning(),
+) -> DefenceComparison:
+    """Try every defence on a model that is known; see `defend`."""
+    model = target.model
+    known = attacked_class(model)
+    structure = known.structure(model)
+    if sampler is None:
+        sampler = StandardNormal(int(model.dim), (1, 1) if known.singles else tuning.use.tokens)
+    use = LegitimateUse.drawn(model, sampler, needs, seed, tuning.use)
+    fresh = LegitimateUse.drawn(model, sampler, needs, seed + 1, tuning.use)
+    if attack_queries is None:
+        attack_queries = max(
+            tuning.queries_per_parameter * structure.parameters,
+            tuning.per_pair * structure.dim * (structure.dim + 1),
+            tuning.least_queries,
+        )
+    attacker = Attacker(structure, use.spread, use.longest, attack_queries, seed, tuning.attacks)
+    trials = DefenceRange(model, known, attacker, use, fresh)
+    scale = Scale(use.mean, use.spread, use.longest, structure.parameters)
+    defences, done = list(ladder(scale, tuning.ladder)), []
+    for number, defence in enumerate(defences, 1):
+        done.append(trials.trial(defence))
+        if watch is not None:
+            watch(number, len(defences), done[-1])
+    return DefenceComparison(
+        target=repr(model),
+        dim=int(model.dim),
+        parameters=structure.parameters,
+        paid=target.paid,
+        spread=use.spread,
+        longest=use.longest,
+        attack_queries=attack_queries,
+        threshold=threshold,
+        most_loss=most_loss,
+        trials=tuple(done),
+        recommendation=recommendation(done, threshold, most_loss),
+        notes=(*target.notes, *left_out(done, threshold), *known.caveats),
+    )
+
+
+def attacked_class(model: Any) -> AttackedClass:
+    """Return how a model's class is attacked.
+
+    Raises
+    ------
+    ValueError
+        No attacks are known for it.
+    """
+    if type(model) not in ATTACKED:
+        names = ", ".join(kind.__name__ for kind in ATTACKED)
+        raise ValueError(
+            f"No attacks are registered for {type(model).__name__}: defend takes {names}."
+        )
+    return ATTACKED[type(model)]
+
+
+def check_learner(learner: Learner[Any], dim: int) -> None:
+    """Refuse a learner whose models cannot be attacked, before anything is paid.
+
+    Raises
+    ------
+    ValueError
+        It recovers another class, or takes another dimension.
+    """
+    known = [kind for each in ATTACKED.values() for kind in each.learners]
+    if type(learner) not in known:
+        names = ", ".join(kind.__name__ for kind in known)
+        raise ValueError(
+            f"What {type(learner).__name__} recovers is not attacked here: defend recovers the "
+            f"target with one of {names}."
+        )
+    if learner.dim != dim:
+        raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
+
+
+def default_learner(dim: int, seed: int) -> Learner[Any]:
+    """Return what a target is recovered with where nothing is said: any single head."""
+    return LowRankHead(dim, biases=True, seed=seed)
+
+
+def is_known(oracle: object) -> bool:
+    """Whether a target is a model of ours, which need not be asked."""
+    return hasattr(oracle, "arrays") and hasattr(oracle, "norm")
+
+
+def defend(
+    oracle: Oracle,
+    dim: int,
+    learner: Learner[Any] | None = None,
+    *,
+    sampler: Sampler | None = None,
+    threshold: float = 0.1,
+    most_loss: float = 0.5,
+    attack_queries: int | None = None,
+    needs: int | None = None,
+    seed: int = 0,
+    watch: Callable[[int, int, DefenceTrial], object] | None = None,
+    budget: int | Budget | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    holdout: int = 32,
+    batch: int | None = None,
+    workers: int = 1,
+    progress: Watcher | None = None,
+    retries: int | Retries = 3,
+    timeout: float | None = None,
+    tuning: DefendTuning = DefendTuning(),
+) -> DefenceComparison:
+    """Compare defences of a target: what each costs, and what the best attack still gets.
+
+    Rounding, noise, clipping, norm caps, labels alone, query budgets, and rounding and noise with
+    a norm cap, each at several strengths. The target is asked undefended, once, to recover it;
+    defences are put around the recovered model, and attacked there.
+
+    Parameters
+    ----------
+    oracle : callable
+        The target, as `unsoftmax.learn` takes it; or a model, which is asked nothing.
+    dim : int
+        Dimension d of a token.
+    learner : Learner, optional
+        What to recover the target with; ``LowRankHead(dim, biases=True)``, which recovers any
+        single head, where it is not given. Its ``plan()`` says what the target will be asked.
+    sampler : callable, optional
+        Draws one legitimate sequence (N, d) with the `numpy.random.Generator` it is given; 2 to
+        16 standard normal tokens where it is not given.
+    threshold : float
+        A defence is recommended if it leaves the best attack a relative error of at least this,
+        of the parameters and of the function; between 0 and 1.
+    most_loss : float
+        And if it costs no more than this, in spreads of the answers (the root mean square of what
+        answers change by, over their standard deviation); between 0 and 1.
+    attack_queries : int, optional
+        Most queries of an attack; where it is not given 64 per parameter, and at least
+        16·d(d + 1) and 4,096.
+    needs : int, optional
+        Queries that a legitimate client needs; without it the loss by budgets is not known, and
+        none is recommended.
+    seed : int
+        Seed of sequences, noise and attacks.
+    watch : callable, optional
+        Takes a number, how many there are, and the `DefenceTrial`, after each.
+    budget, ledger, holdout, batch, workers, progress, retries, timeout
+        As `unsoftmax.learn` takes them, for recovering the target.
+    tuning : DefendTuning
+        Knobs.
+
+    Returns
+    -------
+    DefenceComparison
+        Every defence with its loss and its attacks, and a recommendation.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, or no attacks are known for the model's class.
+    NotIdentifiable
+        Undefended answers are all the same, or too coarse to know the target by.
+    BudgetExceeded, ModelMismatch, OracleError, LedgerError, LedgerMismatch, DimensionRefused
+        As `unsoftmax.learn` raises them.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(0)
+    >>> model = us.SingleHead(rng.standard_normal((4, 4)) / 2, rng.standard_normal(4))
+    >>> result = us.defend(model, 4)
+    >>> rounding = [trial for trial in result.trials if trial.kind == "rounding"]
+    >>> all(trial.error < 1e-9 for trial in rounding)
+    True
+    """
+    counts = ("attack_queries", attack_queries), ("needs", needs)
+    checked(dim, seed, sampler, *counts, threshold=threshold, most_loss=most_loss)
+    if is_known(oracle):
+        known = _as_given(oracle, dim, learner)
+    else:
+        asking = default_learner(dim, seed) if learner is None else learner
+        check_learner(asking, dim)
+        known = undefended(
+            oracle,
+            asking,
+            tuning,
+            budget=budget,
+            ledger=ledger,
+            holdout=holdout,
+            batch=batch,
+            workers=workers,
+            progress=progress,
+            retries=retries,
+            timeout=timeout,
+        )
+    return compared(
+        known,
+        sampler=sampler,
+        threshold=threshold,
+        most_loss=most_loss,
+        attack_queries=attack_queries,
+        needs=needs,
+        seed=seed,
+        watch=watch,
+        tuning=tuning,
+    )
+
+
+def _as_given(model: Any, dim: int, learner: object) -> Undefended:
+    """Take a target that is a model."""
+    if model.dim != dim:
+        raise ValueError(f"The model takes tokens of dimension {model.dim}: use dim={model.dim}.")
+    if learner is not None:
+        raise ValueError("A target that is a model is not learned: leave the learner out.")
+    attacked_class(model)
+    return Undefended(model)
+
+
+def checked(
+    dim: int,
+    seed: int,
+    sampler: Sampler | None,
+    *counts: tuple[str, int | None],
+    **shares: float,
+) -> None:
+    """Refuse settings that are out of range, before anything is paid.
+
+    ``counts`` are whole numbers with their names, or None; ``shares`` are between 0 and 1.
+
+    Raises
+    ------
+    ValueError, TypeError
+        One is.
+    """
+    whole_number("dim", dim, 1)
+    whole_number("seed", seed, 0)
+    for name, count in counts:
+        if count is not None:
+            whole_number(name, count, 1)
+    for name, share in shares.items():
+        if not 0 < share < 1:
+            raise ValueError(f"{name} must be between 0 and 1; it is {share}.")
+    if sampler is not None:
+        Sampling(sampler, eps=0.5, delta=0.5).try_out(dim)

@@ -1,0 +1,216 @@
+"""An attack: a head from rounded answers to tokens of bounded length, by where the rounding steps.
+
+Rounding to multiples of q hides a value, and shows exactly where it passes (n − ½)q. The answer
+to tX moves continuously with t, from 0 at t = 0. So t is bisected to where the rounded answer
+steps, and there the value is known to as many digits as there are bisections:
+
+    f([t x]) = t·x·v = (n − ½)q                                            x·v, and v
+    f([t(a + b); tb]) = t(b·v) + t(a·v)·σ(t²·a·(W b)) = (n − ½)q           a·(W b), and W
+
+A W of rank r is read as a skeleton (`solve.skeleton` has the algebra): of Z W Zᵀ k = r + 4 columns
+and rows are enough. Asks 16d + (d² + d)·(bits + 5) queries at most, with k(2d − k) in place of d²
+where the rank is known, and no token longer than ``radius``. Needs answers
+that do not round to 0: offsets and query tokens lie near v's direction, so that ‖v‖·radius of a
+little more than q is enough. Deterministic rounding alone is attacked like this; beside noise the
+steps are blurred. It knows q, as whoever sees a few answers does. The head has no biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+
+from unsoftmax.errors import NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.settings import Configured
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array, Flags, Pairs, Probes, Sequences
+from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
+
+Stretched: TypeAlias = Callable[[Array], Probes]
+"""Makes the probes of one family, each at a length t ≤ 1 of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTuning:
+    """Knobs of the attack."""
+
+    rough: int = 16
+    """Random tokens per dimension that tell the direction of v."""
+    beside: float = 0.5
+    """Offsets and query tokens lie this far beside v's direction. Smaller: larger values, which
+    coarser rounding shows; larger: they span all directions more evenly."""
+    octaves: int = 4
+    """Lengths of pairs that are tried, half as long each: long ones saturate the softmax."""
+    open: float = 0.05
+    """A gate is open where its weight is so far from 0 and 1."""
+    spare: int = 4
+    """Columns and rows beyond the rank: a core of the rank alone may be ill-conditioned."""
+    steps: float = 2.0
+    """Answers of so many steps give a gate's weight well enough to see whether it is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeHead(Configured):
+    """Learn a single head from answers that are rounded to multiples of ``step``."""
+
+    dim: int
+    step: float
+    radius: float
+    bits: int = 40
+    """Bisections of every step."""
+    seed: int = 0
+    rank: int | None = None
+    """Rank of W, where it is known."""
+    tuning: EdgeTuning = field(default=EdgeTuning(), kw_only=True)
+
+    revision: ClassVar[int] = 1
+
+    def plan(self) -> Plan:
+        """Say beforehand what it costs."""
+        d, tuning = int(self.dim), self.tuning
+        most = tuning.rough * d + d * (1 + self.bits)
+        most += self.entries * (tuning.octaves + 1 + self.bits)
+        return Plan(
+            queries=None,
+            at_most=most,
+            tokens=2 * most,
+            rounds=4 + 2 * self.bits,
+            formula="16d + (d² + d)(bits + 5)",
+            longest_token=float(self.radius) * (1 + 1e-12),
+            most_tokens=2,
+        )
+
+    @property
+    def crossing(self) -> int:
+        """How many columns and rows of Z W Zᵀ are read: k, or all d."""
+        d = int(self.dim)
+        return d if self.rank is None else min(d, int(self.rank) + self.tuning.spare)
+
+    @property
+    def entries(self) -> int:
+        """How many entries that are."""
+        return self.crossing * (2 * int(self.dim) - self.crossing)
+
+    def steps(self, checks: int) -> Steps[SingleHead]:
+        """Ask, and return what was found; nothing is certified, and nothing checked."""
+        rng = np.random.default_rng(self.seed)
+        along = yield from self._direction(rng)
+        frame, _ = np.linalg.qr(rng.standard_normal((self.dim, self.dim)))
+        # on v's side: 1 alongᵀ + β·frame is then never near singular
+        frame *= np.where(frame @ along < 0, -1.0, 1.0)[:, None]
+        Z = along + self.tuning.beside * frame
+        Z /= np.linalg.norm(Z, axis=1, keepdims=True)
+        v = yield from self._values(Z)
+        W = yield from self._scores(Z, v)
+        errors = {"W": np.inf, "v": np.inf, "w": 0.0, "c": 0.0}
+        evidence = Evidence.of(0, np.empty(0), np.empty(0))
+        return Found(SingleHead(W, v), Certificate(errors, ("Nothing bounds it.",)), evidence)
+
+    def _direction(self, rng: np.random.Generator) -> Asking[Array]:
+        """Estimate v/‖v‖ by the answers to random single tokens."""
+        x = rng.standard_normal((self.tuning.rough * self.dim, self.dim))
+        x *= self.radius / np.linalg.norm(x, axis=1, keepdims=True)
+        [y] = yield [Sequences(x[:, None], phase="direction of v", purpose="data")]
+        along = x.T @ y
+        size = float(np.linalg.norm(along))
+        if size == 0:
+            raise NotIdentifiable(
+                f"Every answer to a single token of norm {self.radius:g} rounds to 0.",
+                determined={},
+            )
+        return np.asarray(along / size)
+
+    def _values(self, Z: Array) -> Asking[Array]:
+        """Read Z v off steps, and v from them."""
+
+        def singles(t: Array) -> Probes:
+            X = (t * self.radius)[:, None, None] * Z[:, None]
+            return Sequences(X, phase="v", purpose="data")
+
+        steps = yield from self._steps(singles, np.ones(len(Z)))
+        if not np.any(steps.there):
+            raise NotIdentifiable("Answers to single tokens round to 0.", determined={})
+        values = steps.value / (steps.t * self.radius)
+        return np.asarray(np.linalg.lstsq(Z[steps.there], values[steps.there])[0])
+
+    def _scores(self, Z: Array, v: Array) -> Asking[Array]:
+        """Read Z W Zᵀ off steps, and W from it."""
+        d, half = self.dim, self.radius / 2
+        i, j = np.indices((d, d))
+        read = (i < self.crossing) | (j < self.crossing)
+        i, j = i[read], j[read]
+        values = half * (Z @ v)
+
+        def pairs(t: Array) -> Probes:
+            return Pairs(Z, Z, i, j, t * half, t * half, phase="W", purpose="data")
+
+        longest = yield from self._open_lengths(pairs, values[i], values[j])
+        steps = yield from self._steps(pairs, longest)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gates = (steps.value / steps.t - values[j]) / values[i]
+            logits = np.log(gates / (1 - gates)) / (steps.t * half) ** 2
+        table, known = np.zeros((d, d)), np.zeros((d, d), dtype=bool)
+        known[read] = steps.there & np.isfinite(logits)
+        table[known] = logits[known[read]]
+        if self.crossing < d:
+            return self._skeleton(Z, table)
+        return _solved(Z, table, known)
+
+    def _skeleton(self, Z: Array, table: Array) -> Array:
+        """Return W of the rank from columns and rows; an entry that is not known counts as 0."""
+        k = self.crossing
+        U, sizes, V = np.linalg.svd(table[:k, :k])
+        r = max(1, min(int(self.rank or 0), int(np.count_nonzero(sizes))))
+        columns = np.linalg.solve(Z, table[:, :k] @ V[:r].T)
+        rows = np.linalg.solve(Z, (U[:, :r].T @ table[:k]).T).T
+        return np.asarray(columns @ (rows / np.maximum(sizes[:r], 1e-300)[:, None]))
+
+    def _open_lengths(self, pairs: Stretched, of_a: Array, of_b: Array) -> Asking[Array]:
+        """Choose each pair's length: the longest at which the gate is seen to be open."""
+        tuning = self.tuning
+        tried = [np.full(len(of_a), 0.5**n) for n in range(tuning.octaves)]
+        answers = yield [pairs(t) for t in tried]
+        chosen = tried[0].copy()
+        for t, y in zip(tried[::-1], answers[::-1], strict=True):
+            gates = (y / t - of_b) / of_a
+            seen = np.abs(y) >= tuning.steps * self.step
+            chosen = np.where(seen & (np.abs(gates - 0.5) < 0.5 - tuning.open), t, chosen)
+        return chosen
+
+    def _steps(self, probes: Stretched, longest: Array) -> Asking[Stepped]:
+        """Find where rounded answers step to those of the longest."""
+        [y] = yield [probes(longest)]
+        sign, count = np.sign(y), np.rint(np.abs(y) / self.step)
+        edge = (count - 0.5) * self.step
+        low, high = np.zeros(len(longest)), longest
+        for _ in range(self.bits):
+            middle = (low + high) / 2
+            [y] = yield [probes(middle)]
+            beyond = sign * y > edge
+            low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+        return Stepped((low + high) / 2, sign * edge, count > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Lengths at which rounded answers step, and the exact values there."""
+
+    t: Array
+    value: Array
+    there: Flags
+    """False where the longest answer rounds to 0: there is no step before it."""
+
+
+def _solved(Z: Array, logits: Array, known: Flags) -> Array:
+    """Solve Z W Zᵀ = logits; where some are not known, by the smallest columns."""
+    if np.all(known):
+        columns = np.linalg.solve(Z, logits)
+    else:
+        columns = np.zeros_like(logits)
+        for j, there in enumerate(known.T):
+            columns[:, j] = np.linalg.lstsq(Z[there], logits[there, j])[0]
+    return np.asarray(np.linalg.solve(Z, columns.T).T)

@@ -1,0 +1,143 @@
+"""What legitimate clients ask, and what a defence costs them.
+
+The loss of utility is the root mean square of what defended answers differ by from undefended
+ones, in units of the undefended answers' spread (their standard deviation): 0 where nothing is
+lost, 1 where a client may as well take the mean answer. A sequence that is refused counts as
+answered with that mean; a label as the mean of the answers that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.audit.defence.defence_ladder import Measures
+from unsoftmax.errors import NotIdentifiable, OracleError
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Oracle
+from unsoftmax.validate.function_bound import Sampler, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class UseTuning:
+    """Knobs of measuring utility and the error of functions."""
+
+    sequences: int = 512
+    """Sequences that losses are measured on, and as many others for the function's error: a loss
+    is known to about 3 % of itself."""
+    tokens: tuple[int, int] = (2, 16)
+    """Fewest and most tokens of a sequence, where no sampler is given."""
+    stream: int = 83
+    """Which stream of random numbers of a seed draws them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandardNormal:
+    """Sequences of standard normal tokens, of random length: the default sampler."""
+
+    dim: int
+    tokens: tuple[int, int]
+
+    def __call__(self, rng: np.random.Generator) -> Array:
+        """Draw one sequence (N, d)."""
+        fewest, most = self.tokens
+        return rng.standard_normal((int(rng.integers(fewest, most + 1)), self.dim))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a defence costs legitimate clients."""
+
+    loss: float | None
+    """As this module says; None for a budget, where nobody said how much clients ask."""
+    refused: float | None
+    """Share of legitimate questions that get no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LegitimateUse:
+    """Legitimate sequences with their undefended answers."""
+
+    sequences: tuple[Array, ...]
+    answers: Array
+    needs: int | None
+    """How many queries a legitimate client asks."""
+
+    @classmethod
+    def drawn(
+        cls, model: Any, sampler: Sampler, needs: int | None, seed: int, tuning: UseTuning
+    ) -> LegitimateUse:
+        """Draw sequences, and let the model answer them.
+
+        Raises
+        ------
+        NotIdentifiable
+            All answers are equal.
+        """
+        dim, rng = int(model.dim), np.random.default_rng([seed, tuning.stream])
+        sampling = Sampling(sampler, eps=0.5, delta=0.5)
+        sequences = tuple(sampling.drawn(dim, rng) for _ in range(tuning.sequences))
+        use = cls(sequences, _answers(model, sequences), needs)
+        if not use.spread > np.finfo(np.float64).eps * float(np.max(np.abs(use.answers))):
+            raise NotIdentifiable(
+                "All legitimate sequences get the same answer: there is nothing to defend, and "
+                "no loss can be measured. A sampler may draw others.",
+                determined={},
+            )
+        return use
+
+    @property
+    def mean(self) -> float:
+        """Mean undefended answer."""
+        return float(np.mean(self.answers))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of undefended answers."""
+        return float(np.std(self.answers))
+
+    @property
+    def longest(self) -> float:
+        """Norm of the longest token."""
+        return max(float(np.linalg.norm(X, axis=1).max()) for X in self.sequences)
+
+    def loss(self, measures: Measures, oracle: Oracle) -> Loss:
+        """Measure what a defence costs; ``oracle`` is the defended one."""
+        if measures.queries is not None:
+            if self.needs is None:
+                return Loss(None, None)
+            short = max(0.0, 1 - measures.queries / self.needs)
+            return Loss(float(np.sqrt(short)), short)
+        defended, asked = np.full(len(self.answers), self.mean), 0
+        for k, X in enumerate(self.sequences):
+            try:
+                [defended[k]] = oracle(X[None])
+            except OracleError:  # refused
+                continue
+            asked += 1
+        if measures.labels:
+            for label in (0.0, 1.0):
+                alike = defended == label
+                defended[alike] = np.mean(self.answers[alike]) if np.any(alike) else 0.0
+        missed = float(np.sqrt(np.mean((defended - self.answers) ** 2)))
+        return Loss(missed / self.spread, 1 - asked / len(self.answers))
+
+    def error_of(self, model: Callable[[Array], Array], up_to_scale: bool) -> float:
+        """Return how far a model is from the answers, as the loss is measured."""
+        found = _answers(model, self.sequences)
+        if up_to_scale and (size := float(found @ found)) > 0:
+            found = found * float(found @ self.answers) / size
+        return float(np.sqrt(np.mean((found - self.answers) ** 2))) / self.spread
+
+
+def _answers(model: Callable[[Array], Array], sequences: tuple[Array, ...]) -> Array:
+    """Ask all sequences, those of one length together."""
+    answers = np.empty(len(sequences))
+    lengths = np.array([len(X) for X in sequences])
+    for length in np.unique(lengths):
+        [alike] = np.nonzero(lengths == length)
+        answers[alike] = model(np.array([sequences[k] for k in alike]))
+    return answers

@@ -1,0 +1,389 @@
+"""How exposed is a target: what it is, what can be read out of it, and at which cost.
+
+`audit` runs the questions of `audit.identification` like any learner's: one ledger holds the
+answers of identification and of recovery, and the same call goes on with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from unsoftmax.audit.answer_traits import Traits
+from unsoftmax.audit.identification import (
+    Certainty,
+    Identifier,
+    Identity,
+    RecoveryWish,
+    typical_cost,
+)
+from unsoftmax.audit.target_classes import CLASSES, ClassName, Facts
+from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
+from unsoftmax.campaign.budget import whole
+from unsoftmax.campaign.runner import opened_campaign, versions
+from unsoftmax.campaign.watching import CourseWatch
+from unsoftmax.models.files import replace_file
+from unsoftmax.protocol import Course, Oracle
+
+AUDIT_FILE = "audit.json"
+AUDIT_FORMAT = 1
+
+NOT_AFFORDED = (
+    "Recovery was not begun: it typically takes {needed:,} queries more, beyond the budget."
+)
+ONE_COORDINATE = (
+    "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
+    "most. us.oracles.coordinate (--coordinate) chooses another one."
+)
+RESIDUAL = (
+    "Answers are the last token and, added to it, this: a layer with a residual connection. What "
+    "is recovered is what is added."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a target charges for 1,000 queries, and for 1,000 tokens in them."""
+
+    price: float = 0.0
+    token_price: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, price in asdict(self).items():
+            if isinstance(price, bool) or not isinstance(price, (int, float)):
+                raise TypeError(f"{name} must be a number; it is {price!r}.")
+            if not 0 <= price < math.inf:
+                raise ValueError(f"{name} must be a finite number, 0 or more; it is {price!r}.")
+
+    def of(self, queries: int, tokens: int) -> float:
+        """Return what so many queries and tokens cost."""
+        return (self.price * queries + self.token_price * tokens) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryCost:
+    """What recovering the whole target costs.
+
+    Attributes
+    ----------
+    learner : dict
+        The settings of the learner that recovers it.
+    queries, tokens : int
+        What it typically takes, the hold-out included.
+    at_most : int
+        Queries that the learner never exceeds.
+    money : float
+        ``queries`` and ``tokens`` at the prices given; 0 without prices.
+    """
+
+    learner: Mapping[str, Any]
+    queries: int
+    tokens: int
+    at_most: int
+    money: float
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result of `unsoftmax.audit`.
+
+    Attributes
+    ----------
+    target_class : str
+        "constant", "linear", "single head", "several heads", "ReLU network", "network behind one
+        head", "network behind several heads", "normalised vectors", "position-dependent", "none of
+        these" or "undecided".
+    certainty : {"certain", "likely", "undecided"}
+        "certain": the whole target was recovered and fresh answers are predicted within the
+        certificate, or an answer contradicts every other class. "likely": the same on a few
+        random dimensions.
+    answers : dict
+        What answers are: ``kind`` ("constant", "labels", "noisy", "rounded", "float32" or
+        "float64"), ``width`` (numbers per answer), ``coordinate`` (the one looked at),
+        ``single_tokens`` ("affine", "bent", "smooth", "unclear"), ``tokens`` (which count),
+        ``longest_token`` (a norm that is answered, where longer ones are refused; or None),
+        ``residual`` (whether the last token is added), and what was noticed of their precision.
+    facts : dict of str to int
+        What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``.
+    reasons : tuple of str
+        What the class rests on, and what was excluded.
+    recoverable : str
+        What can be had of such a target.
+    cost : RecoveryCost or None
+        What recovering the whole costs; None where no learner can.
+    queries, tokens : int
+        What was paid, recovery included.
+    money : float
+        The same at the prices given.
+    recovery : Recovery or None
+        The recovered target: asked for, or so small that identification had it.
+    notes : tuple of str
+        What a user should know.
+    afforded : bool or None
+        Whether the budget allowed the recovery that was asked for; None where none was.
+    course : Course or None
+        When the answers came; no part of the result, which is the same at any speed.
+    versions : dict of str to str
+        What computed it.
+    """
+
+    target_class: ClassName
+    certainty: Certainty
+    answers: Mapping[str, Any]
+    facts: Facts
+    reasons: tuple[str, ...]
+    recoverable: str
+    cost: RecoveryCost | None
+    queries: int
+    tokens: int
+    money: float
+    recovery: Recovery[Any] | None = None
+    notes: tuple[str, ...] = ()
+    afforded: bool | None = None
+    course: Course | None = field(default=None, compare=False)
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the target is of a class that is known."""
+        return self.target_class not in ("none of these", "undecided")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the recovery as JSON; ``recovered`` says whether there is one."""
+        return {
+            "format_version": AUDIT_FORMAT,
+            "class": self.target_class,
+            "certainty": self.certainty,
+            "answers": dict(self.answers),
+            "facts": dict(self.facts),
+            "reasons": list(self.reasons),
+            "recoverable": self.recoverable,
+            "cost": None if self.cost is None else asdict(self.cost),
+            "queries": self.queries,
+            "tokens": self.tokens,
+            "money": self.money,
+            "recovered": self.recovery is not None,
+            "afforded": self.afforded,
+            "notes": list(self.notes),
+        }
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``audit.json`` into a folder, and beside it what `Recovery.save` writes."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        if self.recovery is not None:
+            self.recovery.save(target)
+        course = {} if self.course is None else {"course": self.course.to_json()}
+        content = {**self.to_json(), **course, "versions": dict(self.versions)}
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        replace_file(target / AUDIT_FILE, text.encode())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Audit:
+        """Read back what `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder has no ``audit.json``, or no recovery where that speaks of one.
+        ValueError
+            A file is damaged, or newer than this program.
+        """
+        path = Path(folder) / AUDIT_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no {AUDIT_FILE} in {folder}.")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found = cls._of(content)
+            recovered = bool(content["recovered"])
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+        return replace(found, recovery=Recovery.load(folder)) if recovered else found
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> Audit:
+        """Undo `to_json`, the recovery apart."""
+        if content["format_version"] > AUDIT_FORMAT:
+            raise ValueError(
+                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
+            )
+        if content["class"] not in CLASSES:
+            raise ValueError(f"no class is called {content['class']!r}")
+        cost = content["cost"]
+        return cls(
+            target_class=content["class"],
+            certainty=content["certainty"],
+            answers=dict(content["answers"]),
+            facts={str(name): int(number) for name, number in content["facts"].items()},
+            reasons=tuple(content["reasons"]),
+            recoverable=str(content["recoverable"]),
+            cost=None if cost is None else RecoveryCost(**cost),
+            queries=int(content["queries"]),
+            tokens=int(content["tokens"]),
+            money=float(content["money"]),
+            notes=tuple(content["notes"]),
+            afforded=content["afforded"],
+            course=Course.of_json(content["course"]) if "course" in content else None,
+            versions={str(name): str(text) for name, text in content["versions"].items()},
+        )
+
+
+def audit(
+    oracle: Oracle,
+    dim: int,
+    *,
+    recover: bool = False,
+    price: float = 0.0,
+    token_price: float = 0.0,
+    holdout: int = 32,
+    seed: int = 0,
+    budget: int | Budget | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    batch: int | None = None,
+    workers: int = 1,
+    progress: Watcher | None = None,
+    retries: int | Retries = 3,
+    timeout: float | None = None,
+) -> Audit:
+    """Say what a target is, what can be recovered of it, and at which cost.
+
+    Parameters
+    ----------
+    oracle : callable
+        The target, as `unsoftmax.learn` takes it; vectors are looked at by one coordinate.
+    dim : int
+        Dimension d of a token.
+    recover : bool
+        Whether to recover it as well, where the budget allows what that typically takes.
+    price, token_price : float
+        What 1,000 queries, and 1,000 tokens, cost in any currency.
+    holdout : int
+        Queries to check a recovery with.
+    seed : int
+        Seed of the questions; another one asks others.
+    budget, ledger, batch, workers, progress, retries, timeout
+        As `unsoftmax.learn` takes them. The same ledger serves with and without ``recover``.
+
+    Returns
+    -------
+    Audit
+        Class and certainty, what is recoverable, costs, and the recovery where there is one.
+
+    Raises
+    ------
+    BudgetExceeded
+        Identification needs more than the budget, or recovery more than it typically takes.
+    TypeError, ValueError, OracleError, LedgerError, LedgerMismatch, DimensionRefused
+        As `unsoftmax.learn` raises them.
+
+    Notes
+    -----
+    *Queries*: about 200 for a single head, 400 for several, 700 for networks, whatever d is;
+    with ``recover`` those of the learner that is named come on top.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(0)
+    >>> secret = us.MultiHead(rng.standard_normal((3, 32, 32)) / 6, rng.standard_normal((3, 32)))
+    >>> result = us.audit(secret, dim=32)
+    >>> result.target_class, result.certainty, result.facts["heads"], result.queries < 500
+    ('several heads', 'likely', 3, True)
+    """
+    holdout, prices = whole("holdout", holdout, 0), Prices(price, token_price)
+    most = budget if isinstance(budget, Budget) else Budget(queries=budget)
+    identifier = Identifier(dim, seed, wish=RecoveryWish(recover, most, holdout))
+    watch = CourseWatch(progress)
+    with opened_campaign(
+        oracle,
+        identifier,
+        budget=most,
+        ledger=ledger,
+        batch=batch,
+        workers=workers,
+        progress=watch,
+        retries=retries,
+        timeout=timeout,
+    ) as campaign:
+        found = campaign.run(identifier.steps(0))
+        counts, spent = campaign.ledger.counts(), campaign.ledger.spent
+        noticed, course = campaign.notes(), watch.course()
+    recovery = _recovery(found, counts)
+    if recovery is not None:
+        recovery = replace(recovery, course=course, versions=versions())
+    return Audit(
+        target_class=found.target_class,
+        certainty=found.certainty,
+        answers=_answers(found.traits),
+        facts=found.facts,
+        reasons=found.reasons,
+        recoverable=CLASSES[found.target_class].recoverable,
+        cost=_cost(found, identifier, prices),
+        queries=spent.queries,
+        tokens=spent.tokens,
+        money=prices.of(spent.queries, spent.tokens),
+        recovery=recovery,
+        notes=(*_notes(found, identifier), *noticed),
+        afforded=found.afforded if recover else None,
+        course=course,
+        versions=versions(),
+    )
+
+
+def _recovery(found: Identity, counts: Mapping[str, int]) -> Recovery[Any] | None:
+    if found.found is None or found.learner is None:
+        return None
+    return Recovery(
+        model=found.found.model,
+        certificate=found.found.certificate,
+        evidence=found.found.evidence,
+        counts=counts,
+        notes=found.found.notes,
+        learner=found.learner.settings(),
+        function=found.found.function,
+    )
+
+
+def _answers(traits: Traits) -> dict[str, Any]:
+    return {
+        "kind": traits.kind,
+        "width": traits.width,
+        "coordinate": traits.coordinate,
+        "tokens": traits.tokens,
+        "single_tokens": traits.singles,
+        "longest_token": traits.radius,
+        "residual": traits.residual,
+        "precision": list(traits.precision.why),
+    }
+
+
+def _cost(found: Identity, identifier: Identifier, prices: Prices) -> RecoveryCost | None:
+    if found.learner is None:
+        return None
+    holdout = identifier.wish.holdout
+    queries, tokens = typical_cost(found, holdout)
+    return RecoveryCost(
+        learner=found.learner.settings(),
+        queries=queries,
+        tokens=tokens,
+        at_most=found.learner.plan().at_most + holdout,
+        money=prices.of(queries, tokens),
+    )
+
+
+def _notes(found: Identity, identifier: Identifier) -> list[str]:
+    notes, traits = [], found.traits
+    if traits.width > 1:
+        said = ONE_COORDINATE.format(width=traits.width, coordinate=traits.coordinate)
+        notes.append(said)
+    if traits.residual:
+        notes.append(RESIDUAL)
+    if not found.afforded:
+        queries, _ = typical_cost(found, identifier.wish.holdout)
+        notes.append(NOT_AFFORDED.format(needed=queries))
+    return notes

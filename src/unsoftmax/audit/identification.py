@@ -1,0 +1,460 @@
+"""Which class a target is of: a first look, then learners on a few dimensions, then the whole.
+
+f(E z) is of the class of f(X) for every matrix E, of k dimensions instead of d. So `Identifier`
+runs learners as they are on two to six random dimensions, cheapest first, and takes the first that
+succeeds (`target_classes.SKETCHES`). What the learners promise then holds there: fresh sequences
+of up to 512 tokens are predicted within the certificate. What a first look excludes
+(`answer_traits`) is not tried.
+
+A class is *certain* where the whole target was recovered so, or an answer contradicts all others;
+it is *likely* where that was seen on a few dimensions alone.
+
+Queries: about 110 for the first look; 80 for a single head, 250 for several, 600 for networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from unsoftmax.audit.answer_traits import Traits, TraitTuning, traits_of
+from unsoftmax.audit.target_classes import (
+    CLASSES,
+    ClassName,
+    Facts,
+    Sketch,
+    SketchTuning,
+    is_sharp,
+    read,
+    sketches,
+)
+from unsoftmax.campaign import Budget
+from unsoftmax.errors import (
+    DimensionRefused,
+    ModelMismatch,
+    NotIdentifiable,
+    OracleError,
+)
+from unsoftmax.learners.compose import Asking, limited, mapped, named, restricted
+from unsoftmax.learners.settings import Configured, whole_number
+from unsoftmax.models import ReluNetwork
+from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
+from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
+
+Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifierTuning:
+    """Knobs of identification."""
+
+    traits: TraitTuning = field(default=TraitTuning())
+    sketches: SketchTuning = field(default=SketchTuning())
+    checks: int = 32
+    """Hold-out of each sketch: from 32 on it looks at large logits of 512 tokens as well."""
+    ordinary: int = 8
+    tokens: int = 5
+    lengths: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    """Ordinary sequences that a result must foresee: so many, of so many tokens of such norms;"""
+    foreseen: float = 0.005
+    """all but one of them within this share of the largest answer. Right ones miss 10⁻⁵ to 10⁻³
+    behind coarse answers; a head that stood for two missed 0.06."""
+    tries: int = 2
+    """Choices of dimensions on which a learner is tried, where answers do not contradict it: in
+    one of fifty float32 targets the first leaves two heads hardly apart."""
+    at_most: int = 30_000
+    """Queries of identification at most, as a plan says beforehand; it is a few hundred."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A learner that did not recover the target on a few dimensions."""
+
+    name: str
+    reason: str
+    contradicts: bool
+    """Whether answers contradict its class; else it may be for want of precision or queries."""
+    stopped: bool = False
+    """Whether it was stopped."""
+
+    @property
+    def final(self) -> bool:
+        """Whether other dimensions would not do better."""
+        return self.contradicts or self.stopped
+
+    def __str__(self) -> str:
+        return f"Not {self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a target is, as far as answers say.
+
+    Attributes
+    ----------
+    target_class, certainty : str
+        The class and how sure it is.
+    traits : Traits
+        What answers show by themselves.
+    facts : dict of str to int
+        What else is known: heads, rank, neurons, biases.
+    reasons : tuple of str
+        Why, in sentences.
+    learner : Learner or None
+        What recovers the whole target.
+    found : Found or None
+        The whole target, where it was recovered.
+    afforded : bool
+        Whether the budget allows what recovering it typically takes, if that was asked for.
+    """
+
+    target_class: ClassName
+    certainty: Certainty
+    traits: Traits
+    facts: Facts = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    learner: Learner[Any] | None = None
+    found: Found[Any] | None = None
+    afforded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryWish:
+    """Whether the whole target is to be recovered, and within what. No question depends on it."""
+
+    wanted: bool = False
+    budget: Budget = field(default=Budget())
+    holdout: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier(Configured):
+    """The questions of `unsoftmax.audit`, in the form of a learner that learns what to learn.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    seed : int
+        Seed of the questions.
+    wish : RecoveryWish
+        Whether to recover the target as well: the same questions first, and more after them.
+    tuning : IdentifierTuning
+        Knobs.
+    """
+
+    dim: int
+    seed: int = 0
+    wish: RecoveryWish = field(default=RecoveryWish(), kw_only=True)
+    tuning: IdentifierTuning = field(default=IdentifierTuning(), kw_only=True)
+
+    revision: ClassVar[int] = 1
+    outputs: ClassVar[Outputs] = "vector"
+
+    def __post_init__(self) -> None:
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what determines the questions of identification; those of recovery follow."""
+        return Configured.settings(replace(self, wish=RecoveryWish()))
+
+    def plan(self) -> Plan:
+        """Say what identification costs at most; what recovery does is known after it."""
+        at_most = self.tuning.at_most
+        return Plan(
+            queries=None,
+            at_most=at_most,
+            tokens=2 * at_most,
+            rounds=at_most,
+            formula="about 110, and 80 for a single head, 250 for several, 600 for networks",
+            longest_token=FARTHEST,
+        )
+
+    def steps(self, checks: int) -> Generator[Round, Answers, Identity]:
+        """Ask, and say what the answers mean."""
+        asked = _Bill()
+        return (yield from mapped(self._steps(asked), ask=asked.count))
+
+    def _steps(self, asked: _Bill) -> Asking[Identity]:
+        rng = np.random.default_rng(self.seed)
+        traits = yield from traits_of(self.dim, rng, self.tuning.traits)
+        identity = at_first_sight(traits)
+        if identity is None:
+            identity = yield from self._by_sketches(traits, rng)
+            if not known(identity) and traits.width == self.dim:
+                beside = replace(traits, residual=True)
+                second = yield from self._by_sketches(beside, rng)
+                identity = second if known(second) else identity
+        learner = CLASSES[identity.target_class].learner
+        if learner is None:
+            return identity
+        identity = replace(
+            identity, learner=learner(int(self.dim), identity.facts, traits, self.seed)
+        )
+        if identity.found is not None or not self.wish.wanted:
+            return identity
+        if not self._affordable(identity, asked):
+            return replace(identity, afforded=False)
+        return (yield from self._recovered(identity))
+
+    def _affordable(self, identity: Identity, asked: _Bill) -> bool:
+        queries, tokens = typical_cost(identity, self.wish.holdout)
+        most = self.wish.budget
+        return not (
+            (most.queries is not None and asked.queries + queries > most.queries)
+            or (most.tokens is not None and asked.tokens + tokens > most.tokens)
+        )
+
+    def _by_sketches(self, traits: Traits, rng: np.random.Generator) -> Asking[Identity]:
+        refused: list[Refused] = []
+        for sketch in sketches(traits, self.tuning.sketches):
+            if unfit := sketch.unfit(traits):
+                refused.append(Refused(sketch.name, f"{unfit}.", contradicts=True))
+                continue
+            if sketch.whole is not None and not refused[-1].contradicts:
+                continue  # the one before knows the network as well, and came to no end
+            for _ in range(self.tuning.tries):
+                found = yield from self._sketched(sketch, sketch.dim, traits, rng)
+                if not isinstance(found, Refused) or found.final:
+                    break
+            if isinstance(found, Refused):
+                refused.append(found)
+                continue
+            return (yield from self._identity(sketch, found, traits, refused, rng))
+        return _nothing_fits(traits, refused)
+
+    def _sketched(
+        self, sketch: Sketch, dim: int, traits: Traits, rng: np.random.Generator
+    ) -> Asking[Found[Any] | Refused]:
+        """Try a learner on a few dimensions."""
+        d = int(self.dim)
+        k, tuning = min(dim, d), self.tuning
+        learner = sketch.learner(k, traits, int(rng.integers(2**31)))
+        most = max(sketch.queries, tuning.sketches.per_entry * k * k)
+        stopped = NotIdentifiable(f"it was not found within {most:,} queries.", determined={})
+        steps: Asking[Found[Any]] = learner.steps(tuning.checks)
+        steps = limited(steps, stopped, queries=most)
+        steps = self._tried_out(steps, k, traits, rng)
+        if k < d:
+            steps = restricted(steps, signed_groups(d, k, rng))
+        steps = named(of_coordinate(steps, traits), sketch.name)
+        try:
+            found = yield from steps
+        except DimensionRefused:
+            raise
+        except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
+            contradicts = isinstance(refusal, ModelMismatch) and not traits.coarse
+            return Refused(sketch.name, str(refusal), contradicts, refusal is stopped)
+        if not is_sharp(found, tuning.sketches):
+            reason = "its learner finds one, but answers are too coarse to exclude all else."
+            return Refused(sketch.name, reason, contradicts=False)
+        return found
+
+    def _identity(
+        self,
+        sketch: Sketch,
+        found: Found[Any],
+        traits: Traits,
+        refused: list[Refused],
+        rng: np.random.Generator,
+    ) -> Asking[Identity]:
+        """Say what a sketch that has succeeded means; look for the rank of a single head."""
+        tuning, d = self.tuning.sketches, int(self.dim)
+        name, facts = read(found, traits, d)
+        k, most = min(sketch.dim, d), d // tuning.share
+        while name == "single head" and "rank_at_least" in facts and k < most:
+            k = min(k * tuning.larger, most)
+            more = yield from self._sketched(sketch, k, traits, rng)
+            if isinstance(more, Refused):
+                if more.contradicts:
+                    return _nothing_fits(traits, [*refused, more])
+                break
+            name, facts = read(more, traits, d)
+        reasons = [
+            f"On {'all' if k == d else f'{k} random ones of the'} {d} dimensions the learner of "
+            f"{sketch.name} recovers it and predicts fresh sequences within its certificate.",
+            *map(str, refused),
+        ]
+        if sketch.whole is not None:
+            reasons.append(
+                "Other tokens count as attention has it, and no single head explains it."
+            )
+            return Identity(sketch.whole, "likely", traits, facts, tuple(reasons))
+        if k < d:
+            return Identity(name, "likely", traits, facts, tuple(reasons))
+        return Identity(name, _of_a_whole(traits), traits, facts, tuple(reasons), found=found)
+
+    def _tried_out(
+        self, steps: Asking[Found[Any]], dim: int, traits: Traits, rng: np.random.Generator
+    ) -> Asking[Found[Any]]:
+        """Compare what was found with answers to ordinary sequences.
+
+        A learner's own hold-out looks where the learner reads: at the lengths of tokens that it
+        has chosen, at which a second head may hide from coarse answers.
+        """
+        found = yield from steps
+        tuning = self.tuning
+        if traits.kind == "labels":
+            return found
+        alone = traits.tokens == "one alone" or isinstance(found.model, ReluNetwork)
+        tokens = 1 if alone else tuning.tokens
+        lengths = np.resize(tuning.lengths, tuning.ordinary)[:, None, None]
+        if traits.radius is not None:
+            lengths = np.minimum(lengths, traits.radius / max(tuning.lengths))
+        X = lengths * rng.standard_normal((tuning.ordinary, tokens, dim)) / np.sqrt(dim)
+        [y] = yield [Sequences(X, phase="ordinary sequences", purpose="check")]
+        missed, size = np.abs(found.model(X) - y), float(np.max(np.abs(y)))
+        allowed = tuning.foreseen * size + float(traits.precision.error(size, size))
+        second = float(np.sort(missed)[-2])  # one may be where the softmax has to choose
+        if second <= allowed:
+            return found
+        said = (
+            f"what was recovered misses ordinary sequences by {second:.1e}, beside answers of up "
+            f"to {size:.1e}"
+        )
+        if is_sharp(found, tuning.sketches):
+            raise ModelMismatch(f"{said}.")
+        raise NotIdentifiable(f"{said}, as its certificate allows.", determined={})
+
+    def _recovered(self, identity: Identity) -> Asking[Identity]:
+        """Recover the whole target, and say what that means for its class."""
+        assert identity.learner is not None
+        traits, tuning = identity.traits, self.tuning.sketches
+        rng = np.random.default_rng([self.seed, 1])
+        steps: Asking[Found[Any]] = identity.learner.steps(self.wish.holdout)
+        steps = self._tried_out(steps, int(self.dim), traits, rng)
+        try:
+            found = yield from named(of_coordinate(steps, traits), "recovery")
+        except DimensionRefused:
+            raise
+        except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
+            reasons = (f"The whole target was not recovered: {refusal}", *identity.reasons)
+            identity = replace(identity, reasons=reasons)
+            if not isinstance(refusal, ModelMismatch):
+                return identity  # it is as likely as before
+            undecided = Identity("undecided", "undecided", traits, reasons=reasons)
+            return replace(undecided, facts=identity.facts)
+        identity = replace(identity, found=found)
+        if not is_sharp(found, tuning):
+            return identity
+        name, facts = read(found, traits, int(self.dim))
+        reason = "The whole target was recovered, and predicts fresh sequences in its certificate."
+        return replace(
+            identity,
+            target_class=name,
+            certainty=_of_a_whole(traits),
+            facts=facts,
+            reasons=(reason, *identity.reasons),
+        )
+
+
+@dataclass(slots=True)
+class _Bill:
+    """What has been asked for."""
+
+    queries: int = 0
+    tokens: int = 0
+
+    def count(self, asked: Round) -> Round:
+        self.queries += sum(len(probes) for probes in asked)
+        self.tokens += sum(len(probes) * probes.tokens for probes in asked)
+        return asked
+
+
+def _of_a_whole(traits: Traits) -> Certainty:
+    """Return how sure a class is of which nothing but coarse answers may hide another one."""
+    return "likely" if traits.coarse or traits.kind == "labels" else "certain"
+
+
+def at_first_sight(traits: Traits) -> Identity | None:
+    """Return what needs no learner; None where learners have to be tried."""
+    certain = _of_a_whole(traits)
+    if traits.kind == "constant":
+        reason = "All answers are the same number."
+        return Identity("constant", "likely", traits, reasons=(reason,))
+    if traits.drowned:
+        reason = "Answers differ by no more than when the same question is asked twice."
+        return Identity("undecided", "undecided", traits, reasons=(reason,))
+    if traits.normalised:
+        reason = (
+            "Long tokens and half as long ones are answered alike, and answers lie on an "
+            "ellipsoid: vectors are normalised before they are given out."
+        )
+        return Identity("normalised vectors", "likely", traits, reasons=(reason,))
+    if traits.ordered:
+        reason = (
+            "Sequences are answered differently when tokens before the last one change places: no "
+            "attention without positions does that."
+        )
+        return Identity("position-dependent", certain, traits, reasons=(reason,))
+    if traits.counted:
+        reason = (
+            "A sequence that is given twice over is answered differently: weights that are "
+            "normalised over the tokens do not notice."
+        )
+        return Identity("none of these", certain, traits, reasons=(reason,))
+    return None
+
+
+def _nothing_fits(traits: Traits, refused: list[Refused]) -> Identity:
+    reasons = tuple(map(str, refused))
+    if all(one.contradicts for one in refused):
+        return Identity("none of these", "likely", traits, reasons=reasons)
+    return Identity("undecided", "undecided", traits, reasons=reasons)
+
+
+def known(identity: Identity) -> bool:
+    """Whether a class was named."""
+    return identity.target_class not in ("none of these", "undecided")
+
+
+def of_coordinate(steps: Asking[Found[Any]], traits: Traits) -> Asking[Found[Any]]:
+    """Learn one number out of vector answers, or what it is beside the last token's own."""
+    k, asked = traits.coordinate, list[Round]([[]])
+
+    def remember(probes: Round) -> Round:
+        asked[0] = probes
+        return probes
+
+    def part(probes: Probes, y: Array) -> Array:
+        return y[:, k] - probes[:][:, -1, k] if traits.residual else y[:, k]
+
+    def parts(answers: Answers) -> Answers:
+        return [part(probes, y) for probes, y in zip(asked[0], answers, strict=True)]
+
+    return mapped(steps, ask=remember, answer=parts)
+
+
+def signed_groups(d: int, k: int, rng: np.random.Generator) -> Array:
+    """Draw E (d, k): every dimension goes to one of k groups of like sizes, with a random sign.
+
+    Tokens E z are float32 numbers where z is, and about as long.
+
+    Examples
+    --------
+    >>> E = signed_groups(6, 2, np.random.default_rng(0))
+    >>> E.shape, np.count_nonzero(E, axis=0).tolist(), float(np.abs(E).max())
+    ((6, 2), [3, 3], 0.5)
+    """
+    E = np.zeros((d, k))
+    E[rng.permutation(d), np.arange(d) % k] = rng.choice([-1.0, 1.0], d)
+    return np.asarray(E * 2.0 ** -np.round(np.log2(d / k) / 2))
+
+
+def typical_cost(identity: Identity, holdout: int) -> tuple[int, int]:
+    """Return queries and tokens that recovering the whole typically takes, and its hold-out.
+
+    That counts as if all its sequences were as long as the longest: many are.
+    """
+    assert identity.learner is not None
+    plan, of_class = identity.learner.plan(), CLASSES[identity.target_class]
+    longest = holdout * (plan.most_tokens or 1)
+    if plan.queries is not None:
+        return plan.queries + holdout, plan.tokens + longest
+    assert of_class.queries is not None
+    queries = of_class.queries(int(identity.learner.dim), identity.facts)
+    return queries + holdout, queries * (1 if plan.most_tokens == 1 else 2) + longest

@@ -1,0 +1,400 @@
+"""The classes of targets that an audit can name, and what learns them: two tables.
+
+`SKETCHES`: which learner is tried on a few random dimensions, under which traits of the answers.
+A target that is of a class is of the same class as a function on a subspace, so a learner of k
+dimensions decides with few queries, by its own hold-out, what a learner of d would cost.
+
+`CLASSES`: what a class is, what can be recovered of it, by which learner, for how many queries.
+
+A learner of something new joins by a row in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from unsoftmax.audit.answer_traits import Traits
+from unsoftmax.learners import (
+    ApproximateHead,
+    ExactHead,
+    LabelHead,
+    LowRankHead,
+    MultiHeadLearner,
+    ReluNetworkLearner,
+    TransformerLearner,
+)
+from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Certificate, Found, Learner
+from unsoftmax.theory import counts
+
+ClassName: TypeAlias = Literal[
+    "constant",
+    "linear",
+    "single head",
+    "several heads",
+    "ReLU network",
+    "network behind one head",
+    "network behind several heads",
+    "normalised vectors",
+    "position-dependent",
+    "none of these",
+    "undecided",
+]
+Facts: TypeAlias = Mapping[str, int]
+"""What is known of a target beyond its class: heads, rank, rank_at_least, neurons, biases."""
+
+
+@dataclass(frozen=True, slots=True)
+class SketchTuning:
+    """Knobs of what is tried on a few dimensions, and of when its result is believed."""
+
+    head_dim: int = 6
+    """Dimensions for a single head: ranks below that are found at once."""
+    dim: int = 2
+    """Dimensions for all else: two is the fewest in which hyperplanes have directions."""
+    heads_dim: int = 3
+    """Dimensions for several heads: in two those of rank one are hardly told apart."""
+    larger: int = 4
+    """While a single head has full rank, so many times as many dimensions are tried,"""
+    share: int = 8
+    """up to d over this."""
+    most_heads: int = 16
+    label_bits: int = 24
+    queries: int = 5000
+    """Queries of one sketch: networks of up to about 350 neurons."""
+    head_queries: int = 1500
+    """The same for heads: a learner that searches longer searches in vain."""
+    per_entry: int = 4
+    """So many queries per entry of a W are not too many, as where a rank is looked for."""
+    repeats: int = 4
+    """Passes of the learner for answers that are coarse."""
+    sharp: float = 0.02
+    """A result counts where its bounds are below this share of what they bound: one that leaves
+    more open fits targets of other classes."""
+    nothing: float = 1e-6
+    """A W that is 0 within its bound counts as 0 where the bound is below this."""
+    lengths: tuple[float, ...] = (1.0, 4.0, 16.0)
+    """Norms of the tokens at which a bound on a network is compared with its values; near 0, or far
+    from it, it may be constant."""
+    points: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A learner that is tried on a few dimensions.
+
+    Attributes
+    ----------
+    name : str
+        What it looks for, in the words of a reason.
+    dim, queries : int
+        On how many dimensions, with how many queries at most.
+    unfit : callable
+        From traits to the sentence that excludes it, or None.
+    learner : callable
+        From a dimension, traits and a seed to the learner.
+    whole : str or None
+        The class of a target of which the learner knows a part, where it is no class of its own.
+    """
+
+    name: str
+    dim: int
+    queries: int
+    unfit: Callable[[Traits], str | None]
+    learner: Callable[[int, Traits, int], Learner[Any]]
+    whole: ClassName | None = None
+
+
+# -- why something is not tried
+
+
+def _not_attention(traits: Traits) -> str | None:
+    if traits.tokens == "one alone":
+        return "the target refuses sequences of several tokens"
+    if traits.tokens == "the last":
+        return "no token but the last one counts"
+    if traits.ordered:
+        return "the order of tokens matters"
+    if traits.counted:
+        return "a sequence that is given twice over is answered differently"
+    return None
+
+
+def _no_heads(traits: Traits) -> str | None:
+    if traits.singles in ("bent", "smooth"):
+        return f"answers to single tokens are no affine function of them, they are {traits.singles}"
+    if traits.kind == "labels":
+        return "answers are labels"
+    return _not_attention(traits)
+
+
+def _no_long_tokens(traits: Traits) -> str | None:
+    if traits.radius is not None:
+        return f"tokens much longer than {traits.radius:g} are refused"
+    return _no_heads(traits)
+
+
+def _not_coarse(traits: Traits) -> str | None:
+    return _no_heads(traits) or (None if traits.coarse else "answers are not coarse")
+
+
+def _no_network(traits: Traits) -> str | None:
+    if traits.kind == "labels":
+        return "answers are labels"
+    if traits.singles == "smooth":
+        return "answers to single tokens are smooth, and not affine"
+    return None
+
+
+def _not_alone(traits: Traits) -> str | None:
+    return _no_network(traits) or ("other tokens count" if traits.tokens == "all" else None)
+
+
+def _not_behind(traits: Traits) -> str | None:
+    if traits.singles == "affine":
+        return "answers to single tokens are affine: there is no network"
+    return _no_network(traits) or _not_attention(traits)
+
+
+def _no_labels(traits: Traits) -> str | None:
+    return "answers are no labels" if traits.kind != "labels" else _not_attention(traits)
+
+
+def sketches(traits: Traits, tuning: SketchTuning) -> tuple[Sketch, ...]:
+    """Return what is tried, in this order: the first that succeeds names the class."""
+    heads, bits = tuning.head_queries, tuning.label_bits
+
+    def several(d: int, traits: Traits, seed: int) -> Learner[Any]:
+        return _short(MultiHeadLearner(d, tuning.most_heads, biases=True, seed=seed), traits)
+
+    def coarse(d: int, traits: Traits, seed: int) -> Learner[Any]:
+        return _short(
+            ApproximateHead(d, traits.tolerance, repeats=tuning.repeats, seed=seed), traits
+        )
+
+    one_or_more = [
+        Sketch("a single head", tuning.head_dim, heads, _no_long_tokens, _head),
+        Sketch("several heads", tuning.heads_dim, heads, _no_heads, several),
+    ]
+    if traits.coarse:  # one head would stand for two; and for one that of several is as precise
+        one_or_more.reverse()
+    return (
+        *one_or_more,
+        Sketch("a single head, coarsely", tuning.dim, heads, _not_coarse, coarse),
+        Sketch(
+            "a single head's labels",
+            tuning.dim,
+            heads,
+            _no_labels,
+            lambda d, traits, seed: LabelHead(d, bits, seed=seed),
+        ),
+        Sketch("a ReLU network", tuning.dim, tuning.queries, _not_alone, _network),
+        Sketch("a network behind one head", tuning.dim, tuning.queries, _not_behind, _behind),
+        Sketch(
+            "a network of single tokens",
+            tuning.dim,
+            tuning.queries,
+            _not_behind,
+            _network,
+            whole="network behind several heads",
+        ),
+    )
+
+
+def _short(
+    learner: MultiHeadLearner | ApproximateHead, traits: Traits
+) -> MultiHeadLearner | ApproximateHead:
+    """Keep a learner's tokens, on a subspace too, within what is answered."""
+    return learner if traits.radius is None else replace(learner, radius=traits.radius / 2)
+
+
+def _head(d: int, traits: Traits, seed: int) -> Learner[Any]:
+    return LowRankHead(d, biases=True, seed=seed)
+
+
+def _network(d: int, traits: Traits, seed: int) -> Learner[Any]:
+    return ReluNetworkLearner(d, seed=seed)
+
+
+def _behind(d: int, traits: Traits, seed: int) -> Learner[Any]:
+    return TransformerLearner(d, head=ExactHead(d, biases=True, seed=seed), seed=seed)
+
+
+# -- what a model says
+
+
+def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]:
+    """Return the class of a model that was recovered, and what is known of a target in ``dim``."""
+    model, errors = found.model, found.certificate.errors
+    if isinstance(model, ReluNetwork):
+        affine = traits.singles == "affine"
+        return ("linear", {}) if affine else ("ReLU network", {"neurons": model.A.shape[1]})
+    if isinstance(model, Transformer):
+        facts = {"neurons": model.network.A.shape[1], **_rank(model.W, errors["W"], dim)}
+        return "network behind one head", {**facts, "biases": int(bool(np.any(model.w)))}
+    if isinstance(model, MultiHead):
+        if model.H > 1:
+            ranks = [_rank(W, errors["W"], dim) for W in model.W]
+            facts = max(ranks, key=lambda rank: max(rank.values()))
+            return "several heads", {"heads": model.H, **facts, "biases": _biases(model, errors)}
+        if not model.H:
+            return "constant", {}
+        [one] = model.heads
+        model = one
+    assert isinstance(model, SingleHead)
+    if np.linalg.norm(model.W) <= errors["W"] and np.linalg.norm(model.w) <= errors["w"]:
+        return "linear", {"biases": _biases(model, errors)}
+    return "single head", {**_rank(model.W, errors["W"], dim), "biases": _biases(model, errors)}
+
+
+def _biases(model: Any, errors: Mapping[str, float]) -> int:
+    """Whether answers show a query bias, or a constant."""
+    seen = np.linalg.norm(model.w) > errors.get("w", 0.0) or abs(model.c) > errors.get("c", 0.0)
+    return int(seen)
+
+
+def _rank(W: Array, error: float, dim: int) -> dict[str, int]:
+    """Return the rank as far as it is known: at full rank more dimensions may show more."""
+    values = np.linalg.svd(W, compute_uv=False)
+    rank = int(np.sum(values > max(error, 1e-9 * values[0]))) if len(values) else 0
+    return {"rank" if rank < len(W) or rank == dim else "rank_at_least": rank}
+
+
+def is_sharp(found: Found[Any], tuning: SketchTuning) -> bool:
+    """Whether fresh answers were predicted, and bounds leave nothing else open."""
+    if not found.evidence.passed:
+        return False
+    certificate, model = found.certificate, found.model
+    network = getattr(model, "network", model)
+    if isinstance(network, ReluNetwork) and not _function_is_known(network, certificate, tuning):
+        return False
+    if "W" not in certificate.errors:
+        return True
+    error, size = certificate.errors["W"], model.norm("W")
+    return bool(error <= tuning.sharp * size or (size <= error and error <= tuning.nothing))
+
+
+def _function_is_known(network: ReluNetwork, bound: Certificate, tuning: SketchTuning) -> bool:
+    points = np.random.default_rng(0).standard_normal((tuning.points, network.dim))
+    points /= np.sqrt(network.dim)
+    constant, slope = bound.errors["constant"], bound.errors["slope"]
+    return any(
+        constant + slope * length <= tuning.sharp * float(np.std(network(length * points)))
+        for length in tuning.lengths
+    )
+
+
+# -- what is known of a class
+
+
+@dataclass(frozen=True, slots=True)
+class TargetClass:
+    """A class of targets.
+
+    Attributes
+    ----------
+    recoverable : str
+        What can be had of it, in a sentence.
+    learner : callable or None
+        From dimension, facts, traits and seed to the learner of the whole; None: there is none.
+    queries : callable or None
+        What it takes, typically, from dimension and facts; None: the learner's own plan says.
+    """
+
+    recoverable: str
+    learner: Callable[[int, Facts, Traits, int], Learner[Any]] | None = None
+    queries: Callable[[int, Facts], int] | None = None
+
+
+def _linear(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
+    if traits.tokens != "all":
+        return ReluNetworkLearner(d, seed=seed)
+    return LowRankHead(d, rank=0, biases=True, seed=seed)
+
+
+def _single(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
+    biases = bool(facts.get("biases", 0))
+    if traits.kind == "labels":
+        return LabelHead(d, SketchTuning().label_bits, seed=seed)
+    if (traits.coarse and biases) or (traits.radius is not None and not traits.coarse):
+        return _short(MultiHeadLearner(d, 4, biases=biases, seed=seed), traits)
+    if traits.coarse:
+        passes = SketchTuning().repeats
+        return _short(ApproximateHead(d, traits.tolerance, repeats=passes, seed=seed), traits)
+    if "rank" in facts:
+        return LowRankHead(d, biases=biases, seed=seed)
+    return ExactHead(d, biases=biases, seed=seed)
+
+
+def _several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
+    # a head that the sketch has missed is found
+    most = 2 * facts["heads"] + 2
+    return _short(MultiHeadLearner(d, most, biases=bool(facts["biases"]), seed=seed), traits)
+
+
+def _queries_of_heads(d: int, facts: Facts) -> int:
+    heads = facts["heads"]
+    free = counts.multi_head(d, heads, facts.get("rank"), biases=bool(facts["biases"]))
+    return free + heads * (d + 16) + d + 40
+
+
+def _queries_of_head(d: int, facts: Facts) -> int:
+    if "rank" not in facts:
+        return counts.single_head(d, biases=bool(facts.get("biases", 0)))
+    return counts.low_rank_head(d, facts["rank"], biases=bool(facts["biases"])) + 2 * d
+
+
+def _queries_of_singles(d: int, facts: Facts) -> int:
+    return d + 1
+
+
+def _queries_behind_one_head(d: int, facts: Facts) -> int:
+    return _queries_of_network(d, facts) + d * d + 2 * d
+
+
+def _queries_of_network(d: int, facts: Facts) -> int:
+    return counts.relu_network_queries(d, facts["neurons"])
+
+
+CLASSES: dict[ClassName, TargetClass] = {
+    "constant": TargetClass("The constant, which every answer is."),
+    "linear": TargetClass(
+        "Everything: the value vector v and the constant c, from single tokens.",
+        _linear,
+        _queries_of_singles,
+    ),
+    "single head": TargetClass(
+        "Everything: W (all that keys and queries do), v (what values and output do), biases.",
+        _single,
+        _queries_of_head,
+    ),
+    "several heads": TargetClass(
+        "Everything that answers depend on: W_h and v_h of every head, up to their order; heads "
+        "that score alike are one.",
+        _several,
+        _queries_of_heads,
+    ),
+    "ReLU network": TargetClass(
+        "The function: every hyperplane, and every slope between them.",
+        lambda d, facts, traits, seed: _network(d, traits, seed),
+        _queries_of_network,
+    ),
+    "network behind one head": TargetClass(
+        "W, query biases, and the network's function.",
+        lambda d, facts, traits, seed: _behind(d, traits, seed),
+        _queries_behind_one_head,
+    ),
+    "network behind several heads": TargetClass(
+        "The function of single tokens (the network behind the sum of all value projections); the "
+        "heads by no learner yet."
+    ),
+    "normalised vectors": TargetClass("Nothing by a learner that there is yet."),
+    "position-dependent": TargetClass("Nothing by a learner that there is yet."),
+    "none of these": TargetClass("Nothing by a learner that there is."),
+    "undecided": TargetClass("Not known."),
+}

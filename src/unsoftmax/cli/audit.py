@@ -1,0 +1,156 @@
+"""`unsoftmax audit`: what a target is, what can be recovered of it, and at which cost."""
+
+from __future__ import annotations
+
+import time
+from numbers import Integral
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unsoftmax.audit import Audit
+from unsoftmax.audit import audit as run
+from unsoftmax.audit.exposure import AUDIT_FILE
+from unsoftmax.campaign import Budget, Retries
+from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+from unsoftmax.cli import targets
+from unsoftmax.cli.console import (
+    AsJson,
+    Debug,
+    Refusal,
+    show_json,
+    show_table,
+    stdout,
+    watching,
+    with_exit_status,
+)
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
+from unsoftmax.cli.run_options import (
+    RETRIES,
+    Authorization,
+    BatchSize,
+    CallTimeout,
+    Coordinate,
+    LongestWait,
+    MostQueries,
+    MostTokens,
+    Tries,
+    Workers,
+    sentences,
+)
+
+_STATUS = {"done": 0, "undecided": 3, "budget": 4}
+
+
+@with_exit_status
+def audit(
+    target: Annotated[str, typer.Argument(help=targets.HELP)],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for audit.json, what is recovered, ledger.")],
+    dim: Annotated[
+        int | None,
+        typer.Option(min=1, help="Dimension d of a token. Needed, unless the target knows it."),
+    ] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Recover it as well, where the budget allows that.")
+    ] = False,
+    budget: MostQueries = None,
+    token_budget: MostTokens = None,
+    price: Annotated[float, typer.Option(min=0, help="What 1,000 queries cost.")] = 0.0,
+    token_price: Annotated[float, typer.Option(min=0, help="What 1,000 tokens cost.")] = 0.0,
+    ledger: Annotated[
+        Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
+    ] = None,
+    holdout: Annotated[int, typer.Option(min=0, help="Queries to check a recovery with.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
+    batch: BatchSize = None,
+    workers: Workers = 1,
+    coordinate: Coordinate = None,
+    auth: Authorization = None,
+    retries: Tries = RETRIES.tries,
+    longest_wait: LongestWait = RETRIES.longest_wait_s,
+    timeout: CallTimeout = None,
+    report: WithReport = True,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say what TARGET is, what can be recovered of it, and at which cost.
+
+    The same command, with --recover too, goes on where an interrupted one stopped.
+    """
+    oracle = targets.resolve(target, coordinate, auth)
+    known = dim or getattr(oracle, "dim", None)
+    if not isinstance(known, Integral):
+        raise Refusal("--dim is missing: the dimension of a token.")
+    prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
+    book, began = ledger or out / "ledger.sqlite", time.monotonic()
+    with sentences(book), watching() as watcher:
+        result = run(
+            oracle,
+            int(known),
+            recover=recover,
+            price=price,
+            token_price=token_price,
+            holdout=holdout,
+            seed=seed,
+            budget=Budget(budget, token_budget),
+            ledger=book,
+            batch=batch,
+            workers=workers,
+            progress=watcher,
+            retries=Retries(tries=retries, longest_wait_s=longest_wait),
+            timeout=timeout,
+        )
+    with written(out, book):
+        result.save(out)
+    if result.recovery is not None:
+        finish(out, RECOVERY_FILE, report=False)  # the page comes once
+    more = finish(out, AUDIT_FILE, report=report)
+    seconds = time.monotonic() - began
+    if as_json:
+        show_json({**result.to_json(), "seconds": round(seconds, 3), "out": str(out)})
+    else:
+        _show(target, result, seconds)
+        files = [AUDIT_FILE, *([RECOVERY_FILE, MODEL_FILE] if result.recovery is not None else [])]
+        said = and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
+        stdout.print(f"Written: {said}", soft_wrap=True, markup=False)
+    raise typer.Exit(_STATUS[_end(result, recover)])
+
+
+def _end(result: Audit, recover: bool) -> str:
+    """Say how it ended: what was asked for was done, or why not."""
+    if not result.decided:
+        return "undecided"
+    if not recover or result.recovery is not None or result.target_class == "constant":
+        return "done"
+    return "budget" if result.afforded is False else "undecided"
+
+
+def _show(target: str, result: Audit, seconds: float) -> None:
+    facts = [f"{name.replace('_', ' ')} {number}" for name, number in result.facts.items()]
+    answers = result.answers
+    rows = [
+        ("class", result.target_class),
+        ("certainty", result.certainty),
+        *([("known of it", ", ".join(facts))] if facts else []),
+        ("answers", f"{answers['kind']}, {answers['width']} per sequence"),
+        ("recoverable", result.recoverable),
+    ]
+    if result.cost is not None:
+        cost = result.cost
+        price = f", {cost.money:,.2f} at these prices" if cost.money else ""
+        said = f"about {cost.queries:,} queries, {cost.tokens:,} tokens{price}"
+        rows.append((f"recovering it ({cost.learner['learner']})", said))
+    paid = f"{result.queries:,} queries, {result.tokens:,} tokens"
+    rows.append(("paid", paid + (f", {result.money:,.2f}" if result.money else "")))
+    if result.recovery is not None:
+        errors = result.recovery.certificate.errors.items()
+        bounds = ", ".join(f"{name} to {bound:.1e}" for name, bound in errors)
+        rows.append(("recovered", f"{result.recovery.model!r}: {bounds}"))
+    stdout.print(target, markup=False, highlight=False, soft_wrap=True)
+    show_table("", [*rows, ("seconds", f"{seconds:.1f}")])
+    for sentence in result.reasons:
+        stdout.print(f"Because: {sentence}", markup=False, highlight=False)
+    for note in result.notes:
+        stdout.print(f"Note: {note}", markup=False, highlight=False)

@@ -1,0 +1,242 @@
+"""`unsoftmax defend`: what defences cost, and what they are worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from numbers import Integral
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unsoftmax.audit import DefenceComparison, DefenceTrial
+from unsoftmax.audit.defence.defence_comparison import DEFENCE_FILE
+from unsoftmax.audit.defence.defending import (
+    DefendTuning,
+    Undefended,
+    attacked_class,
+    check_learner,
+    checked,
+    compared,
+    is_known,
+    undefended,
+)
+from unsoftmax.campaign import Budget, Retries
+from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+from unsoftmax.cli import targets
+from unsoftmax.cli.console import (
+    AsJson,
+    Debug,
+    LineTiming,
+    Refusal,
+    show_json,
+    show_rows,
+    stderr,
+    stdout,
+    watching,
+    with_exit_status,
+)
+from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
+from unsoftmax.cli.run_options import (
+    RETRIES,
+    Authorization,
+    BatchSize,
+    CallTimeout,
+    Coordinate,
+    LongestWait,
+    MostQueries,
+    Tries,
+    Workers,
+    sentences,
+)
+from unsoftmax.cli.sampling_options import sampling_options
+from unsoftmax.protocol import Oracle
+
+PICTURE = "defence.png"
+
+
+@with_settings
+@with_exit_status
+def defend(
+    target: Annotated[str, typer.Argument(help=targets.HELP)],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for defence.json, a picture and the ledger.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="What to recover the target with, undefended. [default: any single head]",
+            show_default=False,
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="What legitimate clients ask: module:function, which draws a sequence (N, d) with "
+            "the numpy.random.Generator it is given. [default: standard normal tokens]",
+            metavar="<module:function>",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="Relative error that a defence is to leave the best attack.")
+    ] = 0.1,
+    most_loss: Annotated[
+        float, typer.Option(help="The most that it may cost, in spreads of the answers.")
+    ] = 0.5,
+    attack_queries: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most queries of an attack. [default: 64 per parameter]"),
+    ] = None,
+    needs: Annotated[
+        int | None, typer.Option(min=1, help="Queries that a legitimate client needs.")
+    ] = None,
+    budget: MostQueries = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
+    ] = None,
+    batch: BatchSize = None,
+    workers: Workers = 1,
+    coordinate: Coordinate = None,
+    auth: Authorization = None,
+    retries: Tries = RETRIES.tries,
+    longest_wait: LongestWait = RETRIES.longest_wait_s,
+    timeout: CallTimeout = None,
+    report: WithReport = True,
+    as_json: AsJson = False,
+    debug: Debug = False,
+    settings: Settings,
+) -> None:
+    """Say what defences of TARGET would cost, and what the best attack still gets.
+
+    TARGET is asked undefended, once, to recover it; a model file is not asked. Defences are tried
+    on what was recovered. The same command goes on where an interrupted one stopped.
+    """
+    seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
+    use, counts = sampling_options(sampler, None, None), _named(attack_queries, needs)
+    oracle = targets.resolve(target, coordinate, auth)
+    dim = settings.get("dim", getattr(oracle, "dim", None))
+    if not isinstance(dim, Integral):
+        raise Refusal("--dim is missing: the dimension of a token.")
+    shares = {"threshold": threshold, "most_loss": most_loss}
+    with sentences(None):
+        checked(int(dim), seed, use.get("sampler"), *counts, **shares)
+    prepare(out, (MODEL_FILE, RECOVERY_FILE, DEFENCE_FILE, PICTURE))
+    began = time.monotonic()
+    campaign = {
+        "budget": Budget(budget),
+        "ledger": book,
+        "batch": batch,
+        "workers": workers,
+        "retries": Retries(tries=retries, longest_wait_s=longest_wait),
+        "timeout": timeout,
+    }
+    with sentences(book):
+        known = _known(oracle, model, {**settings, "dim": int(dim)}, campaign)
+        result = compared(
+            known,
+            attack_queries=attack_queries,
+            needs=needs,
+            seed=seed,
+            watch=_watch(),
+            threshold=threshold,
+            most_loss=most_loss,
+            **use,
+        )
+    drawn = _kept(known, result, out, book, report=report)
+    if as_json:
+        seconds = round(time.monotonic() - began, 3)
+        show_json({**result.to_json(), "seconds": seconds, "out": str(out)})
+        return
+    _show(result, target)
+    more = and_more(f"{out}/{name}" for name in drawn)
+    stdout.print(f"Written: {out}/{DEFENCE_FILE}{more}", soft_wrap=True, markup=False)
+
+
+def _kept(
+    known: Undefended, result: DefenceComparison, out: Path, book: Path, *, report: bool
+) -> tuple[str, ...]:
+    """Write everything; return the names of what was drawn."""
+    with written(out, None if known.recovery is None else book):
+        if known.recovery is not None:
+            known.recovery.save(out)
+            finish(out, RECOVERY_FILE, report=False)  # the page comes once
+        result.save(out)
+    return finish(out, DEFENCE_FILE, report=report, pictures=lambda: _draw(result, out))
+
+
+def _known(
+    oracle: Oracle, model: str | None, settings: Settings, campaign: dict[str, Any]
+) -> Undefended:
+    """Take a model as it is; recover any other target, and say beforehand what that costs."""
+    if is_known(oracle):
+        if model is not None or {*settings} - {"dim", "seed"}:
+            raise Refusal("TARGET is a model, which is not recovered: leave --model out.")
+        known: Any = oracle
+        if settings["dim"] != known.dim:
+            raise Refusal(
+                f"The model takes tokens of dimension {known.dim}: use --dim {known.dim}."
+            )
+        attacked_class(known)
+        return Undefended(known)
+    learner = build(model or "low-rank", settings if model else {"biases": True, **settings})
+    check_learner(learner, learner.dim)
+    plan = learner.plan()
+    stderr.print(
+        f"The target is asked at most {plan.at_most + 32:,} queries, all to recover it "
+        "undefended; defences are tried on what is recovered.",
+        highlight=False,
+    )
+    stderr.print(plan.lengths, markup=False, highlight=False)
+    with watching() as watcher:
+        return undefended(oracle, learner, DefendTuning(), progress=watcher, **campaign)
+
+
+def _named(attack_queries: int | None, needs: int | None) -> list[tuple[str, int | None]]:
+    return [("attack_queries", attack_queries), ("needs", needs)]
+
+
+def _watch() -> Callable[[int, int, DefenceTrial], None]:
+    """Say now and then how far the trials are."""
+    said, every_s = time.monotonic(), LineTiming().every_s
+
+    def report(number: int, count: int, trial: DefenceTrial) -> None:
+        nonlocal said
+        if time.monotonic() - said > every_s:
+            said = time.monotonic()
+            stderr.print(f"defence {number} of {count}: {trial.words}", highlight=False)
+
+    return report
+
+
+def _draw(result: DefenceComparison, out: Path) -> tuple[str]:
+    from unsoftmax.report.defence_panels import draw_defences
+
+    draw_defences(result, out / PICTURE)
+    return (PICTURE,)
+
+
+def _show(result: DefenceComparison, target: str) -> None:
+    stdout.print(f"{target}: {result.target}", markup=False, highlight=False, soft_wrap=True)
+    heads = ("defence", "lost", "refused", "error", "function", "queries")
+    show_rows("", heads, map(_row, result.trials))
+    stdout.print(
+        "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
+        "and of the function, by the best attack, with its queries; ?: not known.",
+        highlight=False,
+    )
+    stdout.print(result.recommendation, markup=False, highlight=False)
+    for note in result.notes:
+        stdout.print(f"Note: {note}", markup=False, highlight=False)
+
+
+def _row(trial: DefenceTrial) -> tuple[str, ...]:
+    best = trial.best
+    found = ("?", "?") if best is None else (f"{trial.error:.1e}", f"{trial.function_error:.1e}")
+    return (
+        trial.brief,
+        "?" if trial.loss is None else f"{trial.loss:.2%}",
+        "?" if trial.refused is None else f"{trial.refused:.1%}",
+        *found,
+        f"{trial.queries:,}",
+    )

@@ -1,0 +1,107 @@
+"""The snippets of a page, and how those of its shell are run.
+
+A python block is a script of its own, unless its first line is a file's name, ``# service.py``:
+then it is that file, in the folder in which the page's sh blocks run, one after the other. A text
+block right after one of them is what it prints; numbers in it may differ. ``# Ctrl-C`` at the end
+of an sh block is pressed while it learns, and what is printed is its last line. Other text blocks
+are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    if "_build" not in page.parts
+)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n", flags=re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# (\w+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A block of a page, and what the page says that it prints."""
+
+    language: str
+    code: str
+    prints: str | None = None
+
+    @property
+    def file(self):
+        """The name of the file that it is, if it is one."""
+        named = FILE.match(self.code) if self.language == "python" else None
+        return named and named[1]
+
+
+def snippets(page):
+    text = page.read_text(encoding="utf-8")
+    found: list[Snippet] = []
+    end = 0
+    for block in FENCE.finditer(text):
+        language, code = block.groups()
+        follows = found and not text[end : block.start()].strip()
+        if language == "text" and follows and found[-1].language in ("python", "sh"):
+            found[-1] = replace(found[-1], prints=code)
+        else:
+            found.append(Snippet(language, code))
+        end = block.end()
+    return found
+
+
+def masked(text):
+    """What two runs print alike: words, without numbers, the widths of tables, and hashes."""
+    text = re.sub(r"\b[0-9a-f]{16}\b", "#", text)
+    text = re.sub(r"\d[\d,]*(\.\d+)?(e[-+]?\d+)?", "#", text)
+    return re.sub(r"[\s─]+", " ", text).strip()
+
+
+def shell(code, folder, *more_path, reports=False):
+    """Run a block; ``# Ctrl-C`` is pressed as soon as it asks for W. Reports take seconds."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), *more_path, os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
+    if reports:
+        environment.pop("UNSOFTMAX_REPORT", None)
+    stderr = folder / "stderr"
+    with stderr.open("w") as errors:
+        process = subprocess.Popen(
+            ["sh", "-e", "-c", code], cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        if "# Ctrl-C" in code:
+            while "W: " not in stderr.read_text() and process.poll() is None:
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+        stdout, _ = process.communicate(timeout=300)
+    return process.returncode, stdout, stderr.read_text()
+
+
+def run_page(page, folder, *more_path):
+    """Run a page's sh blocks in order, in a folder with its files, and see what they print."""
+    found = snippets(page)
+    reports = "report.html" in page.read_text(encoding="utf-8")
+    if any("cd examples/" in snippet.code for snippet in found):
+        shutil.copytree(ROOT / "examples", folder / "examples")
+    for snippet in found:
+        if snippet.file:
+            (folder / snippet.file).write_text(snippet.code, encoding="utf-8")
+    for snippet in found:
+        if snippet.language == "sh":
+            status, printed, stderr = shell(snippet.code, folder, *more_path, reports=reports)
+            if "# Ctrl-C" in snippet.code:
+                assert status in (130, -signal.SIGINT), stderr
+                printed = stderr.splitlines()[-1]
+            else:
+                assert status == 0, stderr
+            if snippet.prints is not None:
+                assert masked(printed) == masked(snippet.prints)
