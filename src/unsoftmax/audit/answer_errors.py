@@ -163,8 +163,8 @@ class AnswerErrors:
         size, tuning = float(seen.at.roundings.max()), self.tuning.operands
         inside = replace(self.precision, unit=max(self.precision.relative, UNIT))
         bits = operand_bits(seen.y, seen.at.predicted, size, inside, tuning)
-        # what is rounded to decimals loses small changes, too
-        if bits is None or self.deviation or self.few or self.precision.absolute:
+        # what is rounded by a format that too few answers show loses small changes, too
+        if bits is None or self.deviation or self.few:
             return self
         unit = operand_roundoff(bits, dim, tuning)
         reason = f"The target rounds what it multiplies to {bits} bits"
