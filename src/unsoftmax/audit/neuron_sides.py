@@ -107,17 +107,20 @@ class NeuronSides:
         """
         places = np.flatnonzero(wanted & np.isfinite(self.distances))
         found, size, d = [], 1, self.normals.shape[1]
+        typical = length / float(np.sqrt(d))
         while size <= min(d, len(places)):
             for _ in range(tuning.groups):
                 group = rng.choice(places, size, replace=False)
-                near = length / np.sqrt(d) * rng.standard_normal(d)
-                found.append(self._nearest(group, near, tuning))
+                near = typical * rng.standard_normal(d)
+                deep = np.maximum(np.abs(self.distances[group]), typical)
+                found.append(self._nearest(group, deep, near, tuning))
             size *= 2
         return np.array(found).reshape(-1, d)
 
-    def _nearest(self, group: NDArray[np.intp], near: Array, tuning: SideTuning) -> Array:
-        """Return the point nearest to another one that is deep in a group of sides."""
-        normals, distances = self.normals[group], self.distances[group]
-        wanted = distances + np.maximum(np.abs(distances), float(np.std(near)))
+    def _nearest(
+        self, group: NDArray[np.intp], deep: Array, near: Array, tuning: SideTuning
+    ) -> Array:
+        """Return the point nearest to another one that is so deep in a group of sides."""
+        normals, wanted = self.normals[group], self.distances[group] + deep
         gram = normals @ normals.T + tuning.soft * np.eye(len(group))
         return np.asarray(near + normals.T @ np.linalg.solve(gram, wanted - normals @ near))
