@@ -23,6 +23,19 @@ from unsoftmax.cli.minilm import minilm_head, minilm_heads
 QUICK = us.Retries(tries=1)
 
 
+OUTCOMES = (
+    "certain and right",
+    "certain and wrong",
+    "likely and right",
+    "likely and wrong",
+    "undecided",
+)
+
+
+def figures(rate):
+    return {name.replace(" ", "_"): rate[name] for name in OUTCOMES}
+
+
 def outcome(result, right):
     if result.certainty == "undecided":
         return "undecided"
@@ -43,7 +56,8 @@ def test_a_wrong_class_is_never_certain(recover, trials, evidence):
     rates: dict[str, Counter[str]] = defaultdict(Counter)
     queries: dict[str, list[int]] = defaultdict(list)
     heads, everything = Counter[bool](), Counter[str]()
-    for seed in range(trials(len(OF_A_CLASS), 450)):
+    few = range(recover, len(OF_A_CLASS), 2)
+    for seed in trials(few, range(450)):
         secret = population(seed)
         result = audited(secret, seed, recover)
         said = outcome(result, secret.right)
@@ -54,28 +68,27 @@ def test_a_wrong_class_is_never_certain(recover, trials, evidence):
         if secret.heads is not None and result.target_class == "several heads":
             heads[result.facts["heads"] == secret.heads] += 1
     assert everything["likely and wrong"] <= 0.02 * everything.total()
-    assert everything["undecided"] <= 0.1 * everything.total()
+    assert everything["undecided"] <= max(1, 0.1 * everything.total())
     assert not heads[False]
     how = "recovered as well" if recover else "identified"
     for right, rate in {**rates, "all of a class": everything}.items():
-        figures = {name.replace(" ", "_"): rate[name] for name in sorted(rate)}
         asked = queries.get(right) or [n for some in queries.values() for n in some]
         median = int(np.median(asked))
-        evidence(f"audit, {how}: {right}", targets=rate.total(), **figures, median_queries=median)
+        told = f"audit, {how}: {right}"
+        evidence(told, targets=rate.total(), **figures(rate), median_queries=median)
 
 
 @pytest.mark.parametrize("recover", [False, True])
 def test_what_is_of_no_class_is_never_of_one_for_certain(recover, trials, evidence):
     rates = Counter[str]()
-    for seed in range(trials(30, 120)):
+    for seed in trials(range(recover, 30, 2), range(120)):
         secret = strangers(seed)
         result = audited(secret, seed, recover)
         rates[outcome(result, "none of these")] += 1
         assert rates["certain and wrong"] == 0, (seed, secret.kind, result)
-    assert rates["likely and wrong"] <= 0.1 * rates.total()
-    figures = {name.replace(" ", "_"): rates[name] for name in sorted(rates)}
+    assert rates["likely and wrong"] <= max(1, 0.1 * rates.total())
     how = "recovered as well" if recover else "identified"
-    evidence(f"audit, {how}: of no class", targets=rates.total(), **figures)
+    evidence(f"audit, {how}: of no class", targets=rates.total(), **figures(rates))
 
 
 def test_a_trained_head_is_told_by_a_thousandth_of_its_parameters(evidence):

@@ -12,7 +12,7 @@ import typer
 from unsoftmax.audit import Audit
 from unsoftmax.audit import audit as run
 from unsoftmax.audit.exposure import AUDIT_FILE
-from unsoftmax.campaign import Budget
+from unsoftmax.campaign import Budget, Retries
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
@@ -26,7 +26,19 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
-from unsoftmax.errors import Terminated
+from unsoftmax.cli.run_options import (
+    RETRIES,
+    Authorization,
+    BatchSize,
+    CallTimeout,
+    Coordinate,
+    LongestWait,
+    MostQueries,
+    MostTokens,
+    Tries,
+    Workers,
+    sentences,
+)
 
 _STATUS = {"done": 0, "undecided": 3, "budget": 4}
 
@@ -43,12 +55,8 @@ def audit(
     recover: Annotated[
         bool, typer.Option("--recover", help="Recover it as well, where the budget allows that.")
     ] = False,
-    budget: Annotated[
-        int | None, typer.Option(min=0, help="Most queries over the ledger's life.")
-    ] = None,
-    token_budget: Annotated[
-        int | None, typer.Option(min=0, help="Most tokens over the ledger's life.")
-    ] = None,
+    budget: MostQueries = None,
+    token_budget: MostTokens = None,
     price: Annotated[float, typer.Option(min=0, help="What 1,000 queries cost.")] = 0.0,
     token_price: Annotated[float, typer.Option(min=0, help="What 1,000 tokens cost.")] = 0.0,
     ledger: Annotated[
@@ -56,15 +64,13 @@ def audit(
     ] = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check a recovery with.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per call.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1,
-    coordinate: Annotated[
-        int | None, typer.Option(help="One coordinate of a target that answers with vectors.")
-    ] = None,
-    auth: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with an endpoint's Authorization header."),
-    ] = None,
+    batch: BatchSize = None,
+    workers: Workers = 1,
+    coordinate: Coordinate = None,
+    auth: Authorization = None,
+    retries: Tries = RETRIES.tries,
+    longest_wait: LongestWait = RETRIES.longest_wait_s,
+    timeout: CallTimeout = None,
     report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -79,28 +85,23 @@ def audit(
         raise Refusal("--dim is missing: the dimension of a token.")
     prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
     book, began = ledger or out / "ledger.sqlite", time.monotonic()
-    try:
-        with watching() as watcher:
-            result = run(
-                oracle,
-                int(known),
-                recover=recover,
-                price=price,
-                token_price=token_price,
-                holdout=holdout,
-                seed=seed,
-                budget=Budget(budget, token_budget),
-                ledger=book,
-                batch=batch,
-                workers=workers,
-                progress=watcher,
-            )
-    except ValueError as error:  # a setting is out of range
-        raise Refusal(str(error)) from error
-    except (KeyboardInterrupt, Terminated) as end:
-        if book.exists():
-            end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
-        raise
+    with sentences(book), watching() as watcher:
+        result = run(
+            oracle,
+            int(known),
+            recover=recover,
+            price=price,
+            token_price=token_price,
+            holdout=holdout,
+            seed=seed,
+            budget=Budget(budget, token_budget),
+            ledger=book,
+            batch=batch,
+            workers=workers,
+            progress=watcher,
+            retries=Retries(tries=retries, longest_wait_s=longest_wait),
+            timeout=timeout,
+        )
     with written(out, book):
         result.save(out)
     if result.recovery is not None:
