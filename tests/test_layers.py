@@ -303,6 +303,8 @@ FACTS = {
     "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
     "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",
     "audit.answer_errors._LEAST": "where exponentials of its logarithm leave float64",
+    "audit.operand_rounding.OPERAND_BITS": "significant bits of TF32, float16 and bfloat16",
+    "audit.operand_rounding._STEP": "what neither 11 bits hold nor, eight times, 8 bits",
     "audit.exposure.AUDIT_FORMAT": "version of the format of audit.json",
     "cli.audit._STATUS": "exit statuses, promised to scripts",
     "audit.defence.defence_comparison.FORMAT_VERSION": "version of the format of defence.json",

@@ -38,7 +38,7 @@ class ClaimProbeTuning:
     round alike in any order."""
     logit: float = 1.5
     """Root mean square of their scores: the softmax bends most at scores of about 1.5."""
-    again: int = 3
+    again: int = 2
     """Random sequences that are asked again: what answers vary by."""
     saturated: float = 36.0
     """S: e⁻³⁶ is a roundoff of float64."""
@@ -215,9 +215,9 @@ def additive(
     slope = claim.at(np.eye(claim.dim)[:, None]).predicted - claim.at(zero).predicted
     x, near, further = with_steps(scale * signs[0] * sizes[0], scale, slope)
     y = scale * _few_bits(signs[1] * sizes[1], tuning.bits)
-    tokens = (0 * x, x, y, x + y, near, further)
-    coefficients = ((1, -1, -1, 1, 0, 0), (0, 7, 0, 0, -8, 1))
-    return Identities([token[None] for token in tokens], coefficients, (1, 4, 5))
+    tokens = (0 * x, x, y, x + y, -x - y, near, further)
+    coefficients = ((1, -1, -1, 1, 0, 0, 0), (-2, 0, 0, 1, 1, 0, 0), (0, 7, 0, 0, 0, -8, 1))
+    return Identities([token[None] for token in tokens], coefficients, (1, 5, 6))
 
 
 def straight(
