@@ -20,6 +20,7 @@ html_title = f"unsoftmax {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_math_renderer = "mathml"
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_ivar = True
@@ -60,7 +61,18 @@ class Measured(SphinxDirective):
         return self.parse_text_to_nodes(text)
 
 
+def separate_attributes(app, what, name, obj, options, lines):
+    """Give every name of ``a, b : int`` a field: Sphinx would take the first for a type."""
+    fields = re.split(r"\n(?=\S|$)", "\n".join(lines))
+    lines.clear()
+    for field in fields:
+        named = re.match(r":(ivar|vartype) (\w+(?:, \w+)+):", field)
+        for each in named[2].split(", ") if named else [""]:
+            lines += (field.replace(named[2], each, 1) if named else field).split("\n")
+
+
 def setup(app):
-    """Register the writer of formulas, and the directive."""
+    """Register the writer of formulas, the directive, and what follows napoleon (500)."""
+    app.connect("autodoc-process-docstring", separate_attributes, priority=600)
     app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
     app.add_directive("measured", Measured)

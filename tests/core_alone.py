@@ -9,6 +9,7 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,8 @@ def main() -> None:
     secret = us.SingleHead(rng.standard_normal((6, 6)), rng.standard_normal(6))
     if not us.equivalent(us.learn(secret, us.learners.ExactHead(6)).model, secret):
         sys.exit("The head was not recovered.")
+    if not resources.files("unsoftmax.report").joinpath("templates/page.html").is_file():
+        sys.exit("The page's template is not installed.")
     for package, (extra, ask) in EXTRAS.items():
         if importlib.util.find_spec(package) is not None:
             sys.exit(f"{package} is installed: this is to run without the extras.")

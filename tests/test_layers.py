@@ -248,6 +248,8 @@ def numbers(module, source):
     for node in ast.parse(source).body:
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
+        if isinstance(node.value, ast.Subscript):
+            continue  # a type, such as that of an option with its limits
         literals = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
         if not any(type(value) in (int, float, complex) for value in literals):
             continue
@@ -311,6 +313,7 @@ FACTS = {
     "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
     "cli.compare._STATUS": "exit statuses, promised to scripts",
     "cli.verify._STATUS": "exit statuses, promised to scripts",
+    "cli.faults.FAULT": "an exit status, promised to scripts",
     "cli.minilm._HEADS": "heads of all-MiniLM-L6-v2",
     "cli.plan._HOLDOUT": "the default of `learn`, which a plan adds",
 }
@@ -381,7 +384,10 @@ def test_both_of_a_pair_are_seen():
 
 @pytest.mark.parametrize(
     "source",
-    ["A = 'a'", "A = True", "A: int", "class A:\n    a: int = 1", "def f(a=1): ...", "A = B"],
+    [
+        *("A = 'a'", "A = True", "A: int", "class A:\n    a: int = 1", "def f(a=1): ...", "A = B"),
+        "A = Annotated[int, Option(min=1)]",
+    ],
 )
 def test_no_number_of_a_module_is_none(source):
     assert list(numbers("x", source)) == []

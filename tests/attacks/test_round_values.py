@@ -116,3 +116,16 @@ def test_what_no_answer_tells_is_said():
         us.SingleHead(np.zeros((5, 5)), np.ones(5)), us.learners.ExactHead(5), holdout=0
     )
     assert any("No answer told" in line for line in found.certificate.assumes)
+
+
+@pytest.mark.parametrize("decimals", [13, 14, 15])
+def test_decimals_as_fine_as_float64_are_noticed(decimals, trials, evidence):
+    """Large answers have as many digits as any float64 number; only smaller ones show it."""
+    runs = trials(5, 300)
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 26])
+        target = us.SingleHead(rng.standard_normal((4, 4)) / 2, rng.standard_normal(4))
+        found = us.learn(us.oracles.rounded(target, decimals), us.learners.ExactHead(4, seed=seed))
+        off = np.linalg.norm(found.model.W - target.W)
+        assert off <= found.certificate.W_error <= 1e-7, seed
+    evidence(f"ExactHead(4), answers rounded to {decimals} decimals", runs=runs, refused=0)

@@ -69,7 +69,7 @@ def reports(*pairs):
 
 
 def test_a_course_is_what_was_reported():
-    told = []
+    told: list[us.Progress] = []
     watch = CourseWatch(told.append)
     events = reports(
         (GOING_ON, 10), ("W", 15), ("waiting 1 s: the target asks to", 15), ("v", 20), ("W", 22)
@@ -103,10 +103,11 @@ def test_a_long_course_keeps_some_of_its_points_and_all_of_its_sums():
 
 
 def test_a_runs_course_has_every_answer():
-    seen = []
+    seen: list[us.Progress] = []
     target = us.SingleHead(np.eye(3), np.ones(3))
     found = us.learn(target, us.learners.ExactHead(3), batch=4, progress=seen.append)
     course = found.course
+    assert course is not None
     assert course.points[-1][1] == seen[-1].answered == found.queries == course.paid
     assert sum(count for count, _ in course.phases.values()) == found.queries
     assert {phase for _, _, phase in course.points} == {event.phase for event in seen}

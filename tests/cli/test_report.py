@@ -93,6 +93,17 @@ def test_a_damaged_neighbour_is_named_and_what_was_learned_is_there(here):
     assert "No page was written. found/verification.json cannot be read" in done.stderr
 
 
+def test_a_page_that_cannot_be_drawn_costs_nobody_a_result(monkeypatch, here):
+    def draw(self):
+        raise IndexError("of a figure")
+
+    monkeypatch.setattr(us.Recovery, "plot", draw)
+    done = run("learn", "head.safetensors", "--out", "found")
+    assert "report.html was not written: IndexError: of a figure" in done.stderr
+    assert "Written: found/model.safetensors, found/recovery.json" in done.stdout
+    assert us.Recovery.load("found").evidence.passed
+
+
 def test_report_names_a_folder_without_results(here):
     (here / "empty").mkdir()
     for folder in ("empty", "nowhere", "head.safetensors"):

@@ -32,6 +32,11 @@ from unsoftmax.figures.run_panels import (
 from unsoftmax.protocol import Course, Evidence
 
 
+def there(panel):
+    assert panel is not None
+    return panel
+
+
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(0, 1000))
 @settings(max_examples=50)
 def test_a_pixel_is_the_largest_entry_of_its_block(rows, columns, step, seed):
@@ -65,7 +70,8 @@ def test_the_pixels_of_a_heat_map_have_the_matrixs_signs_and_places():
 def test_matrices_of_every_class():
     head = us.SingleHead.from_factors(np.ones((2, 4)), np.ones((2, 4)), np.ones(4))
     [W] = matrices(head)
-    assert (W.name, W.shape, W.norm) == ("W", "4 × 4", pytest.approx(8.0))
+    assert (W.name, W.shape) == ("W", "4 × 4")
+    assert W.norm == pytest.approx(8.0)
     assert W.spectrum(0) == pytest.approx([8.0, 0.0], abs=1e-12)
     names = [m.name for m in matrices(random_heads(2))]
     assert names == ["W of head 0", "W of head 1"]
@@ -76,29 +82,30 @@ def test_matrices_of_every_class():
 
 def test_the_spectrum_is_that_of_the_matrix():
     model = random_heads(3, 5)
-    panel = spectrum_panel(matrices(model), {"W": 1e-3})
+    panel = there(spectrum_panel(matrices(model), {"W": 1e-3}))
     axis = Figure().subplots()
     panel.draw(axis)
-    drawn = [line.get_ydata() for line in axis.lines if len(line.get_ydata()) == 5]
+    heights = [np.asarray(line.get_ydata(), dtype=float) for line in axis.lines]
+    drawn = [values for values in heights if len(values) == 5]
     true = [np.linalg.svd(W, compute_uv=False) for W in model.W]
     assert np.allclose(drawn, true)
     assert scientific(max(s[0] for s in true)) in panel.described
-    assert "1.0e-3, are not told from 0" in panel.described or "0.001" in panel.described
+    assert "below the bound on ‖ΔW‖, 0.001, are not told from 0" in panel.described
     assert spectrum_panel(matrices(model), {}, MatrixTuning(largest=4)) is None
-    few = spectrum_panel(matrices(model), {}, MatrixTuning(most=2))
+    few = there(spectrum_panel(matrices(model), {}, MatrixTuning(most=2)))
     assert "the first 2 of 3 heads" in few.described
     assert "not told" not in few.described
 
 
 def test_residuals_are_those_of_the_evidence():
     missed, allowed = np.array([0.0, 3e-9, 1e-9]), np.array([1e-8, 1e-9, 1e-8])
-    panel = residuals_panel(Evidence.of(3, missed, allowed))
+    panel = there(residuals_panel(Evidence.of(3, missed, allowed)))
     assert panel.described.startswith("2 of 3 residuals are within their tolerance.")
     assert "The largest is 3.0e-9" in panel.described
     assert "1 are 0" in panel.note
     axis = Figure().subplots()
     panel.draw(axis)
-    assert np.array_equal(axis.lines[1].get_ydata()[1:], [1e-9, 3e-9])
+    assert np.array_equal(np.asarray(axis.lines[1].get_ydata())[1:], [1e-9, 3e-9])
     assert residuals_panel(Evidence.of(0, np.zeros(0), np.zeros(0))) is None
 
 
@@ -117,7 +124,7 @@ def test_the_course_is_drawn_as_it_was():
     assert "W: 260; " in by_phase.described
     axis = Figure().subplots()
     over_time.draw(axis)
-    assert [list(line.get_ydata()) for line in axis.lines[:3]] == [
+    assert [np.asarray(line.get_ydata()).tolist() for line in axis.lines[:3]] == [
         [10, 10, 40],
         [40, 40, 300],
         [300, 300, 332],
@@ -133,8 +140,8 @@ def test_the_course_is_drawn_as_it_was():
 def test_bounds_and_powers_without_anything_finite_have_no_panel():
     assert bounds_panel({"W": np.inf, "v": 0.0}, {}) is None
     assert power_panel({"W": np.inf}) is None
-    assert "v is off by at most 0.01." in bounds_panel({"v": 0.01}, {}).described
-    many = power_panel({str(n): 1e-3 for n in range(50)}, RunTuning(bars=5))
+    assert "v is off by at most 0.01." in there(bounds_panel({"v": 0.01}, {})).described
+    many = there(power_panel({str(n): 1e-3 for n in range(50)}, RunTuning(bars=5)))
     assert many.note == "45 tensors more are in the table."
 
 

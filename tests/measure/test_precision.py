@@ -123,6 +123,20 @@ def test_decimals(seed, decimals, how):
     assert_bounds(precision, y, how(y, decimals), 20)
 
 
+@pytest.mark.parametrize("decimals", [12, 13, 14])
+def test_decimals_that_large_answers_have_no_room_for(decimals, trials):
+    """Those have as many digits as float64 has; smaller ones lack them, where there are some."""
+    runs, noticed = trials(100, 3_000), 0
+    for seed in range(runs):
+        y = sample(seed, 16, 30.0)
+        precision = Precision.of_format([np.round(y, decimals)])
+        if precision != Precision():
+            assert 0.499 * 10.0**-decimals < precision.absolute < 1.001 * 10.0**-decimals, seed
+            assert f"{decimals} decimals" in precision.why[-1]
+            noticed += 1
+    assert noticed > 0.95 * runs
+
+
 @few
 @given(seeds, st.integers(2, 9))
 def test_significant_digits(seed, digits):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import unsoftmax as us
+from unsoftmax.audit import AttackOutcome, Audit, DefenceComparison, DefenceTrial
 from unsoftmax.audit.exposure import RecoveryCost
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.protocol import Certificate, Course, Evidence
@@ -46,6 +47,32 @@ def recovery_of(model, **changes):
     return replace(made, **changes)
 
 
+def audited(text):
+    return Audit(
+        target_class="single head",
+        certainty="likely",
+        answers={"kind": text, "width": 1, "precision": [text]},
+        facts={text: 3},
+        reasons=(text,),
+        recoverable=text,
+        cost=RecoveryCost({"learner": text}, 10, 20, 30, 1.5),
+        queries=40,
+        tokens=50,
+        money=0.5,
+        notes=(text,),
+        course=COURSE,
+    )
+
+
+def compared(text):
+    attack = AttackOutcome(text, 10, 0.5, np.inf, f"{text}: refused", (text,))
+    trials = tuple(
+        DefenceTrial(text, strength, text, text, text, text, 0.01 * strength, 0.0, (attack,))
+        for strength in (1.0, 2.0)
+    )
+    return DefenceComparison(text, 4, 20, 100, 1.0, 2.0, 50, 0.5, 0.1, trials, text, (text,))
+
+
 def fill(folder):
     """Write a result of every kind, each with hostile texts, into a folder."""
     recovery_of(random_heads(), notes=(HOSTILE,), versions={HOSTILE: HOSTILE}).save(folder)
@@ -69,5 +96,7 @@ def fill(folder):
         course=COURSE,
         versions={"unsoftmax": HOSTILE},
     ).save(folder)
+    audited(HOSTILE).save(folder)
+    compared(HOSTILE).save(folder)
     note_command(folder, "recovery.json", CommandRecord.now(["learn", HOSTILE]))
     return folder

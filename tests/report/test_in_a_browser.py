@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import unsoftmax as us
-from tests.report.results import COURSE, fill, random_heads, recovery_of
+from tests.report.results import COURSE, audited, compared, fill, random_heads, recovery_of
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.report.page import write_page
 
@@ -38,6 +38,8 @@ def address(tmp_path_factory):
     us.Verification("same", 20, None, {"W": 1e-9, "v": 2e-9}, 1e-16, 0.3, ("Noted.",)).save(folder)
     error = us.NotIdentifiable("v = 0.", determined={"v": 0.0})
     RefusedRun.of(error, us.learners.ExactHead(3).settings(), COURSE).save(folder)
+    audited("as it is").save(folder)
+    compared("rounding").save(folder)
     return write_page(folder).as_uri()
 
 

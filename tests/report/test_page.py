@@ -14,7 +14,7 @@ from tests.report.results import HOSTILE, fill, random_heads, recovery_of
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Certificate, Course, Evidence
-from unsoftmax.report.blocks import DataTable
+from unsoftmax.report.blocks import DataTable, Paragraph, Pictures
 from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
 from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.page import page, write_page
@@ -84,9 +84,14 @@ def test_everything_is_on_the_page(tmp_path):
     assert found.elements.count("svg") == 6
 
 
-def test_what_files_say_is_text(tmp_path):
-    text = page(fill(tmp_path))
-    found = Read(text)
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A page of everything, each result full of texts that mean harm."""
+    return page(fill(tmp_path_factory.mktemp("hostile")))
+
+
+def test_what_files_say_is_text(hostile):
+    text, found = hostile, Read(hostile)
     assert found.wrong == []
     assert not {"script", "iframe", "object", "embed", "form"} & {*found.elements}
     assert "<img" not in text
@@ -95,9 +100,8 @@ def test_what_files_say_is_text(tmp_path):
     assert "default-src 'none'" in text
 
 
-def test_identifiers_are_unique_and_every_figure_has_a_text(tmp_path):
-    text = page(fill(tmp_path))
-    found = Read(text)
+def test_identifiers_are_unique_and_every_figure_has_a_text(hostile):
+    text, found = hostile, Read(hostile)
     assert len(found.ids) == len({*found.ids})
     figures = text.count("<svg")
     assert figures == text.count('role="img"') == text.count("<desc id=")
@@ -108,9 +112,8 @@ def test_identifiers_are_unique_and_every_figure_has_a_text(tmp_path):
         assert set(at.split('"')[0].split()) <= {*found.ids}
 
 
-def test_colours_are_the_pages_own(tmp_path):
-    recovery_of(random_heads()).save(tmp_path)
-    text = page(tmp_path)
+def test_colours_are_the_pages_own(hostile):
+    text = hostile
     drawn = text[text.index("<svg") : text.rindex("</svg>")]
     left = set(re.findall(r"(?:fill|stroke): (#\w+)", drawn))
     assert left <= {"#ffffff", "#000000"}, left  # behind a colour bar
@@ -138,7 +141,7 @@ def test_any_model_has_its_page(tmp_path, model):
     assert "nan" not in found.said.lower().split()
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, 0.0, 5e-324, 1e308])
+@pytest.mark.parametrize("number", [np.nan, np.inf, 5e-324, 1e308])
 def test_any_number_has_its_page(tmp_path, number):
     errors = {} if np.isnan(number) else {"W": number, "v": number, "slope": number}
     evidence = Evidence(3, number, number, number, False, ((number, np.inf), (0.0, number)))
@@ -161,12 +164,14 @@ def test_what_is_not_recorded_is_said(tmp_path):
     assert "Nothing, as far as the certificate and its assumptions go." in said
 
 
-def test_a_page_of_twelve_large_heads_is_below_a_megabyte(tmp_path):
+def test_a_page_of_twelve_large_heads_is_below_a_megabyte(tmp_path, evidence):
     recovery_of(random_heads(12, 384)).save(tmp_path)
     fill_in = us.Verification("same", 20, None, dict.fromkeys(map(str, range(50)), 1e-9), 0, 0)
     fill_in.save(tmp_path)
     text = page(tmp_path)
     assert 100_000 < len(text.encode()) < 1_000_000
+    size = f"{len(text.encode()) / 1000:,.0f} kB"
+    evidence("report: a page of 12 heads of d = 384 is below 1 MB", size=size)
     assert text.count("image/png") == 12
     assert "A pixel is the largest of 5 × 5 entries." in text
 
@@ -176,6 +181,9 @@ def test_more_heads_than_are_drawn_are_in_the_table(tmp_path):
     section = recovery_section(tmp_path)
     [part] = [part for part in section.parts if part.title == "What was recovered"]
     _, left, pictures, table = part.blocks
+    assert isinstance(left, Paragraph)
+    assert isinstance(pictures, Pictures)
+    assert isinstance(table, DataTable)
     assert left.text.startswith("38 matrices are not drawn")
     assert len(pictures.panels) == 32 + 1
     assert len(table.rows) == len(table.shown) == 70 + 3
@@ -204,6 +212,16 @@ def test_numbers_that_are_none_are_refused(tmp_path, place, value):
     content[place[0]][place[1]] = value
     path.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ValueError, match=r"recovery\.json cannot be read"):
+        write_page(tmp_path)
+
+
+def test_a_file_whose_content_is_none_is_named(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "audit.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["cost"]["queries"] = "ten"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"audit\.json cannot be shown"):
         write_page(tmp_path)
 
 

@@ -12,14 +12,15 @@ believe that answers are coarse. Three sources, of which each answer's bound is 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import scipy
 
 from unsoftmax.audit.claimed_models import Claim, ClaimedAnswers
+from unsoftmax.audit.operand_rounding import OperandTuning, operand_bits, operand_roundoff
 from unsoftmax.measure.number_format import significant_bits
-from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, Precision
+from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
 
@@ -87,6 +88,8 @@ class AnswerErrorTuning:
     """The same where answers are float64 numbers, from float32 arithmetic at the coarsest."""
     false_alarm: float = 1e-9
     """Probability with which noise alone passes its bound, per answer."""
+    operands: OperandTuning = field(default=OperandTuning())
+    """How operands of few bits are found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,17 @@ class AnswerErrors:
     def alone(self) -> AnswerErrors:
         """Return the errors of answers that are asked once."""
         return replace(self, averaged=1)
+
+    def with_operands(self, seen: Seen, dim: int) -> AnswerErrors:
+        """Assume that operands are rounded where answers to three tokens show it."""
+        size, tuning = float(seen.at.roundings.max()), self.tuning.operands
+        inside = replace(self.precision, unit=max(self.precision.relative, UNIT))
+        bits = operand_bits(seen.y, seen.at.predicted, size, inside, tuning)
+        if bits is None or self.deviation:
+            return self
+        unit = operand_roundoff(bits, dim, tuning)
+        reason = f"The target rounds what it multiplies to {bits} bits"
+        return replace(self, precision=self.precision.with_unit(unit, reason))
 
     def notes(self) -> tuple[str, ...]:
         """Say what was noticed."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from unsoftmax.audit.claimed_models import Claim
 from unsoftmax.audit.neuron_sides import NeuronSides, Sides, SideTuning
+from unsoftmax.audit.operand_rounding import with_steps
 from unsoftmax.probes import Array
 
 
@@ -189,6 +190,8 @@ class Identities:
 
     sequences: list[Array]
     coefficients: tuple[tuple[int, ...], ...]
+    steps: tuple[int, ...] = ()
+    """Places of the tokens that show whether operands are rounded (`operand_rounding`)."""
 
 
 def in_other_words(sequences: list[Array]) -> list[Array]:
@@ -208,10 +211,13 @@ def additive(
     scale = 2.0 ** np.round(np.log2(typical / np.sqrt(claim.dim))) if typical else 1.0
     # entries of one size: each rounds by itself, and so does their sum
     signs, sizes = rng.choice([-1.0, 1.0], (2, claim.dim)), rng.uniform(1, 2, (2, claim.dim))
-    x, y = scale * _few_bits(signs * sizes, tuning.bits)
-    tokens = (0 * x, x, y, x + y, x - y, -x - y)
-    coefficients = ((1, -1, -1, 1, 0, 0), (0, -2, 0, 1, 1, 0), (-2, 0, 0, 1, 0, 1))
-    return Identities([token[None] for token in tokens], coefficients)
+    zero = np.zeros((1, 1, claim.dim))
+    slope = claim.at(np.eye(claim.dim)[:, None]).predicted - claim.at(zero).predicted
+    x, near, further = with_steps(scale * signs[0] * sizes[0], scale, slope)
+    y = scale * _few_bits(signs[1] * sizes[1], tuning.bits)
+    tokens = (0 * x, x, y, x + y, near, further)
+    coefficients = ((1, -1, -1, 1, 0, 0), (0, 7, 0, 0, -8, 1))
+    return Identities([token[None] for token in tokens], coefficients, (1, 4, 5))
 
 
 def straight(

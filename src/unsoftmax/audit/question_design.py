@@ -56,6 +56,11 @@ class Design:
         return replace(design, beside=more)
 
     @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.random[0].shape[1])
+
+    @property
     def first(self) -> list[Array]:
         """Random sequences, then single tokens."""
         return [*self.random, *(X for some in self.within for X in some.sequences), *self.beside]
@@ -81,13 +86,15 @@ class Design:
 
     def errors(self, one: Seen, two: Seen, tuning: AnswerErrorTuning) -> AnswerErrors:
         """Measure what answers may be off by."""
-        defects, start = [], len(self.random)
+        defects, start, steps = [], len(self.random), []
         for some in self.within:
             stop = start + len(some.sequences)
+            steps += [start + k for k in some.steps]
             defects += [Defect.of(row, one[start:stop]) for row in some.coefficients]
             start = stop
         for n in range(len(self.words)):
             both = one[[n % self.reworded]].beside(two[[self.again + n]])
             defects.append(Defect.of((1, -1), both))
         generic, last = one[: len(self.random)], len(self.random) - self.again
-        return measured(one.y, generic, (generic[last:], two[: self.again]), defects, tuning)
+        found = measured(one.y, generic, (generic[last:], two[: self.again]), defects, tuning)
+        return found.with_operands(one[steps], self.dim) if steps else found

@@ -394,8 +394,6 @@ class Campaign:
     # -- what is said
 
     def _report(self, end: CallEnd) -> None:
-        if self.progress is None:
-            return
         if end.outcome is CallOutcome.PUT_OFF:
             self._tell(f"waiting {in_seconds(end.pause_s)}: the target asks to")
         elif end.rows_kept():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from unsoftmax.audit.defence.defending import (
     is_known,
     undefended,
 )
-from unsoftmax.campaign import Budget
+from unsoftmax.campaign import Budget, Retries
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
@@ -38,8 +39,19 @@ from unsoftmax.cli.console import (
 )
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
+from unsoftmax.cli.run_options import (
+    RETRIES,
+    Authorization,
+    BatchSize,
+    CallTimeout,
+    Coordinate,
+    LongestWait,
+    MostQueries,
+    Tries,
+    Workers,
+    sentences,
+)
 from unsoftmax.cli.sampling_options import sampling_options
-from unsoftmax.errors import Terminated
 from unsoftmax.protocol import Oracle
 
 PICTURE = "defence.png"
@@ -79,20 +91,17 @@ def defend(
     needs: Annotated[
         int | None, typer.Option(min=1, help="Queries that a legitimate client needs.")
     ] = None,
-    budget: Annotated[
-        int | None, typer.Option(min=0, help="Most queries to the target, over the ledger's life.")
-    ] = None,
+    budget: MostQueries = None,
     ledger: Annotated[
         Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
     ] = None,
-    coordinate: Annotated[
-        int | None, typer.Option(help="One coordinate of a target that answers with vectors.")
-    ] = None,
-    auth: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with an endpoint's Authorization header."),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1,
+    batch: BatchSize = None,
+    workers: Workers = 1,
+    coordinate: Coordinate = None,
+    auth: Authorization = None,
+    retries: Tries = RETRIES.tries,
+    longest_wait: LongestWait = RETRIES.longest_wait_s,
+    timeout: CallTimeout = None,
     report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -107,16 +116,22 @@ def defend(
     use, counts = sampling_options(sampler, None, None), _named(attack_queries, needs)
     oracle = targets.resolve(target, coordinate, auth)
     dim = settings.get("dim", getattr(oracle, "dim", None))
-    if dim is None:
+    if not isinstance(dim, Integral):
         raise Refusal("--dim is missing: the dimension of a token.")
-    try:
-        checked(dim, seed, use.get("sampler"), *counts, threshold=threshold, most_loss=most_loss)
-    except (TypeError, ValueError) as error:
-        raise Refusal(str(error)) from error
+    shares = {"threshold": threshold, "most_loss": most_loss}
+    with sentences(None):
+        checked(int(dim), seed, use.get("sampler"), *counts, **shares)
     prepare(out, (MODEL_FILE, RECOVERY_FILE, DEFENCE_FILE, PICTURE))
     began = time.monotonic()
-    campaign = {"budget": Budget(budget), "ledger": book, "workers": workers}
-    try:
+    campaign = {
+        "budget": Budget(budget),
+        "ledger": book,
+        "batch": batch,
+        "workers": workers,
+        "retries": Retries(tries=retries, longest_wait_s=longest_wait),
+        "timeout": timeout,
+    }
+    with sentences(book):
         known = _known(oracle, model, {**settings, "dim": int(dim)}, campaign)
         result = compared(
             known,
@@ -128,18 +143,7 @@ def defend(
             most_loss=most_loss,
             **use,
         )
-    except ValueError as error:
-        raise Refusal(str(error)) from error
-    except (KeyboardInterrupt, Terminated) as end:
-        if book.exists():
-            end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
-        raise
-    with written(out, book if known.recovery else None):
-        if known.recovery is not None:
-            known.recovery.save(out)
-            finish(out, RECOVERY_FILE, report=False)
-        result.save(out)
-    drawn = finish(out, DEFENCE_FILE, report=report, pictures=lambda: _draw(result, out))
+    drawn = _kept(known, result, out, book, report=report)
     if as_json:
         seconds = round(time.monotonic() - began, 3)
         show_json({**result.to_json(), "seconds": seconds, "out": str(out)})
@@ -147,6 +151,18 @@ def defend(
     _show(result, target)
     more = and_more(f"{out}/{name}" for name in drawn)
     stdout.print(f"Written: {out}/{DEFENCE_FILE}{more}", soft_wrap=True, markup=False)
+
+
+def _kept(
+    known: Undefended, result: DefenceComparison, out: Path, book: Path, *, report: bool
+) -> tuple[str, ...]:
+    """Write everything; return the names of what was drawn."""
+    with written(out, None if known.recovery is None else book):
+        if known.recovery is not None:
+            known.recovery.save(out)
+            finish(out, RECOVERY_FILE, report=False)  # the page comes once
+        result.save(out)
+    return finish(out, DEFENCE_FILE, report=report, pictures=lambda: _draw(result, out))
 
 
 def _known(

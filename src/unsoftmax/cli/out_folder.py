@@ -85,8 +85,9 @@ def finish(
     except ImportError:
         later = f"Then: unsoftmax report {out}"
         _say(f"No {PAGE_FILE}. {missing_extra(PAGE_NEEDS, 'report')} {later}")
-    except (OSError, ValueError) as error:
-        _say(f"{PAGE_FILE} was not written: {error}")
+    except Exception as error:  # whatever drawing meets: the result is paid for, and written
+        named = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        _say(f"{PAGE_FILE} was not written: {named}{error}")
     return ()
 
 

@@ -66,7 +66,8 @@ class PrecisionTuning:
     """Fewer answers establish no format: they may be round by chance."""
     zeros_apart: int = 6
     """Rounding to digits is told from rounding to decimals where one leaves so many more zeros at
-    the end than the other: each is there by chance once in ten."""
+    the end than the other: each is there by chance once in ten. Decimals are told from generic
+    numbers where small answers lack so many digits."""
     zeros_by_chance: float = 2.0
     """Multiples of a step end in 1 zero more than they must in the mean, by chance; numbers that
     end in more than this, all or the ``largest`` of them, are no such multiples alone."""
@@ -141,9 +142,11 @@ class Precision:
             shortest_float32(y) if single else shortest(y, tuning.compared_digits, tuning.zeros)
         )
         digits = digits_of(numbers)
-        if digits.max() >= (tuning.generic_digits_float32 if single else tuning.generic_digits):
+        if single and digits.max() >= tuning.generic_digits_float32:
             return found
         decimals = decimals_of(numbers)
+        if digits.max() >= tuning.generic_digits:
+            return cls._of_many_decimals(numbers, digits, decimals, tuning)
         # a whole unit of the last place: answers may be cut off as well as rounded; and the
         # unit may be a multiple of it, as with quantised answers
         unit = Decimal(10) ** -int(decimals.max())
@@ -188,6 +191,28 @@ class Precision:
                 *((multiples,) if both else ()),
             ),
         )
+
+    @classmethod
+    def _of_many_decimals(
+        cls, numbers: list[Decimal], digits: Indices, decimals: Indices, tuning: PrecisionTuning
+    ) -> Precision:
+        """Tell decimals that large answers have no room for from generic float64 numbers.
+
+        What is rounded to 14 decimals has 16 digits where it is 10 or more, as generic numbers
+        have; but all that is smaller lacks digits, the more the smaller it is.
+        """
+        lacking = digits < tuning.generic_digits
+        if not np.any(lacking):
+            return cls()
+        places = int(decimals[lacking].max())
+        sizes = np.array([number.adjusted() for number in numbers])
+        missing = np.maximum(tuning.generic_digits - 1 - sizes - places, 0)
+        # where decimals are finer than float64 itself its rounding adds a digit, nowhere else
+        beyond = decimals > np.where(missing > 0, places, places + 1)
+        if np.any(beyond) or np.sum(missing) < tuning.zeros_apart:
+            return cls()
+        sentence = f"Answers look rounded to {places} decimals."
+        return cls(absolute=10.0**-places, why=(sentence,))
 
     def _with_steps(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -53,7 +53,7 @@ def page(folder: str | os.PathLike[str]) -> str:
     place = Path(folder)
     there = {name: make for name, make in SECTIONS.items() if (place / name).is_file()}
     with np.errstate(over="ignore", invalid="ignore"):  # norms of entries that float64 just holds
-        sections = {name: make(place) for name, make in there.items()}
+        sections = {name: _section(place / name, make) for name, make in there.items()}
     if not sections:
         raise FileNotFoundError(
             f"There is no result in {place}: none of {', '.join(SECTIONS)} is there. Commands "
@@ -76,6 +76,16 @@ def page(folder: str | os.PathLike[str]) -> str:
     shown = _Page(place.resolve().name, tuple(sections.values()), again)
     text = environment.get_template("page.html").render(page=shown)
     return UNPRINTABLE.sub("�", text)
+
+
+def _section(file: Path, make: Callable[[Path], Section]) -> Section:
+    """Make the section of a file; name the file where its content is none."""
+    try:
+        return make(file.parent)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if file.name in str(error):
+            raise
+        raise ValueError(f"{file} cannot be shown: {error!r}.") from error
 
 
 def unbroken(text: str) -> Markup:

@@ -39,7 +39,7 @@ def certainty(bound: float, norm: float) -> str:
     Examples
     --------
     >>> certainty(2e-13, 4.0)
-    'known to 13 significant digits'
+    'known to 13 digits of its norm'
     >>> certainty(5.0, 4.0), certainty(float("inf"), 4.0), certainty(0.0, 4.0)
     ('not known: it may be off by all of its size', 'not bounded', 'exact')
     """
@@ -54,8 +54,8 @@ def certainty(bound: float, norm: float) -> str:
     if digits < 0:
         return "not known: it may be off by all of its size"
     if not digits:
-        return "its size is known, and no digit more"
-    return f"known to {digits} significant digit{'s' if digits > 1 else ''}"
+        return "known to its size, and no digit more"
+    return f"known to {digits} digit{'s' if digits > 1 else ''} of its norm"
 
 
 def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from unsoftmax.audit.defence.averaged_answers import AveragedAnswers
 from unsoftmax.audit.defence.defence_ladder import Measures
-from unsoftmax.audit.defence.edge_head import EdgeHead, EdgeTuning
+from unsoftmax.audit.defence.edge_head import EdgeHead
 from unsoftmax.audit.defence.first_columns import FirstColumns
 from unsoftmax.audit.defence.fitted_head import FittedHead
 from unsoftmax.audit.defence.stretched_head import StretchedHead
@@ -196,12 +196,19 @@ def _approximate(attacker: Attacker, measures: Measures, radius: float | None) -
     elif measures.step:
         more = ApproximateHead(d, tau, radius=radius, repeats=passes, seed=seed)
         yield Attack(f"ApproximateHead, {passes} passes, {where}", more)
-        tuning = EdgeTuning()
-        each = (most - tuning.rough * d) // (d * d + d) - tuning.octaves - 1
-        bits = min(EdgeHead(d, 1.0, 1.0).bits, each)
-        if bits >= attacker.tuning.least_bits:
-            edges = EdgeHead(d, measures.step, radius, bits, seed)
-            yield Attack(f"bisected steps of the rounding, {where}", edges)
+        yield from _edges(attacker, measures, radius)
+
+
+def _edges(attacker: Attacker, measures: Measures, radius: float) -> Iterator[Attack]:
+    """Yield what bisects to where the rounding steps, to as many bits as queries allow."""
+    of, most = attacker.structure, attacker.may_ask(measures)
+    rank = of.rank if of.rank < of.dim else None
+    whole = EdgeHead(of.dim, measures.step, radius, seed=attacker.seed, rank=rank)
+    spare = whole.plan().at_most - most
+    bits = whole.bits - max(0, math.ceil(spare / (whole.entries + of.dim)))
+    if bits >= attacker.tuning.least_bits:
+        edges = replace(whole, bits=bits)
+        yield Attack(f"bisected steps of the rounding, tokens up to {radius:.3g}", edges)
 
 
 def _fitted(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
@@ -267,6 +274,15 @@ def _matched(cost: Array, truth: Array) -> float:
     return math.sqrt(squares) / (float(np.linalg.norm(truth)) or 1.0)
 
 
+def of_known_rank(found: Any, structure: Structure) -> Any:
+    """Return a head whose W has the rank that it is known to have: errors of full rank leave."""
+    if not isinstance(found, SingleHead) or structure.rank >= structure.dim:
+        return found
+    U, sizes, V = np.linalg.svd(found.W)
+    r = structure.rank
+    return SingleHead((U[:, :r] * sizes[:r]) @ V[:r], found.v, found.w, found.c)
+
+
 def heads_error(truth: MultiHead, found: MultiHead) -> float:
     """Return the relative error of all W_h, heads matched."""
     cost = np.array([[np.sum((W - U) ** 2) for U in found.W] for W in truth.W])
@@ -325,6 +341,8 @@ class AttackedClass:
     """Relative error of the parameters that are to be kept, from the truth and what was found."""
     remainder: Callable[[int, Mapping[str, Any]], Any] = lambda dim, determined: None
     """What an attacker makes of a refusal's ``determined``; None for nothing."""
+    finished: Callable[[Any, Structure], Any] = lambda found, structure: found
+    """What an attacker makes of what it found, by what it knows of the model's size."""
     caveats: tuple[str, ...] = ()
     """What its figures leave open."""
     singles: bool = False
@@ -343,6 +361,7 @@ ATTACKED: Mapping[type[Any], AttackedClass] = {
         (LowRankHead, ExactHead, ApproximateHead, SensingHead),
         head_error,
         _without_scores,
+        of_known_rank,
     ),
     MultiHead: AttackedClass(
         _of_heads,

@@ -55,8 +55,10 @@ class DefendTuning:
     queries_per_parameter: int = 64
     """What an attack may ask, where it is not said: bisecting every parameter to 40 bits takes 45,
     and means of 64 answers take three bits off noise."""
+    per_pair: int = 16
+    """But at least so many per pair of dimensions: not every attack uses that a rank is low."""
     least_queries: int = 4096
-    """But at least so many, for small targets."""
+    """And at least so many, for small targets."""
     certified: float = 0.01
     """A recovery whose parameters may be off by more than this share is not defended: errors
     of attacks could not be told from its own."""
@@ -164,6 +166,7 @@ class DefenceRange:
             found = learn(service, attack.learner, budget, holdout=attack.holdout, retries=1).model
         except UnsoftmaxError as refusal:
             return self._refused(attack, service.asked, refusal)
+        found = self.known.finished(found, self.attacker.structure)
         return AttackOutcome(
             attack.name,
             service.asked,
@@ -200,8 +203,11 @@ def compared(
     use = LegitimateUse.drawn(model, sampler, needs, seed, tuning.use)
     fresh = LegitimateUse.drawn(model, sampler, needs, seed + 1, tuning.use)
     if attack_queries is None:
-        wanted = tuning.queries_per_parameter * structure.parameters
-        attack_queries = max(wanted, tuning.least_queries)
+        attack_queries = max(
+            tuning.queries_per_parameter * structure.parameters,
+            tuning.per_pair * structure.dim * (structure.dim + 1),
+            tuning.least_queries,
+        )
     attacker = Attacker(structure, use.spread, use.longest, attack_queries, seed, tuning.attacks)
     trials = DefenceRange(model, known, attacker, use, fresh)
     scale = Scale(use.mean, use.spread, use.longest, structure.parameters)

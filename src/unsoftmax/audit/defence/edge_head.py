@@ -7,7 +7,9 @@ steps, and there the value is known to as many digits as there are bisections:
     f([t x]) = t·x·v = (n − ½)q                                            x·v, and v
     f([t(a + b); tb]) = t(b·v) + t(a·v)·σ(t²·a·(W b)) = (n − ½)q           a·(W b), and W
 
-Asks 16d + (d² + d)·(bits + 5) queries at most, and no token longer than ``radius``. Needs answers
+A W of rank r is read as a skeleton (`solve.skeleton` has the algebra): of Z W Zᵀ k = r + 4 columns
+and rows are enough. Asks 16d + (d² + d)·(bits + 5) queries at most, with k(2d − k) in place of d²
+where the rank is known, and no token longer than ``radius``. Needs answers
 that do not round to 0: offsets and query tokens lie near v's direction, so that ‖v‖·radius of a
 little more than q is enough. Deterministic rounding alone is attacked like this; beside noise the
 steps are blurred. It knows q, as whoever sees a few answers does. The head has no biases.
@@ -45,6 +47,8 @@ class EdgeTuning:
     """Lengths of pairs that are tried, half as long each: long ones saturate the softmax."""
     open: float = 0.05
     """A gate is open where its weight is so far from 0 and 1."""
+    spare: int = 4
+    """Columns and rows beyond the rank: a core of the rank alone may be ill-conditioned."""
     steps: float = 2.0
     """Answers of so many steps give a gate's weight well enough to see whether it is open."""
 
@@ -59,6 +63,8 @@ class EdgeHead(Configured):
     bits: int = 40
     """Bisections of every step."""
     seed: int = 0
+    rank: int | None = None
+    """Rank of W, where it is known."""
     tuning: EdgeTuning = field(default=EdgeTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
@@ -66,7 +72,8 @@ class EdgeHead(Configured):
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
         d, tuning = int(self.dim), self.tuning
-        most = tuning.rough * d + d * (1 + self.bits) + d * d * (tuning.octaves + 1 + self.bits)
+        most = tuning.rough * d + d * (1 + self.bits)
+        most += self.entries * (tuning.octaves + 1 + self.bits)
         return Plan(
             queries=None,
             at_most=most,
@@ -76,6 +83,17 @@ class EdgeHead(Configured):
             longest_token=float(self.radius) * (1 + 1e-12),
             most_tokens=2,
         )
+
+    @property
+    def crossing(self) -> int:
+        """How many columns and rows of Z W Zᵀ are read: k, or all d."""
+        d = int(self.dim)
+        return d if self.rank is None else min(d, int(self.rank) + self.tuning.spare)
+
+    @property
+    def entries(self) -> int:
+        """How many entries that are."""
+        return self.crossing * (2 * int(self.dim) - self.crossing)
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
@@ -122,7 +140,9 @@ class EdgeHead(Configured):
     def _scores(self, Z: Array, v: Array) -> Asking[Array]:
         """Read Z W Zᵀ off steps, and W from it."""
         d, half = self.dim, self.radius / 2
-        i, j = (index.ravel() for index in np.indices((d, d)))
+        i, j = np.indices((d, d))
+        read = (i < self.crossing) | (j < self.crossing)
+        i, j = i[read], j[read]
         values = half * (Z @ v)
 
         def pairs(t: Array) -> Probes:
@@ -133,8 +153,21 @@ class EdgeHead(Configured):
         with np.errstate(divide="ignore", invalid="ignore"):
             gates = (steps.value / steps.t - values[j]) / values[i]
             logits = np.log(gates / (1 - gates)) / (steps.t * half) ** 2
-        known = steps.there & np.isfinite(logits)
-        return _solved(Z, logits.reshape(d, d), known.reshape(d, d))
+        table, known = np.zeros((d, d)), np.zeros((d, d), dtype=bool)
+        known[read] = steps.there & np.isfinite(logits)
+        table[known] = logits[known[read]]
+        if self.crossing < d:
+            return self._skeleton(Z, table)
+        return _solved(Z, table, known)
+
+    def _skeleton(self, Z: Array, table: Array) -> Array:
+        """Return W of the rank from columns and rows; an entry that is not known counts as 0."""
+        k = self.crossing
+        U, sizes, V = np.linalg.svd(table[:k, :k])
+        r = max(1, min(int(self.rank or 0), int(np.count_nonzero(sizes))))
+        columns = np.linalg.solve(Z, table[:, :k] @ V[:r].T)
+        rows = np.linalg.solve(Z, (U[:, :r].T @ table[:k]).T).T
+        return np.asarray(columns @ (rows / np.maximum(sizes[:r], 1e-300)[:, None]))
 
     def _open_lengths(self, pairs: Stretched, of_a: Array, of_b: Array) -> Asking[Array]:
         """Choose each pair's length: the longest at which the gate is seen to be open."""
