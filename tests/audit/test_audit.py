@@ -275,6 +275,18 @@ def test_answers_that_are_nothing_but_noise_decide_nothing():
     assert (result.target_class, result.answers["kind"]) == ("undecided", "noisy")
 
 
+def test_a_target_that_counts_its_calls_is_no_noisy_head():
+    head, calls = several(1, 4, 0), [0]
+
+    def counting(X):
+        calls[0] += 1
+        return head(X) + 1e-3 * calls[0]
+
+    result = us.audit(counting, 4)
+    assert (result.target_class, result.certainty) == ("none of these", "likely")
+    assert "remembers" in result.reasons[0]
+
+
 def test_a_network_beyond_the_sketch_is_undecided():
     rng = np.random.default_rng(0)
     wide = us.ReluNetwork(
