@@ -74,20 +74,20 @@ def test_rounding_is_undone_by_where_it_steps(dim, trials, evidence):
 
 def test_a_low_rank_needs_fewer_steps():
     rng = np.random.default_rng(3)
-    K, Q = rng.standard_normal((2, 2, 20)) / 3
-    target = us.SingleHead.from_factors(K, Q, rng.standard_normal(20))
-    learner = EdgeHead(20, 0.1, 6.0, rank=2)
-    assert learner.entries == 6 * 34
+    K, Q = rng.standard_normal((2, 2, 12)) / 3
+    target = us.SingleHead.from_factors(K, Q, rng.standard_normal(12))
+    learner = EdgeHead(12, 0.1, 6.0, rank=2)
+    assert learner.entries == 6 * 18
     counted = Counted(us.oracles.norm_capped(us.oracles.rounded(target, 1), 6.0 * (1 + 1e-12)))
     found = us.learn(counted, learner, holdout=0).model
     assert counted.queries == learner.plan().at_most
     assert relative(found.W, target.W) < 1e-6
     tuning = tuned(capped_decimals=(1,), capped_noise=(0.1,), both_caps=(1.0,))
-    result = us.defend(target, 20, attack_queries=15_000, tuning=tuning)
+    result = us.defend(target, 12, attack_queries=6000, tuning=tuning)
     assert of(result, "rounding with a norm cap")[0].error < 1e-6
     full = us.learn(
         us.oracles.norm_capped(us.oracles.noisy(target, 0.1 * result.spread, 1), result.longest),
-        us.learners.ApproximateHead(20, 0.6 * result.spread, radius=result.longest),
+        us.learners.ApproximateHead(12, 0.6 * result.spread, radius=result.longest),
         holdout=0,
     ).model
     [noise] = of(result, "noise with a norm cap")

@@ -294,6 +294,8 @@ def test_models_within_a_certificate_are_the_same(kind, name):
     beyond = us.equivalent(model, far, errors=errors)
     # the answers' difference is small, and no proof: the bounds are
     assert (beyond.verdict, beyond.by) == ("different", "certificate")
+    assert result.share is not None
+    assert beyond.share is not None
     assert result.share <= 1 < beyond.share < 4
     without = {key: bound for key, bound in errors.items() if key != name}
     assert us.equivalent(model, near, errors=without).verdict == "different"

@@ -324,7 +324,8 @@ def defend(
         And if it costs no more than this, in spreads of the answers (the root mean square of what
         answers change by, over their standard deviation); between 0 and 1.
     attack_queries : int, optional
-        Most queries of an attack; 64 per parameter where it is not given.
+        Most queries of an attack; where it is not given 64 per parameter, and at least
+        16·d(d + 1) and 4,096.
     needs : int, optional
         Queries that a legitimate client needs; without it the loss by budgets is not known, and
         none is recommended.
