@@ -379,6 +379,9 @@ def at_first_sight(traits: Traits) -> Identity | None:
     if traits.drowned:
         reason = "Answers differ by no more than when the same question is asked twice."
         return Identity("undecided", "undecided", traits, reasons=(reason,))
+    if traits.drifts:
+        reason = "The same questions are answered by more every time, or by less: it remembers."
+        return Identity("none of these", "likely", traits, reasons=(reason,))
     if traits.normalised:
         reason = (
             "Long tokens and half as long ones are answered alike, and answers lie on an "
