@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from unsoftmax.audit.answer_traits import Traits
 from unsoftmax.learners import (
     ApproximateHead,
     ExactHead,
@@ -30,6 +29,7 @@ from unsoftmax.learners import (
 from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Found, Learner
+from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.theory import counts
 
 ClassName: TypeAlias = Literal[

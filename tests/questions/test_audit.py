@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.audit.population import OF_A_CLASS, population, strangers
-from tests.audit.services import transformer
 from tests.by_hand import driven
 from tests.cli.test_cli import run
 from tests.heads import several
 from tests.oracles.http_server import serving
+from tests.questions.population import OF_A_CLASS, population, strangers
+from tests.questions.services import transformer
 from tests.truth import Counted
-from unsoftmax.audit import Audit
-from unsoftmax.audit.answer_traits import Traits, on_an_ellipsoid
-from unsoftmax.audit.identification import Identifier
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
 from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Singles
 from unsoftmax.protocol import Certificate, Evidence, Found
+from unsoftmax.questions import Audit
+from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
+from unsoftmax.questions.identification import Identifier
 
 QUICK = us.Retries(tries=1)
 
