@@ -88,6 +88,8 @@ class AnswerErrorTuning:
     """The same where answers are float64 numbers, from float32 arithmetic at the coarsest."""
     false_alarm: float = 1e-9
     """Probability with which noise alone passes its bound, per answer."""
+    witnesses: int = 4
+    """Fewer different answers establish no format (`PrecisionTuning`)."""
     operands: OperandTuning = field(default=OperandTuning())
     """How operands of few bits are found."""
 
@@ -132,6 +134,8 @@ class AnswerErrors:
     """Degrees of freedom of its estimate."""
     averaged: int = 1
     """Askings that every answer is the mean of."""
+    few: bool = False
+    """Whether answers are too few different ones for their format to be known."""
     strange: bool = False
     """Whether identities are missed by more than arithmetic of the answers' format explains."""
     tuning: AnswerErrorTuning = AnswerErrorTuning()
@@ -159,7 +163,8 @@ class AnswerErrors:
         size, tuning = float(seen.at.roundings.max()), self.tuning.operands
         inside = replace(self.precision, unit=max(self.precision.relative, UNIT))
         bits = operand_bits(seen.y, seen.at.predicted, size, inside, tuning)
-        if bits is None or self.deviation:
+        # what is rounded to decimals loses small changes, too
+        if bits is None or self.deviation or self.few or self.precision.absolute:
             return self
         unit = operand_roundoff(bits, dim, tuning)
         reason = f"The target rounds what it multiplies to {bits} bits"
@@ -217,7 +222,8 @@ def measured(
     if np.all(changes <= 2 * precision.error(one.at.roundings, one.y)):
         reason = "Identities that hold for every such model are missed by the target's arithmetic"
         precision = precision.with_unit(roundoff, reason)
-        return AnswerErrors(precision, strange=strange, tuning=tuning)
+        few = len(np.unique(y[y != 0])) < tuning.witnesses
+        return AnswerErrors(precision, few=few, strange=strange, tuning=tuning)
     # noise hides what the arithmetic does: identities are repeats, too
     repeats = [*zip(changes, changes / (one.at.roundings + hidden), strict=True)]
     standard = np.array([d.standard(hidden) for d in defects])
