@@ -12,11 +12,6 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from unsoftmax import learners, oracles, theory
-    from unsoftmax.audit.defence.defence_comparison import DefenceComparison
-    from unsoftmax.audit.defence.defending import defend
-    from unsoftmax.audit.exposure import Audit as Audit
-    from unsoftmax.audit.exposure import audit as audit
-    from unsoftmax.audit.verification import Verification, verify
     from unsoftmax.campaign import (
         Budget,
         Progress,
@@ -51,6 +46,14 @@ if _typing.TYPE_CHECKING:
         from_projections,
         load,
         load_weights,
+    )
+    from unsoftmax.questions import (
+        Audit,
+        DefenceComparison,
+        Verification,
+        audit,
+        defend,
+        verify,
     )
 
 __version__ = "0.1.0"
@@ -98,12 +101,12 @@ __all__ = [
 
 # Where the public names are, by how long these take to import. A name is looked up when it is
 # first used: what needs one alone (the command line, a worker process) does not wait for all.
-_OWNERS = ("errors", "models", "campaign", "audit")
+_OWNERS = ("errors", "models", "campaign", "questions")
 
 
 def __getattr__(name: str) -> _typing.Any:
     """Import a public name on first use (PEP 562)."""
-    if name in ("audit", "learners", "oracles", "theory"):
+    if name in ("learners", "oracles", "theory"):
         return _importlib.import_module(f"{__name__}.{name}")
     for owner in _OWNERS if name in __all__ else ():
         module = _importlib.import_module(f"{__name__}.{owner}")

@@ -749,17 +749,17 @@ def test_one_ctrl_c_ends_an_algorithm_that_never_does(folder, name):
 
 FAULTY = """
 import unsoftmax as us
-import unsoftmax.audit.verification, unsoftmax.learners.single_head.exact as exact
+import unsoftmax.questions.verification, unsoftmax.learners.single_head.exact as exact
 model = us.load("m.safetensors")
 def wrong(*args, **options):
     raise LookupError("no such [bold]head[/]")
 def out_of_memory(*args, **options):
     raise MemoryError
-unsoftmax.audit.verification.judged = wrong
+unsoftmax.questions.verification.judged = wrong
 def head(X):
     return model(X)
 def large(X):
-    unsoftmax.audit.verification.judged = out_of_memory
+    unsoftmax.questions.verification.judged = out_of_memory
     return model(X)
 """
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 import unsoftmax as us
-from unsoftmax.audit import AttackOutcome, Audit, DefenceComparison, DefenceTrial
-from unsoftmax.audit.exposure import RecoveryCost
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.protocol import Certificate, Course, Evidence
+from unsoftmax.questions import AttackOutcome, Audit, DefenceComparison, DefenceTrial
+from unsoftmax.questions.exposure import RecoveryCost
 from unsoftmax.report.command_record import CommandRecord, note_command
 
 HOSTILE = (

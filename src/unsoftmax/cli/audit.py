@@ -9,9 +9,6 @@ from typing import Annotated
 
 import typer
 
-from unsoftmax.audit import Audit
-from unsoftmax.audit import audit as run
-from unsoftmax.audit.exposure import AUDIT_FILE
 from unsoftmax.campaign import Budget, Retries
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli import targets
@@ -39,6 +36,9 @@ from unsoftmax.cli.run_options import (
     Workers,
     sentences,
 )
+from unsoftmax.questions import Audit
+from unsoftmax.questions import audit as run
+from unsoftmax.questions.exposure import AUDIT_FILE
 
 _STATUS = {"done": 0, "undecided": 3, "budget": 4}
 

@@ -10,18 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from unsoftmax.audit import DefenceComparison, DefenceTrial
-from unsoftmax.audit.defence.defence_comparison import DEFENCE_FILE
-from unsoftmax.audit.defence.defending import (
-    DefendTuning,
-    Undefended,
-    attacked_class,
-    check_learner,
-    checked,
-    compared,
-    is_known,
-    undefended,
-)
 from unsoftmax.campaign import Budget, Retries
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli import targets
@@ -53,6 +41,18 @@ from unsoftmax.cli.run_options import (
 )
 from unsoftmax.cli.sampling_options import sampling_options
 from unsoftmax.protocol import Oracle
+from unsoftmax.questions import DefenceComparison, DefenceTrial
+from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
+from unsoftmax.questions.defence.defending import (
+    DefendTuning,
+    Undefended,
+    attacked_class,
+    check_learner,
+    checked,
+    compared,
+    is_known,
+    undefended,
+)
 
 PICTURE = "defence.png"
 

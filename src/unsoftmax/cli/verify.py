@@ -8,9 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from unsoftmax.audit import Verification
-from unsoftmax.audit import verify as run
-from unsoftmax.audit.verification import VERIFICATION_FILE
 from unsoftmax.campaign import Budget, Retries
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
@@ -38,6 +35,9 @@ from unsoftmax.cli.run_options import (
     sentences,
 )
 from unsoftmax.models import load
+from unsoftmax.questions import Verification
+from unsoftmax.questions import verify as run
+from unsoftmax.questions.verification import VERIFICATION_FILE
 
 _STATUS = {"same": 0, "different": 1, "undecided": 3}
 

@@ -143,7 +143,7 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
         in_whole_numbers(axis.yaxis)
         axis.grid(alpha=0.6)
         # beside the axes, where no curve runs
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+        axis.legend(loc="upper left", bbox_to_anchor=(-0.05, -0.18))
 
     earlier = (
         f" {course.recorded:,} answers were in the ledger before; when those came is not recorded."
@@ -155,7 +155,7 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
         f"{answers - course.recorded:,} answers came in {scientific(last_s)} seconds.{earlier}",
         draw,
         earlier.strip(),
-        height=3.3 + 0.12 * len(colours),
+        height=3.3 + 0.2 * len(colours),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unsoftmax.audit import Audit
 from unsoftmax.figures.run_panels import course_panels
+from unsoftmax.questions import Audit
 from unsoftmax.report.blocks import DataTable, Facts, Listing, Paragraph, Part, Pictures, Section
 
 CERTAINTIES = {

@@ -10,8 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from unsoftmax.audit import DefenceComparison, DefenceTrial
 from unsoftmax.figures.panel import THEME, Panel, in_tens, scientific, themed, write_png
+from unsoftmax.questions import DefenceComparison, DefenceTrial
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unsoftmax.audit import AttackOutcome, DefenceComparison, DefenceTrial
 from unsoftmax.figures.panel import scientific
+from unsoftmax.questions import AttackOutcome, DefenceComparison, DefenceTrial
 from unsoftmax.report.blocks import DataTable, Facts, Listing, Paragraph, Part, Pictures, Section
 from unsoftmax.report.defence_panels import loss_panel, strength_panels
 

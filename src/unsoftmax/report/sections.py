@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from unsoftmax.audit.defence.defence_comparison import DEFENCE_FILE
-from unsoftmax.audit.exposure import AUDIT_FILE
-from unsoftmax.audit.verification import VERIFICATION_FILE
 from unsoftmax.campaign.recovery import RECOVERY_FILE
 from unsoftmax.campaign.refused_run import REFUSAL_FILE
+from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
+from unsoftmax.questions.exposure import AUDIT_FILE
+from unsoftmax.questions.verification import VERIFICATION_FILE
 from unsoftmax.report.audit_section import audit_section
 from unsoftmax.report.blocks import Section
 from unsoftmax.report.defence_section import defence_section

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unsoftmax.audit import Verification
 from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import power_panel
+from unsoftmax.questions import Verification
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
 
 VERDICTS = {

@@ -1,6 +1,6 @@
 """How exposed is a target: what it is, what can be read out of it, and at which cost.
 
-`audit` runs the questions of `audit.identification` like any learner's: one ledger holds the
+`audit` runs the questions of `questions.identification` like any learner's: one ledger holds the
 answers of identification and of recovery, and the same call goes on with it.
 """
 
@@ -14,21 +14,21 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unsoftmax.audit.answer_traits import Traits
-from unsoftmax.audit.identification import (
-    Certainty,
-    Identifier,
-    Identity,
-    RecoveryWish,
-    typical_cost,
-)
-from unsoftmax.audit.target_classes import CLASSES, ClassName, Facts
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.budget import whole
 from unsoftmax.campaign.runner import opened_campaign, versions
 from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.models.files import replace_file
 from unsoftmax.protocol import Course, Oracle
+from unsoftmax.questions.answer_traits import Traits
+from unsoftmax.questions.identification import (
+    Certainty,
+    Identifier,
+    Identity,
+    RecoveryWish,
+    typical_cost,
+)
+from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts
 
 AUDIT_FILE = "audit.json"
 AUDIT_FORMAT = 1

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.audit.services import (
+from tests.cli.test_cli import run
+from tests.heads import several
+from tests.questions.services import (
     LADDER,
     changed,
     heads,
@@ -21,8 +23,6 @@ from tests.audit.services import (
     through_values,
     transformer,
 )
-from tests.cli.test_cli import run
-from tests.heads import several
 from tests.truth import Counted
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
 

@@ -6,8 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.audit.answer_errors import AnswerErrors, AnswerErrorTuning, Defect, Seen, measured
-from unsoftmax.audit.claim_probes import (
+from unsoftmax.probes import Array
+from unsoftmax.questions.answer_errors import (
+    AnswerErrors,
+    AnswerErrorTuning,
+    Defect,
+    Seen,
+    measured,
+)
+from unsoftmax.questions.claim_probes import (
     ClaimProbeTuning,
     Identities,
     additive,
@@ -16,8 +23,7 @@ from unsoftmax.audit.claim_probes import (
     random_sequences,
     straight,
 )
-from unsoftmax.audit.claimed_models import Claim
-from unsoftmax.probes import Array
+from unsoftmax.questions.claimed_models import Claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import scipy
 
-from unsoftmax.audit.claimed_models import Claim, ClaimedAnswers
-from unsoftmax.audit.operand_rounding import OperandTuning, operand_bits, operand_roundoff
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
+from unsoftmax.questions.claimed_models import Claim, ClaimedAnswers
+from unsoftmax.questions.operand_rounding import OperandTuning, operand_bits, operand_roundoff
 
 STRANGE = (
     "Answers miss identities that hold for every such model by more than the arithmetic of their "

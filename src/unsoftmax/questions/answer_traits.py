@@ -70,6 +70,8 @@ class TraitTuning:
     """Ellipsoids are looked for in vectors of more than two and up to so many numbers, by twice as
     many answers."""
     most_labels: int = 2
+    one_sign: int = 10
+    """So many changes of one sign are no noise: by chance they are once in 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Traits:
         A norm of tokens that is answered, where longer ones are refused.
     residual : bool
         Whether the last token itself is taken off the answers first.
+    drifts : bool
+        Whether the same questions are answered by more every time, or by less.
     """
 
     width: int
@@ -116,6 +120,7 @@ class Traits:
     drowned: bool = False
     radius: float | None = None
     residual: bool = False
+    drifts: bool = False
 
     @property
     def coarse(self) -> bool:
@@ -278,8 +283,11 @@ class _Seen:
             every.append(several.once)
             changes.append(several.again - several.once[: len(several.again)])
         y = np.concatenate(every)
-        kind, precision = _kind(y, np.concatenate(changes), tuning)
+        change = np.concatenate(changes)
+        kind, precision = _kind(y, change, tuning)
         found = Traits(width, k, kind, precision, drowned=bool(np.std(y) < 2 * precision.noise))
+        alike = abs(np.sum(np.sign(change))) == len(change) >= tuning.one_sign
+        found = replace(found, drifts=kind == "noisy" and bool(alike))
         found = replace(found, singles=_shape(self.along, precision, tuning))
         if several is None:
             return replace(found, tokens="one alone")

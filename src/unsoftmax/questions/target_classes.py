@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from unsoftmax.audit.answer_traits import Traits
 from unsoftmax.learners import (
     ApproximateHead,
     ExactHead,
@@ -30,6 +29,7 @@ from unsoftmax.learners import (
 from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Found, Learner
+from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.theory import counts
 
 ClassName: TypeAlias = Literal[
@@ -67,8 +67,11 @@ class SketchTuning:
     label_bits: int = 24
     queries: int = 5000
     """Queries of one sketch: networks of up to about 350 neurons."""
-    head_queries: int = 1500
-    """The same for heads: a learner that searches longer searches in vain."""
+    head_queries: int = 3500
+    """The same for heads: those that switch at the same places take 2,700, others a few hundred;
+    a learner that searches longer searches in vain."""
+    coarse_queries: int = 1500
+    """The same where answers are coarse, and poles are not told apart."""
     per_entry: int = 4
     """So many queries per entry of a W are not too many, as where a rank is looked for."""
     repeats: int = 4
@@ -168,6 +171,8 @@ def _no_labels(traits: Traits) -> str | None:
 def sketches(traits: Traits, tuning: SketchTuning) -> tuple[Sketch, ...]:
     """Return what is tried, in this order: the first that succeeds names the class."""
     heads, bits = tuning.head_queries, tuning.label_bits
+    if traits.coarse:
+        heads = tuning.coarse_queries
 
     def several(d: int, traits: Traits, seed: int) -> Learner[Any]:
         return _short(MultiHeadLearner(d, tuning.most_heads, biases=True, seed=seed), traits)

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.audit.defence.pair_fit import PairAnswers, PairFit, PairFitTuning, PairParameters
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.settings import Configured
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
+from unsoftmax.questions.defence.pair_fit import PairAnswers, PairFit, PairFitTuning, PairParameters
 
 
 @dataclass(frozen=True, slots=True)

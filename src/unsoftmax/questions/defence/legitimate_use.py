@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.audit.defence.defence_ladder import Measures
 from unsoftmax.errors import NotIdentifiable, OracleError
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle
+from unsoftmax.questions.defence.defence_ladder import Measures
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 import unsoftmax as us
 from tests.cli.test_cli import run
 from tests.truth import Counted, relative
-from unsoftmax.audit import AttackOutcome, DefenceTrial
-from unsoftmax.audit.defence.attacks import ATTACKED, Attacker, heads_error, neurons_error
-from unsoftmax.audit.defence.averaged_answers import AveragedAnswers
-from unsoftmax.audit.defence.defence_comparison import left_out, recommendation, recommended
-from unsoftmax.audit.defence.defence_ladder import LadderTuning, Measures
-from unsoftmax.audit.defence.defending import DefendTuning
-from unsoftmax.audit.defence.edge_head import EdgeHead
-from unsoftmax.audit.defence.first_columns import FirstColumns
-from unsoftmax.audit.defence.fitted_head import FittedHead
-from unsoftmax.audit.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
-from unsoftmax.audit.defence.stretched_head import StretchedHead
 from unsoftmax.cli.defend import _show
+from unsoftmax.questions import AttackOutcome, DefenceTrial
+from unsoftmax.questions.defence.attacks import ATTACKED, Attacker, heads_error, neurons_error
+from unsoftmax.questions.defence.averaged_answers import AveragedAnswers
+from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
+from unsoftmax.questions.defence.defence_ladder import LadderTuning, Measures
+from unsoftmax.questions.defence.defending import DefendTuning
+from unsoftmax.questions.defence.edge_head import EdgeHead
+from unsoftmax.questions.defence.first_columns import FirstColumns
+from unsoftmax.questions.defence.fitted_head import FittedHead
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
+from unsoftmax.questions.defence.stretched_head import StretchedHead
 
 NOTHING = LadderTuning((), (), (), (), (), (), (), ())
 

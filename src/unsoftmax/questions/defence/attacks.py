@@ -15,12 +15,6 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from unsoftmax.audit.defence.averaged_answers import AveragedAnswers
-from unsoftmax.audit.defence.defence_ladder import Measures
-from unsoftmax.audit.defence.edge_head import EdgeHead
-from unsoftmax.audit.defence.first_columns import FirstColumns
-from unsoftmax.audit.defence.fitted_head import FittedHead
-from unsoftmax.audit.defence.stretched_head import StretchedHead
 from unsoftmax.learners import (
     ApproximateHead,
     ExactHead,
@@ -34,6 +28,12 @@ from unsoftmax.learners import (
 from unsoftmax.models import MultiHead, ReluNetwork, SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner
+from unsoftmax.questions.defence.averaged_answers import AveragedAnswers
+from unsoftmax.questions.defence.defence_ladder import Measures
+from unsoftmax.questions.defence.edge_head import EdgeHead
+from unsoftmax.questions.defence.first_columns import FirstColumns
+from unsoftmax.questions.defence.fitted_head import FittedHead
+from unsoftmax.questions.defence.stretched_head import StretchedHead
 from unsoftmax.theory import counts
 
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.audit.neuron_sides import NeuronSides
 from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
 from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
+from unsoftmax.questions.neuron_sides import NeuronSides
 from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 

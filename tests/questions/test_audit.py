@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.audit.population import OF_A_CLASS, population, strangers
-from tests.audit.services import transformer
+from tests.by_hand import driven
 from tests.cli.test_cli import run
 from tests.heads import several
 from tests.oracles.http_server import serving
+from tests.questions.population import OF_A_CLASS, population, strangers
+from tests.questions.services import transformer
 from tests.truth import Counted
-from unsoftmax.audit import Audit
-from unsoftmax.audit.answer_traits import on_an_ellipsoid
-from unsoftmax.audit.identification import Identifier
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
+from unsoftmax.measure.precision import Precision
+from unsoftmax.probes import Singles
+from unsoftmax.protocol import Certificate, Evidence, Found
+from unsoftmax.questions import Audit
+from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
+from unsoftmax.questions.identification import Identifier
 
 QUICK = us.Retries(tries=1)
 
@@ -104,6 +108,55 @@ def test_twelve_trained_heads_are_counted(evidence):
     result = us.audit(oracle, 384)
     assert (result.target_class, result.facts["heads"]) == ("several heads", 12)
     evidence("audit, 12 heads of MiniLM", queries=oracle.queries, heads=12)
+
+
+def test_a_whole_that_is_something_else_is_not_what_a_few_dimensions_showed():
+    head, d = several(1, 24, 0), 24
+
+    def target(X):
+        # no token of a few random dimensions points so nearly along one axis
+        along = np.abs(X[..., 0]) > 0.9 * np.linalg.norm(X, axis=2)
+        return head(X) + np.where(along.any(axis=1), 1.0, 0.0)
+
+    assert us.audit(target, d).target_class == "single head"
+    result = us.audit(target, d, recover=True)
+    assert (result.target_class, result.certainty) == ("undecided", "undecided")
+    assert result.reasons[0].startswith("The whole target was not recovered")
+    assert result.recovery is None
+
+
+def test_a_whole_that_is_not_answered_is_as_likely_as_before():
+    oracle = several(2, 6, 0)
+
+    def refusing(X):
+        # the learner of the whole begins with the tokens e_k
+        if X.shape[1] == 1 and np.any(np.count_nonzero(X[:, 0], axis=1) == 1):
+            raise ValueError("not this one")
+        return oracle(X)
+
+    result = us.audit(refusing, 6, recover=True, retries=QUICK)
+    assert (result.target_class, result.certainty) == ("several heads", "likely")
+    assert result.recovery is None
+
+
+@pytest.mark.parametrize(
+    ("error", "refusal"), [(1e-9, us.ModelMismatch), (0.5, us.NotIdentifiable)]
+)
+def test_ordinary_sequences_must_be_foreseen(error, refusal):
+    """A head for two, within its certificate where its learner looked, as coarse answers had it."""
+    true, wrong = several(2, 4, 0), several(1, 4, 1).heads[0]
+    evidence = Evidence(32, 0.0, 0.0, 1e-9, True)
+    found = Found(wrong, Certificate({"W": error, "w": error}, ()), evidence)
+
+    def learned():
+        yield [Singles(np.eye(4), phase="v", purpose="data")]
+        return found
+
+    traits = Traits(1, 0, "float32", Precision())
+    identifier, rng = Identifier(4), np.random.default_rng(0)
+    with pytest.raises(refusal, match="ordinary sequences"):
+        driven(identifier._tried_out(learned(), 4, traits, rng), true)
+    assert driven(identifier._tried_out(learned(), 4, traits, rng), wrong)[0] is found
 
 
 # -- how it is run
@@ -220,6 +273,18 @@ def test_a_cap_on_the_tokens_is_found_and_kept_to(heads, radius):
 def test_answers_that_are_nothing_but_noise_decide_nothing():
     result = us.audit(us.oracles.noisy(lambda X: np.zeros(len(X)), 1.0, 0), 4)
     assert (result.target_class, result.answers["kind"]) == ("undecided", "noisy")
+
+
+def test_a_target_that_counts_its_calls_is_no_noisy_head():
+    head, calls = several(1, 4, 0), [0]
+
+    def counting(X):
+        calls[0] += 1
+        return head(X) + 1e-3 * calls[0]
+
+    result = us.audit(counting, 4)
+    assert (result.target_class, result.certainty) == ("none of these", "likely")
+    assert "remembers" in result.reasons[0]
 
 
 def test_a_network_beyond_the_sketch_is_undecided():

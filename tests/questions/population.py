@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import unsoftmax as us
-from tests.audit.services import network, served, transformer
 from tests.heads import hostile, several
 from tests.networks import KINDS
 from tests.networks import network as hard_network
+from tests.questions.services import network, served, transformer
 
 
 class Secret(NamedTuple):

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.audit.claimed_models import Claim
-from unsoftmax.audit.neuron_sides import NeuronSides, Sides, SideTuning
-from unsoftmax.audit.operand_rounding import with_steps
 from unsoftmax.probes import Array
+from unsoftmax.questions.claimed_models import Claim
+from unsoftmax.questions.neuron_sides import NeuronSides, Sides, SideTuning
+from unsoftmax.questions.operand_rounding import with_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 A claimed model predicts every answer. A tensor that is wrong by Δ moves the answers to random
 sequences by about ‖Δ‖·‖∂f/∂θ‖/√n; a right one leaves them where they are but for what the target's
-own arithmetic, format and noise do, which are measured on the spot (`audit.answer_errors`).
+own arithmetic, format and noise do, which are measured on the spot (`questions.answer_errors`).
 
 - ``different``: an answer misses its prediction by more than twice what these allow;
 - ``same``: none misses it by more than that, identities of the class hold, and a change of any
   tensor by half would have been called different (of a bias, by half of what it is added to);
 - ``undecided`` otherwise.
 
-Where it is different, further queries find the tensor (`audit.tensor_search`): a hundred in all.
+Where it is different, further queries find the tensor (`questions.tensor_search`): 100 in all.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from unsoftmax.audit.answer_errors import (
-    AnswerErrors,
-    AnswerErrorTuning,
-    Seen,
-    power,
-    seen_at,
-)
-from unsoftmax.audit.claim_probes import ClaimProbeTuning
-from unsoftmax.audit.claimed_models import Claim, claim_of
-from unsoftmax.audit.question_design import Design
-from unsoftmax.audit.tensor_search import Search, TensorSearchTuning, changed_tensor
 from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.learners.settings import as_json, changed, whole_number
 from unsoftmax.models.files import replace_file
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Plan
+from unsoftmax.questions.answer_errors import (
+    AnswerErrors,
+    AnswerErrorTuning,
+    Seen,
+    power,
+    seen_at,
+)
+from unsoftmax.questions.claim_probes import ClaimProbeTuning
+from unsoftmax.questions.claimed_models import Claim, claim_of
+from unsoftmax.questions.question_design import Design
+from unsoftmax.questions.tensor_search import Search, TensorSearchTuning, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 

@@ -21,11 +21,11 @@ from typing import TypeAlias
 import numpy as np
 import scipy
 
-from unsoftmax.audit.answer_errors import AnswerErrors, Seen, seen_at
-from unsoftmax.audit.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
-from unsoftmax.audit.claimed_models import Claim, ServedHeads, ServedNetwork, ServedTransformer
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
+from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
+from unsoftmax.questions.claimed_models import Claim, ServedHeads, ServedNetwork, ServedTransformer
 
 Search: TypeAlias = Generator[Round, Answers, str | None]
 

@@ -20,13 +20,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.audit.defence.fitted_head import FittedHead, unproved
-from unsoftmax.audit.defence.pair_fit import PairAnswers, PairFit, PairFitTuning, PairParameters
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Plan, Steps
+from unsoftmax.questions.defence.fitted_head import FittedHead, unproved
+from unsoftmax.questions.defence.pair_fit import PairAnswers, PairFit, PairFitTuning, PairParameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from unsoftmax.audit.answer_traits import Traits, TraitTuning, traits_of
-from unsoftmax.audit.target_classes import (
-    CLASSES,
-    ClassName,
-    Facts,
-    Sketch,
-    SketchTuning,
-    is_sharp,
-    read,
-    sketches,
-)
 from unsoftmax.campaign import Budget
 from unsoftmax.errors import (
     DimensionRefused,
@@ -43,6 +32,17 @@ from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
+from unsoftmax.questions.answer_traits import Traits, TraitTuning, traits_of
+from unsoftmax.questions.target_classes import (
+    CLASSES,
+    ClassName,
+    Facts,
+    Sketch,
+    SketchTuning,
+    is_sharp,
+    read,
+    sketches,
+)
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
 
@@ -379,6 +379,9 @@ def at_first_sight(traits: Traits) -> Identity | None:
     if traits.drowned:
         reason = "Answers differ by no more than when the same question is asked twice."
         return Identity("undecided", "undecided", traits, reasons=(reason,))
+    if traits.drifts:
+        reason = "The same questions are answered by more every time, or by less: it remembers."
+        return Identity("none of these", "likely", traits, reasons=(reason,))
     if traits.normalised:
         reason = (
             "Long tokens and half as long ones are answered alike, and answers lie on an "

@@ -22,16 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.audit.defence.attacks import ATTACKED, Attack, AttackedClass, Attacker, AttackTuning
-from unsoftmax.audit.defence.defence_comparison import (
-    AttackOutcome,
-    DefenceComparison,
-    DefenceTrial,
-    left_out,
-    recommendation,
-)
-from unsoftmax.audit.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
-from unsoftmax.audit.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher, learn
 from unsoftmax.errors import NotIdentifiable, UnsoftmaxError
 from unsoftmax.learners import LowRankHead
@@ -39,6 +29,22 @@ from unsoftmax.learners.settings import whole_number
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
+from unsoftmax.questions.defence.attacks import (
+    ATTACKED,
+    Attack,
+    AttackedClass,
+    Attacker,
+    AttackTuning,
+)
+from unsoftmax.questions.defence.defence_comparison import (
+    AttackOutcome,
+    DefenceComparison,
+    DefenceTrial,
+    left_out,
+    recommendation,
+)
+from unsoftmax.questions.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 
