@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.audit.services import network
-from unsoftmax.audit.neuron_sides import NeuronSides, SideTuning
-from unsoftmax.audit.operand_rounding import OperandTuning, operand_bits, to_bits, with_steps
+from tests.questions.services import network
 from unsoftmax.measure.precision import FLOAT32_UNIT, Precision
+from unsoftmax.questions.neuron_sides import NeuronSides, SideTuning
+from unsoftmax.questions.operand_rounding import OperandTuning, operand_bits, to_bits, with_steps
 
 
 @pytest.mark.parametrize("d", [1, 2, 16, 64])
