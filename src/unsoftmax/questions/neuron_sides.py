@@ -111,7 +111,7 @@ class NeuronSides:
         while size <= min(d, len(places)):
             for _ in range(tuning.groups):
                 group = rng.choice(places, size, replace=False)
-                near: Array = typical * rng.standard_normal(d)
+                near = np.asarray(typical * rng.standard_normal(d))
                 deep = np.maximum(np.abs(self.distances[group]), typical)
                 found.append(self._nearest(group, deep, near, tuning))
             size *= 2
