@@ -234,7 +234,8 @@ class Evidence:
     tolerance : float
         The largest residual that the certificate lets one expect.
     passed : bool
-        Whether every residual is within its own tolerance; False when nothing was checked.
+        Whether every residual is within its own tolerance; False when nothing was checked, or
+        nothing that depends on W (a note says so).
     residuals : tuple of (float, float)
         Residuals with their tolerances, smallest residual first: all of them up to `MOST`, of
         more as many that are evenly spaced among them, the largest included.

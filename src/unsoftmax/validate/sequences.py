@@ -221,8 +221,12 @@ class ClosingScale:
         W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
         open_by = alpha * norm * (w_error + beta * W_error * np.linalg.norm(query))
         known = open_by <= self.tuning.open_by / 2
+        if not known.any():
+            # offsets so short that even the bounds move no logit by much: little is told, not none
+            most = norm * (w_error + W_error * np.linalg.norm(query))
+            return float(np.exp2(np.floor(np.log2(self.tuning.open_by / 2 / most)))), 1.0
         fits = np.abs(np.log2(np.maximum(logits, 1e-300) / wanted))
-        best = int(np.argmin(np.where(known, fits, np.inf) if known.any() else fits))
+        best = int(np.argmin(np.where(known, fits, np.inf)))
         # a large bias leaves no size at which logits are moderate: shrink the offsets as well
         shrink = min(1.0, wanted / max(logits[best], 1e-300))
         return float(alpha[best] * shrink), float(beta[best] * shrink)

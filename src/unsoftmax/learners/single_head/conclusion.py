@@ -19,6 +19,7 @@ from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
+from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
@@ -44,11 +45,22 @@ class ConclusionTuning:
     unknown: float = 8.0
     """A bound beyond so many times W's size says that nothing is known of W, though bounds are
     about 15 times the error: such heads are refused where answers are coarse."""
+    noticed: float = 3.0
+    """A fresh answer tests the scores where they move it by so many times what it may miss."""
+    untested: int = 8
+    """Of so many sequences of several tokens one at least must test them, or the evidence is not
+    called passed."""
     holdout: HoldoutTuning = field(default=HoldoutTuning())
     """Which sequences are asked."""
     judge: JudgeTuning = field(default=JudgeTuning())
     """How their answers are compared."""
 
+
+UNTESTED = (
+    "No fresh answer tests the scores: what the answers leave open of W and w moves each that "
+    "depends on them more than can be told apart. That the target is a single head is taken for "
+    "granted."
+)
 
 Bounds: TypeAlias = tuple[dict[str, float], tuple[str, ...]]
 """Bounds on the errors of W, v, w and c, and what they assume."""
@@ -120,6 +132,8 @@ def conclude(
     notes = head.notes()
     if not np.isfinite(certificate.errors["W"]):
         notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
+    if first.checks and not evidence.passed:
+        notes = (*notes, UNTESTED)
     return Found(head.model, certificate, evidence, notes)
 
 
@@ -180,13 +194,13 @@ def _supported(
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
     while True:
         errors, _ = bounds
-        compared = (
-            (at.X.shape[1], to_first_order(at, y, wider.values, errors, tuning.judge))
-            for at, y in seen
-        )
-        judgement = judge(Residuals.of_lengths(compared), checks)
+        compared = [to_first_order(at, y, wider.values, errors, tuning.judge) for at, y in seen]
+        lengths = (at.X.shape[1] for at, _ in seen)
+        judgement = judge(Residuals.of_lengths(zip(lengths, compared, strict=True)), checks)
         evidence = judgement.evidence
         if not judgement.refuses:
+            if _untested(wider, errors, seen, compared, tuning):
+                evidence = replace(evidence, passed=False)
             if judgement.strain > 1 / tuning.strain:
                 wider = _coarser(wider, 2 * tuning.strain * judgement.strain)
                 bounds = wider.bounds()
@@ -218,6 +232,32 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
         f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
         f"head over {head.model.dim} dimensions{otherwise}."
     )
+
+
+def _untested(
+    head: RecoveredHead,
+    errors: dict[str, float],
+    seen: list[tuple[HeadAt, Array]],
+    compared: list[Residuals],
+    tuning: ConclusionTuning,
+) -> bool:
+    """Whether no fresh answer tests a head's scores, though they are claimed to be known.
+
+    Coarse answers, or readings that contradict each other as those of two heads taken for one,
+    may leave so much open that sequences tell nothing but those whose tokens all weigh the same.
+    """
+    model = head.model
+    several = [(at, of) for (at, _), of in zip(seen, compared, strict=True) if at.X.shape[1] > 1]
+    asked = sum(len(at.X) for at, _ in several)
+    claimed = any(model.norm(name) > errors[name] for name in ("W", "w"))
+    if asked < tuning.untested or not claimed:
+        return False
+    for at, of in several:
+        evenly = at.X.mean(axis=1) @ model.v + model.c
+        noticed = np.abs(model(at.X) - evenly) > tuning.noticed * (of.own + of.allowed)
+        if np.any(of.telling & noticed):
+            return False
+    return True
 
 
 def _refuse_unknown(
