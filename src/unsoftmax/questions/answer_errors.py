@@ -45,7 +45,8 @@ class Seen:
     def __getitem__(self, some: list[int] | slice) -> Seen:
         at = self.at
         moves = {tensor: move[some] for tensor, move in at.moves.items()}
-        return Seen(self.y[some], ClaimedAnswers(at.predicted[some], at.roundings[some], moves))
+        claimed = ClaimedAnswers(at.predicted[some], at.roundings[some], moves, at.open[some])
+        return Seen(self.y[some], claimed)
 
     def beside(self, other: Seen) -> Seen:
         """Return both, one after the other."""
@@ -54,7 +55,9 @@ class Seen:
         }
         predicted = np.append(self.at.predicted, other.at.predicted)
         roundings = np.append(self.at.roundings, other.at.roundings)
-        return Seen(np.append(self.y, other.y), ClaimedAnswers(predicted, roundings, moves))
+        left_open = np.append(self.at.open, other.at.open)
+        claimed = ClaimedAnswers(predicted, roundings, moves, left_open)
+        return Seen(np.append(self.y, other.y), claimed)
 
 
 def seen_at(
@@ -65,14 +68,15 @@ def seen_at(
     places = [[k for k, X in enumerate(sequences) if len(X) == N] for N in lengths]
     stacks = [np.stack([sequences[k] for k in some]) for some in places]
     answers = yield [Sequences(X, phase=phase, purpose="check") for X in stacks]
-    y, predicted, roundings = (np.empty(len(sequences)) for _ in range(3))
+    y, predicted, roundings, left_open = (np.empty(len(sequences)) for _ in range(4))
     moves = {tensor: np.empty(len(sequences)) for tensor in claim.tensors()}
     for some, X, answer in zip(places, stacks, answers, strict=True):
         at = claim.at(X)
         y[some], predicted[some], roundings[some] = answer, at.predicted, at.roundings
+        left_open[some] = at.open
         for tensor, move in at.moves.items():
             moves[tensor][some] = move
-    return Seen(y, ClaimedAnswers(predicted, roundings, moves))
+    return Seen(y, ClaimedAnswers(predicted, roundings, moves, left_open))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,10 @@ class AnswerErrors:
         return float(quantile / np.sqrt(self.averaged))
 
     def of(self, seen: Seen) -> Array:
+        """Bound what each answer to a right claim may miss it by, (B,)."""
+        return np.asarray(self.own(seen) + seen.at.open)
+
+    def own(self, seen: Seen) -> Array:
         """Bound what each answer may be off by, (B,)."""
         sizes = seen.at.roundings
         noise = np.maximum(self.deviation, self.share * (sizes + self.precision.hidden))

@@ -25,6 +25,7 @@ from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
 from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
+from unsoftmax.questions.left_open import LeftOpen
 from unsoftmax.questions.neuron_sides import NeuronSides
 from unsoftmax.validate.head_comparison import SHORT_SUMS
 
@@ -39,6 +40,8 @@ class ClaimedAnswers:
     """Size of the terms of each answer, (B,): its rounding error in units of the roundoff."""
     moves: Mapping[str, Array]
     """‖∂f/∂θ‖ by tensor, (B,)."""
+    open: Array
+    """What a recovery's certificate leaves open of f̂(X), (B,); 0 of weights that are known."""
 
 
 class Claim(ABC):
@@ -51,7 +54,9 @@ class Claim(ABC):
     sides: NeuronSides | None = None
     """Sides of the hyperplanes at which the function bends; None where there are none."""
     note: str = ""
-    """What a test of the claim leaves open."""
+    """What a test of the claim cannot see."""
+    left_open: LeftOpen = LeftOpen()
+    """What a certificate leaves open of the claim's parameters."""
 
     def __init__(self, model: FrozenModel) -> None:
         self.model = model
@@ -81,6 +86,14 @@ class Claim(ABC):
     def lengths(self) -> Array:
         """Lengths at which single tokens meet what bends the function; empty where nothing does."""
         return np.zeros(0)
+
+    def _answers(
+        self, predicted: Array, roundings: Array, moves: dict[str, Array], lengths: Array
+    ) -> ClaimedAnswers:
+        """Add what the certificate leaves open, its slope counted at ``lengths``."""
+        entries = {name: n for name, (_, n) in self.tensors().items()}
+        left_open = self.left_open.at(moves, entries, lengths)
+        return ClaimedAnswers(predicted, roundings, moves, left_open)
 
     def vectors(self, x: Array) -> Array:
         """Map query tokens (B, d) to what their sequences' tokens are scored with, (B, H, d)."""
@@ -141,7 +154,7 @@ class ServedHeads(Claim):
         moves["c"] = np.ones(len(X))
         longest = np.linalg.norm(X, axis=2).max(axis=1)
         values = longest * np.sum(np.linalg.norm(self.v, axis=1)) * _long_sums(X) + abs(self.c)
-        return ClaimedAnswers(self._attention(X), roundings + values, moves)
+        return self._answers(self._attention(X), roundings + values, moves, longest)
 
 
 class ServedNetwork(Claim):
@@ -167,8 +180,9 @@ class ServedNetwork(Claim):
         return _weighty(self.network)
 
     def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
-        _, roundings, moves = _network_at(self.network, X[:, -1])
-        return ClaimedAnswers(self.network(X[:, -1]), roundings, moves)
+        x = X[:, -1]
+        _, roundings, moves = _network_at(self.network, x)
+        return self._answers(self.network(x), roundings, moves, np.linalg.norm(x, axis=1))
 
 
 class ServedTransformer(Claim):
@@ -213,27 +227,32 @@ class ServedTransformer(Claim):
     def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
         u = self.vectors(X[:, -1])
         weights = softmax(token_scores(X, u))
-        slopes, roundings, moves = _network_at(self.network, pooled_tokens(X, weights[:, 0]))
+        pooled = pooled_tokens(X, weights[:, 0])
+        slopes, roundings, moves = _network_at(self.network, pooled)
         gradients, scored = _scores_at(X, weights, u, slopes[:, None])
         longest = np.linalg.norm(X, axis=2).max(axis=1)
         roundings = roundings + scored + longest * np.linalg.norm(slopes, axis=1) * _long_sums(X)
         gradient = gradients[:, 0]
         own = {"W": gradient * np.linalg.norm(X[:, -1], axis=1), "w": gradient}
         named = {f"network.{name}": move for name, move in moves.items()}
-        return ClaimedAnswers(self._attention(X), roundings, own | named)
+        lengths = np.linalg.norm(pooled, axis=1)
+        return self._answers(self._attention(X), roundings, own | named, lengths)
 
 
-def claim_of(model: object) -> Claim:
-    """Return the claim that a target serves ``model``.
+def claim_of(model: object, errors: Mapping[str, float] | None = None) -> Claim:
+    """Return the claim that a target serves ``model``, within a certificate's bounds on it.
 
     Raises
     ------
     TypeError
         Nothing is known of its class.
+    ValueError
+        A bound is no number of 0 or more.
     """
     for kind, claim in CLAIMS.items():
         if isinstance(model, kind):
             made: Claim = claim(model)
+            made.left_open = LeftOpen(errors or {})
             return made
     known = ", ".join(kind.__name__ for kind in CLAIMS)
     raise TypeError(f"model must be one of {known}; it is {type(model).__name__}.")

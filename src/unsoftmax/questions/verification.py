@@ -51,6 +51,9 @@ NOT_FOUND = (
     "Which tensor was changed could not be told: there are more heads than can be looked at one by "
     "one, the change is near what answers hide, or the budget is spent."
 )
+WITHIN_CERTIFICATE = (
+    "The weights are a recovery's: answers were allowed what its certificate leaves open."
+)
 FEW_ANSWERS = "All answers are one of a few numbers: labels, or rounded too coarsely to tell."
 
 
@@ -197,11 +200,13 @@ class Verifier:
     seed: int = 0
     budget: Budget = field(default=Budget())
     """The search for the tensor ends before a round that would pass it."""
+    errors: Mapping[str, float] | None = None
+    """Bounds on the model's parameters, as in a certificate."""
     tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
     revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        claim_of(self.model)
+        claim_of(self.model, self.errors)
         whole_number("seed", self.seed, 0)
 
     @property
@@ -212,12 +217,15 @@ class Verifier:
     def settings(self) -> dict[str, Any]:
         """Return everything that determines the questions, as nested JSON."""
         arrays = {name: as_json(array) for name, array in self.model.arrays().items()}
+        # what is asked after the first rounds depends on what the bounds make of these
+        bounds = {"errors": {name: float(x).hex() for name, x in (self.errors or {}).items()}}
         return {
             "learner": type(self).__name__,
             "model": {"class": type(self.model).__name__, **arrays},
             "locate": self.locate,
             "seed": self.seed,
             "tuning": changed(self.tuning, VerificationTuning()),
+            **(bounds if self.errors else {}),
         }
 
     def plan(self) -> Plan:
@@ -241,7 +249,7 @@ class Verifier:
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
-        claim, tuning = claim_of(self.model), self.tuning
+        claim, tuning = claim_of(self.model, self.errors), self.tuning
         design = Design.of(claim, self.seed, tuning.probes)
         one = yield from seen_at(claim, design.first, "random sequences")
         two = yield from seen_at(claim, design.second, "again, and in other words")
@@ -309,7 +317,7 @@ def judged(
         queries=0,
         tensor=None,
         power=strength,
-        precision=float(np.max(bounds) / (np.max(seen.at.roundings) or 1.0)),
+        precision=float(np.max(errors.own(seen)) / (np.max(seen.at.roundings) or 1.0)),
         largest_miss=largest,
         notes=_notes(claim, errors, told_apart, unseen if verdict == "undecided" else []),
     )
@@ -330,6 +338,8 @@ def _notes(
     claim: Claim, errors: AnswerErrors, told_apart: bool, unseen: list[str]
 ) -> tuple[str, ...]:
     notes = [*errors.notes(), *([claim.note] if claim.note else [])]
+    if claim.left_open.errors:
+        notes.append(WITHIN_CERTIFICATE)
     if not told_apart:
         notes.append(FEW_ANSWERS)
     if unseen:
@@ -367,6 +377,7 @@ def verify(
     oracle: Oracle,
     model: Any,
     *,
+    errors: Mapping[str, float] | None = None,
     locate: bool = True,
     seed: int = 0,
     budget: int | Budget | None = None,
@@ -385,6 +396,9 @@ def verify(
         The target, as `unsoftmax.learn` takes it.
     model : SingleHead, MultiHead, ReluNetwork or Transformer
         The weights that it is claimed to serve.
+    errors : mapping of str to float, optional
+        Absolute bounds on the errors of the model's parameters, as `Certificate.errors` has them,
+        where it was recovered: "same" then means within these.
     locate : bool
         Whether to find what was changed where it is different: 100 queries in all at most, or as
         many as the budget allows, otherwise 20, and 39 more where answers are noisy.
@@ -416,7 +430,7 @@ def verify(
     'W'
     """
     budget = budget if isinstance(budget, Budget) else Budget(budget)
-    verifier = Verifier(model, locate, seed, budget)
+    verifier = Verifier(model, locate, seed, budget, errors)
     with opened_campaign(
         oracle,
         verifier,
