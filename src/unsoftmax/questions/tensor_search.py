@@ -27,10 +27,25 @@ from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
 from unsoftmax.questions.claimed_models import Claim, ServedHeads, ServedNetwork, ServedTransformer
 
-Search: TypeAlias = Generator[Round, Answers, str | None]
-
-
 FAR = "W or w, by so much that it cannot be told whose"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What was changed; None with the reason why that could not be told."""
+
+    tensor: str | None
+    why: str = ""
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], why: str = "the change is near what answers hide."
+    ) -> Located:
+        """List what was changed, or say why nothing is listed."""
+        return cls(", ".join(names)) if names else cls(None, why)
+
+
+Search: TypeAlias = Generator[Round, Answers, Located]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +75,15 @@ def changed_tensor(
     probes: ClaimProbeTuning,
     tuning: TensorSearchTuning,
 ) -> Search:
-    """Find what was changed with at most ``room`` queries; None where that cannot be told."""
+    """Find what was changed with at most ``room`` queries, or why that cannot be told."""
     if isinstance(claim, ServedNetwork):
-        return "the network"
+        return Located("the network")
     search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
     if isinstance(claim, ServedTransformer):
         return (yield from search.before_network(claim))
     if isinstance(claim, ServedHeads):
         return (yield from search.among_heads(claim))
-    return None
+    return Located(None, "of this class it is not looked for.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +141,7 @@ class TensorSearch:
             names.append("w")
         elif any(apart):
             names.append("W")
-        return ", ".join(names) or None
+        return Located.of(names)
 
     # -- several heads
 
@@ -140,6 +155,7 @@ class TensorSearch:
         names, room = ["c"] if constant else [], self.room - len(seen.y)
         query = _query(claim, self.rng, self.probes)
         flags: dict[str, list[bool]] = {}
+        looked = False
         biased = bool(np.any(claim.vectors(zero[None])))
         turn = -2 * self.tuning.logit if biased and room > 4 * H + 1 else None
         found = lines(claim, query, turn, self.rng, self.probes)
@@ -147,8 +163,9 @@ class TensorSearch:
             turn = None
             found = lines(claim, query, None, self.rng, self.probes)
         if found is not None and turn is not None:
-            flags = yield from self._scored(found, (zero, query), values)
+            flags, looked = (yield from self._scored(found, (zero, query), values)), True
         elif found is not None and room > 3 * (H + 1):
+            looked = True
             flags = yield from self._scored(found, (query,), values)
             if first := flags.pop("first", []):
                 own = "W or w" if biased else "w" if (yield from self._unscored(query)) else "W"
@@ -156,7 +173,8 @@ class TensorSearch:
         if values and not any(flags.get("v", ())):
             names.append("v")
         named = (_of_heads(claim, tensor, some) for tensor, some in flags.items() if any(some))
-        return ", ".join([*names, *named]) or None
+        names += named
+        return Located.of(names) if looked else Located.of(names, _unlooked(claim, found))
 
     def _scored(
         self, found: Lines, queries: tuple[Array, ...], values: bool
@@ -231,6 +249,15 @@ class TensorSearch:
         seen = yield from seen_at(self.claim, asked, "which tensor")
         # without w half the offset's value is seen, whatever v is
         return self._moved(seen, (1.0, -0.5, -0.5))
+
+
+def _unlooked(claim: ServedHeads, found: Lines | None) -> str:
+    """Say why heads were not looked at one by one."""
+    if found is not None:
+        return f"the questions left do not suffice to look at {len(claim.v)} heads one by one."
+    if len(claim.v) > claim.dim:
+        return "with more heads than dimensions no question shows one head alone."
+    return "some heads' scores are 0, or depend on each other: no question shows one head alone."
 
 
 def _of_heads(claim: ServedHeads, tensor: str, changed: list[bool]) -> str:

@@ -39,7 +39,7 @@ from unsoftmax.questions.answer_errors import (
 from unsoftmax.questions.claim_probes import ClaimProbeTuning
 from unsoftmax.questions.claimed_models import Claim, claim_of
 from unsoftmax.questions.question_design import Design
-from unsoftmax.questions.tensor_search import Search, TensorSearchTuning, changed_tensor
+from unsoftmax.questions.tensor_search import Located, Search, TensorSearchTuning, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
@@ -47,10 +47,8 @@ FORMAT_VERSION = 1
 VERIFICATION_FILE = "verification.json"
 
 MOST = 100
-NOT_FOUND = (
-    "Which tensor was changed could not be told: there are more heads than can be looked at one by "
-    "one, the change is near what answers hide, or the budget is spent."
-)
+NOT_FOUND = "Which tensor was changed could not be told:"
+BUDGET_SPENT = "the budget is spent."
 WITHIN_CERTIFICATE = (
     "The weights are a recovery's: answers were allowed what its certificate leaves open."
 )
@@ -261,23 +259,23 @@ class Verifier:
             found = judged(claim, one, errors, tuning)
             asked += tuning.noise_rounds * design.first
         if found.verdict == "different" and self.locate:
-            tensor = None
+            located = Located(None)
             if not errors.strange:
                 rng = np.random.default_rng([self.seed, 1])
                 # the budget decides how far, not what: with a larger one a ledger goes on
                 room, tunings = MOST - len(asked), (tuning.probes, tuning.search)
                 search = changed_tensor(claim, errors, room, rng, *tunings)
                 spent = Budget(len(asked), sum(map(len, asked)))
-                tensor = yield from _affordable(search, self.budget, spent)
-            notes = found.notes if tensor or errors.strange else (*found.notes, NOT_FOUND)
-            found = replace(found, tensor=tensor, notes=notes)
+                located = yield from _affordable(search, self.budget, spent)
+            notes = (*found.notes, *([f"{NOT_FOUND} {located.why}"] if located.why else []))
+            found = replace(found, tensor=located.tensor, notes=notes)
         if unmet := design.unmet(claim, tuning.different * errors.of(one)):
             found = replace(found, notes=(*found.notes, unmet))
         return found
 
 
 def _affordable(search: Search, budget: Budget, spent: Budget) -> Search:
-    """Ask as far as a budget goes, of which ``spent`` is gone; return None where it ends."""
+    """Ask as far as a budget goes, of which ``spent`` is gone; say so where it ends."""
     queries, tokens = spent.queries or 0, spent.tokens or 0
     try:
         asked = next(search)
@@ -286,10 +284,10 @@ def _affordable(search: Search, budget: Budget, spent: Budget) -> Search:
             tokens += sum(len(probes) * probes.tokens for probes in asked)
             limits = ((budget.queries, queries), (budget.tokens, tokens))
             if any(limit is not None and needed > limit for limit, needed in limits):
-                return None
+                return Located(None, BUDGET_SPENT)
             asked = search.send((yield asked))
     except StopIteration as end:
-        found: str | None = end.value
+        found: Located = end.value
         return found
     finally:
         search.close()
@@ -305,9 +303,7 @@ def judged(
     strength = power(claim, seen, tuning.different * bounds, tuning.missed)
     told_apart = _told_apart(seen, tuning)
     verdict: Verdict = "undecided"
-    norms = {name: norm or 1.0 for name, (norm, _) in claim.tensors().items()}
-    shown = {name: tuning.caught * size / norms[name] for name, size in claim.weighty().items()}
-    unseen = [name for name, share in shown.items() if not strength[name] <= share]
+    unseen = _unseen(claim, strength, tuning)
     if largest > tuning.different and told_apart:
         verdict = "different"
     elif largest <= 1 and not errors.strange and not unseen:
@@ -319,8 +315,25 @@ def judged(
         power=strength,
         precision=float(np.max(errors.own(seen)) / (np.max(seen.at.roundings) or 1.0)),
         largest_miss=largest,
-        notes=_notes(claim, errors, told_apart, unseen if verdict == "undecided" else []),
+        notes=(
+            *_notes(claim, errors),
+            *(
+                (
+                    *_doubts(largest, told_apart, tuning),
+                    *_coarse(claim, seen, errors, unseen, tuning),
+                )
+                if verdict == "undecided"
+                else ()
+            ),
+        ),
     )
+
+
+def _unseen(claim: Claim, strength: Mapping[str, float], tuning: VerificationTuning) -> list[str]:
+    """Name the tensors of which not even a change that counts would have shown."""
+    norms = {name: norm or 1.0 for name, (norm, _) in claim.tensors().items()}
+    shown = {name: tuning.caught * size / norms[name] for name, size in claim.weighty().items()}
+    return [name for name, share in shown.items() if not strength[name] <= share]
 
 
 def _told_apart(seen: Seen, tuning: VerificationTuning) -> bool:
@@ -334,17 +347,39 @@ def _told_apart(seen: Seen, tuning: VerificationTuning) -> bool:
     return bool(len(some) and not labels and np.max(np.abs(seen.missed)) > np.min(some))
 
 
-def _notes(
-    claim: Claim, errors: AnswerErrors, told_apart: bool, unseen: list[str]
-) -> tuple[str, ...]:
-    notes = [*errors.notes(), *([claim.note] if claim.note else [])]
-    if claim.left_open.errors:
-        notes.append(WITHIN_CERTIFICATE)
-    if not told_apart:
-        notes.append(FEW_ANSWERS)
-    if unseen:
-        notes.append(f"Answers are too coarse to show a change of {', '.join(unseen)}.")
-    return tuple(notes)
+def _notes(claim: Claim, errors: AnswerErrors) -> tuple[str, ...]:
+    """Say what was noticed, whatever the verdict."""
+    certified = [WITHIN_CERTIFICATE] if claim.left_open.errors else []
+    return (*errors.notes(), *([claim.note] if claim.note else []), *certified)
+
+
+def _doubts(largest: float, told_apart: bool, tuning: VerificationTuning) -> list[str]:
+    """Say why a verdict is undecided; that a target is strange has been noticed."""
+    notes = [] if told_apart else [FEW_ANSWERS]
+    if 1 < largest <= tuning.different:
+        notes.append(
+            f"An answer misses its prediction by {largest:.2g} times what is allowed for: up to 1 "
+            f"is the same, above {tuning.different:.2g} is different."
+        )
+    return notes
+
+
+def _coarse(
+    claim: Claim, seen: Seen, errors: AnswerErrors, unseen: list[str], tuning: VerificationTuning
+) -> list[str]:
+    """Say whether answers or a certificate hide changes of some tensors."""
+    own = np.maximum(errors.own(seen), np.finfo(np.float64).tiny)
+    strength = power(claim, seen, tuning.different * own, tuning.missed)
+    by_answers = [name for name in _unseen(claim, strength, tuning) if name in unseen]
+    by_bounds = [name for name in unseen if name not in by_answers]
+    return [
+        f"{what} to show a change of {', '.join(some)}."
+        for what, some in (
+            ("Answers are too coarse", by_answers),
+            ("The certificate leaves too much open", by_bounds),
+        )
+        if some
+    ]
 
 
 def averaged(
