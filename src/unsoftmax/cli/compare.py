@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from unsoftmax.campaign import Recovery
-from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
-from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, with_exit_status
-from unsoftmax.models import Equivalence, equivalent, load
+from unsoftmax.cli.console import AsJson, show_json, show_table, stdout, with_exit_status
+from unsoftmax.cli.model_files import certified_errors, model_of, model_path
+from unsoftmax.models import Equivalence, equivalent
 
 _BY_CERTIFICATE = {
     "equal": "the same within the certificate",
@@ -36,11 +35,9 @@ def compare(
     than the bounds is the same, and one that differs by more is different, unless --rtol 0 asks
     for exact equality.
     """
-    try:
-        first, second = _load(a), _load(b)
-        errors = _bounds(a, b) if rtol or atol else None
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
+    a, b = model_path(a), model_path(b)
+    first, second = model_of(a), model_of(b)
+    errors = _bounds(a, b) if rtol or atol else None
     result = equivalent(first, second, rtol, atol, errors=errors)
     values = None
     if result.witness is not None:
@@ -56,25 +53,12 @@ def compare(
     raise typer.Exit(_STATUS[result.verdict])
 
 
-def _load(path: Path) -> Any:
-    if path.suffix == ".npz":
-        raise Refusal(
-            f"{path} holds a model's own arrays. Make a model of them: unsoftmax convert {path} "
-            "--heads H --coordinate k --out model.safetensors"
-        )
-    return load(path)
-
-
 def _bounds(*paths: Path) -> dict[str, float]:
     """Add up the certificates' bounds of the models that `learn` wrote."""
     errors: dict[str, float] = {}
     for path in paths:
-        if path.name == MODEL_FILE and path.with_name(RECOVERY_FILE).is_file():
-            recovery = Recovery.load(path.parent)
-            # without a hold-out nothing shows that the target is of the class that it is about
-            if recovery.evidence.passed:
-                for name, error in recovery.certificate.errors.items():
-                    errors[name] = errors.get(name, 0.0) + error
+        for name, error in certified_errors(path).items():
+            errors[name] = errors.get(name, 0.0) + error
     return errors
 
 

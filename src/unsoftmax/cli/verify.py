@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,14 +13,14 @@ from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
     Debug,
-    Refusal,
     show_json,
     show_table,
     stdout,
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.out_folder import WithReport, finish, prepare, written
+from unsoftmax.cli.model_files import certified_errors, model_of, model_path
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
 from unsoftmax.cli.run_options import (
     RETRIES,
     Authorization,
@@ -34,7 +34,6 @@ from unsoftmax.cli.run_options import (
     Workers,
     sentences,
 )
-from unsoftmax.models import load
 from unsoftmax.questions import Verification
 from unsoftmax.questions import verify as run
 from unsoftmax.questions.verification import VERIFICATION_FILE
@@ -46,7 +45,12 @@ _STATUS = {"same": 0, "different": 1, "undecided": 3}
 def verify(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
-    weights: Annotated[Path, typer.Option(help="The model.safetensors that it should serve.")],
+    weights: Annotated[
+        Path,
+        typer.Option(
+            help="The model.safetensors that it should serve, or the folder that `learn` wrote."
+        ),
+    ],
     locate: Annotated[
         bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
     ] = True,
@@ -71,8 +75,13 @@ def verify(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided."""
-    model = _claimed(weights)
+    """Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided.
+
+    Where `learn` wrote the weights, the certificate beside them counts: answers that differ by no
+    more than it leaves open are the same.
+    """
+    weights = model_path(weights)
+    model, errors = model_of(weights), certified_errors(weights)
     oracle = targets.resolve(target, coordinate, auth)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
@@ -81,6 +90,7 @@ def verify(
         result = run(
             oracle,
             model,
+            errors=errors,
             locate=locate,
             seed=seed,
             budget=Budget(budget, token_budget),
@@ -91,10 +101,12 @@ def verify(
             retries=Retries(tries=retries, longest_wait_s=longest_wait),
             timeout=timeout,
         )
+    files = ""
     if out is not None:
         with written(out, ledger):
             result.save(out)
-        finish(out, VERIFICATION_FILE, report=report)
+        drawn = finish(out, VERIFICATION_FILE, report=report)
+        files = f"{out}/{VERIFICATION_FILE}" + and_more(f"{out}/{name}" for name in drawn)
     if as_json:
         show_json(result.to_json())
     else:
@@ -102,20 +114,9 @@ def verify(
         show_table("", _rows(result, time.monotonic() - began))
         for note in result.notes:
             stdout.print(f"Note: {note}", markup=False, highlight=False)
+        if files:
+            stdout.print(f"Written: {files}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(_STATUS[result.verdict])
-
-
-def _claimed(weights: Path) -> Any:
-    """Load the claimed weights."""
-    if weights.suffix == ".npz":
-        raise Refusal(
-            f"{weights} holds a model's own arrays. Make a model of them: unsoftmax convert "
-            f"{weights} --heads H --coordinate k --out model.safetensors"
-        )
-    try:
-        return load(weights)
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
 
 
 def _rows(result: Verification, seconds: float) -> list[tuple[str, str]]:
@@ -125,5 +126,5 @@ def _rows(result: Verification, seconds: float) -> list[tuple[str, str]]:
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
     rows.append(("largest miss", f"{result.largest_miss:.2g} times what is allowed for"))
     for name, change in result.power.items():
-        rows.append((f"smallest change of {name} seen", f"{change:.1e}"))
+        rows.append((f"smallest change of {name} that would show", f"{change:.1e}"))
     return [*rows, ("seconds", f"{seconds:.1f}")]

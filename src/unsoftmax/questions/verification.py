@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
+from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.settings import as_json, changed, whole_number
 from unsoftmax.models.files import replace_file
 from unsoftmax.probes import Array, Round
@@ -465,6 +467,7 @@ def verify(
     'W'
     """
     budget = budget if isinstance(budget, Budget) else Budget(budget)
+    _refuse_dimension(oracle, model)
     verifier = Verifier(model, locate, seed, budget, errors)
     with opened_campaign(
         oracle,
@@ -477,9 +480,23 @@ def verify(
         retries=retries,
         timeout=timeout,
     ) as campaign:
-        found = campaign.run(verifier.steps(0))
+        try:
+            found = campaign.run(verifier.steps(0))
+        except DimensionRefused as error:
+            error.add_note(f"These weights take tokens of dimension {model.dim}.")
+            raise
         return replace(
             found,
             queries=sum(campaign.ledger.counts().values()),
             notes=(*found.notes, *campaign.notes()),
+        )
+
+
+def _refuse_dimension(oracle: Oracle, model: Any) -> None:
+    """Refuse weights of another dimension than a target that says its own."""
+    mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
+    if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
+        raise DimensionRefused(
+            f"These weights take tokens of dimension {mine}, the target of {its}: they are not "
+            "what it serves."
         )

@@ -50,7 +50,9 @@ def verification_section(folder: Path) -> Section:
                         "not excluded. Of a tensor that is 0, the norm of the change."
                     ),
                     Pictures(() if panel is None else (panel,)),
-                    DataTable("Smallest changes seen", ("tensor", "relative change"), rows),
+                    DataTable(
+                        "Smallest changes that would show", ("tensor", "relative change"), rows
+                    ),
                 ),
             ),
         ),

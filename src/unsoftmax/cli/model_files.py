@@ -1,0 +1,56 @@
+"""Model files that commands are given, and the certificates that `learn` wrote beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from unsoftmax.campaign import Recovery
+from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+from unsoftmax.cli.console import Refusal
+from unsoftmax.models import load
+
+
+def model_path(path: Path) -> Path:
+    """Return a file, or the model that a folder holds."""
+    inside = path / MODEL_FILE
+    return inside if path.is_dir() and inside.is_file() else path
+
+
+def model_of(path: Path) -> Any:
+    """Load a model.
+
+    Raises
+    ------
+    Refusal
+        It is no model of unsoftmax.
+    """
+    if path.is_dir():
+        raise Refusal(f"{path} is a folder without a {MODEL_FILE}.")
+    if path.suffix == ".npz":
+        raise Refusal(
+            f"{path} holds a model's own arrays. Make a model of them: unsoftmax convert {path} "
+            "--heads H --coordinate k --out model.safetensors"
+        )
+    try:
+        return load(path)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+
+
+def certified_errors(path: Path) -> dict[str, float]:
+    """Return the certificate's bounds on a model that `learn` wrote; none on others.
+
+    Raises
+    ------
+    Refusal
+        The recovery beside it cannot be read.
+    """
+    if path.name != MODEL_FILE or not path.with_name(RECOVERY_FILE).is_file():
+        return {}
+    try:
+        recovery = Recovery.load(path.parent)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+    # without a hold-out nothing shows that the target is of the class that it is about
+    return dict(recovery.certificate.errors) if recovery.evidence.passed else {}
