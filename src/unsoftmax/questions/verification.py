@@ -310,6 +310,10 @@ def judged(
         verdict = "different"
     elif largest <= 1 and not errors.strange and not unseen:
         verdict = "same"
+    doubts: list[str] = []
+    if verdict == "undecided":
+        doubts += _doubts(largest, told_apart, tuning)
+        doubts += _coarse(claim, seen, errors, unseen, tuning)
     return Verification(
         verdict=verdict,
         queries=0,
@@ -317,17 +321,7 @@ def judged(
         power=strength,
         precision=float(np.max(errors.own(seen)) / (np.max(seen.at.roundings) or 1.0)),
         largest_miss=largest,
-        notes=(
-            *_notes(claim, errors),
-            *(
-                (
-                    *_doubts(largest, told_apart, tuning),
-                    *_coarse(claim, seen, errors, unseen, tuning),
-                )
-                if verdict == "undecided"
-                else ()
-            ),
-        ),
+        notes=(*_notes(claim, errors), *doubts),
     )
 
 
