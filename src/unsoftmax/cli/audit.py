@@ -107,8 +107,8 @@ def audit(
     with written(out, book):
         result.save(out)
     if result.recovery is not None:
-        finish(out, RECOVERY_FILE, report=False)  # the page comes once
-    more = finish(out, AUDIT_FILE, report=report)
+        finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
+    more = finish(out, AUDIT_FILE, report=report, target=target)
     seconds = time.monotonic() - began
     if as_json:
         show_json({**result.to_json(), "seconds": round(seconds, 3), "out": str(out)})

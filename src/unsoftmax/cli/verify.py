@@ -94,7 +94,7 @@ def verify(
     if out is not None:
         with written(out, ledger):
             result.save(out)
-        finish(out, VERIFICATION_FILE, report=report)
+        finish(out, VERIFICATION_FILE, report=report, target=target, weights=weights)
     if as_json:
         show_json(result.to_json())
     else:

@@ -27,6 +27,7 @@ from unsoftmax.errors import (
     NotIdentifiable,
     OracleError,
 )
+from unsoftmax.learners import MultiHeadLearner
 from unsoftmax.learners.compose import Asking, limited, mapped, named, restricted
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models import ReluNetwork
@@ -466,5 +467,7 @@ def typical_cost(identity: Identity, holdout: int, tuning: SketchTuning) -> tupl
     assert of_class.queries is not None
     known = identity.learner, identity.facts
     queries = of_class.queries(*known)
+    if identity.traits.kind == "float32" and isinstance(identity.learner, MultiHeadLearner):
+        queries = round(tuning.float32_heads * queries)
     singles = 0 if of_class.singles is None else of_class.singles(*known)
     return queries + holdout, 2 * queries - singles + fresh

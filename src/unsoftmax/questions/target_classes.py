@@ -87,6 +87,8 @@ class SketchTuning:
     """Norms of the tokens at which a bound on a network is compared with its values; near 0, or far
     from it, it may be constant."""
     points: int = 64
+    float32_heads: float = 2.2
+    """Several heads behind float32 take so many times the queries: 1.6 to 3.2 times, of 18."""
     fresh_tokens: int = 4
     """Tokens of a hold-out's other sequences, the long ones apart: 1 to 20, on average 3 to 5."""
 
