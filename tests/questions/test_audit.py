@@ -226,6 +226,7 @@ def test_a_budget_is_kept_to(tmp_path):
         assert result.recovery is None
         assert result.afforded is False
         said = result.notes[-1]
+        assert result.cost is not None
         assert "beyond the budget" in said
         names = ("tokens", "queries") if isinstance(budget, us.Budget) else ("queries", "tokens")
         assert names[0] in said
