@@ -138,12 +138,17 @@ def _following(result: Audit, most: Budget) -> str:
         return ""
     if result.afforded is None:
         return CommandRecord.now([*WORDS.get(), "--recover"]).line
-    needed = (
-        ("--budget", most.queries, result.queries + cost.queries),
-        ("--token-budget", most.tokens, result.tokens + cost.tokens),
+    bills = (
+        ("--budget", most.queries, result.queries, cost.queries),
+        ("--token-budget", most.tokens, result.tokens, cost.tokens),
     )
-    flags = [f"{flag} {n}" for flag, limit, n in needed if limit is not None and limit < n]
-    return f"the same command with {' '.join(flags)}, or more" if flags else ""
+    # a run that goes on asks some long questions again, to recognise its target
+    flags = [
+        f"{flag} {2 * (paid + needed)}"
+        for flag, limit, paid, needed in bills
+        if limit is not None and limit < paid + needed
+    ]
+    return f"the same command with {' '.join(flags)}" if flags else ""
 
 
 def _show(target: str, result: Audit, seconds: float) -> None:
