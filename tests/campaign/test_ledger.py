@@ -41,6 +41,8 @@ from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
+from unsoftmax.questions import Verifier
+from unsoftmax.questions.identification import Identifier
 
 DIM = 4
 SETTINGS: dict[str, Any] = {"batch": 2, "holdout": 8}
@@ -632,6 +634,8 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
     mismatch(exact(DIM, seed=1), "seed was 0 and is now 1")
     mismatch(exact(DIM), "holdout was 8 and is now 12", holdout=12)
     mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
+    mismatch(Identifier(DIM), "the questions of ExactHead, not an audit's", "ExactHead goes on")
+    mismatch(Verifier(head(DIM)), "the questions of ExactHead, not a verification's")
     tuned = exact(DIM, tuning=ExactTuning(grid=LogitGridTuning(largest=5.0)))
     mismatch(tuned, "learner.tuning.grid.largest was its default and is now 5.0")
     was = exact.revision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -25,6 +26,15 @@ def here(monkeypatch, tmp_path):
     return tmp_path
 
 
+def read(folder):
+    """Return a page, the words of its commands as one text."""
+    return re.sub(
+        r'<span class="w">(\S+)</span>',
+        r"\1",
+        (folder / "report.html").read_text(encoding="utf-8"),
+    )
+
+
 def run(*words, status=0):
     done = CliRunner().invoke(app, [*words], env={"COLUMNS": "200"})
     assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
@@ -34,25 +44,27 @@ def run(*words, status=0):
 def test_learn_writes_a_page_and_a_picture(here):
     done = run("learn", "head.safetensors", "--out", "found", "--seed", "3")
     assert "found/recovery.png, found/report.html" in done.stdout
-    page = (here / "found" / "report.html").read_text(encoding="utf-8")
+    page = read(here / "found")
     assert "unsoftmax learn head.safetensors --out found --seed 3" in page
     assert "Answers over time" in page
     assert (here / "found" / "recovery.png").read_bytes().startswith(b"\x89PNG")
     run("verify", "head.safetensors", "--weights", "found/model.safetensors", "--out", "found")
-    page = (here / "found" / "report.html").read_text(encoding="utf-8")
+    page = read(here / "found")
     assert "The target serves the claimed weights" in page
     assert "--weights found/model.safetensors" in page
+    assert "<h1>Report on head.safetensors</h1>" in page
+    assert "<dt>weights</dt><dd>found/model.safetensors</dd>" in page
     assert us.Verification.load("found").verdict == "same"
     # the finished run again: nothing is asked, but recorded questions
     run("learn", "head.safetensors", "--out", "found", "--seed", "3")
-    page = (here / "found" / "report.html").read_text(encoding="utf-8")
+    page = read(here / "found")
     assert "answers were in the ledger when this run began" in page
 
 
 def test_a_refusal_has_its_page_until_a_recovery_takes_its_place(here):
     done = run("learn", "silent.safetensors", "--out", "found", status=3)
     assert "Kept: found/refusal.json, found/report.html." in " ".join(done.stderr.split())
-    page = (here / "found" / "report.html").read_text(encoding="utf-8")
+    page = read(here / "found")
     assert "Refused: no answers can determine this" in page
     refused = RefusedRun.load("found")
     assert np.array_equal(refused.determined["v"], np.zeros(4))
@@ -63,7 +75,7 @@ def test_a_refusal_has_its_page_until_a_recovery_takes_its_place(here):
     assert not (here / "found" / "determined.safetensors").exists()
     assert not (here / "found" / "recovery.png").exists()
     run("learn", "silent.safetensors", "--out", "found", status=3)
-    page = (here / "found" / "report.html").read_text(encoding="utf-8")
+    page = read(here / "found")
     assert "The recovery on this page is of another run." in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -13,16 +14,32 @@ from tests.by_hand import driven
 from tests.cli.test_cli import run
 from tests.heads import several
 from tests.oracles.http_server import serving
-from tests.questions.population import OF_A_CLASS, population, strangers
+from tests.questions.population import (
+    OF_A_CLASS,
+    Secret,
+    behind,
+    head,
+    heads,
+    in_float32,
+    labelled,
+    linear,
+    population,
+    relu,
+    rounded,
+    single,
+    strangers,
+)
 from tests.questions.services import transformer
 from tests.truth import Counted
+from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
 from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Singles
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.questions import Audit
 from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
-from unsoftmax.questions.identification import Identifier
+from unsoftmax.questions.identification import Identifier, typical_cost
+from unsoftmax.questions.target_classes import SketchTuning
 
 QUICK = us.Retries(tries=1)
 
@@ -209,9 +226,37 @@ def test_a_budget_is_kept_to(tmp_path):
         result = us.audit(oracle, 12, recover=True, budget=budget)
         assert result.recovery is None
         assert result.afforded is False
-        assert "beyond the budget" in result.notes[-1]
+        said = result.notes[-1]
+        assert result.cost is not None
+        assert "beyond the budget" in said
+        names = ("tokens", "queries") if isinstance(budget, us.Budget) else ("queries", "tokens")
+        assert names[0] in said
+        assert names[1] not in said
+        assert f"{result.cost.tokens if names[0] == 'tokens' else result.cost.queries:,} " in said
         assert result.certainty == "likely"
     assert us.audit(secret, 12, recover=True, budget=2000).afforded
+    both = us.audit(secret, 12, recover=True, budget=us.Budget(100_000, 10_000))
+    assert both.recovery is not None
+
+
+def capped(rng, d):
+    return Secret("capped", "single head", us.oracles.norm_capped(head(rng, d), 50.0), d)
+
+
+@pytest.mark.parametrize(
+    "family", [linear, single, rounded, labelled, heads, in_float32, relu, behind, capped]
+)
+@pytest.mark.parametrize("holdout", [0, 32])
+def test_tokens_are_those_of_the_learners_questions(family, holdout):
+    secret = family(np.random.default_rng([1, 16]), 16)
+    identifier = Identifier(16)
+    with opened_campaign(secret.target, identifier, retries=QUICK) as campaign:
+        identity = campaign.run(identifier.steps(0))
+    oracle = Counted(secret.target)
+    assert identity.learner is not None
+    us.learn(oracle, identity.learner, holdout=holdout)
+    _, tokens = typical_cost(identity, holdout, SketchTuning())
+    assert tokens / 1.5 < oracle.tokens < 1.5 * tokens, (tokens, oracle.tokens)
 
 
 def test_a_target_of_another_dimension_says_so():
@@ -426,6 +471,9 @@ def test_the_command_writes_what_it_found(folder):
     assert done.returncode == 0, done.stderr
     for text in ("several heads", "likely", "at these prices", "Written: out/audit.json"):
         assert text in done.stdout
+    assert "biases no" in done.stdout
+    following = f"Next: unsoftmax audit {' '.join(words[1:])} --recover"
+    assert following in done.stdout
     assert Audit.load(folder / "out").money > 0
     done = run(folder, *words, "--recover", "--json")
     assert done.returncode == 0, done.stderr
@@ -433,6 +481,38 @@ def test_the_command_writes_what_it_found(folder):
     assert (content["certainty"], content["facts"]["heads"]) == ("certain", 2)
     assert content["recovered"]
     assert us.load(folder / "out" / "model.safetensors").H == 2
+    done = run(folder, *words, "--recover")
+    assert "Next:" not in done.stdout
+
+
+def test_the_command_names_the_budget_that_is_too_small(folder):
+    words = ("audit", "target:heads", "--dim", "6", "--out", "out", "--recover")
+    done = run(folder, *words, "--budget", "5000", "--token-budget", "4000")
+    assert done.returncode == 4, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "left of the budget of 4,000 tokens" in said
+    assert "5,000" not in said
+    wanted = re.search(r"Next: the same command with --token-budget (\d+)", said)
+    assert wanted is not None
+    done = run(folder, *words, "--budget", "5000", "--token-budget", wanted[1])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_ledger_of_other_questions_is_told_in_a_sentence(folder):
+    assert run(folder, "audit", "target:heads", "--dim", "6", "--out", "out").returncode == 0
+    words = ("learn", "target:heads", "--model", "multi-head", "--dim", "6", "--max-heads", "3")
+    done = run(folder, *words, "--out", "out")
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    for text in ("out/ledger.sqlite holds an audit's questions", "--recover", "Another --out"):
+        assert text in said
+    assert "learner.learner" not in said
+    assert run(folder, *words, "--out", "learned").returncode == 0
+    done = run(folder, "audit", "target:heads", "--dim", "6", "--out", "learned")
+    assert done.returncode == 2
+    assert "holds the questions of MultiHeadLearner, not an audit's" in " ".join(
+        done.stderr.split()
+    )
 
 
 @pytest.mark.parametrize(

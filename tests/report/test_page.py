@@ -286,13 +286,46 @@ def test_a_recovery_of_before_has_its_page(tmp_path):
 
 
 def test_passwords_are_in_no_command(tmp_path):
-    words = ["learn", "https://me:pa%40ss@host/v2/models/m", "--out", "a b"]
-    note_command(tmp_path, "recovery.json", CommandRecord.now(words))
+    target = "https://me:pa%40ss@host/v2/models/m?key=hidden#hidden"
+    words = ["learn", target, "--out", "a b"]
+    note_command(tmp_path, "recovery.json", CommandRecord.now(words, target=target))
     [command] = commands_of(tmp_path).values()
     assert command.line == "unsoftmax learn https://host/v2/models/m --out 'a b'"
+    assert command.about == {"target": "https://host/v2/models/m"}
+    recovery_of(random_heads()).save(tmp_path)
+    text = page(tmp_path)
+    assert "<h1>Report on https://host/v2/models/m</h1>" in text
+    assert "pa%40ss" not in text
+    assert "hidden" not in text
     (tmp_path / "commands.json").write_text("{", encoding="utf-8")
     note_command(tmp_path, "verification.json", CommandRecord.now(["verify"]))
     assert [*commands_of(tmp_path)] == ["verification.json"]
+
+
+def test_a_page_of_several_targets_names_each_and_the_folder(tmp_path):
+    place = fill(tmp_path / "results")
+    for name, target in (("audit.json", "one"), ("recovery.json", "one"), ("defence.json", "two")):
+        note_command(place, name, CommandRecord.now(["audit"], target=target, weights="w"))
+    text = page(place)
+    assert "<h1>Report on results</h1>" in text
+    assert [text.count(f"<dt>target</dt><dd>{name}</dd>") for name in ("one", "two")] == [1, 1]
+    content = json.loads((place / "commands.json").read_text(encoding="utf-8"))
+    for command in content["commands"].values():
+        del command["about"]
+    (place / "commands.json").write_text(json.dumps(content), encoding="utf-8")
+    assert "<h1>Report on results</h1>" in page(place)
+    command["about"] = ["x"]
+    (place / "commands.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"commands\.json"):
+        page(place)
+
+
+def test_queries_without_a_dot_are_explained(tmp_path):
+    head = us.SingleHead(np.diag([1.0, 2, 3]), [1.0, 1, 1])
+    us.learn(head, us.learners.ExactHead(3)).save(tmp_path)
+    said = read(tmp_path).said
+    assert "20 of 20 residuals" in said
+    assert "The other 12 of 32 queries have no dot" in said
 
 
 @pytest.mark.parametrize("learner", BY_NAME.values(), ids=lambda kind: kind.__name__)

@@ -115,11 +115,7 @@ class Ledger:
         own = recorded is not None and recorded[0] == text
         # a ledger without answers belongs to nobody: only what was paid stays
         if recorded is not None and not own and self.answered:
-            changed = _differences(json.loads(recorded[0]), run)
-            raise LedgerMismatch(
-                f"{self._name} belongs to another run: {changed}. "
-                "Use the same settings to go on with it, or another ledger, which asks all anew."
-            )
+            raise LedgerMismatch(f"{self._name} {_otherwise(json.loads(recorded[0]), run)}")
         mine = None if own else (text, batch, json.dumps(self._environment))
         self._commit(lambda: self._take_over(mine))
         self._claimed = True
@@ -417,6 +413,27 @@ class Ledger:
             self._put_together()
             kept = rescued(self._db, gone)
         return f"{gone} was deleted, moved or replaced while the ledger was in use. {kept}"
+
+
+_QUESTIONS = {
+    "Identifier": ("an audit's questions", "an audit goes on with it, with --recover too"),
+    "Verifier": ("a verification's questions", "a verification of those weights goes on with it"),
+}
+"""Whose questions they are that no learner asks, and what goes on with such a ledger; by the name
+that the ledger has."""
+
+
+def _otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say whose a ledger is that is not this run's, and what to do."""
+    was, is_now = (str(dict(run.get("learner") or {}).get("learner")) for run in (before, now))
+    if was == is_now or not {was, is_now} & _QUESTIONS.keys():
+        return (
+            f"belongs to another run: {_differences(before, now)}. Use the same settings to go on "
+            "with it, or another ledger, which asks all anew."
+        )
+    whose, goes_on = _QUESTIONS.get(was, (f"the questions of {was}", f"{was} goes on with it"))
+    mine, _ = _QUESTIONS.get(is_now, (f"those of {is_now}", ""))
+    return f"holds {whose}, not {mine}: {goes_on}. Use another ledger, which asks all anew."
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:

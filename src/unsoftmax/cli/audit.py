@@ -12,6 +12,7 @@ import typer
 from unsoftmax.campaign import Budget, Retries
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli import targets
+from unsoftmax.cli.commands import WORDS
 from unsoftmax.cli.console import (
     AsJson,
     Debug,
@@ -39,6 +40,7 @@ from unsoftmax.cli.run_options import (
 from unsoftmax.questions import Audit
 from unsoftmax.questions import audit as run
 from unsoftmax.questions.exposure import AUDIT_FILE
+from unsoftmax.report.command_record import CommandRecord
 
 _STATUS = {"done": 0, "undecided": 3, "budget": 4}
 
@@ -105,8 +107,8 @@ def audit(
     with written(out, book):
         result.save(out)
     if result.recovery is not None:
-        finish(out, RECOVERY_FILE, report=False)  # the page comes once
-    more = finish(out, AUDIT_FILE, report=report)
+        finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
+    more = finish(out, AUDIT_FILE, report=report, target=target)
     seconds = time.monotonic() - began
     if as_json:
         show_json({**result.to_json(), "seconds": round(seconds, 3), "out": str(out)})
@@ -115,6 +117,8 @@ def audit(
         files = [AUDIT_FILE, *([RECOVERY_FILE, MODEL_FILE] if result.recovery is not None else [])]
         said = and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
         stdout.print(f"Written: {said}", soft_wrap=True, markup=False)
+        if following := _following(result, Budget(budget, token_budget)):
+            stdout.print(f"Next: {following}", soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(_STATUS[_end(result, recover)])
 
 
@@ -127,8 +131,28 @@ def _end(result: Audit, recover: bool) -> str:
     return "budget" if result.afforded is False else "undecided"
 
 
+def _following(result: Audit, most: Budget) -> str:
+    """Say how to recover what was not; "" where there is nothing to recover, or no learner."""
+    cost = result.cost
+    if cost is None or result.recovery is not None:
+        return ""
+    if result.afforded is None:
+        return CommandRecord.now([*WORDS.get(), "--recover"]).line
+    bills = (
+        ("--budget", most.queries, result.queries, cost.queries),
+        ("--token-budget", most.tokens, result.tokens, cost.tokens),
+    )
+    # a run that goes on asks some long questions again, to recognise its target
+    flags = [
+        f"{flag} {2 * (paid + needed)}"
+        for flag, limit, paid, needed in bills
+        if limit is not None and limit < paid + needed
+    ]
+    return f"the same command with {' '.join(flags)}" if flags else ""
+
+
 def _show(target: str, result: Audit, seconds: float) -> None:
-    facts = [f"{name.replace('_', ' ')} {number}" for name, number in result.facts.items()]
+    facts = [f"{name} {value}" for name, value in result.known]
     answers = result.answers
     rows = [
         ("class", result.target_class),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,7 +144,7 @@ def defend(
             most_loss=most_loss,
             **use,
         )
-    drawn = _kept(known, result, out, book, report=report)
+    drawn = _kept(known, result, out, book, report=report, target=target)
     if as_json:
         seconds = round(time.monotonic() - began, 3)
         show_json({**result.to_json(), "seconds": seconds, "out": str(out)})
@@ -154,15 +155,22 @@ def defend(
 
 
 def _kept(
-    known: Undefended, result: DefenceComparison, out: Path, book: Path, *, report: bool
+    known: Undefended,
+    result: DefenceComparison,
+    out: Path,
+    book: Path,
+    *,
+    report: bool,
+    target: str,
 ) -> tuple[str, ...]:
     """Write everything; return the names of what was drawn."""
     with written(out, None if known.recovery is None else book):
         if known.recovery is not None:
             known.recovery.save(out)
-            finish(out, RECOVERY_FILE, report=False)  # the page comes once
+            finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
         result.save(out)
-    return finish(out, DEFENCE_FILE, report=report, pictures=lambda: _draw(result, out))
+    pictures = partial(_draw, result, out)
+    return finish(out, DEFENCE_FILE, report=report, pictures=pictures, target=target)
 
 
 def _known(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Annotated
@@ -109,7 +110,7 @@ def learn(
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
     with sentences(book):
-        with watching() as shown, _refusal_kept(learner, out, report, shown) as watcher:
+        with watching() as shown, _refusal_kept(learner, out, report, shown, target) as watcher:
             recovery = run(
                 oracle,
                 learner,
@@ -127,7 +128,8 @@ def learn(
             with written(out, book):
                 recovery.save(out)
                 forget(out)
-        drawn = finish(out, RECOVERY_FILE, report=report, pictures=lambda: _draw(recovery, out))
+        pictures = partial(_draw, recovery, out)
+        drawn = finish(out, RECOVERY_FILE, report=report, pictures=pictures, target=target)
         if as_json:
             show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
             return
@@ -180,7 +182,7 @@ def _draw(recovery: Recovery[AnyModel], out: Path) -> tuple[str]:
 
 @contextmanager
 def _refusal_kept(
-    learner: Learner[AnyModel], out: Path, report: bool, watcher: Watcher
+    learner: Learner[AnyModel], out: Path, report: bool, watcher: Watcher, target: str
 ) -> Iterator[Watcher]:
     """Write what was refused, and what is determined all the same, with its page."""
     watch = CourseWatch(watcher)
@@ -190,7 +192,8 @@ def _refusal_kept(
         with suppress(OSError):  # the refusal is said anyway
             RefusedRun.of(error, learner.settings(), watch.course()).save(out)
             kept = f"{out}/{REFUSAL_FILE}"
-            more = and_more(f"{out}/{name}" for name in finish(out, REFUSAL_FILE, report=report))
+            drawn = finish(out, REFUSAL_FILE, report=report, target=target)
+            more = and_more(f"{out}/{name}" for name in drawn)
             error.add_note(f"Kept: {kept}{more}.")
         raise
 

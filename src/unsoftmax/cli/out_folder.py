@@ -58,7 +58,12 @@ def written(out: Path, book: Path | None = None) -> Iterator[None]:
 
 
 def finish(
-    out: Path, result: str, *, report: bool, pictures: Callable[[], Iterable[str]] = tuple
+    out: Path,
+    result: str,
+    *,
+    report: bool,
+    pictures: Callable[[], Iterable[str]] = tuple,
+    **about: object,
 ) -> tuple[str, ...]:
     """Note which command wrote a result, and draw the page; return the names of its files.
 
@@ -74,9 +79,11 @@ def finish(
         Whether to draw.
     pictures : callable
         Draws what belongs beside the page, and returns the names of the files.
+    about
+        What the page names on top: ``target``, ``weights``.
     """
     try:
-        note_command(out, result, CommandRecord.now(WORDS.get()))
+        note_command(out, result, CommandRecord.now(WORDS.get(), **about))
         if not report:
             return ()
         from unsoftmax.report.page import write_page

@@ -12,7 +12,7 @@ import typer
 from unsoftmax.campaign import Retries
 from unsoftmax.cli.console import Refusal
 from unsoftmax.cli.options import in_flags
-from unsoftmax.errors import Terminated, UnsoftmaxError
+from unsoftmax.errors import LedgerMismatch, Terminated, UnsoftmaxError
 
 MostQueries = Annotated[
     int | None, typer.Option("--budget", min=0, help="Most queries over the ledger's life.")
@@ -71,6 +71,8 @@ def sentences(book: Path | None) -> Iterator[None]:
     except ValueError as error:  # it cannot be run with these settings
         raise Refusal(str(error)) from error
     except UnsoftmaxError as error:
+        if isinstance(error, LedgerMismatch):
+            error.add_note("Another --out or --ledger has a ledger of its own.")
         if named := in_flags(str(error), _FLAGS):
             error.add_note(named)
         if error.__cause__ is not None:

@@ -105,7 +105,7 @@ def verify(
     if out is not None:
         with written(out, ledger):
             result.save(out)
-        drawn = finish(out, VERIFICATION_FILE, report=report)
+        drawn = finish(out, VERIFICATION_FILE, report=report, target=target, weights=weights)
         files = f"{out}/{VERIFICATION_FILE}" + and_more(f"{out}/{name}" for name in drawn)
     if as_json:
         show_json(result.to_json())

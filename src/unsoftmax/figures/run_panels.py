@@ -101,6 +101,12 @@ def residuals_panel(evidence: Evidence, tuning: RunTuning = RunTuning()) -> Pane
         in_tens(axis.yaxis)
 
     exact = f" {zeros} are 0, drawn at {tuning.smallest:.0e}." if zeros else ""
+    others = evidence.queries - len(evidence.residuals)
+    if others > 0 and len(evidence.residuals) < evidence.MOST:
+        exact += (
+            f" The other {others} of {evidence.queries} queries have no dot: questions asked "
+            "twice, which must be answered alike, and single tokens."
+        )
     within = int(np.sum(pairs[:, 0] <= pairs[:, 1]))
     return Panel(
         "How fresh answers were predicted",

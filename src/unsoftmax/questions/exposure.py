@@ -33,9 +33,7 @@ from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts
 AUDIT_FILE = "audit.json"
 AUDIT_FORMAT = 1
 
-NOT_AFFORDED = (
-    "Recovery was not begun: it typically takes {needed:,} queries more, beyond the budget."
-)
+NOT_AFFORDED = "Recovery was not begun, it is beyond the budget: it typically takes {beyond}."
 ONE_COORDINATE = (
     "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
     "most. us.oracles.coordinate (--coordinate) chooses another one."
@@ -152,6 +150,17 @@ class Audit:
     def decided(self) -> bool:
         """Whether the target is of a class that is known."""
         return self.target_class not in ("none of these", "undecided")
+
+    @property
+    def known(self) -> tuple[tuple[str, str], ...]:
+        """The facts in words."""
+        return tuple(
+            (
+                name.replace("_", " "),
+                f"{number:,}" if name != "biases" else "yes" if number else "no",
+            )
+            for name, number in self.facts.items()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the recovery as JSON; ``recovered`` says whether there is one."""
@@ -329,7 +338,7 @@ def audit(
         money=prices.of(spent.queries, spent.tokens),
         recovery=recovery,
         notes=(*_notes(found, identifier), *noticed),
-        afforded=found.afforded if recover else None,
+        afforded=not found.beyond if recover else None,
         course=course,
         versions=versions(),
     )
@@ -366,7 +375,7 @@ def _cost(found: Identity, identifier: Identifier, prices: Prices) -> RecoveryCo
     if found.learner is None:
         return None
     holdout = identifier.wish.holdout
-    queries, tokens = typical_cost(found, holdout)
+    queries, tokens = typical_cost(found, holdout, identifier.tuning.sketches)
     return RecoveryCost(
         learner=found.learner.settings(),
         queries=queries,
@@ -383,7 +392,6 @@ def _notes(found: Identity, identifier: Identifier) -> list[str]:
         notes.append(said)
     if traits.residual:
         notes.append(RESIDUAL)
-    if not found.afforded:
-        queries, _ = typical_cost(found, identifier.wish.holdout)
-        notes.append(NOT_AFFORDED.format(needed=queries))
+    if found.beyond:
+        notes.append(NOT_AFFORDED.format(beyond="; ".join(found.beyond)))
     return notes

@@ -27,6 +27,7 @@ from unsoftmax.errors import (
     NotIdentifiable,
     OracleError,
 )
+from unsoftmax.learners import MultiHeadLearner
 from unsoftmax.learners.compose import Asking, limited, mapped, named, restricted
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models import ReluNetwork
@@ -39,6 +40,7 @@ from unsoftmax.questions.target_classes import (
     Facts,
     Sketch,
     SketchTuning,
+    holdout_tokens,
     is_sharp,
     read,
     sketches,
@@ -107,8 +109,8 @@ class Identity:
         What recovers the whole target.
     found : Found or None
         The whole target, where it was recovered.
-    afforded : bool
-        Whether the budget allows what recovering it typically takes, if that was asked for.
+    beyond : tuple of str
+        What recovering it typically takes, if that was asked for, where a budget does not allow it.
     """
 
     target_class: ClassName
@@ -118,7 +120,7 @@ class Identity:
     reasons: tuple[str, ...] = ()
     learner: Learner[Any] | None = None
     found: Found[Any] | None = None
-    afforded: bool = True
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +199,23 @@ class Identifier(Configured):
         )
         if identity.found is not None or not self.wish.wanted:
             return identity
-        if not self._affordable(identity, asked):
-            return replace(identity, afforded=False)
+        if beyond := self._beyond(identity, asked):
+            return replace(identity, beyond=beyond)
         return (yield from self._recovered(identity))
 
-    def _affordable(self, identity: Identity, asked: _Bill) -> bool:
-        queries, tokens = typical_cost(identity, self.wish.holdout)
+    def _beyond(self, identity: Identity, asked: _Bill) -> tuple[str, ...]:
+        """Say of which budgets too little is left to recover the whole."""
+        queries, tokens = typical_cost(identity, self.wish.holdout, self.tuning.sketches)
         most = self.wish.budget
-        return not (
-            (most.queries is not None and asked.queries + queries > most.queries)
-            or (most.tokens is not None and asked.tokens + tokens > most.tokens)
+        bills = (
+            ("queries", queries, asked.queries, most.queries),
+            ("tokens", tokens, asked.tokens, most.tokens),
+        )
+        return tuple(
+            f"{needed:,} {unit} more, and {max(0, limit - paid):,} are left of the budget of "
+            f"{limit:,} {unit}"
+            for unit, needed, paid, limit in bills
+            if limit is not None and paid + needed > limit
         )
 
     def _by_sketches(self, traits: Traits, rng: np.random.Generator) -> Asking[Identity]:
@@ -448,16 +457,17 @@ def signed_groups(d: int, k: int, rng: np.random.Generator) -> Array:
     return np.asarray(E * 2.0 ** -np.round(np.log2(d / k) / 2))
 
 
-def typical_cost(identity: Identity, holdout: int) -> tuple[int, int]:
-    """Return queries and tokens that recovering the whole typically takes, and its hold-out.
-
-    That counts as if all its sequences were as long as the longest: many are.
-    """
+def typical_cost(identity: Identity, holdout: int, tuning: SketchTuning) -> tuple[int, int]:
+    """Return queries and tokens that recovering the whole typically takes, and its hold-out."""
     assert identity.learner is not None
     plan, of_class = identity.learner.plan(), CLASSES[identity.target_class]
-    longest = holdout * (plan.most_tokens or 1)
+    fresh = holdout_tokens(identity.learner, holdout, tuning)
     if plan.queries is not None:
-        return plan.queries + holdout, plan.tokens + longest
+        return plan.queries + holdout, plan.tokens + fresh
     assert of_class.queries is not None
-    queries = of_class.queries(int(identity.learner.dim), identity.facts)
-    return queries + holdout, queries * (1 if plan.most_tokens == 1 else 2) + longest
+    known = identity.learner, identity.facts
+    queries = of_class.queries(*known)
+    if identity.traits.kind == "float32" and isinstance(identity.learner, MultiHeadLearner):
+        queries = round(tuning.float32_heads * queries)
+    singles = 0 if of_class.singles is None else of_class.singles(*known)
+    return queries + holdout, 2 * queries - singles + fresh

@@ -31,6 +31,8 @@ from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Found, Learner
 from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.theory import counts
+from unsoftmax.validate.long_sequences import LongSequenceTuning
+from unsoftmax.validate.sequences import Shares
 
 ClassName: TypeAlias = Literal[
     "constant",
@@ -85,6 +87,10 @@ class SketchTuning:
     """Norms of the tokens at which a bound on a network is compared with its values; near 0, or far
     from it, it may be constant."""
     points: int = 64
+    float32_heads: float = 2.2
+    """Several heads behind float32 take so many times the queries: 1.6 to 3.2 times, of 18."""
+    fresh_tokens: int = 4
+    """Tokens of a hold-out's other sequences, the long ones apart: 1 to 20, on average 3 to 5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,12 +314,16 @@ class TargetClass:
     learner : callable or None
         From dimension, facts, traits and seed to the learner of the whole; None: there is none.
     queries : callable or None
-        What it takes, typically, from dimension and facts; None: the learner's own plan says.
+        What it takes, typically, from that learner and facts, where its own plan does not say;
+        None: the plan says.
+    singles : callable or None
+        How many of those have one token, from the same; the others have two. None: none.
     """
 
     recoverable: str
     learner: Callable[[int, Facts, Traits, int], Learner[Any]] | None = None
-    queries: Callable[[int, Facts], int] | None = None
+    queries: Callable[[Learner[Any], Facts], int] | None = None
+    singles: Callable[[Learner[Any], Facts], int] | None = None
 
 
 def _linear(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
@@ -342,28 +352,44 @@ def _several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
     return _short(MultiHeadLearner(d, most, biases=bool(facts["biases"]), seed=seed), traits)
 
 
-def _queries_of_heads(d: int, facts: Facts) -> int:
-    heads = facts["heads"]
+def _queries_of_heads(learner: Learner[Any], facts: Facts) -> int:
+    d, heads = int(learner.dim), facts.get("heads", 1)
     free = counts.multi_head(d, heads, facts.get("rank"), biases=bool(facts["biases"]))
     return free + heads * (d + 16) + d + 40
 
 
-def _queries_of_head(d: int, facts: Facts) -> int:
-    if "rank" not in facts:
-        return counts.single_head(d, biases=bool(facts.get("biases", 0)))
+def _queries_of_head(learner: Learner[Any], facts: Facts) -> int:
+    if isinstance(learner, MultiHeadLearner):
+        return _queries_of_heads(learner, facts)
+    d = int(learner.dim)
     return counts.low_rank_head(d, facts["rank"], biases=bool(facts["biases"])) + 2 * d
 
 
-def _queries_of_singles(d: int, facts: Facts) -> int:
-    return d + 1
+def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
+    d = int(learner.dim)
+    return _queries_of_network(learner, facts) + d * d + 2 * d
 
 
-def _queries_behind_one_head(d: int, facts: Facts) -> int:
-    return _queries_of_network(d, facts) + d * d + 2 * d
+def _queries_of_network(learner: Learner[Any], facts: Facts) -> int:
+    return counts.relu_network_queries(int(learner.dim), facts.get("neurons", 0))
 
 
-def _queries_of_network(d: int, facts: Facts) -> int:
-    return counts.relu_network_queries(d, facts["neurons"])
+def holdout_tokens(learner: Learner[Any], holdout: int, tuning: SketchTuning) -> int:
+    """Return how many tokens a learner's hold-out has, about: most are in its few long sequences.
+
+    Of those each learner asks as many as its hold-out's end allows: the end of several heads' is
+    all of it, that of labels comes in pairs, two ends beside each flip.
+    """
+    if learner.plan().most_tokens == 1:
+        return holdout
+    if isinstance(learner, MultiHeadLearner):
+        ends = [holdout]
+    elif isinstance(learner, LabelHead):
+        ends = 2 * [(holdout - Shares.of(holdout).opening) // 2]
+    else:
+        ends = [Shares.of(holdout).closing]
+    long = [shape.tokens for end in ends for shape in LongSequenceTuning().of(end, learner.dim)]
+    return sum(long) + tuning.fresh_tokens * (holdout - len(long))
 
 
 CLASSES: dict[ClassName, TargetClass] = {
@@ -371,7 +397,8 @@ CLASSES: dict[ClassName, TargetClass] = {
     "linear": TargetClass(
         "Everything: the value vector v and the constant c, from single tokens.",
         _linear,
-        _queries_of_singles,
+        _queries_of_network,
+        singles=_queries_of_network,
     ),
     "single head": TargetClass(
         "Everything: W (all that keys and queries do), v (what values and output do), biases.",
@@ -388,11 +415,13 @@ CLASSES: dict[ClassName, TargetClass] = {
         "The function: every hyperplane, and every slope between them.",
         lambda d, facts, traits, seed: _network(d, traits, seed),
         _queries_of_network,
+        singles=_queries_of_network,
     ),
     "network behind one head": TargetClass(
         "W, query biases, and the network's function.",
         lambda d, facts, traits, seed: _behind(d, traits, seed),
         _queries_behind_one_head,
+        singles=_queries_of_network,
     ),
     "network behind several heads": TargetClass(
         "The function of single tokens (the network behind the sum of all value projections); the "

@@ -29,13 +29,12 @@ ANSWERS = {
 def audit_section(folder: Path) -> Section:
     """Read ``audit.json``, and the recovery beside it where there is one."""
     result = Audit.load(folder)
-    known = tuple((name.replace("_", " "), f"{n:,}") for name, n in result.facts.items())
     return Section(
         name="audit",
         title=f"Audited: {result.target_class}",
         summary=f"{_named(result)} {_certainty(result)} {_bill(result)}",
         parts=(
-            Part("What it is, and why", (Facts(known), Listing(result.reasons))),
+            Part("What it is, and why", (Facts(result.known), Listing(result.reasons))),
             Part("What its answers are", _answers(result)),
             _recoverable(result),
             Part(

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,28 +30,32 @@ class CommandRecord:
         When it ended, in UTC.
     versions : dict of str to str
         What it ran with.
+    about : dict of str to str
+        What it was about: its target, the claimed weights; such URLs without secrets too.
     """
 
     line: str
     at: str
     versions: Mapping[str, str]
+    about: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def now(cls, words: Sequence[str]) -> CommandRecord:
+    def now(cls, words: Sequence[str], **about: object) -> CommandRecord:
         """Record a command that ends now; ``words`` are its arguments."""
         line = shlex.join(["unsoftmax", *map(_without_secret, words)])
-        return cls(line, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", versions())
+        named = {name: _without_secret(str(what)) for name, what in about.items()}
+        return cls(line, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", versions(), named)
 
 
 def _without_secret(word: str) -> str:
-    """Leave out user and password of a URL.
+    """Leave out user and password of a URL, and its query, where tokens are.
 
     Examples
     --------
-    >>> _without_secret("http://me:secret@host/v2/models/m")
+    >>> _without_secret("http://me:secret@host/v2/models/m?key=secret")
     'http://host/v2/models/m'
     """
-    return re.sub(r"(?<=://)[^/@]*@", "", word)
+    return re.sub(r"(://)(?:[^/@?#]*@)?([^?#]*).*", r"\1\2", word)
 
 
 def note_command(folder: str | os.PathLike[str], result: str, record: CommandRecord) -> None:
@@ -90,8 +94,12 @@ def commands_of(folder: str | os.PathLike[str]) -> dict[str, CommandRecord]:
 
 
 def _record(content: Mapping[str, object]) -> CommandRecord:
-    known = content["versions"]
-    if not isinstance(known, dict):
-        raise TypeError("versions are no object")
-    named = {str(name): str(number) for name, number in known.items()}
-    return CommandRecord(str(content["line"]), str(content["at"]), named)
+    # before `about` was recorded there was none
+    known, about = (_texts(content.get(name, {})) for name in ("versions", "about"))
+    return CommandRecord(str(content["line"]), str(content["at"]), known, about)
+
+
+def _texts(content: object) -> dict[str, str]:
+    if not isinstance(content, dict):
+        raise TypeError("names and texts are no object")
+    return {str(name): str(text) for name, text in content.items()}

@@ -29,6 +29,8 @@ class _Page:
     """What the template is given."""
 
     name: str
+    """The target, or the folder where it is not recorded."""
+    about: Facts
     sections: tuple[Section, ...]
     reproduction: Part
 
@@ -71,9 +73,14 @@ def page(folder: str | os.PathLike[str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(drawn=drawn, text=unbroken)
-    again = _reproduction(sections, commands_of(place))
-    shown = _Page(place.resolve().name, tuple(sections.values()), again)
+    environment.filters.update(drawn=drawn, text=unbroken, words=words_whole)
+    commands = {name: one for name, one in commands_of(place).items() if name in sections}
+    again, folder_name = _reproduction(sections, commands), place.resolve().name
+    facts = {row: None for one in commands.values() for row in one.about.items()}
+    targets = [what for name, what in facts if name == "target"]
+    about = Facts((*facts, ("folder", folder_name)))
+    name = targets[0] if len(targets) == 1 else folder_name
+    shown = _Page(name, about, tuple(sections.values()), again)
     text = environment.get_template("page.html").render(page=shown)
     return UNPRINTABLE.sub("�", text)
 
@@ -97,6 +104,17 @@ def unbroken(text: str) -> Markup:
     <span class="n">1e-3</span> &lt; x
     """
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="n">\g<0></span>', str(escape(text))))
+
+
+def words_whole(text: str) -> Markup:
+    """Escape a command, and let its lines end between its words alone, not inside of an option.
+
+    Examples
+    --------
+    >>> print(words_whole("learn --out"))
+    <span class="w">learn</span> <span class="w">--out</span>
+    """
+    return Markup(re.sub(r"\S+", r'<span class="w">\g<0></span>', str(escape(text))))
 
 
 def _reproduction(sections: Mapping[str, Section], commands: Mapping[str, CommandRecord]) -> Part:

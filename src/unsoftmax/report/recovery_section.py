@@ -113,7 +113,7 @@ def _how_sure(recovery: Recovery[Any]) -> Part:
             NAMES.get(name, name),
             scientific(bound),
             scientific(norms[name]),
-            certainty(bound, norms[name]),
+            certainty(bound, norms[name]).removeprefix("known to ").removesuffix(" of its norm"),
         )
         for name, bound in errors.items()
     )
@@ -126,7 +126,7 @@ def _how_sure(recovery: Recovery[Any]) -> Part:
                 "no ground truth: it follows from the theorem, the answers' precision and the "
                 "answers themselves. Errors of matrices are Frobenius norms, of vectors 2-norms; "
                 "of several heads both are the worst case: the largest error beside the smallest "
-                "norm."
+                "norm. Digits in words are those of the norm."
             ),
             DataTable("The certificate", ("parameter", "error at most", "norm", "in words"), rows),
             Pictures(() if panel is None else (panel,)),

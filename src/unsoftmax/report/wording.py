@@ -46,7 +46,7 @@ def certainty(bound: float, norm: float) -> str:
     if not math.isfinite(bound):
         return "not bounded"
     if not bound:
-        return "exact" if norm else "0, as the learner assumes or found"
+        return "exact" if norm else "0, as assumed or found"
     if not norm > 0:
         return "0 as recovered, and no larger than the bound"
     size = min(norm, sys.float_info.max)  # squares of entries may leave float64
