@@ -206,6 +206,7 @@ def test_plan(folder):
         (["learn", "mine:number", "--dim", "6", "--out", "o"], "not a function"),
         (["learn", "mine.py:head", "--dim", "6", "--out", "o"], "named without .py"),
         (["learn", ":head", "--dim", "6", "--out", "o"], "is no target"),
+        (["audit", "host:8080/v2/models/m", "--dim", "6", "--out", "o"], "mean http://host:8080/"),
         (["learn", "what", "--dim", "6", "--out", "o"], "is no target"),
         (["learn", "absent.safetensors", "--out", "o"], "no model file"),
         (["learn", "mine.py.safetensors", "--out", "o"], "no model file"),
@@ -242,7 +243,8 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_paid(folder
     (folder / "file").touch()
     done = run(folder, *command, "--out", "file/below")
     assert done.returncode == 2
-    assert "cannot be made" in done.stderr
+    assert "--out file/below cannot be made: file is a file" in done.stderr
+    assert done.stderr.startswith("Error")  # before any other output
     assert not (folder / "asked.txt").exists()
 
 

@@ -24,8 +24,7 @@ COMMANDS = {
     "verify": "Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided.",
     "audit": "Say what TARGET is, what can be recovered of it, and at which cost.",
     "defend": "Say what defences of TARGET would cost, and what the best attack still gets.",
-    "convert": "Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model "
-    "file.",
+    "convert": "Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file.",
     "report": "Write DIR/report.html, one page of everything that commands wrote into DIR.",
     "ledger": "Show what a ledger holds, whether it is sound, and copy what is.",
 }

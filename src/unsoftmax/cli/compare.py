@@ -11,7 +11,8 @@ import typer
 from unsoftmax.campaign import Recovery
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, stdout, with_exit_status
-from unsoftmax.models import Equivalence, equivalent, load
+from unsoftmax.cli.model_file import opened
+from unsoftmax.models import Equivalence, equivalent
 
 _BY_CERTIFICATE = {
     "equal": "the same within the certificate",
@@ -36,8 +37,8 @@ def compare(
     than the bounds is the same, and one that differs by more is different, unless --rtol 0 asks
     for exact equality.
     """
+    first, second = opened(a), opened(b)
     try:
-        first, second = _load(a), _load(b)
         errors = _bounds(a, b) if rtol or atol else None
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
@@ -54,15 +55,6 @@ def compare(
         stdout.print(f"{a} and {b}", markup=False, highlight=False, soft_wrap=True)
         show_table("", rows)
     raise typer.Exit(_STATUS[result.verdict])
-
-
-def _load(path: Path) -> Any:
-    if path.suffix == ".npz":
-        raise Refusal(
-            f"{path} holds a model's own arrays. Make a model of them: unsoftmax convert {path} "
-            "--heads H --coordinate k --out model.safetensors"
-        )
-    return load(path)
 
 
 def _bounds(*paths: Path) -> dict[str, float]:

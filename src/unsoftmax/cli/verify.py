@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,14 +13,14 @@ from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
     Debug,
-    Refusal,
     show_json,
     show_table,
     stdout,
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.out_folder import WithReport, finish, prepare, written
+from unsoftmax.cli.model_file import opened
+from unsoftmax.cli.out_folder import WithReport, finish, prepare, refuse_file, written
 from unsoftmax.cli.run_options import (
     RETRIES,
     Authorization,
@@ -34,7 +34,6 @@ from unsoftmax.cli.run_options import (
     Workers,
     sentences,
 )
-from unsoftmax.models import load
 from unsoftmax.questions import Verification
 from unsoftmax.questions import verify as run
 from unsoftmax.questions.verification import VERIFICATION_FILE
@@ -72,7 +71,9 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided."""
-    model = _claimed(weights)
+    if out is not None:
+        refuse_file(out)
+    model = opened(weights)
     oracle = targets.resolve(target, coordinate, auth)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
@@ -103,19 +104,6 @@ def verify(
         for note in result.notes:
             stdout.print(f"Note: {note}", markup=False, highlight=False)
     raise typer.Exit(_STATUS[result.verdict])
-
-
-def _claimed(weights: Path) -> Any:
-    """Load the claimed weights."""
-    if weights.suffix == ".npz":
-        raise Refusal(
-            f"{weights} holds a model's own arrays. Make a model of them: unsoftmax convert "
-            f"{weights} --heads H --coordinate k --out model.safetensors"
-        )
-    try:
-        return load(weights)
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
 
 
 def _rows(result: Verification, seconds: float) -> list[tuple[str, str]]:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Mapping
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -25,6 +27,7 @@ import numpy as np
 
 from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
+from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.settings import as_json, changed, whole_number
 from unsoftmax.models.files import replace_file
 from unsoftmax.probes import Array, Round
@@ -417,20 +420,38 @@ def verify(
     """
     budget = budget if isinstance(budget, Budget) else Budget(budget)
     verifier = Verifier(model, locate, seed, budget)
-    with opened_campaign(
-        oracle,
-        verifier,
-        budget=budget,
-        ledger=ledger,
-        batch=batch,
-        workers=workers,
-        progress=progress,
-        retries=retries,
-        timeout=timeout,
-    ) as campaign:
+    with (
+        _dimensions_in_words(),
+        opened_campaign(
+            oracle,
+            verifier,
+            budget=budget,
+            ledger=ledger,
+            batch=batch,
+            workers=workers,
+            progress=progress,
+            retries=retries,
+            timeout=timeout,
+        ) as campaign,
+    ):
         found = campaign.run(verifier.steps(0))
         return replace(
             found,
             queries=sum(campaign.ledger.counts().values()),
             notes=(*found.notes, *campaign.notes()),
         )
+
+
+@contextmanager
+def _dimensions_in_words() -> Iterator[None]:
+    """Say what another dimension means of weights, which no ``dim`` can change."""
+    try:
+        yield
+    except DimensionRefused as error:
+        said = re.sub(
+            r"the learner asks (\d+): use dim=\d+\.",
+            r"these weights tokens of dimension \1: it does not serve them.",
+            str(error),
+        )
+        error.args = (said.replace("use that as dim.", "it does not serve these weights."),)
+        raise
