@@ -206,6 +206,11 @@ def test_plan(folder):
         (["learn", "mine:number", "--dim", "6", "--out", "o"], "not a function"),
         (["learn", "mine.py:head", "--dim", "6", "--out", "o"], "named without .py"),
         (["learn", ":head", "--dim", "6", "--out", "o"], "is no target"),
+        (["audit", "host:8080/v2/models/m", "--dim", "6", "--out", "o"], "mean http://host:8080/"),
+        (["learn", "mine:head", "--dim", "sixteen", "--out", "o"], "'sixteen' was given; a whole"),
+        (["audit", "mine:head", "--budget=1e4", "--out", "o"], "'1e4' was given; a whole number"),
+        (["audit", "mine:head", "--price", "x", "--out", "o"], "'x' was given; a number is wanted"),
+        (["audit", "mine:head", "--dim", "0", "--out", "o"], "'--dim': '0' was given. "),
         (["learn", "what", "--dim", "6", "--out", "o"], "is no target"),
         (["learn", "absent.safetensors", "--out", "o"], "no model file"),
         (["learn", "mine.py.safetensors", "--out", "o"], "no model file"),
@@ -242,7 +247,8 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_paid(folder
     (folder / "file").touch()
     done = run(folder, *command, "--out", "file/below")
     assert done.returncode == 2
-    assert "cannot be made" in done.stderr
+    assert "--out file/below cannot be made: file is a file" in done.stderr
+    assert done.stderr.startswith("Error")  # before any other output
     assert not (folder / "asked.txt").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tests.cli.test_cli import run
 
 import unsoftmax as us
+from unsoftmax.models import from_parameters, has_parameters
 
 SERVICE = """
     import numpy as np
@@ -89,11 +91,83 @@ def test_several_layers_and_json(folder):
         (["convert", "layer.npz", "--heads", "3", "--coordinate", "0"], "cannot share"),
         (["convert", "absent.npz", "--heads", "1"], "no file of weights"),
         (["convert", "service.py", "--heads", "1"], "no .npz or .safetensors"),
-        (["compare", "layer.npz", "layer.npz"], "unsoftmax convert layer.npz"),
+        (["convert", "layer.npz", "--coordinate", "0"], "--heads is missing"),
+        (["compare", "layer.npz", "layer.npz"], "convert layer.npz --heads H --coordinate k --out"),
+        (["compare", "absent.npz", "layer.npz"], "no file of weights"),
+        (["verify", "service:layer", "--weights", "head.npz"], "convert head.npz --out"),
+        (["convert", "head.npz", "--heads", "2"], "leave out --heads"),
+        (["convert", "head.npz", "--kv-heads", "1"], "leave out --kv-heads"),
+        (["convert", "strange.npz"], "looked for W and v, for q, k, v and o"),
+        (["convert", "bent.npz"], "as a SingleHead: v must have shape"),
     ],
 )
 def test_mistakes_are_sentences(folder, words, says):
+    np.savez(folder / "head.npz", W=np.eye(3), v=np.ones(3))
+    np.savez(folder / "strange.npz", W=np.eye(3), v=np.ones(3), bias=np.ones(3))
+    np.savez(folder / "bent.npz", W=np.eye(3), v=np.ones((1, 1, 3)))
     done = run(folder, *words)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+rng = np.random.default_rng(1)
+K, Q = rng.standard_normal((2, 2, 1, 3))
+NETWORK = us.ReluNetwork(rng.standard_normal((3, 4)), np.ones(4), np.ones(4), 0.5)
+MODELS = [
+    us.SingleHead(rng.standard_normal((3, 3)), np.ones(3), np.ones(3), 2.0),
+    us.SingleHead.from_factors(K[0], Q[0], np.ones(3)),
+    us.MultiHead(rng.standard_normal((2, 3, 3)), rng.standard_normal((2, 3))),
+    us.MultiHead.from_factors(K, Q, rng.standard_normal((2, 3))),
+    NETWORK,
+    us.Transformer(rng.standard_normal((3, 3)), NETWORK),
+    us.Transformer.from_factors(K[0], Q[0], NETWORK),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_arrays_that_are_parameters_become_the_model(model, tmp_path):
+    np.savez(tmp_path / "own.npz", **model.arrays())
+    found = from_parameters(us.load_weights(tmp_path / "own.npz"))
+    assert type(found) is type(model)
+    assert found.arrays().keys() == model.arrays().keys()
+    assert all(np.array_equal(x, model.arrays()[name]) for name, x in found.arrays().items())
+    assert has_parameters(model.arrays())
+    assert not has_parameters([*model.arrays(), "other"])
+    with pytest.raises(ValueError, match="by their names"):
+        from_parameters({**model.arrays(), "other": np.ones(3)})
+
+
+def test_a_file_of_w_and_v_becomes_a_model_file_without_options(tmp_path):
+    W, v = rng.standard_normal((3, 3)), np.ones(3)
+    np.savez(tmp_path / "head.npz", W=W.astype(np.float32), v=v)  # w and c may be left out
+    for words in ((), ("--heads", 1)):
+        done = run(tmp_path, "convert", "head.npz", *words, "--out", "head.safetensors")
+        assert done.returncode == 0, done.stderr
+    model = us.load(tmp_path / "head.safetensors")
+    assert us.equivalent(model, us.SingleHead(W.astype(np.float32), v), rtol=0)
+    same = run(tmp_path, "verify", "head.safetensors", "--weights", "head.safetensors")
+    assert same.returncode == 0, same.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "not_said"),
+    [
+        (["learn", "a.safetensors", "--dim", 4, "--out", "o"], "use --dim 3.", "dim=|line dim"),
+        (["audit", "a.safetensors", "--dim", 4, "--out", "o"], "use --dim 3.", "dim=|line dim"),
+        (["audit", "t:f", "--dim", 4, "--out", "o"], "name it with --dim.", "as dim"),
+        (["verify", "a.safetensors", "--weights", "b.safetensors"],
+         "takes tokens of dimension 3, these weights tokens of dimension 4: it does not serve them",
+         "dim="),
+        (["verify", "t:f", "--weights", "b.safetensors"], "it does not serve these weights", "dim"),
+    ],
+)  # fmt: skip
+def test_another_dimension_is_said_in_the_command_s_words(tmp_path, words, says, not_said):
+    for name, d in (("a", 3), ("b", 4)):
+        us.SingleHead(np.eye(d), np.ones(d)).save(tmp_path / f"{name}.safetensors")
+    (tmp_path / "t.py").write_text("def f(X):\n    return X.reshape(len(X), -1, 3).sum((1, 2))\n")
+    done = run(tmp_path, *words, "--no-report")
+    said = done.stderr.partition("DimensionRefused: ")[2]
+    assert done.returncode == 3, done.stderr
+    assert says in said
+    assert not re.search(rf"\b({not_said})", said.replace("dimension", "").replace("--dim", ""))

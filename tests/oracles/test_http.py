@@ -309,6 +309,6 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch):
 
 def test_https_to_a_server_without_it():
     with serving(answered) as (url, requests):
-        with pytest.raises(us.OracleError, match="does not answer: ConnectError"):
+        with pytest.raises(us.OracleError, match="does not speak TLS there; try http://"):
             us.oracles.from_url(url.replace("http:", "https:"), limits=PATIENT)
         assert not requests

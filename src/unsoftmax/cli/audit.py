@@ -23,7 +23,7 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.run_options import (
     RETRIES,
     Authorization,
@@ -81,6 +81,7 @@ def audit(
 
     The same command, with --recover too, goes on where an interrupted one stopped.
     """
+    refuse_file(out)
     oracle = targets.resolve(target, coordinate, auth)
     known = dim or getattr(oracle, "dim", None)
     if not isinstance(known, Integral):

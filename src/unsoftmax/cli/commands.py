@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -24,8 +25,7 @@ COMMANDS = {
     "verify": "Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided.",
     "audit": "Say what TARGET is, what can be recovered of it, and at which cost.",
     "defend": "Say what defences of TARGET would cost, and what the best attack still gets.",
-    "convert": "Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model "
-    "file.",
+    "convert": "Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file.",
     "report": "Write DIR/report.html, one page of everything that commands wrote into DIR.",
     "ledger": "Show what a ledger holds, whether it is sound, and copy what is.",
 }
@@ -55,7 +55,45 @@ def load_command(name: str, args: Sequence[str] = ()) -> Any:
     command = typer.main.get_command(alone)
     if hasattr(function, "arrange_help"):
         function.arrange_help(command, args)
+    command.parse_args = _with_values_shown(command.parse_args)  # type: ignore[method-assign]
     return command
+
+
+def _with_values_shown(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Say of an option's value that cannot be read what it was, which typer leaves out."""
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:
+        words = list(args)
+        try:
+            return parse(ctx, args)
+        except typer.BadParameter as error:
+            value = _value_of(getattr(error.param, "opts", ()), words)
+            if value is not None:
+                error.message = _in_our_words(value, error.message)
+            raise
+
+    return parse_args
+
+
+def _value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
+    """Return what an option was given, the last time."""
+    values = [after for word, after in pairwise(words) if word in names]
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name in names:
+            values.append(value)
+    return values[-1] if values else None
+
+
+def _in_our_words(value: str, message: str) -> str:
+    for said, wanted in (
+        ("valid integer", "a whole number"),
+        ("valid number", "a number"),
+        ("valid float", "a number"),
+    ):
+        if said in message:
+            return f"{value!r} was given; {wanted} is wanted."
+    return message if value in message else f"{value!r} was given. {message}"
 
 
 app = typer.Typer(

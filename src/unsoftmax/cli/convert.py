@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, with_exit_status
-from unsoftmax.models import find_projections, from_projections, load_weights
+from unsoftmax.models import (
+    find_projections,
+    from_parameters,
+    from_projections,
+    has_parameters,
+    load_weights,
+)
 from unsoftmax.models.projections import may_be_rotary
 
 
@@ -18,7 +25,9 @@ def convert(
         Path, typer.Argument(help="A .npz or .safetensors.", metavar="WEIGHTS", show_default=False)
     ],
     *,
-    heads: Annotated[int, typer.Option(min=1, help="Number of heads.", show_default=False)],
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Number of heads. Needed for q, k, v and o.")
+    ] = None,
     coordinate: Annotated[
         int | None, typer.Option(min=0, help="The output coordinate that is asked for.")
     ] = None,
@@ -33,25 +42,54 @@ def convert(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Turn a model's own attention weights (torch, BERT, Llama, OPT names) into a model file."""
+    """Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file."""
+    options = {"heads": heads, "coordinate": coordinate, "layer": layer, "kv_heads": kv_heads}
     try:
         opened = load_weights(weights)
-        arrays = find_projections(opened, layer)
-        model = from_projections(**arrays, heads=heads, kv_heads=kv_heads, coordinate=coordinate)
+        made = _of_parameters if has_parameters(opened) else _of_projections
+        model, arrays, left_out = made(opened, options)
         model.save(out)
     except (ValueError, OSError) as error:
-        raise Refusal(
-            str(error).replace("coordinate is missing", "--coordinate is missing")
-        ) from error
-    left_out = ["k_bias: no answer depends on it"] if "k_bias" in arrays else []
-    if may_be_rotary(opened):
-        left_out.append(
-            "rotary positions: models with such names turn queries and keys by their positions, "
-            "and then this model is another function than the layer"
-        )
+        said = str(error).replace("coordinate is missing", "--coordinate is missing")
+        raise Refusal(said.replace("looked for q", "looked for W and v, for q")) from error
     if as_json:
         show_json({"model": repr(model), "file": str(out), "left_out": left_out})
         return
     rows = [(name, str(array.shape)) for name, array in arrays.items()]
     rows += [("model", repr(model)), *(("left out", line) for line in left_out)]
     show_table(f"{weights} as {out}", rows)
+
+
+def _of_parameters(
+    opened: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any], list[str]]:
+    """Take arrays that are a model's parameters as they are."""
+    arrays = {name: opened[name] for name in sorted(opened)}
+    model = from_parameters(arrays)
+    same = getattr(model, "H", 1) == options["heads"]
+    needless = [
+        f"--{name.replace('_', '-')}"
+        for name, value in options.items()
+        if value is not None and not (name == "heads" and same)
+    ]
+    if needless:
+        raise Refusal(f"The arrays are the parameters of {model!r}: leave out {needless[0]}.")
+    return model, arrays, []
+
+
+def _of_projections(
+    opened: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any], list[str]]:
+    """Make heads of a layer's projections."""
+    arrays = find_projections(opened, options["layer"])
+    if options["heads"] is None:
+        raise Refusal("--heads is missing: the number of heads of the layer.")
+    given = {name: options[name] for name in ("heads", "coordinate", "kv_heads")}
+    model = from_projections(**arrays, **given)
+    left_out = ["k_bias: no answer depends on it"] if "k_bias" in arrays else []
+    if may_be_rotary(opened):
+        left_out.append(
+            "rotary positions: models with such names turn queries and keys by their positions, "
+            "and then this model is another function than the layer"
+        )
+    return model, arrays, left_out

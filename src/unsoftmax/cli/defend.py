@@ -27,7 +27,7 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.options import Settings, build, with_settings
-from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.run_options import (
     RETRIES,
     Authorization,
@@ -113,6 +113,7 @@ def defend(
     TARGET is asked undefended, once, to recover it; a model file is not asked. Defences are tried
     on what was recovered. The same command goes on where an interrupted one stopped.
     """
+    refuse_file(out)
     seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
     use, counts = sampling_options(sampler, None, None), _named(attack_queries, needs)
     oracle = targets.resolve(target, coordinate, auth)

@@ -31,7 +31,7 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.options import Settings, build, with_settings
-from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
+from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName
 from unsoftmax.cli.run_options import (
     RETRIES,
@@ -101,6 +101,7 @@ def learn(
 
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
+    refuse_file(out)
     learner, oracle = _resolved(target, coordinate, auth, model, settings)
     sampling = sampling_options(sampler, eps, delta)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()

@@ -8,7 +8,7 @@ from typing import Any
 from unsoftmax.campaign import Recovery
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli.console import Refusal
-from unsoftmax.models import load
+from unsoftmax.models import has_parameters, load, load_weights
 
 
 def model_path(path: Path) -> Path:
@@ -27,12 +27,9 @@ def model_of(path: Path) -> Any:
     """
     if path.is_dir():
         raise Refusal(f"{path} is a folder without a {MODEL_FILE}.")
-    if path.suffix == ".npz":
-        raise Refusal(
-            f"{path} holds a model's own arrays. Make a model of them: unsoftmax convert {path} "
-            "--heads H --coordinate k --out model.safetensors"
-        )
     try:
+        if path.suffix == ".npz":
+            raise Refusal(_how(path))
         return load(path)
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
@@ -54,3 +51,15 @@ def certified_errors(path: Path) -> dict[str, float]:
         raise Refusal(str(error)) from error
     # without a hold-out nothing shows that the target is of the class that it is about
     return dict(recovery.certificate.errors) if recovery.evidence.passed else {}
+
+
+def _how(path: Path) -> str:
+    """Say how a file of arrays becomes a model."""
+    if has_parameters(load_weights(path)):
+        what, options = "parameters", ""
+    else:
+        what, options = "own arrays", " --heads H --coordinate k"
+    return (
+        f"{path} holds a model's {what}. Make a model file of them: unsoftmax convert {path}"
+        f"{options} --out model.safetensors"
+    )

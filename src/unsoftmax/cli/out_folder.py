@@ -29,8 +29,16 @@ WithReport = Annotated[
 """The option of every command that has --out."""
 
 
+def refuse_file(out: Path) -> None:
+    """Refuse what cannot be a folder, since it or one above it is a file."""
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise Refusal(f"--out {out} cannot be made: {place} is a file. Name a folder.")
+
+
 def prepare(out: Path, names: Iterable[str]) -> None:
     """Make the folder, and refuse it unless files of these names can be written there."""
+    refuse_file(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

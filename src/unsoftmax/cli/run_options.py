@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from unsoftmax.campaign import Retries
 from unsoftmax.cli.console import Refusal
 from unsoftmax.cli.options import in_flags
-from unsoftmax.errors import LedgerMismatch, Terminated, UnsoftmaxError
+from unsoftmax.errors import DimensionRefused, LedgerMismatch, Terminated, UnsoftmaxError
 
 MostQueries = Annotated[
     int | None, typer.Option("--budget", min=0, help="Most queries over the ledger's life.")
@@ -73,6 +74,9 @@ def sentences(book: Path | None) -> Iterator[None]:
     except UnsoftmaxError as error:
         if isinstance(error, LedgerMismatch):
             error.add_note("Another --out or --ledger has a ledger of its own.")
+        if isinstance(error, DimensionRefused):
+            said = re.sub(r"\buse dim=(\d+)", r"use --dim \1", str(error))
+            error.args = (said.replace("use that as dim.", "name it with --dim."),)
         if named := in_flags(str(error), _FLAGS):
             error.add_note(named)
         if error.__cause__ is not None:

@@ -37,6 +37,8 @@ def _named(target: str, auth: str | None) -> Oracle:
             return oracles.from_url(target, auth)
         except (ValueError, ImportError) as error:
             raise Refusal(str(error)) from error
+    if "/v2/models/" in target and "://" not in target:
+        raise Refusal(f"{target} is no URL: did you mean http://{target}?")
     opened = {".safetensors": load, ".onnx": oracles.from_onnx}.get(Path(target).suffix)
     if opened is not None:
         try:

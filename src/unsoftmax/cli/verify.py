@@ -20,7 +20,14 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.model_files import certified_errors, model_of, model_path
-from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, written
+from unsoftmax.cli.out_folder import (
+    WithReport,
+    and_more,
+    finish,
+    prepare,
+    refuse_file,
+    written,
+)
 from unsoftmax.cli.run_options import (
     RETRIES,
     Authorization,
@@ -80,6 +87,8 @@ def verify(
     Where `learn` wrote the weights, the certificate beside them counts: answers that differ by no
     more than it leaves open are the same.
     """
+    if out is not None:
+        refuse_file(out)
     weights = model_path(weights)
     model, errors = model_of(weights), certified_errors(weights)
     oracle = targets.resolve(target, coordinate, auth)

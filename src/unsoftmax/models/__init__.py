@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unsoftmax.models import files
 from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
+from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.projections import find_projections, from_projections
 from unsoftmax.models.relu_network import ReluNetwork
@@ -22,7 +24,9 @@ __all__ = [
     "canonical",
     "equivalent",
     "find_projections",
+    "from_parameters",
     "from_projections",
+    "has_parameters",
     "load",
     "load_weights",
 ]
@@ -51,3 +55,28 @@ def load(path: str | os.PathLike[str]) -> Any:
         return _CLASSES[name].from_arrays(arrays)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def has_parameters(names: Iterable[str]) -> bool:
+    """Tell whether these are the names of all parameters of a model, as W and v are of a head."""
+    known = set(names)
+    return any(kind.has_parameters(known) for kind in _CLASSES.values())
+
+
+def from_parameters(arrays: Mapping[str, Any]) -> FrozenModel:
+    """Build the model whose parameters these are; names and axes say of which class it is.
+
+    Raises
+    ------
+    ValueError
+        They are no model's parameters.
+    """
+    refused = []
+    for name, kind in _CLASSES.items():
+        if kind.has_parameters(arrays):
+            try:
+                model: FrozenModel = kind.from_arrays(arrays)
+                return model
+            except (TypeError, ValueError) as error:
+                refused.append(f"as a {name}: {error}")
+    raise ValueError(f"These are no model's parameters; {'; '.join(refused) or 'by their names'}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,6 +25,9 @@ class FrozenModel(ABC):
     """A function of batches, determined by named arrays that nobody can change."""
 
     _arrays: dict[str, Array]
+    _needed: ClassVar[frozenset[str]]
+    _optional: ClassVar[frozenset[str]]
+    """Names of the arrays that `from_arrays` needs, and of those that may be left out."""
 
     @property
     @abstractmethod
@@ -43,6 +46,11 @@ class FrozenModel(ABC):
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Build the model from what `arrays` returned."""
         return cls(**arrays)
+
+    @classmethod
+    def has_parameters(cls, names: Iterable[str]) -> bool:
+        """Tell whether `from_arrays` takes arrays of these names."""
+        return cls._needed <= {*names} <= cls._needed | cls._optional
 
     def norm(self, name: str) -> float:
         """Return the norm of a parameter, 0 for what is none (a bound on the function)."""
@@ -82,6 +90,13 @@ class AttentionModel(FrozenModel):
         """Build the model from what `arrays` returned."""
         return cls.from_factors(**arrays) if "K" in arrays else cls(**arrays)
 
+    @classmethod
+    def has_parameters(cls, names: Iterable[str]) -> bool:
+        """Tell whether `from_arrays` takes arrays of these names."""
+        known, factors = {*names}, {"K", "Q"}
+        in_factors = factors <= known and "W" not in known
+        return super().has_parameters(known - factors | {"W"} if in_factors else known)
+
     @property
     def W(self) -> Array:
         """Score matrix (d, d), of H heads (H, d, d); of factors, computed on demand."""
@@ -117,6 +132,8 @@ class ValuedAttention(AttentionModel):
 
     _leading: ClassVar[tuple[str, ...]] = ()
     """Symbols of the axes that all arrays but c begin with: H for several heads."""
+    _needed = frozenset({"W", "v"})
+    _optional = frozenset({"w", "c"})
 
     def __init__(
         self, W: ArrayLike, v: ArrayLike, w: ArrayLike | None = None, c: float = 0.0

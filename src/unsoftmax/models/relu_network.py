@@ -43,6 +43,9 @@ class ReluNetwork(FrozenModel):
     array([2.5, 3.5])
     """
 
+    _needed = frozenset({"A", "w_o"})
+    _optional = frozenset({"b", "c"})
+
     def __init__(
         self, A: ArrayLike, w_o: ArrayLike, b: ArrayLike | None = None, c: float = 0.0
     ) -> None:

@@ -51,6 +51,8 @@ class Transformer(AttentionModel):
     """
 
     _noun = "Transformer"
+    _needed = frozenset({"W", *(f"{_PART}{name}" for name in ReluNetwork._needed)})
+    _optional = frozenset({"w", *(f"{_PART}{name}" for name in ReluNetwork._optional)})
 
     def __init__(self, W: ArrayLike, network: ReluNetwork, w: ArrayLike | None = None) -> None:
         self._set({"W": W}, network, w)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import os
+import ssl
 import threading
 import time
 import weakref
@@ -197,6 +198,11 @@ class HttpOracle:
         except httpx.TimeoutException as error:
             raise TimeoutError(f"{url} took longer than {self.limits.timeout_s:g} s.") from error
         except httpx.HTTPError as error:
+            if _without_tls(error):
+                plain = self.url.replace("https://", "http://", 1)
+                raise ConnectionError(
+                    f"the server does not speak TLS there; try {plain}."
+                ) from None
             # the message alone: the request that the error carries holds the header
             raise ConnectionError(f"{type(error).__name__}: {self._shown(error)}.") from None
 
@@ -311,6 +317,16 @@ def _checked(url: str) -> str:
             "…/NAME/versions/V."
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _without_tls(error: BaseException) -> bool:
+    """Tell whether bytes came that are no TLS where it was to begin, as a plain HTTP server's."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLError) and seen.reason == "WRONG_VERSION_NUMBER":
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def _host_of(location: str) -> str:
