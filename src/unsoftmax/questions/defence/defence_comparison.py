@@ -139,6 +139,8 @@ def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: 
             f"leave the best attack errors of {least} or more: {best.error:.1%} of the parameters "
             f"and {best.function_error:.1%} of the function, after {best.queries:,} queries."
         )
+    if unknown == len(trials):
+        return f"None of {unknown} defences tried could be judged: every attack was refused."
     said = f"None of {len(trials)} defences tried is known to leave"
     if unknown:
         said = (

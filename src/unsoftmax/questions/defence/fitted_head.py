@@ -55,6 +55,8 @@ class FittedHeadTuning:
     """Of the weights that candidates are chosen by."""
     starts: int = 4
     """First fits at most; the one that misses least is gone on with."""
+    start_work: float = 1e9
+    """But one alone where answers times parameters squared are more: beyond about 17 dimensions."""
     agreed: float = 1.01
     """There is no other start once two fits miss the same, but for this factor."""
     logit: float = 1.0
@@ -95,8 +97,9 @@ class FittedHead(Configured):
         single = min(tuning.singles * (int(self.dim) + 1), max(1, int(self.queries) // 4))
         rest = int(self.queries) - single
         opening = max(tuning.opening * rest, tuning.least_opening * of.size)
-        x, X = self._tokens(rng, single), self._sequences(
-            rng, min(rest, int(opening)), tuning.shares
+        x, X = (
+            self._tokens(rng, single),
+            self._sequences(rng, min(rest, int(opening)), tuning.shares),
         )
         of_x, y = yield [
             Sequences(x[:, None], phase="single tokens", purpose="data"),
@@ -123,7 +126,8 @@ class FittedHead(Configured):
         of, d = self._parameters, int(self.dim)
         fit = PairFit(of, self.tuning.fit)
         size, found = self.tuning.logit * d**0.5 / self.radius**2, []
-        for k in range(self.tuning.starts):
+        alone = len(asked.y) * of.size**2 > self.tuning.start_work
+        for k in range(1 if alone else self.tuning.starts):
             start = np.zeros(of.size)
             start[: len(straight)] = straight
             start[of.size - d * d :] = size * rng.standard_normal(d * d) * (k > 0)
