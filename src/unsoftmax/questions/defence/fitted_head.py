@@ -106,7 +106,7 @@ class FittedHead(Configured):
             Sequences(X, phase="sequences", purpose="data"),
         ]
         columns = np.column_stack([x, np.ones(single)]) if self.biases else x
-        straight = np.linalg.lstsq(columns, of_x)[0]
+        straight = np.asarray(np.linalg.lstsq(columns, of_x)[0], dtype=np.float64)
         if not np.any(straight[: self.dim]):
             raise NotIdentifiable("Answers to single tokens are all alike.", determined={})
         # a single token is a sequence of copies
