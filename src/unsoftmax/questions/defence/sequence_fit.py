@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import softmax
 
-from unsoftmax.probes import Array, Flags
+from unsoftmax.probes import Array, Indices
 from unsoftmax.questions.defence.pair_fit import PairParameters
 
 
@@ -62,7 +62,7 @@ def _weights(X: Array, W: Array, w: Array) -> Array:
     return np.asarray(softmax(logits, axis=1))
 
 
-def most_telling(J: Array, known: Array, count: int, rounds: int) -> Flags:
+def most_telling(J: Array, known: Array, count: int, rounds: int) -> Indices:
     """Return which ``count`` rows of J tell most beside ``known``, which is JᵀJ of the others."""
     parameters, shares = J.shape[1], np.full(len(J), 1 / len(J))
     for _ in range(rounds):
@@ -70,6 +70,4 @@ def most_telling(J: Array, known: Array, count: int, rounds: int) -> Flags:
         inverse = np.linalg.pinv(information, hermitian=True)
         shares *= np.einsum("np,np->n", J @ inverse, J) / parameters
         shares /= np.sum(shares)
-    chosen = np.zeros(len(J), dtype=np.bool_)
-    chosen[np.argsort(-shares, kind="stable")[:count]] = True
-    return chosen
+    return np.asarray(np.argsort(-shares, kind="stable")[:count], dtype=np.intp)
