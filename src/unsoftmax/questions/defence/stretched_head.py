@@ -10,7 +10,8 @@ b₀ is as good as W and w are known, offsets a may be as long as 1/‖error of 
 with the square of their length. So fits (`pair_fit`) of all that was asked, with longer and
 longer offsets and shorter and shorter query tokens b, end near roundoff after a few, where answers
 are so many and so precise that the first lengths are enough to begin with: otherwise they end
-at about ten times the error of `FittedHead`, whose questions tell more. c is known no better than by its share: nothing makes it larger.
+at about ten times the error of `FittedHead`, whose questions tell more.
+c is known no better than by its share: nothing makes it larger.
 """
 
 from __future__ import annotations
