@@ -139,7 +139,7 @@ def test_a_fit_is_better_than_plain_least_squares(dim, queries, share, most, tri
     """Answers rounded to 1, or with noise of half the spread, tokens as long as legitimate ones.
 
     Random sequences of five tokens with short query tokens leave 3 % to 6 % with the first and
-    5.5 % to 8.9 % with the second, medians of 4 % and 7 %.
+    5.5 % to 8.9 % with the second, of other models of the same kind.
     """
     errors, runs, radius = [], trials(3, 30), 1.96 * np.sqrt(dim)
     for seed in range(runs):
