@@ -132,6 +132,35 @@ def test_a_fit_is_as_good_as_its_answers(biases, trials):
         assert abs(found.c - target.c) < 0.01
 
 
+@pytest.mark.parametrize(
+    ("dim", "queries", "share", "most"), [(6, 144, 0.0, 0.1), (8, 1152, 0.5, 0.06)]
+)
+def test_a_fit_is_better_than_plain_least_squares(dim, queries, share, most, trials, evidence):
+    """Answers rounded to 1, or with noise of half the spread, tokens as long as legitimate ones.
+
+    Random sequences of five tokens with short query tokens leave 3 % to 6 % with the first and
+    5.5 % to 8.9 % with the second, of other models of the same kind.
+    """
+    errors, runs, radius = [], trials(3, 30), 1.96 * np.sqrt(dim)
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        target = us.SingleHead(
+            rng.standard_normal((dim, dim)) / np.sqrt(dim), rng.standard_normal(dim)
+        )
+        noise = share * 0.8 * float(np.linalg.norm(target.v))
+        coarse = us.oracles.noisy(target, noise, seed) if share else us.oracles.rounded(target, 0)
+        capped = us.oracles.norm_capped(coarse, radius * (1 + 1e-12))
+        found = us.learn(capped, FittedHead(dim, radius, queries, seed=seed), holdout=0).model
+        errors.append(relative(found.W, target.W))
+    assert np.median(errors) < most
+    evidence(
+        f"W by least squares, d = {dim}, {queries} answers, tokens capped, "
+        + ("noise of 0.4 ‖v‖" if share else "rounded to 1"),
+        runs=runs,
+        median_relative_error=f"{np.median(errors):.0e}",
+    )
+
+
 def test_biases_do_not_keep_tokens_short(trials, evidence):
     """Noise of a hundredth, no cap: W to what is left of it after stretching."""
     worst, runs = 0.0, trials(3, 100)
@@ -482,7 +511,8 @@ def test_what_is_recommended_holds_and_nothing_cheaper_does(rows, threshold, mos
     assert sentence.endswith(".")
     if best is None:
         assert not good
-        assert sentence.startswith("None of")
+        unknown = sum(row.attacks[0].refusal is not None for row in rows)
+        assert sentence.startswith(f"{unknown} of" if 0 < unknown < len(rows) else "None of")
         return
     assert any(best is row for row in good)
     assert all(best.loss <= row.loss for row in good)
@@ -497,10 +527,20 @@ def test_what_every_attack_was_refused_is_not_recommended():
     refused, measured = trial(0.01, 0.0, np.inf, 0.9, found=False), trial(0.3, 0.0, 0.5, 0.5)
     assert recommended([refused], 0.1, 0.5) is None
     assert recommended([refused, measured], 0.1, 0.5) is measured
-    assert "None of 1 defences" in recommendation([refused], 0.1, 0.5)
+    assert "None of 1 defences tried could be judged" in recommendation([refused], 0.1, 0.5)
+    assert "(1 of them could not be judged)" in recommendation([refused, measured], 0.1, 0.5)
     [note] = left_out([refused, measured], 0.1)
     assert "no evidence that they hold" in note
     assert left_out([measured], 0.1) == ()
+
+
+def test_what_could_not_be_judged_is_said_first_and_in_one_format():
+    refused, weak = trial(0.01, 0.0, np.inf, 0.9, found=False), trial(0.3, 0.0, 0.044, 1e-9)
+    said = recommendation([refused] * 38 + [weak] * 9, 0.1, 0.5)
+    assert said.startswith("38 of 47 defences tried could not be judged")
+    assert "none of the other 9" in said
+    assert "4.4% of the parameters and less than 0.1% of the function" in said
+    assert "strongest" not in said
 
 
 def test_budgets_whose_loss_is_not_known_are_named_beside():
@@ -512,11 +552,11 @@ def test_budgets_whose_loss_is_not_known_are_named_beside():
 
 def test_a_stronger_attacker_leaves_less():
     tuning = tuned(capped_noise=(0.5,), both_caps=(1.0,))
-    weak, strong = (us.defend(head(4), 4, attack_queries=n, tuning=tuning) for n in (80, 9000))
+    weak, strong = (us.defend(head(4), 4, attack_queries=n, tuning=tuning) for n in (30, 9000))
     assert weak.recommended is of(weak, "noise with a norm cap")[0]
     assert weak.recommendation.startswith("Add noise of")
     assert strong.recommended is None
-    assert "the strongest" in strong.recommendation
+    assert "leaves most" in strong.recommendation
 
 
 # -- what is written

@@ -69,8 +69,8 @@ class AttackTuning:
     fit_work: float = 2e10
     """`FittedHead` multiplies so many numbers per step at most, answers times parameters squared:
     about two seconds."""
-    fit_answers: float = 4.0
-    """It is not tried with fewer answers per parameter: beyond about 40 dimensions."""
+    fit_answers: float = 1.25
+    """It is not tried with fewer answers per parameter: beyond about 50 dimensions."""
     fit_longer: float = 4.0
     """Where no cap forbids it, tokens are also so many times as long as legitimate ones."""
     exact_holdout: int = 32

@@ -127,28 +127,43 @@ def _affordable(trials: Sequence[DefenceTrial], most_loss: float) -> list[Defenc
 
 
 def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: float) -> str:
-    """Say in one sentence what the trials recommend."""
+    """Say in a sentence or two what the trials recommend."""
     best, least = recommended(trials, threshold, most_loss), f"{threshold:.0%}"
+    unknown = sum(not trial.measured for trial in trials)
     if best is not None:
         withheld = f" and {best.refused:.1%} of legitimate sequences" * bool(best.refused)
+        unjudged = f" ({unknown} of them could not be judged)" * bool(unknown)
         return (
-            f"{best.words[0].upper()}{best.words[1:]}: of {len(trials)} defences tried it costs "
-            f"least, {best.loss:.1%} of the answers' spread{withheld}, among those that leave the "
-            f"best attack errors of {least} or more: {best.error:.1%} of the parameters and "
-            f"{best.function_error:.1%} of the function, after {best.queries:,} queries."
+            f"{best.words[0].upper()}{best.words[1:]}: of {len(trials)} defences tried{unjudged} "
+            f"it costs least, {best.loss:.1%} of the answers' spread{withheld}, among those that "
+            f"leave the best attack errors of {least} or more: {best.error:.1%} of the parameters "
+            f"and {best.function_error:.1%} of the function, after {best.queries:,} queries."
         )
-    said = (
-        f"None of {len(trials)} defences tried is known to leave the best attack errors of {least} "
-        f"or more at a loss of utility of {most_loss:.0%} or less"
+    if unknown == len(trials):
+        return f"None of {unknown} defences tried could be judged: every attack was refused."
+    said = f"None of {len(trials)} defences tried is known to leave"
+    if unknown:
+        said = (
+            f"{unknown} of {len(trials)} defences tried could not be judged, as every attack was "
+            f"refused; none of the other {len(trials) - unknown} leaves"
+        )
+    said += (
+        f" the best attack errors of {least} or more at a loss of utility of {most_loss:.0%} or "
+        "less"
     )
     usable = [trial for trial in _affordable(trials, most_loss) if trial.measured]
     if not usable:
         return f"{said}."
     most = max(usable, key=lambda trial: min(trial.error, trial.function_error))
     return (
-        f'{said}: the strongest, "{most.words}", leaves {most.error:.1e} of the parameters and '
-        f"{most.function_error:.1e} of the function."
+        f'{said}. Of those that were judged, "{most.words}" leaves most: '
+        f"{_at_least_seen(most.error)} of the parameters and "
+        f"{_at_least_seen(most.function_error)} of the function."
     )
+
+
+def _at_least_seen(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
 
 
 def left_out(trials: Sequence[DefenceTrial], threshold: float) -> tuple[str, ...]:

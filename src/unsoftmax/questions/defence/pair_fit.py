@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 from scipy.special import expit
@@ -72,6 +73,26 @@ class PairParameters:
         return np.hstack([by_v, *([ones, by_w] if self.biases else []), by_W])
 
 
+A = TypeVar("A", bound="Fittable")
+
+
+class Fittable(Protocol):
+    """Answers y that a head can be fitted to."""
+
+    @property
+    def y(self) -> Array:
+        """What was answered."""
+
+    def first(self: A, count: int) -> A:
+        """Return the first of them."""
+
+    def misfit(self, W: Array, v: Array, w: Array, c: float) -> float:
+        """Return the sum of squares of what the head misses."""
+
+    def linear(self, theta: Array, of: PairParameters, block: int) -> Iterator[tuple[Array, Array]]:
+        """Yield derivatives by all parameters and what is missed, block by block."""
+
+
 @dataclass(frozen=True, slots=True)
 class PairFit:
     """How answers are fitted."""
@@ -79,34 +100,34 @@ class PairFit:
     of: PairParameters
     tuning: PairFitTuning
 
-    def fitted(self, start: Array, pairs: PairAnswers) -> Array:
+    def fitted(self, start: Array, answers: Fittable) -> Array:
         """Fit to the first answers, then to all."""
-        first = pairs.first(self.tuning.first * self.of.size)
+        first = answers.first(self.tuning.first * self.of.size)
         found = self._descend(start, first, self.tuning.steps)
-        return self._descend(found, pairs, self.tuning.last_steps)
+        return self._descend(found, answers, self.tuning.last_steps)
 
-    def deviations(self, theta: Array, pairs: PairAnswers) -> Array:
+    def deviations(self, theta: Array, answers: Fittable) -> Array:
         """Return how far parameters may be off, as far as the misfit is independent errors."""
-        normal, _, size = self._equations(theta, pairs)
-        freedom = max(1, len(pairs.y) - len(theta))
-        variance = self.misfit(theta, pairs) / freedom
+        normal, _, size = self._equations(theta, answers)
+        freedom = max(1, len(answers.y) - len(theta))
+        variance = self.misfit(theta, answers) / freedom
         inverse = np.linalg.inv(normal + self.tuning.least_damping * np.eye(len(normal)))
         return np.asarray(np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance) / size)
 
-    def misfit(self, theta: Array, pairs: PairAnswers) -> float:
+    def misfit(self, theta: Array, answers: Fittable) -> float:
         """Return the sum of squares of what a head misses."""
-        return pairs.misfit(*self.of.parts(theta))
+        return answers.misfit(*self.of.parts(theta))
 
-    def _descend(self, theta: Array, pairs: PairAnswers, steps: int) -> Array:
+    def _descend(self, theta: Array, answers: Fittable, steps: int) -> Array:
         tuning, damping = self.tuning, self.tuning.damping
-        misfit = self.misfit(theta, pairs)
+        misfit = self.misfit(theta, answers)
         for _ in range(steps):
-            normal, gradient, size = self._equations(theta, pairs)
+            normal, gradient, size = self._equations(theta, answers)
             before = misfit
             while damping <= tuning.most_damping:
                 damped = normal + damping * np.eye(len(normal))
                 tried = theta + np.linalg.solve(damped, gradient) / size
-                missed = self.misfit(tried, pairs)
+                missed = self.misfit(tried, answers)
                 if missed < misfit:
                     theta, misfit = tried, missed
                     damping = max(damping / 10, tuning.least_damping)
@@ -116,10 +137,10 @@ class PairFit:
                 break
         return theta
 
-    def _equations(self, theta: Array, pairs: PairAnswers) -> tuple[Array, Array, Array]:
+    def _equations(self, theta: Array, answers: Fittable) -> tuple[Array, Array, Array]:
         """Return JᵀJ and Jᵀ(what is missed) for parameters of unit effect, and their sizes."""
         normal, gradient = np.zeros(()), np.zeros(())
-        for J, missed in pairs.linear(theta, self.of, self.tuning.block):
+        for J, missed in answers.linear(theta, self.of, self.tuning.block):
             normal, gradient = normal + J.T @ J, gradient + J.T @ missed
         effects = np.diag(normal)
         size = np.sqrt(effects + self.tuning.floor * np.max(effects))

@@ -10,7 +10,8 @@ b₀ is as good as W and w are known, offsets a may be as long as 1/‖error of 
 with the square of their length. So fits (`pair_fit`) of all that was asked, with longer and
 longer offsets and shorter and shorter query tokens b, end near roundoff after a few, where answers
 are so many and so precise that the first lengths are enough to begin with: otherwise they end
-about where `FittedHead` does. c is known no better than by its share: nothing makes it larger.
+at about ten times the error of `FittedHead`, whose questions tell more.
+c is known no better than by its share: nothing makes it larger.
 """
 
 from __future__ import annotations
@@ -68,25 +69,25 @@ class StretchedHead(Configured):
     seed: int = 0
     tuning: StretchTuning = field(default=StretchTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        queries = self._first + self._each * (int(self.rounds) - 1)
+        opening, more = self._opening.plan(), self._each * (int(self.rounds) - 1)
+        queries = self._first + more
         return Plan(
             queries=queries,
             at_most=queries,
-            tokens=2 * queries,
-            rounds=int(self.rounds),
+            tokens=opening.tokens + 2 * more,
+            rounds=opening.rounds + int(self.rounds) - 1,
             formula="as given",
-            most_tokens=2,
+            most_tokens=opening.most_tokens,
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
         rng, tuning, d = np.random.default_rng([self.seed, 1]), self.tuning, int(self.dim)
-        opening = FittedHead(d, self.radius, self._first, True, self.seed)
-        found = yield from opening.steps(0)
+        found = yield from self._opening.steps(0)
         length, nothing = self.radius / 2, np.empty((0, d))
         empty = PairAnswers(nothing, nothing, np.empty(0))
         best = Refined(found.model, self._zero(found.model, tuning.guessed), empty)
@@ -99,6 +100,10 @@ class StretchedHead(Configured):
             grown = min(tuning.open / best.off, tuning.growth * length)
             length = min(max(grown, self.radius / 2), tuning.longest * self.radius)
         return unproved(best.head)
+
+    @property
+    def _opening(self) -> FittedHead:
+        return FittedHead(int(self.dim), self.radius, self._first, True, self.seed)
 
     @property
     def _first(self) -> int:
