@@ -529,3 +529,31 @@ def test_how_the_command_ends(words, status, folder):
     done = run(folder, "audit", *words, "--out", "out")
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_the_first_answers_contradict_is_not_certain():
+    """One of two heads, chosen by the length of the last token: learners met one alone."""
+    for seed in (2, 5, 9):
+        rng = np.random.default_rng(seed)
+        v = rng.standard_normal(4)
+        short, long = (us.SingleHead(rng.standard_normal((4, 4)) / 2, v) for _ in range(2))
+
+        def chosen(X, short=short, long=long):
+            beyond = np.linalg.norm(X[:, -1], axis=1) > 3
+            return np.where(beyond, short(X), long(X))
+
+        result = us.audit(chosen, 4, recover=True)
+        assert result.certainty != "certain"
+
+
+def test_a_small_head_behind_float32_is_not_certainly_absent():
+    rng = np.random.default_rng(0)
+    large, small = (
+        us.SingleHead(rng.standard_normal((4, 4)) / 2, rng.standard_normal(4)) for _ in range(2)
+    )
+
+    def both(X):
+        return (large(X) + 1e-3 * small(X)).astype(np.float32)
+
+    result = us.audit(both, 4, recover=True)
+    assert result.certainty != "certain"

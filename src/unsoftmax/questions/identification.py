@@ -31,9 +31,10 @@ from unsoftmax.learners import MultiHeadLearner
 from unsoftmax.learners.compose import Asking, limited, mapped, named, restricted
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
+from unsoftmax.probes import FARTHEST, Array, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
 from unsoftmax.questions.answer_traits import Traits, TraitTuning, traits_of
+from unsoftmax.questions.first_look import AgreementTuning, FirstLook, looked_at_part
 from unsoftmax.questions.target_classes import (
     CLASSES,
     ClassName,
@@ -64,6 +65,8 @@ class IdentifierTuning:
     foreseen: float = 0.005
     """all but one of them within this share of the largest answer. Right ones miss 10⁻⁵ to 10⁻³
     behind coarse answers; a head that stood for two missed 0.06."""
+    agreement: AgreementTuning = field(default=AgreementTuning())
+    """How the first answers are compared with what was recovered."""
     tries: int = 2
     """Choices of dimensions on which a learner is tried, where answers do not contradict it: in
     one of fifty float32 targets the first leaves two heads hardly apart."""
@@ -182,8 +185,26 @@ class Identifier(Configured):
         return (yield from mapped(self._steps(asked), ask=asked.count))
 
     def _steps(self, asked: _Bill) -> Asking[Identity]:
-        rng = np.random.default_rng(self.seed)
-        traits = yield from traits_of(self.dim, rng, self.tuning.traits)
+        rng, look = np.random.default_rng(self.seed), FirstLook()
+        steps = traits_of(self.dim, rng, self.tuning.traits)
+        traits = yield from mapped(steps, ask=look.ask, answer=look.keep)
+        identity = yield from self._identified(asked, traits, rng)
+        if identity.certainty != "certain" or identity.found is None:
+            return identity
+        missed, total = look.contradicted(identity.found, identity.traits, self.tuning.agreement)
+        if not missed:
+            return identity
+        reason = (
+            f"{missed} of the first {total} answers are missed by more than the certificate of "
+            "what was recovered allows: where they were asked the target is something else."
+        )
+        reasons = (reason, *identity.reasons)
+        undecided = replace(identity, target_class="undecided", certainty="undecided")
+        return replace(undecided, reasons=reasons, learner=None)
+
+    def _identified(
+        self, asked: _Bill, traits: Traits, rng: np.random.Generator
+    ) -> Asking[Identity]:
         identity = at_first_sight(traits)
         if identity is None:
             identity = yield from self._by_sketches(traits, rng)
@@ -295,7 +316,7 @@ class Identifier(Configured):
             return Identity(sketch.whole, "likely", traits, facts, tuple(reasons))
         if k < d:
             return Identity(name, "likely", traits, facts, tuple(reasons))
-        return Identity(name, _of_a_whole(traits), traits, facts, tuple(reasons), found=found)
+        return Identity(name, _of_a_model(traits), traits, facts, tuple(reasons), found=found)
 
     def _tried_out(
         self, steps: Asking[Found[Any]], dim: int, traits: Traits, rng: np.random.Generator
@@ -355,7 +376,7 @@ class Identifier(Configured):
         return replace(
             identity,
             target_class=name,
-            certainty=_of_a_whole(traits),
+            certainty=_of_a_model(traits),
             facts=facts,
             reasons=(reason, *identity.reasons),
         )
@@ -372,6 +393,15 @@ class _Bill:
         self.queries += sum(len(probes) for probes in asked)
         self.tokens += sum(len(probes) * probes.tokens for probes in asked)
         return asked
+
+
+def _of_a_model(traits: Traits) -> Certainty:
+    """Return how sure a class is whose model was recovered.
+
+    Behind float32 answers a second head of a thousandth of the first moves no answer that a
+    learner of one looks at by more than its certificate has to allow.
+    """
+    return "likely" if traits.kind == "float32" else _of_a_whole(traits)
 
 
 def _of_a_whole(traits: Traits) -> Certainty:
@@ -426,17 +456,17 @@ def known(identity: Identity) -> bool:
 
 def of_coordinate(steps: Asking[Found[Any]], traits: Traits) -> Asking[Found[Any]]:
     """Learn one number out of vector answers, or what it is beside the last token's own."""
-    k, asked = traits.coordinate, list[Round]([[]])
+    asked = list[Round]([[]])
 
     def remember(probes: Round) -> Round:
         asked[0] = probes
         return probes
 
-    def part(probes: Probes, y: Array) -> Array:
-        return y[:, k] - probes[:][:, -1, k] if traits.residual else y[:, k]
-
     def parts(answers: Answers) -> Answers:
-        return [part(probes, y) for probes, y in zip(asked[0], answers, strict=True)]
+        return [
+            looked_at_part(traits, probes[:], y)
+            for probes, y in zip(asked[0], answers, strict=True)
+        ]
 
     return mapped(steps, ask=remember, answer=parts)
 
