@@ -63,8 +63,11 @@ def texts(tree):
 
 # the ledger's messages name the whole command that mends a file
 NAMELESS = [
-    m for m in FILES if room_of(m) not in ("cli", "__main__") and not m.endswith(("file", "header"))
-]
+    m
+    for m in FILES
+    if room_of(m) not in ("cli", "__main__")
+    and not m.endswith(("file", "header", "report.drawing"))
+]  # and styles have variables of such names
 
 
 @pytest.mark.parametrize("module", NAMELESS)

@@ -36,7 +36,7 @@ AUDIT_FORMAT = 1
 NOT_AFFORDED = "Recovery was not begun, it is beyond the budget: it typically takes {beyond}."
 ONE_COORDINATE = (
     "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
-    "most. us.oracles.coordinate (--coordinate) chooses another one."
+    "most. us.oracles.coordinate chooses another one."
 )
 RESIDUAL = (
     "Answers are the last token and, added to it, this: a layer with a residual connection. What "

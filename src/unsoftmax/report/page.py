@@ -59,7 +59,7 @@ def page(folder: str | os.PathLike[str]) -> str:
     if not sections:
         raise FileNotFoundError(
             f"There is no result in {place}: none of {', '.join(SECTIONS)} is there. Commands "
-            "write them with --out, such as unsoftmax learn TARGET --out DIR."
+            "write them into the folder that they are told to."
         )
     number = count()
 
