@@ -416,7 +416,7 @@ class Ledger:
 
 
 _QUESTIONS = {
-    "Identifier": ("an audit's questions", "an audit goes on with it, with --recover too"),
+    "Identifier": ("an audit's questions", "an audit goes on with it, whether it recovers or not"),
     "Verifier": ("a verification's questions", "a verification of those weights goes on with it"),
 }
 """Whose questions they are that no learner asks, and what goes on with such a ledger; by the name
