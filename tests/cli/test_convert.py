@@ -157,7 +157,7 @@ def test_a_file_of_w_and_v_becomes_a_model_file_without_options(tmp_path):
         (["audit", "a.safetensors", "--dim", 4, "--out", "o"], "use --dim 3.", "dim=|line dim"),
         (["audit", "t:f", "--dim", 4, "--out", "o"], "name it with --dim.", "as dim"),
         (["verify", "a.safetensors", "--weights", "b.safetensors"],
-         "takes tokens of dimension 3, these weights tokens of dimension 4: it does not serve them",
+         "These weights take tokens of dimension 4, the target of 3: they are not what it serves",
          "dim="),
         (["verify", "t:f", "--weights", "b.safetensors"], "it does not serve these weights", "dim"),
     ],

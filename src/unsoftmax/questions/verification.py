@@ -477,6 +477,8 @@ def verify(
         try:
             found = campaign.run(verifier.steps(0))
         except DimensionRefused as error:
+            said = str(error).replace("use that as dim.", "it does not serve these weights.")
+            error.args = (said,)
             error.add_note(f"These weights take tokens of dimension {model.dim}.")
             raise
         return replace(
