@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import unsoftmax as us
+from unsoftmax.learners.single_head.conclusion import UNTESTED
 
 
 def numbers(largest):
@@ -39,7 +40,8 @@ def recovered_or_refused(target, learner, round_off=lambda y: y):
     for name, bound in bounds.items():
         error = np.linalg.norm(np.subtract(getattr(recovery.model, name), getattr(target, name)))
         assert error <= bound, (name, error, bound)
-    assert recovery.evidence.passed
+    # or answers are so coarse that none tests the scores, which a note says
+    assert recovery.evidence.passed or UNTESTED in recovery.notes
 
 
 @given(heads())

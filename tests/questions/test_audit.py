@@ -504,7 +504,11 @@ def test_a_ledger_of_other_questions_is_told_in_a_sentence(folder):
     done = run(folder, *words, "--out", "out")
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    for text in ("out/ledger.sqlite holds an audit's questions", "--recover", "Another --out"):
+    for text in (
+        "out/ledger.sqlite holds an audit's questions",
+        "whether it recovers or not",
+        "Another --out",
+    ):
         assert text in said
     assert "learner.learner" not in said
     assert run(folder, *words, "--out", "learned").returncode == 0
