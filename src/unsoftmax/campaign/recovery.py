@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from unsoftmax.models import load
-from unsoftmax.models.files import replace_file
+from unsoftmax.models.files import read_json, replace_file
 from unsoftmax.oracles.layer_outputs import missing_extra
 from unsoftmax.protocol import Certificate, Course, Evidence, FunctionBound, M_co
 
@@ -122,18 +122,11 @@ class Recovery(Generic[M_co]):
         if not path.is_file():
             raise FileNotFoundError(f"There is no {RECOVERY_FILE} in {folder}.")
         model = load(path.with_name(MODEL_FILE))
-        try:
-            return cls._of(model, json.loads(path.read_text(encoding="utf-8")))
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+        return read_json(path, FORMAT_VERSION, lambda content: cls._of(model, content))
 
     @classmethod
     def _of(cls, model: Any, content: Mapping[str, Any]) -> Recovery[Any]:
         """Undo `to_json`."""
-        if content["format_version"] > FORMAT_VERSION:
-            raise ValueError(
-                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
-            )
         bounds, seen = content["certificate"], content["evidence"]
         return cls(
             model,

@@ -13,7 +13,7 @@ import numpy as np
 
 from unsoftmax.campaign.runner import versions
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.models.files import read, replace_file, write
+from unsoftmax.models.files import read, read_json, replace_file, write
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Course
 
@@ -91,15 +91,8 @@ class RefusedRun:
             A file is damaged, or newer than this program.
         """
         path = Path(folder) / REFUSAL_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no {REFUSAL_FILE} in {folder}.")
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format_version"] > FORMAT_VERSION:
-                raise ValueError(
-                    f"format {content['format_version']} is newer than this program: upgrade "
-                    "unsoftmax"
-                )
+
+        def undone(content: Mapping[str, Any]) -> RefusedRun:
             named = content["determined"]
             return cls(
                 str(content["kind"]),
@@ -109,8 +102,8 @@ class RefusedRun:
                 Course.of_json(content["course"]),
                 {str(name): str(number) for name, number in content["versions"].items()},
             )
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+        return read_json(path, FORMAT_VERSION, undone)
 
 
 def forget(folder: str | os.PathLike[str]) -> None:

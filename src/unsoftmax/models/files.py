@@ -15,17 +15,19 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from unsoftmax.probes import Array
+
+T = TypeVar("T")
 
 if sys.platform != "win32":
     import fcntl
@@ -40,6 +42,28 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) 
         metadata={"class": kind, "format_version": str(FORMAT_VERSION)},
     )
     replace_file(path, _sorted_metadata(data))
+
+
+def read_json(path: Path, newest: int, undo: Callable[[Any], T]) -> T:
+    """Return what ``undo`` makes of a JSON object that names its ``format_version``.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        It is damaged, or newer than the format ``newest``.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no {path.name} in {path.parent}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content["format_version"]
+        if version > newest:
+            raise ValueError(f"format {version} is newer than this program: upgrade unsoftmax")
+        return undo(content)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}.") from error
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:

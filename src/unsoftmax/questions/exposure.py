@@ -18,7 +18,7 @@ from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.budget import whole
 from unsoftmax.campaign.runner import opened_campaign, versions
 from unsoftmax.campaign.watching import CourseWatch
-from unsoftmax.models.files import replace_file
+from unsoftmax.models.files import read_json, replace_file
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import (
@@ -203,24 +203,16 @@ class Audit:
         ValueError
             A file is damaged, or newer than this program.
         """
-        path = Path(folder) / AUDIT_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no {AUDIT_FILE} in {folder}.")
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found = cls._of(content)
-            recovered = bool(content["recovered"])
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+        def undone(content: Mapping[str, Any]) -> tuple[Audit, bool]:
+            return cls._of(content), bool(content["recovered"])
+
+        found, recovered = read_json(Path(folder) / AUDIT_FILE, AUDIT_FORMAT, undone)
         return replace(found, recovery=Recovery.load(folder)) if recovered else found
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Audit:
         """Undo `to_json`, the recovery apart."""
-        if content["format_version"] > AUDIT_FORMAT:
-            raise ValueError(
-                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
-            )
         if content["class"] not in CLASSES:
             raise ValueError(f"no class is called {content['class']!r}")
         cost = content["cost"]

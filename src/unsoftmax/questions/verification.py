@@ -28,7 +28,7 @@ from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.settings import as_json, changed, whole_number
-from unsoftmax.models.files import replace_file
+from unsoftmax.models.files import read_json, replace_file
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Plan
 from unsoftmax.questions.answer_errors import (
@@ -147,21 +147,11 @@ class Verification:
         ValueError
             It is damaged, or newer than this program.
         """
-        path = Path(folder) / VERIFICATION_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no {VERIFICATION_FILE} in {folder}.")
-        try:
-            return cls._of(json.loads(path.read_text(encoding="utf-8")))
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+        return read_json(Path(folder) / VERIFICATION_FILE, FORMAT_VERSION, cls._of)
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Verification:
         """Undo `to_json`."""
-        if content["format_version"] > FORMAT_VERSION:
-            raise ValueError(
-                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
-            )
         if content["verdict"] not in get_args(Verdict):
             raise ValueError(f"a verdict of {content['verdict']!r}")
         return cls(

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from unsoftmax.models.files import replace_file
+from unsoftmax.models.files import read_json, replace_file
 
 FORMAT_VERSION = 1
 DEFENCE_FILE = "defence.json"
@@ -257,21 +257,11 @@ class DefenceComparison:
         ValueError
             It is damaged, or newer than this program.
         """
-        path = Path(folder) / DEFENCE_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no {DEFENCE_FILE} in {folder}.")
-        try:
-            return cls._of(json.loads(path.read_text(encoding="utf-8")))
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read: {error!r}.") from error
+        return read_json(Path(folder) / DEFENCE_FILE, FORMAT_VERSION, cls._of)
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> DefenceComparison:
         """Undo `to_json`."""
-        if content["format_version"] > FORMAT_VERSION:
-            raise ValueError(
-                f"format {content['format_version']} is newer than this program: upgrade unsoftmax"
-            )
         return cls(
             target=str(content["target"]),
             dim=int(content["dim"]),
