@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unsoftmax.learners.antisymmetric_part import Antisymmetric
+    from unsoftmax.learners.feed_forward.feed_forward_learner import FeedForwardLearner
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
     from unsoftmax.learners.network_algorithm import NetworkAlgorithm
     from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
@@ -27,6 +28,7 @@ __all__ = [
     "Antisymmetric",
     "ApproximateHead",
     "ExactHead",
+    "FeedForwardLearner",
     "LabelHead",
     "LowRankHead",
     "MultiHeadLearner",
@@ -48,6 +50,7 @@ MODELS = {
     "transformer": "TransformerLearner",
     "orthogonal-heads": "OrthogonalHeads",
     "antisymmetric": "Antisymmetric",
+    "feed-forward": "FeedForwardLearner",
 }
 """``--model`` on the command line, and the learner that it names."""
 
@@ -55,6 +58,7 @@ _MODULES = {
     "Antisymmetric": "antisymmetric_part",
     "ApproximateHead": "single_head.approximate.approximate_head",
     "ExactHead": "single_head.exact",
+    "FeedForwardLearner": "feed_forward.feed_forward_learner",
     "LabelHead": "single_head.labels.label_head",
     "LowRankHead": "single_head.low_rank",
     "MultiHeadLearner": "multi_head.multi_head_learner",

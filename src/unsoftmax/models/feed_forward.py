@@ -1,17 +1,23 @@
-"""A whole feed-forward sub-layer: one hidden layer of ReLUs between vectors."""
+"""A whole feed-forward sub-layer: ReLUs between vectors, a residual, and a LayerNorm."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, points
+from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 
 
 class FeedForward(FrozenModel):
     """F(x) = B·max(0, A x + b) + c, and + x with a residual.
+
+    With a norm behind, y = norm(F(x)); with one before, A sees norm(x) instead of x.
 
     Parameters
     ----------
@@ -24,12 +30,16 @@ class FeedForward(FrozenModel):
     c : array_like, shape (d_out,)
         Constant added to every answer.
     residual : bool, optional
-        Whether x itself is added; then d_out is d.
+        Whether x itself is added, as it was given; then d_out is d.
+    norm : LayerNorm, optional
+        Behind the sum, or before (``LayerNorm(…, before=True)``).
 
     Raises
     ------
-    ValueError, TypeError
+    ValueError
         Shapes do not fit, or an entry is not finite.
+    TypeError
+        ``norm`` is no LayerNorm.
 
     Notes
     -----
@@ -52,29 +62,56 @@ class FeedForward(FrozenModel):
     _optional = frozenset({"residual"})
 
     def __init__(
-        self, A: ArrayLike, b: ArrayLike, B: ArrayLike, c: ArrayLike, residual: bool = False
+        self,
+        A: ArrayLike,
+        b: ArrayLike,
+        B: ArrayLike,
+        c: ArrayLike,
+        residual: bool = False,
+        norm: LayerNorm | None = None,
     ) -> None:
         A, b, B, c = frozen("A", A), frozen("b", b), frozen("B", B), frozen("c", c)
         if A.ndim != 2 or not A.shape[1]:
             raise ValueError(f"A must have shape (m, d) with d ≥ 1; it has shape {A.shape}.")
         if c.ndim != 1 or not len(c):
             raise ValueError(f"c must have shape (d_out,) with d_out ≥ 1; it has shape {c.shape}.")
-        (m, d), d_out = A.shape, len(c)
-        for name, array, shape in (("b", b, (m,)), ("B", B, (d_out, m))):
+        for name, array, shape in (("b", b, (len(A),)), ("B", B, (len(c), len(A)))):
             if array.shape != shape:
                 raise ValueError(
                     f"{name} must have shape {shape} beside A of shape {A.shape} and c of shape "
                     f"{c.shape}; it has shape {array.shape}."
                 )
-        if np.ndim(residual) or float(residual) not in (0.0, 1.0):
-            raise ValueError(f"residual must be True or False; it is {residual!r}.")
-        if residual and d_out != d:
+        if norm is not None and not isinstance(norm, LayerNorm):
+            raise TypeError(f"norm must be a LayerNorm; it is a {type(norm).__name__}.")
+        residual = frozen("residual", bool(residual))
+        self._arrays, self._norm = {"A": A, "b": b, "B": B, "c": c, "residual": residual}, norm
+        self._refuse_shapes(A.shape[1], len(c))
+        if norm is not None:
+            self._arrays |= {f"norm.{name}": array for name, array in norm.arrays().items()}
+
+    def _refuse_shapes(self, d: int, d_out: int) -> None:
+        if self.residual and d_out != d:
             raise ValueError(
                 f"A residual adds x, of dimension {d}, to answers of dimension {d_out}: they must "
                 "be the same."
             )
-        self._arrays = {"A": A, "b": b, "B": B, "c": c}
-        self._arrays["residual"] = frozen("residual", bool(residual))
+        if self._norm is not None and self._norm.width != (d if self._norm.before else d_out):
+            where, width = ("before", d) if self._norm.before else ("behind", d_out)
+            raise ValueError(
+                f"A norm {where} this layer has {width} numbers; it has {self._norm.width}."
+            )
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Build the layer from what `arrays` returned: A, b, B, c, ``norm.eps`` and so on."""
+        own = {name: array for name, array in arrays.items() if not name.startswith("norm.")}
+        norm = {name[5:]: array for name, array in arrays.items() if name.startswith("norm.")}
+        return cls(**own, norm=LayerNorm.from_arrays(norm) if norm else None)
+
+    @classmethod
+    def has_parameters(cls, names: Iterable[str]) -> bool:
+        """Tell whether `from_arrays` takes arrays of these names."""
+        return super().has_parameters(name for name in names if not name.startswith("norm."))
 
     @property
     def dim(self) -> int:
@@ -106,18 +143,29 @@ class FeedForward(FrozenModel):
         """Whether x itself is added."""
         return bool(self._arrays["residual"])
 
+    @property
+    def norm(self) -> LayerNorm | None:
+        """The norm behind or before, if there is one."""
+        return self._norm
+
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to vectors (B, d_out)."""
         x = points(X, self.dim, "feed-forward layer")
-        z = x @ self.A.T
+        before = self._norm is not None and self._norm.before
+        z = (self._norm(x) if self._norm is not None and before else x) @ self.A.T
         z += self.b
         np.maximum(z, 0.0, out=z)
         answers: Array = z @ self.B.T + self.c
         if self.residual:
             answers += x
-        return answers
+        return answers if self._norm is None or before else self._norm(answers)
 
     def _sizes(self) -> tuple[str, ...]:
         sizes = f"d={self.dim}", f"m={len(self.b)}"
         other = () if len(self.c) == self.dim else (f"d_out={len(self.c)}",)
-        return (*sizes, *other, *(("residual",) if self.residual else ()))
+        residual = ("residual",) if self.residual else ()
+        if self._norm is None:
+            return (*sizes, *other, *residual)
+        kind, place = ("norm", "RMS norm"), ("behind", "before")
+        norm = f"{kind[not self._norm.centred]} {place[self._norm.before]}"
+        return (*sizes, *other, *residual, norm)
