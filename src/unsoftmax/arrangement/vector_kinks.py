@@ -11,8 +11,8 @@ they meet, and no query is needed. Else one value v is asked between pieces p an
 
 A pair of values that straddles a kink is no piece: it meets both neighbours exactly at its own
 ends. Such ones are left out, and the interval is searched again. Pieces whose jumps are parallel
-do meet by accident. A thorough search reads every piece once more, close to the kink that is
-farther from where it was seen: there such pieces show, and are searched again.
+do meet by accident. A thorough search asks for a value on either side of every kink: there such
+pieces show, and are searched again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Self
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
@@ -50,13 +51,14 @@ class VectorKinkTuning:
     """Pieces agree, and meet, within so many of their errors."""
     rounds: int = 200
     """Limit on the rounds. 30 to 50 are usual."""
-    restarts: int = 4
+    restarts: int = 20
     """How often intervals beside pairs that straddled a kink are searched again."""
-    close: float = 0.97
-    """Where a piece is read again: this share of the way to a kink. Further: kinks are off by more
-    than the rest where answers are coarse."""
-    seen: float = 0.6
-    """A piece seen over this share of its width is not read again."""
+    looks: int = 60
+    """Limit on how often a thorough search looks at kinks that are new."""
+    narrowest: float = 1e-13
+    """Pieces that are no farther apart, in places or lengths, must meet."""
+    aside: float = 0.05
+    """Where it looks: this share of the way to where the pieces were seen."""
     tight: float = 1e-3
     """A pair straddled a kink if it meets its neighbours this close to its ends, in its widths."""
 
@@ -73,15 +75,17 @@ class VectorPiece:
     slope_error: float
     low: float
     high: float
-    single: bool = False
-    """It was seen at one place, and its slope comes from its neighbours."""
+    pair: bool = False
+    """Whether nothing but two values says that it is a piece."""
+    met: float = np.nan
+    """Where it meets the next one, once values were asked there."""
 
     @classmethod
     def of_pair(cls, t: float, value: Array, other: float, second: Array, error: float) -> Self:
         """Read a piece off two values."""
         step = other - t
         slope, slope_error = (second - value) / step, 2 * error / abs(step)
-        return cls(t, value, slope, error, slope_error, min(t, other), max(t, other))
+        return cls(t, value, slope, error, slope_error, min(t, other), max(t, other), True)
 
     def at(self, t: float) -> Array:
         """Evaluate the piece."""
@@ -98,7 +102,7 @@ class VectorPiece:
             self.slope = (value - self.value) / step
             self.slope_error = (error + self.error) / abs(step)
         self.low, self.high = min(self.low, t), max(self.high, t)
-        self.single = False
+        self.pair = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class VectorKinkSearch:
     most: int
     """More kinks are refused."""
     thorough: bool = False
-    """Whether every piece is read once more: one query for each."""
+    """Whether values are asked on both sides of every kink."""
     tuning: VectorKinkTuning = field(default=VectorKinkTuning(), kw_only=True)
     size: float = field(default=0.0, init=False)
     steepness: float = field(default=0.0, init=False)
@@ -137,11 +141,11 @@ class VectorKinkSearch:
             There are more than ``most``.
         """
         pieces = yield from self._opened()
-        for _ in range(self.tuning.restarts):
+        for _ in range(self.tuning.looks):
             pieces = yield from self._complete(pieces)
             if not self.thorough:
                 break
-            more = yield from self._read_again(pieces)
+            more = yield from self._looked_at(pieces)
             if not more:
                 break
             pieces = sorted([*pieces, *more], key=lambda piece: piece.low)
@@ -157,42 +161,44 @@ class VectorKinkSearch:
             pieces = kept
         return pieces
 
-    def _read_again(
+    def _looked_at(
         self, pieces: list[VectorPiece]
     ) -> Generator[Round, Answers, list[VectorPiece]]:
-        """Read every piece once more, far from where it was seen; return pieces that show there."""
-        edge = self.length * self.tuning.far
-        kinks = [self._meeting(p, q) for p, q in zip(pieces, pieces[1:], strict=False)]
-        ends = [-edge, *(np.nan if t is None else t for t in kinks), edge]
-        chosen: list[tuple[VectorPiece, float]] = []
-        for piece, low, high in zip(pieces, ends[:-1], ends[1:], strict=True):
-            to = low if piece.t - low > high - piece.t else high
-            if piece.high - piece.low < self.tuning.seen * (high - low):
-                chosen.append((piece, piece.t + self.tuning.close * (to - piece.t)))
-        values = yield from self.ask(np.array([t for _, t in chosen]))
-        off: list[tuple[float, Array, float]] = []
-        for (piece, t), value in zip(chosen, values, strict=True):
-            if self._on(piece, t, value):
-                piece.extend(t, value, self.own_error(t))
-            else:
-                off.append((t, value, t + self._pair * (t - piece.t) / 10))
+        """Ask on both sides of every kink that is new; return pieces that show there."""
+        aside = self.tuning.aside
+        looked: list[tuple[VectorPiece, float, float]] = []
+        for p, q in zip(pieces, pieces[1:], strict=False):
+            t = self._meeting(p, q)
+            if t is None or t == p.met:
+                continue
+            p.met = t
+            for piece, end in ((p, p.high), (q, q.low)):
+                looked.append((piece, self._between(t, end, aside), end))
+        if not looked:
+            return []
+        values = yield from self.ask(np.array([t for _, t, _ in looked]))
+        off = [
+            (t, value, t + self._pair * (end - t))
+            for (piece, t, end), value in zip(looked, values, strict=True)
+            if not self._on(piece, t, value)
+        ]
         if not off:
             return []
         seconds = yield from self.ask(np.array([u for _, _, u in off]))
         return [
             VectorPiece.of_pair(t, value, u, second, self.own_error(u))
             for (t, value, u), second in zip(off, seconds, strict=True)
+            if u != t
         ]
-
-    def angle(self, t: float) -> float:
-        """Return arctan(t/length): kinks are spread evenly in it."""
-        return float(np.arctan(t / self.length))
 
     # -- pieces
 
     def own_error(self, t: float) -> float:
         """Return what a value may be off by, but for a factor."""
-        return self.noise * (self.size + self.steepness * abs(t))
+        return self.noise * self._size(t)
+
+    def _size(self, t: float) -> float:
+        return self.size + self.steepness * abs(t)
 
     def _on(self, piece: VectorPiece, t: float, value: Array) -> bool:
         miss = float(np.linalg.norm(value - piece.at(t)))
@@ -258,15 +264,26 @@ class VectorKinkSearch:
         self, pieces: list[VectorPiece]
     ) -> list[tuple[VectorPiece, VectorPiece]]:
         """Return neighbours that neither agree nor meet once."""
-        return [
+        between = [
             (p, q)
             for p, q in zip(pieces, pieces[1:], strict=False)
             if not self._same(p, q) and self._meeting(p, q) is None
         ]
+        for p, q in between:
+            if q.low - p.high <= self.tuning.narrowest * max(abs(q.low), self.length):
+                raise ModelMismatch(
+                    f"Along a line the answers jump: pieces on both sides of {q.low:.6g} do not "
+                    "meet. The target is not continuous, or its answers are coarser than they look."
+                )
+        return between
 
     def _middle(self, p: VectorPiece, q: VectorPiece) -> float:
-        low, high = self.angle(p.high), self.angle(q.low)
-        return float(self.length * np.tan((low + high) / 2))
+        return self._between(p.high, q.low, 0.5)
+
+    def _between(self, t: float, end: float, share: float) -> float:
+        """Return the place a share of the way from t to an end, in angles."""
+        low, high = np.arctan(t / self.length), np.arctan(end / self.length)
+        return float(self.length * np.tan(low + share * (high - low)))
 
     def _beside(self, p: VectorPiece, q: VectorPiece, t: float) -> float:
         return t + self._pair * min(t - p.high, q.low - t)
@@ -304,7 +321,7 @@ class VectorKinkSearch:
             if self._on(piece, t, value):
                 piece.extend(t, value, self.own_error(t))
                 return piece
-        if len(value) < 3:
+        if self.thorough or len(value) < 3:
             return None
         P, Q, turn = value - p.at(t), value - q.at(t), q.slope - p.slope
         share, *_ = np.linalg.lstsq(np.column_stack([P, Q]), turn, rcond=None)
@@ -319,7 +336,7 @@ class VectorKinkSearch:
         if left < p.high or right > q.low:
             return None
         slope, own = p.slope + share[0] * P, self.own_error(t)
-        return VectorPiece(t, value, slope, own, errors / width, t, t, single=True)
+        return VectorPiece(t, value, slope, own, errors / width, t, t)
 
     # -- the end
 
@@ -329,7 +346,7 @@ class VectorKinkSearch:
         for piece, after in zip(pieces[1:], pieces[2:], strict=False):
             width = piece.high - piece.low
             left, right = self._meeting(kept[-1], piece), self._meeting(piece, after)
-            if width and left is not None and right is not None:
+            if piece.pair and left is not None and right is not None:
                 tight = self.tuning.tight * width
                 if piece.low - left < tight and right - piece.high < tight:
                     continue

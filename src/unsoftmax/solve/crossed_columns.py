@@ -15,6 +15,7 @@ reading's own window nowhere: what is found must be checked against α.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,9 @@ class CrossedColumnTuning:
     """Residuals up to so many times their expected size are errors of the answers."""
     most: int = 12
     """Limit on the columns that are found for one set of readings."""
+    least: int = 4
+    """With fewer equations than this to spare in a window any column explains a residual, and none
+    is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +88,15 @@ class WindowChain:
     def solve(self, readings: Array, noise: Array) -> Unmixed:
         """Solve D sets of readings (K + 1, D, m), with errors per number (windows, D)."""
         y = readings.copy()
-        left = self._left(y)
-        limit = self._limit(noise)
+        left, limit = self._left(y), self._limit(noise)
         crossed: list[tuple[tuple[int, int, float], ...]] = [()] * y.shape[1]
         bad = np.any([np.linalg.norm(r, axis=1) > b for r, b in zip(left, limit, strict=True)], 0)
-        if np.any(bad):
-            atoms, names = self._atoms()
+        if np.any(bad) and min(len(w.rest) for w in self.windows) >= self.tuning.least:
+            atoms = self._atoms()
             for i in np.flatnonzero(bad):
                 target = np.concatenate([r[i] for r in left])
                 stop = float(np.linalg.norm(limit[:, i]))
-                found = _pursued(atoms, target, stop, self.tuning.most)
-                crossed[i] = tuple((*names[a], f) for a, f in found)
+                crossed[i] = tuple(atoms.pursued(target, stop, self.tuning.most))
                 for k, l, f in crossed[i]:
                     y[k, i] -= f * self.columns[:, l]
         left = self._left(y)
@@ -115,41 +117,50 @@ class WindowChain:
         """Return the part of every difference that no column of its window explains."""
         return [(y[k + 1] - y[k]) @ w.rest.T for k, w in enumerate(self.windows)]
 
-    def _atoms(self) -> tuple[Array, list[tuple[int, int]]]:
-        """Return what each (reading, column) does to the residuals of all windows, as columns."""
-        names = [(k, int(l)) for k, near in enumerate(self.near) for l in near]
-        sizes = [len(w.rest) for w in self.windows]
-        starts = np.cumsum([0, *sizes])
-        atoms = np.zeros((starts[-1], len(names)))
-        at = 0
+    def _atoms(self) -> ResidualAtoms:
+        """Return what each column does to the residuals beside each reading that it is off by."""
+        starts = np.cumsum([0, *(len(w.rest) for w in self.windows)])
+        blocks, spans = [], []
         for k, near in enumerate(self.near):
-            here = slice(at, at + len(near))
-            if k < len(self.windows):
-                atoms[starts[k] : starts[k + 1], here] = -(
-                    self.windows[k].rest @ self.columns[:, near]
-                )
-            if k:
-                atoms[starts[k - 1] : starts[k], here] = (
-                    self.windows[k - 1].rest @ self.columns[:, near]
-                )
-            at += len(near)
-        return atoms, names
+            beside = [(-1.0, w) for w in self.windows[k : k + 1]]
+            beside = [(1.0, w) for w in self.windows[k - 1 : k] if k] + beside
+            blocks.append(np.vstack([sign * (w.rest @ self.columns[:, near]) for sign, w in beside]))
+            first = int(starts[max(k - 1, 0)])
+            spans.append(slice(first, first + len(blocks[-1])))
+        return ResidualAtoms(tuple(blocks), tuple(spans), self.near)
 
 
-def _pursued(
-    atoms: Array, target: Array, stop: float, most: int
-) -> list[tuple[int, float]]:
-    """Explain a vector by few atoms with positive shares, one after the other."""
-    size = np.linalg.norm(atoms, axis=0)
-    # an atom that the residuals hardly show explains nothing
-    usable = size > 1e-6 * np.max(size, initial=0.0)
-    unit = np.where(usable, size, np.inf)
-    chosen: list[int] = []
-    share, left = np.zeros(0), target
-    while np.linalg.norm(left) > stop and len(chosen) < min(most, len(target) // 2):
-        match = (left @ atoms) / unit
-        match[chosen] = -np.inf
-        chosen.append(int(np.argmax(match)))
-        share, *_ = np.linalg.lstsq(atoms[:, chosen], target, rcond=None)
-        left = target - atoms[:, chosen] @ share
-    return list(zip(chosen, share.tolist(), strict=True))
+@dataclass(frozen=True, slots=True)
+class ResidualAtoms:
+    """What a reading that is off along a column leaves of the two differences beside it."""
+
+    blocks: tuple[Array, ...]
+    """For each reading (s, columns), in the rows ``spans`` of all residuals."""
+    spans: tuple[slice, ...]
+    near: tuple[Indices, ...]
+    hidden: float = 1e-6
+    """An atom of which the residuals show no more than this explains nothing."""
+
+    def pursued(self, target: Array, stop: float, most: int) -> Iterator[tuple[int, int, float]]:
+        """Explain residuals by few (reading, column, share), one after the other."""
+        sizes = [np.linalg.norm(block, axis=0) for block in self.blocks]
+        chosen: list[tuple[int, int]] = []
+        columns, share, left = np.zeros((len(target), 0)), np.zeros(0), target
+        while np.linalg.norm(left) > stop and len(chosen) < min(most, len(target) // 2):
+            best, match = (0, 0), -np.inf
+            for k, (block, span, size) in enumerate(
+                zip(self.blocks, self.spans, sizes, strict=True)
+            ):
+                along = (left[span] @ block) / np.where(size > self.hidden, size, np.inf)
+                along[[at for one, at in chosen if one == k]] = -np.inf
+                at = int(np.argmax(along))
+                if along[at] > match:
+                    best, match = (k, at), float(along[at])
+            chosen.append(best)
+            column = np.zeros((len(target), 1))
+            column[self.spans[best[0]], 0] = self.blocks[best[0]][:, best[1]]
+            columns = np.hstack([columns, column])
+            share, *_ = np.linalg.lstsq(columns, target, rcond=None)
+            left = target - columns @ share
+        for (k, at), f in zip(chosen, share.tolist(), strict=True):
+            yield k, int(self.near[k][at]), f

@@ -38,10 +38,12 @@ class Sides:
 
     back: Flags
     residual: bool
-    linear: Array | None
-    """R (d_out, d), None where it is 0."""
+    linear: tuple[Array, Array] | None
+    """R as U (r, d_out) and V (r, d), R = UᵀV; None where it is 0."""
+    known: bool
+    """Whether the equations determine shares."""
     sure: bool
-    """Whether shares came out as 0 and 1, determined by the equations."""
+    """Whether they are 0 and 1."""
 
 
 def sides_of(
@@ -81,5 +83,8 @@ def sides_of(
     back, residual = whole[:m] > 0, bool(square and whole[-1] > 0)
     linear = first + columns[back].T @ rows[back] - residual * np.eye(d_out, d)
     if np.linalg.norm(linear) <= tuning.errors * error:
-        return Sides(back, residual, None, sure)
-    return Sides(back, residual, linear, sure)
+        return Sides(back, residual, None, known, sure)
+    U, s, Vt = np.linalg.svd(linear)
+    root = np.sqrt(s[s > tuning.errors * error])[:, None]
+    parts = root * U.T[: len(root)], root * Vt[: len(root)]
+    return Sides(back, residual, parts, known, sure)

@@ -199,7 +199,9 @@ class FeedForwardLearner(Configured):
         plain = found.layer(sides, np.zeros(y.shape[1]))
         weight = 1 / look.size_at(x) ** 2
         c = weight @ (y - plain(x)) / np.sum(weight)
-        c_error = float(np.max(found.errors(0.0)["constant"], initial=look.noise * look.size))
+        errors = found.errors(0.0)
+        along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
+        c_error = errors["constant"] + errors["slope"] * along + look.noise * look.size
         model = found.layer(sides, c)
         claim = LayerClaim(
             model,
@@ -239,6 +241,9 @@ class FeedForwardLearner(Configured):
         )
         readings = yield from cells.run()
         columns, column_error, _ = cells.jumps()
+        if not len(columns):
+            place = x0 + readings.places[:, None] * basis[0]
+            return _without_neurons(readings, basis), (place, readings.values)
         rows = readings.solved(columns, column_error).along @ basis
         bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
         crossing = HyperplaneSpots(
@@ -246,7 +251,8 @@ class FeedForwardLearner(Configured):
         )
         spots = yield from crossing.run()
         self._check(spots, columns, column_error)
-        return _read_again(readings, spots, basis), spots.asked
+        readings = yield from cells.settled(readings, *spots.columns)
+        return _neurons(readings, spots, basis), spots.asked
 
     def _check(self, spots: Spots, columns: Array, column_error: Array) -> None:
         """Refuse hyperplanes that bend elsewhere than the line's kinks say, or otherwise."""
@@ -266,24 +272,16 @@ def asks(phase: str) -> AskTokens:
     """Return what asks single tokens in a phase."""
 
     def ask(x: Array) -> Generator[Round, Answers, Array]:
-        if not len(x):
-            return np.zeros((0, 0))
         [y] = yield [Singles(x, phase=phase, purpose="data")]
         return y
 
     return ask
 
 
-def _read_again(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeurons:
+def _neurons(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeurons:
     """Solve for all rows with the columns of the crossings."""
     columns, column_error = spots.columns
     solved = readings.solved(columns, column_error)
-    if not np.all(solved.good):
-        raise ModelMismatch(
-            f"In {np.sum(~solved.good)} of {len(basis)} directions the answers beside a line "
-            "contradict the columns of B that were found elsewhere: the target is no feed-forward "
-            "layer of one hidden layer of ReLUs."
-        )
     rows = solved.along @ basis
     row_error = np.linalg.norm(solved.errors, axis=1)
     far = np.linalg.norm(spots.points, axis=1) / np.sqrt(len(basis))
@@ -295,6 +293,21 @@ def _read_again(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeur
         columns=columns,
         column_error=column_error,
         first=solved.first.T @ basis,
+        first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
+    )
+
+
+def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
+    """Return what an affine target shows: its Jacobian."""
+    none = np.zeros(0)
+    return FoundNeurons(
+        rows=np.zeros((0, len(basis))),
+        row_error=none,
+        bias=none,
+        bias_error=none,
+        columns=np.zeros((0, readings.y.shape[2])),
+        column_error=none,
+        first=readings.y[0].T @ basis,
         first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
     )
 
@@ -313,17 +326,18 @@ def _notes(found: FoundNeurons, sides: Sides) -> tuple[str, ...]:
         "order and a positive factor for each are free."
     )
     if sides.linear is None:
-        return (count, f"On which side each neuron is active is determined, and that {residual}.")
-    rank = int(np.linalg.matrix_rank(sides.linear, tol=1e-6 * np.linalg.norm(sides.linear, 2)))
+        sure = "is determined" if sides.sure else "is chosen: other sides may do as well"
+        return (count, f"On which side each neuron is active, and that {residual}, {sure}.")
     why = (
-        "neurons on one hyperplane are active on opposite sides"
-        if sides.sure
-        else "the sides of neurons are not determined by the affine part"
+        "as where neurons on one hyperplane are active on opposite sides"
+        if sides.known
+        else "for d·d_out equations do not determine on which side each neuron is active"
     )
+    rank = len(sides.linear[0])
     return (
         count,
-        f"A linear part of rank {rank} is left, as {why}: it takes neurons more. Jumps across "
-        "hyperplanes and one affine part are determined, and no more.",
+        f"A linear part of rank {rank} is left, {why}: it takes {2 * rank} neurons more. Jumps "
+        "across hyperplanes and one affine part are determined, and no more.",
     )
 
 

@@ -47,10 +47,7 @@ class FoundNeurons:
         A = (turn / scale)[:, None] * self.rows
         b, B = turn / scale * self.bias, scale[:, None] * self.columns
         if sides.linear is not None:
-            U, s, Vt = np.linalg.svd(sides.linear)
-            kept = s > len(s) * np.finfo(float).eps * s[0]
-            root = np.sqrt(s[kept])[:, None]
-            right, left = root * Vt[: len(s)][kept], root * U.T[: len(s)][kept]
+            left, right = sides.linear
             A, B = np.vstack([A, right, -right]), np.vstack([B, left, -left])
             b = np.append(b, np.zeros(2 * len(right)))
         return FeedForward(A, b, B.T, c, sides.residual)

@@ -81,12 +81,15 @@ class HyperplaneSpots:
     tuning: SpotTuning = field(default=SpotTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, Spots]:
-        """Ask."""
+        """Ask.
+
+        There must be a neuron.
+        """
         groups = self._groups()
         points, ways = np.zeros_like(self.rows), np.zeros_like(self.rows)
         for group in groups:
             points[group], ways[group] = self._spot(group)
-        middles = np.array([points[group[0]] for group in groups])
+        middles = points[[group[0] for group in groups]]
         tokens = np.vstack([middles, points + ways, points - ways])
         answers = yield from self.ask(tokens)
         at, ahead, behind = np.split(answers, np.cumsum([len(groups), len(points)]))

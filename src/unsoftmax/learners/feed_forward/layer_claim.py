@@ -16,6 +16,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
@@ -31,8 +32,10 @@ class LayerClaimTuning:
     accepted: float = 3e-9
     coarse: float = 1e3
     coarsest: float = 1e-2
-    """Fresh answers may be missed by ``accepted`` of their size, or ``coarse`` times the answers'
-    own relative error, up to ``coarsest``. A missing neuron is missed by 1/m."""
+    certified: float = 1e-5
+    """Fresh answers may be missed by ``accepted`` of their size, by ``coarse`` times the answers'
+    own relative error, up to ``coarsest``, or by what is certified, up to ``certified``. A missing
+    neuron is missed by 1/m."""
     widened: float = 2.0
     """Where answers are missed by more than is certified, so many times what explains them is."""
     near: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -62,7 +65,8 @@ class LayerClaim:
         own = tuning.deviations * self.look.error_at(x)[:, None] / width
         allowed = tuning.deviations * self._bound(x)[:, None]
         limit = min(tuning.coarse * self.look.noise, tuning.coarsest)
-        most = max(tuning.accepted, limit)
+        certified = np.minimum(allowed / np.maximum(size, TINY), tuning.certified)
+        most = np.maximum(max(tuning.accepted, limit), certified)
         compared = Residuals.of(missed, own=own, allowed=allowed, size=size, most=most)
         judgement = judge(compared, queries)
         strain = compared.strain

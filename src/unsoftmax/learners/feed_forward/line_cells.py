@@ -38,19 +38,22 @@ class LineCellTuning:
     """Where steps are taken, and how long they are."""
 
     share: float = 0.85
-    """Kinks between two places, in numbers of an answer. More: fewer queries; less is left to see
-    crossed hyperplanes by."""
+    """Kinks between two places, in dimensions that all jumps span. More: fewer queries; less is
+    left to see crossed hyperplanes by."""
+    rank: float = 1e-6
+    """Jumps span no dimension in which none is more than this."""
     gain: float = 300.0
     """Condition of a group's columns beyond which it is divided: parallel columns."""
-    crossings: float = 0.4
-    """Expected number of hyperplanes that a step crosses, if neurons have all directions alike.
-    Longer steps are more precise; more of them have to be asked again."""
+    crossings: tuple[float, ...] = (1e-3, 0.02, 0.02, 0.02, 0.4)
+    """Expected number of hyperplanes that a step crosses, if neurons have all directions alike, by
+    the dimensions to spare between two places. Longer steps are more precise; more of them have to
+    be asked again. With none to spare no crossing shows, with few not which it was."""
     ends: float = 0.1
     """Steps of the first and last place are this share of it: what is crossed there by neurons of
     the group beside shows nowhere."""
     shorter: float = 1 / 16
     """Steps of a direction that is asked again."""
-    again: int = 6
+    again: int = 5
     """Limit on how often a direction is asked."""
     apart: float = 0.02
     """What a step went beyond a hyperplane must be what the neuron's row says, to this share of the
@@ -87,6 +90,8 @@ class CellReadings:
     cuts: Indices
     """Between which of them the places are: 0 … m."""
     places: Array
+    values: Array
+    """Answers there, (places, d_out)."""
     y: Array
     """(places, d, d_out)."""
     errors: Array
@@ -95,10 +100,11 @@ class CellReadings:
     """(places, d)."""
     tuning: LineCellTuning
 
-    def of(self, directions: Indices) -> CellReadings:
-        """Return what was read along some of the directions."""
-        y, errors, step = (a[:, directions] for a in (self.y, self.errors, self.step))
-        return replace(self, y=y, errors=errors, step=step)
+    def shorter(self, directions: Indices) -> CellReadings:
+        """Return the readings with shorter steps along some directions, to be asked."""
+        factor = np.ones(self.step.shape[1])
+        factor[directions] = self.tuning.shorter
+        return replace(self, step=self.step * factor, errors=self.errors / factor)
 
     def solved(self, columns: Array, column_error: Array) -> SolvedRows:
         """Solve for all rows.
@@ -110,10 +116,10 @@ class CellReadings:
         column_error : ndarray, shape (m,)
             What they are off by (2-norm).
         """
-        chain = self._chain(columns.T)
-        if not chain.windows:
+        if not len(columns):
             none = np.zeros((0, self.y.shape[1]))
             return SolvedRows(np.full(self.y.shape[1], True), none, none, self.y[0])
+        chain = self._chain(columns.T)
         noise = np.hypot(self.errors[1:], self.errors[:-1])
         noise = np.hypot(noise, self._from_columns(chain, column_error)[:, None])
         found = chain.solve(self.y, noise)
@@ -178,53 +184,94 @@ class LineCells:
     tuning: LineCellTuning = field(default=LineCellTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, CellReadings]:
-        """Ask until all directions are sure.
+        """Ask from all places along all directions, until all are sure.
 
         Raises
         ------
         ModelMismatch
             Some contradict the neurons that the line showed.
         """
-        d, d_out = len(self.basis), len(self.kinks.pieces[0].value)
-        cuts = self._cuts(d_out)
-        places = self._places(cuts)
-        x = self.origin + places[:, None] * self.basis[0]
-        values = yield from self.ask(x)
-        own = np.array([self.own_error(t) for t in places]) * np.sqrt(2 / d_out)
-        shape, step = (len(places), d), self._steps(places)
         columns, column_error, steepness = self.jumps()
-        y, steps, left = np.zeros((*shape, d_out)), np.ones(shape), np.arange(d)
-        for _ in range(self.tuning.again):
+        cuts = self._cuts()
+        places, d_out = self._places(cuts), columns.shape[1]
+        own = np.array([self.own_error(t) for t in places]) * np.sqrt(2 / d_out)
+        values = yield from self.ask(self.origin + places[:, None] * self.basis[0])
+        shape = (len(places), len(self.basis))
+        step = np.repeat(self._steps(places)[:, None], shape[1], axis=1)
+        readings = CellReadings(
+            t=self.kinks.t,
+            steepness=steepness,
+            cuts=cuts,
+            places=places,
+            values=values,
+            y=np.zeros((*shape, d_out)),
+            errors=own[:, None] / step,
+            step=step,
+            tuning=self.tuning,
+        )
+        asked = yield from self._asked(readings, np.arange(shape[1]))
+        return (yield from self.settled(asked, columns, column_error))
+
+    def settled(
+        self, readings: CellReadings, columns: Array, column_error: Array
+    ) -> Generator[Round, Answers, CellReadings]:
+        """Ask again, with shorter steps, where readings contradict the columns.
+
+        Raises
+        ------
+        ModelMismatch
+            Some do, however short the steps are.
+        """
+        for again in range(self.tuning.again + 1):
+            left = np.flatnonzero(~readings.solved(columns, column_error).good)
             if not len(left):
                 break
-            tokens = x[:, None] + step[:, None, None] * self.basis[left]
-            answers = yield from self.ask(tokens.reshape(-1, d))
-            answers = answers.reshape(len(places), len(left), d_out) - values[:, None]
-            y[:, left], steps[:, left] = answers / step[:, None, None], step[:, None]
-            readings = CellReadings(
-                self.kinks.t, steepness, cuts, places, y, own[:, None] / steps, steps, self.tuning
-            )
-            good = readings.of(left).solved(columns, column_error).good
-            left, step = left[~good], step * self.tuning.shorter
-        if len(left):
-            raise ModelMismatch(
-                f"In {len(left)} of {d} directions the answers beside a line contradict the "
-                f"{len(self.kinks.t)} neurons that it showed: the target is no feed-forward layer "
-                "of one hidden layer of ReLUs, or has neurons too close to each other for these "
-                "answers."
-            )
+            if again == self.tuning.again:
+                raise ModelMismatch(
+                    f"In {len(left)} of {len(self.basis)} directions the answers beside a line "
+                    f"contradict the {len(self.kinks.t)} neurons that it showed: the target is no "
+                    "feed-forward layer of one hidden layer of ReLUs, or has neurons too close to "
+                    "each other for these answers."
+                )
+            readings = yield from self._asked(readings.shorter(left), left)
         return readings
+
+    def _asked(
+        self, readings: CellReadings, directions: Indices
+    ) -> Generator[Round, Answers, CellReadings]:
+        """Take steps along some directions."""
+        x = self.origin + readings.places[:, None] * self.basis[0]
+        step = readings.step[:, directions, None]
+        answers = yield from self.ask(
+            (x[:, None] + step * self.basis[directions]).reshape(-1, len(self.basis))
+        )
+        y = readings.y.copy()
+        y[:, directions] = answers.reshape(len(x), len(directions), -1) - readings.values[:, None]
+        y[:, directions] /= step
+        return replace(readings, y=y)
 
     def jumps(self) -> tuple[Array, Array, Array]:
         """Return the directions of the jumps, what they are off by, and the jumps' sizes."""
-        size = np.linalg.norm(self.kinks.jumps, axis=1)
+        jumps = self.kinks.jumps.reshape(-1, len(self.kinks.pieces[0].value))
+        size = np.linalg.norm(jumps, axis=1)
         slopes = np.array([piece.slope_error for piece in self.kinks.pieces])
-        return self.kinks.jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size, size
+        return jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size, size
 
-    def _cuts(self, d_out: int) -> Indices:
+    @property
+    def _rank(self) -> int:
+        """Dimension of what all jumps span."""
+        values = np.linalg.svd(self.jumps()[0], compute_uv=False)
+        return int(np.sum(values > self.tuning.rank * np.max(values, initial=0.0)))
+
+    @property
+    def _group(self) -> int:
+        """Largest number of kinks between two places."""
+        rank = self._rank
+        return max(1, min(int(self.tuning.share * rank), rank - 1))
+
+    def _cuts(self) -> Indices:
         """Divide the kinks into groups, at wide pieces."""
-        n = len(self.kinks.t)
-        most = max(1, min(int(self.tuning.share * d_out), d_out - 1))
+        n, most = len(self.kinks.t), self._group
         groups = -(-n // most)
         if not groups:
             return np.zeros(1, dtype=np.intp)
@@ -265,6 +312,7 @@ class LineCells:
         if not len(t):
             return np.full(len(places), self.length)
         crossed = np.array([np.sum(1 / np.abs(place - t)) for place in places])
-        step = self.tuning.crossings * np.pi / 2 / crossed
+        spare = min(max(0, self._rank - self._group), len(self.tuning.crossings) - 1)
+        step = self.tuning.crossings[spare] * np.pi / 2 / crossed
         end = (places < t[0]) | (places > t[-1])
         return np.asarray(np.where(end, self.tuning.ends * step, step))

@@ -97,7 +97,8 @@ class TargetOpening:
                 "The target answers with one number. This learner reads vectors: "
                 "ReluNetworkLearner recovers such a network from numbers."
             )
-        precision = Precision.of_format([answers])
+        constant = not np.any(np.ptp(answers, axis=0))
+        precision = Precision() if constant else Precision.of_format([answers])
         length = self._length(t, answers, precision)
         size, steepness = _sizes(t, answers, length)
         look = OpeningLook(length, size, steepness, UNIT, tokens, answers, precision.why)
@@ -141,7 +142,7 @@ class TargetOpening:
         noise = float(np.median(narrow / look.size_at(points))) / np.sqrt(6)
         width = np.sqrt(answers.shape[1])
         rounding = precision.relative + precision.unit
-        rounding += precision.absolute * width / (look.size_at(points).min() or 1.0)
+        rounding += precision.absolute * width / look.size_at(points).min()
         noise = max(noise, rounding / 2)
         if noise > tuning.coarsest:
             raise ModelMismatch(
@@ -161,4 +162,5 @@ def _sizes(t: Array, answers: Array, length: float) -> tuple[float, float]:
     near = np.abs(t) <= length
     far = ~near
     steepness = float(np.max(norms[far] / np.abs(t[far]), initial=0.0))
-    return float(np.max(norms[near], initial=0.0)) + steepness * length, steepness
+    size = float(np.max(norms[near], initial=0.0)) + steepness * length
+    return size or 1.0, steepness
