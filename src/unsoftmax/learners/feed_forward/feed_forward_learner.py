@@ -251,6 +251,8 @@ class FeedForwardLearner(Configured):
         )
         spots = yield from crossing.run()
         self._check(spots, columns, column_error)
+        lengths = np.hypot(np.linalg.norm(x0), readings.places)
+        readings = readings.with_rounded_tokens(rows, lengths)
         readings = yield from cells.settled(readings, *spots.columns)
         return _neurons(readings, spots, basis), spots.asked
 
@@ -284,12 +286,12 @@ def _neurons(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeurons
     solved = readings.solved(columns, column_error)
     rows = solved.along @ basis
     row_error = np.linalg.norm(solved.errors, axis=1)
-    far = np.linalg.norm(spots.points, axis=1) / np.sqrt(len(basis))
+    along = np.linalg.norm(solved.errors * ((spots.ways - spots.points) @ basis.T), axis=1)
     return FoundNeurons(
         rows=rows,
         row_error=row_error,
         bias=spots.biases(rows),
-        bias_error=np.hypot(spots.error, row_error * far),
+        bias_error=np.hypot(spots.error, along),
         columns=columns,
         column_error=column_error,
         first=solved.first.T @ basis,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.line_cells import AskTokens, rounded_tokens
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -96,7 +96,8 @@ class HyperplaneSpots:
         of = np.zeros(len(points), dtype=np.intp)
         for g, group in enumerate(groups):
             of[group] = g
-        error = self.error_at(tokens)
+        lengths = np.linalg.norm(tokens, axis=1)
+        error = np.hypot(self.error_at(tokens), rounded_tokens(self.rows, lengths))
         middle, *sides = np.split(error, np.cumsum([len(groups), len(points)]))
         total = np.sqrt(4 * middle[of] ** 2 + sides[0] ** 2 + sides[1] ** 2)
         return Spots(ahead + behind - 2 * at[of], total, ways, points, (tokens, answers))

@@ -20,6 +20,7 @@ import numpy as np
 
 from unsoftmax.arrangement.vector_kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.solve.crossed_columns import (
@@ -65,6 +66,11 @@ class LineCellTuning:
     columns: CrossedColumnTuning = field(default=CrossedColumnTuning())
 
 
+def rounded_tokens(rows: Array, lengths: Array) -> Array:
+    """Return what rounding tokens (lengths given) does to answers, columns of B of norm 1."""
+    return np.asarray(UNIT * lengths * np.linalg.norm(rows) / np.sqrt(rows.shape[1]))
+
+
 @dataclass(frozen=True, slots=True)
 class SolvedRows:
     """What readings along directions say of all neurons."""
@@ -105,6 +111,14 @@ class CellReadings:
         factor = np.ones(self.step.shape[1])
         factor[directions] = self.tuning.shorter
         return replace(self, step=self.step * factor, errors=self.errors / factor)
+
+    def with_rounded_tokens(self, rows: Array, lengths: Array) -> CellReadings:
+        """Count that tokens of these lengths were rounded, which the rows pass on.
+
+        On a line that neurons are nearly parallel to answers alone do not show it.
+        """
+        own = np.sqrt(2 / self.y.shape[2]) * rounded_tokens(rows, lengths)
+        return replace(self, errors=np.hypot(self.errors, own[:, None] / self.step))
 
     def solved(self, columns: Array, column_error: Array) -> SolvedRows:
         """Solve for all rows.

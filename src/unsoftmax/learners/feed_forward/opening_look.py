@@ -40,6 +40,9 @@ class OpeningLookTuning:
     smooth: float = 64.0
     """Answers bend everywhere if the longer step's second differences are so many times the
     other's: 256 times where they do, once where they are roundoff."""
+    roundings: float = 2.0
+    """Errors are at least so many roundings of an answer: sums round more than once, and tokens do,
+    which second differences do not show where no neuron is active."""
     coarsest: float = 1e-3
     """Answers with larger relative errors are refused."""
 
@@ -138,12 +141,13 @@ class TargetOpening:
                 "a normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to "
                 "be found; no learner here recovers a smooth layer."
             )
-        # the deviation of a second difference is √6 times that of an answer
-        noise = float(np.median(narrow / look.size_at(points))) / np.sqrt(6)
+        # the deviation of a second difference is √6 times that of an answer; one of them may have
+        # a kink between, and where few neurons are active answers are nearly exact
+        noise = float(np.sort(narrow / look.size_at(points))[-2]) / np.sqrt(6)
         width = np.sqrt(answers.shape[1])
         rounding = precision.relative + precision.unit
         rounding += precision.absolute * width / look.size_at(points).min()
-        noise = max(noise, rounding / 2)
+        noise = max(noise, tuning.roundings * rounding)
         if noise > tuning.coarsest:
             raise ModelMismatch(
                 f"The answers are off by {noise:.0e} of their size, by rounding or noise: too "
