@@ -208,7 +208,7 @@ def test_jumps_may_be_vectors():
         np.testing.assert_allclose(found, np.array([one(x), shared(x)]).T, atol=1e-12)
     assert squared_distance(both, both.turned(back), 1e-2) == pytest.approx(0.0, abs=1e-25)
     ahead = both.turned(both.u[:, -1] > 0)
-    moved = replace(ahead, s=ahead.s + [[1e-3, 2e-3]])
+    moved = replace(ahead, s=ahead.s + np.array([1e-3, 2e-3]))
     assert squared_distance(ahead, moved, 1e-2) == pytest.approx(6 * 5e-6)
     assert both.scaled(2.0).norm == pytest.approx(2 * both.norm)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tests.feed_forward import layer
 
 def loop(f, x):
     """F(x) for one point, neuron by neuron, as the definition reads."""
-    z = [math.fsum([b, *(a * t for a, t in zip(row, x, strict=True))]) for row, b in zip(f.A, f.b)]
+    rows = zip(f.A, f.b, strict=True)
+    z = [math.fsum([b, *(a * t for a, t in zip(row, x, strict=True))]) for row, b in rows]
     y = [
         math.fsum([c, *(w * max(0.0, t) for w, t in zip(row, z, strict=True))])
         for row, c in zip(f.B, f.c, strict=True)
@@ -71,7 +73,9 @@ def test_arrays_are_copies_and_never_change():
     for array in f.arrays().values():
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0.0
-    assert (f.dim, f.parameter_norm("A"), f.norm) == (2, pytest.approx(6**0.5), None)
+    assert f.dim == 2
+    assert f.norm is None
+    assert f.parameter_norm("A") == pytest.approx(6**0.5)
     assert repr(layer(3, 4, 5, 0)) == "FeedForward(d=3, m=4, d_out=5)"
 
 
@@ -90,7 +94,7 @@ def test_arrays_are_copies_and_never_change():
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
-    fits = {"A": np.ones((3, 2)), "b": np.ones(3), "B": np.ones((2, 3)), "c": np.ones(2)}
+    fits: Any = {"A": np.ones((3, 2)), "b": np.ones(3), "B": np.ones((2, 3)), "c": np.ones(2)}
     us.FeedForward(**fits, residual=True)
     with pytest.raises(ValueError, match=message):
         us.FeedForward(**{**fits, **change})
@@ -98,7 +102,7 @@ def test_what_does_not_fit_is_refused(change, message):
 
 def test_a_norm_is_a_layer_norm():
     with pytest.raises(TypeError, match="norm must be a LayerNorm; it is a str"):
-        us.FeedForward(np.ones((3, 2)), np.ones(3), np.ones((2, 3)), np.ones(2), norm="post")
+        us.FeedForward([[1.0]], [1.0], [[1.0]], [1.0], norm="post")  # type: ignore[arg-type]
 
 
 # -- equality
@@ -127,7 +131,7 @@ def rewritten(f, seed):
     return us.FeedForward(A[order], b[order], B[:, order], c - 2.0, f.residual and before, f.norm)
 
 
-NORMS = {
+NORMS: dict[str, Any] = {
     "none": None,
     "before": us.LayerNorm([1.0, -2.0, 0.5, 3.0], [0.1, 0.2, 0.3, 0.4], 1e-3, True),
     "behind": us.LayerNorm([1.0, -2.0, 0.5, 3.0], [0.1, 0.2, 0.3, 0.4], 1e-3),
@@ -161,7 +165,7 @@ def test_what_a_norm_hides_is_no_difference():
     assert us.equivalent(one, us.FeedForward(f.A, f.b, -3 * f.B, -3 * f.c, norm=turned))
     rms = us.LayerNorm(norm.scale, norm.shift, norm.eps, centred=False)
     pair = [us.FeedForward(f.A, f.b, B, f.c, norm=rms) for B in (f.B, f.B + mean)]
-    assert us.equivalent(*pair).verdict == "different"
+    assert us.equivalent(pair[0], pair[1]).verdict == "different"
     before = us.LayerNorm(norm.scale, norm.shift, norm.eps, True)
     along = 1.0 / norm.scale  # what the norm lets nothing through of, but for its shift
     moved = us.FeedForward(f.A + along, f.b - along @ norm.shift, f.B, f.c, norm=before)
@@ -186,8 +190,9 @@ def test_what_differs_is_different_and_a_witness_shows_it(norm, part):
     other = us.FeedForward.from_arrays(arrays)
     verdict = us.equivalent(f, other)
     assert verdict.verdict == "different"
-    gap = np.abs(f(verdict.witness[None]) - other(verdict.witness[None])).max()
-    assert gap > 1e-8
+    assert verdict.witness is not None
+    X = verdict.witness[None]
+    assert np.abs(f(X) - other(X)).max() > 1e-8
 
 
 def test_eps_before_is_seen():

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -161,13 +162,11 @@ class VectorKinkSearch:
             pieces = kept
         return pieces
 
-    def _looked_at(
-        self, pieces: list[VectorPiece]
-    ) -> Generator[Round, Answers, list[VectorPiece]]:
+    def _looked_at(self, pieces: list[VectorPiece]) -> Generator[Round, Answers, list[VectorPiece]]:
         """Ask on both sides of every kink that is new; return pieces that show there."""
         aside = self.tuning.aside
         looked: list[tuple[VectorPiece, float, float]] = []
-        for p, q in zip(pieces, pieces[1:], strict=False):
+        for p, q in pairwise(pieces):
             t = self._meeting(p, q)
             if t is None or t == p.met:
                 continue
@@ -260,13 +259,11 @@ class VectorKinkSearch:
             open_ = again
         return sorted(done, key=lambda piece: piece.low)
 
-    def _open_between(
-        self, pieces: list[VectorPiece]
-    ) -> list[tuple[VectorPiece, VectorPiece]]:
+    def _open_between(self, pieces: list[VectorPiece]) -> list[tuple[VectorPiece, VectorPiece]]:
         """Return neighbours that neither agree nor meet once."""
         between = [
             (p, q)
-            for p, q in zip(pieces, pieces[1:], strict=False)
+            for p, q in pairwise(pieces)
             if not self._same(p, q) and self._meeting(p, q) is None
         ]
         for p, q in between:
@@ -313,9 +310,7 @@ class VectorKinkSearch:
             return None
         return float(np.clip(t, p.high, q.low))
 
-    def _placed(
-        self, p: VectorPiece, q: VectorPiece, t: float, value: Array
-    ) -> VectorPiece | None:
+    def _placed(self, p: VectorPiece, q: VectorPiece, t: float, value: Array) -> VectorPiece | None:
         """Return the piece that a value is on: p, q, or the one between their two kinks."""
         for piece in (p, q):
             if self._on(piece, t, value):
@@ -343,7 +338,7 @@ class VectorKinkSearch:
     def _without_straddling(self, pieces: list[VectorPiece]) -> list[VectorPiece]:
         """Leave out pairs that meet both neighbours at their own ends."""
         kept = pieces[:1]
-        for piece, after in zip(pieces[1:], pieces[2:], strict=False):
+        for piece, after in pairwise(pieces[1:]):
             width = piece.high - piece.low
             left, right = self._meeting(kept[-1], piece), self._meeting(piece, after)
             if piece.pair and left is not None and right is not None:
@@ -362,7 +357,9 @@ class VectorKinkSearch:
                 merged.append(piece)
                 continue
             low, high = min(last.low, piece.low), max(last.high, piece.high)
-            better, other = (last, piece) if last.slope_error <= piece.slope_error else (piece, last)
+            better, other = (
+                (last, piece) if last.slope_error <= piece.slope_error else (piece, last)
+            )
             better.extend(other.t, other.value, other.error)
             better.low, better.high = low, high
             merged[-1] = better
@@ -370,10 +367,9 @@ class VectorKinkSearch:
 
     def _concluded(self, pieces: list[VectorPiece]) -> LineKinks:
         merged = self._merged(pieces)
-        t = [self._meeting(p, q) for p, q in zip(merged, merged[1:], strict=False)]
+        t = [self._meeting(p, q) for p, q in pairwise(merged)]
         places = np.array([np.nan if place is None else place for place in t])
         if len(places) > self.most or np.any(np.isnan(places)):
             raise TooManyBreakpoints(self.most)
         slopes = np.array([piece.slope for piece in merged])
         return LineKinks(places, np.diff(slopes, axis=0), tuple(merged))
-

@@ -83,8 +83,8 @@ class FeedForward(FrozenModel):
                 )
         if norm is not None and not isinstance(norm, LayerNorm):
             raise TypeError(f"norm must be a LayerNorm; it is a {type(norm).__name__}.")
-        residual = frozen("residual", bool(residual))
-        self._arrays, self._norm = {"A": A, "b": b, "B": B, "c": c, "residual": residual}, norm
+        self._arrays, self._norm = {"A": A, "b": b, "B": B, "c": c}, norm
+        self._arrays["residual"] = frozen("residual", bool(residual))
         self._refuse_shapes(A.shape[1], len(c))
         if norm is not None:
             self._arrays |= {f"norm.{name}": array for name, array in norm.arrays().items()}

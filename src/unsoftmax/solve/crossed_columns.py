@@ -69,7 +69,7 @@ class Unmixed:
     residual: Array
     """(windows, D): norm of what is left of the differences, per number."""
     crossed: tuple[tuple[tuple[int, int, float], ...], ...]
-    """For each set of readings the (k, l, f) that were found."""
+    """For each set of readings the (k, column, f) that were found."""
     solved: Flags
     """(D,): whether residuals are errors alone."""
 
@@ -97,16 +97,14 @@ class WindowChain:
                 target = np.concatenate([r[i] for r in left])
                 stop = float(np.linalg.norm(limit[:, i]))
                 crossed[i] = tuple(atoms.pursued(target, stop, self.tuning.most))
-                for k, l, f in crossed[i]:
-                    y[k, i] -= f * self.columns[:, l]
+                for k, column, f in crossed[i]:
+                    y[k, i] -= f * self.columns[:, column]
         left = self._left(y)
         norms = np.array([np.linalg.norm(r, axis=1) for r in left])
         solved = np.asarray(np.all(norms <= limit, axis=0))
         degrees = np.array([max(1, len(w.rest)) for w in self.windows])
         residual = norms / np.sqrt(degrees)[:, None]
-        alpha = np.vstack(
-            [w.inverse @ (y[k + 1] - y[k]).T for k, w in enumerate(self.windows)]
-        )
+        alpha = np.vstack([w.inverse @ (y[k + 1] - y[k]).T for k, w in enumerate(self.windows)])
         return Unmixed(alpha, y, residual, tuple(crossed), solved)
 
     def _limit(self, noise: Array) -> Array:
@@ -124,7 +122,9 @@ class WindowChain:
         for k, near in enumerate(self.near):
             beside = [(-1.0, w) for w in self.windows[k : k + 1]]
             beside = [(1.0, w) for w in self.windows[k - 1 : k] if k] + beside
-            blocks.append(np.vstack([sign * (w.rest @ self.columns[:, near]) for sign, w in beside]))
+            blocks.append(
+                np.vstack([sign * (w.rest @ self.columns[:, near]) for sign, w in beside])
+            )
             first = int(starts[max(k - 1, 0)])
             spans.append(slice(first, first + len(blocks[-1])))
         return ResidualAtoms(tuple(blocks), tuple(spans), self.near)
@@ -145,7 +145,7 @@ class ResidualAtoms:
         """Explain residuals by few (reading, column, share), one after the other."""
         sizes = [np.linalg.norm(block, axis=0) for block in self.blocks]
         chosen: list[tuple[int, int]] = []
-        columns, share, left = np.zeros((len(target), 0)), np.zeros(0), target
+        columns, left, share = np.zeros((len(target), 0)), target, target[:0]
         while np.linalg.norm(left) > stop and len(chosen) < min(most, len(target) // 2):
             best, match = (0, 0), -np.inf
             for k, (block, span, size) in enumerate(
@@ -160,7 +160,7 @@ class ResidualAtoms:
             column = np.zeros((len(target), 1))
             column[self.spans[best[0]], 0] = self.blocks[best[0]][:, best[1]]
             columns = np.hstack([columns, column])
-            share, *_ = np.linalg.lstsq(columns, target, rcond=None)
+            share = np.asarray(np.linalg.lstsq(columns, target, rcond=None)[0], dtype=np.float64)
             left = target - columns @ share
         for (k, at), f in zip(chosen, share.tolist(), strict=True):
             yield k, int(self.near[k][at]), f

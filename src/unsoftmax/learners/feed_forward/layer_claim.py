@@ -8,7 +8,6 @@ number of standard deviations that is certified.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -18,8 +17,8 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import Array, Round, Singles
-from unsoftmax.protocol import Answers, Certificate, Found, Steps
+from unsoftmax.probes import Array, Singles
+from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 
 

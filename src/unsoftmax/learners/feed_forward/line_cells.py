@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -144,10 +145,7 @@ class CellReadings:
         return SolvedRows(good, found.alpha, errors, found.readings[0])
 
     def _chain(self, columns: Array) -> WindowChain:
-        windows = tuple(
-            WindowColumns.of(columns, int(a), int(b))
-            for a, b in zip(self.cuts, self.cuts[1:], strict=False)
-        )
+        windows = tuple(WindowColumns.of(columns, int(a), int(b)) for a, b in pairwise(self.cuts))
         near = tuple(
             np.argsort(np.abs(self.t - place))[: self.tuning.near] for place in self.places
         )
@@ -159,7 +157,7 @@ class CellReadings:
         for k, w in enumerate(chain.windows):
             alpha = np.median(np.abs(w.inverse @ (self.y[k + 1] - self.y[k]).T), axis=1)
             typical.append(np.linalg.norm(alpha * column_error[w.first : w.last]))
-        return 1.5 * np.array(typical) / np.sqrt(self.y.shape[2])
+        return np.asarray(1.5 * np.array(typical) / np.sqrt(self.y.shape[2]))
 
     def _consistent(self, found: Unmixed, chain: WindowChain) -> Flags:
         """Tell which directions cross just the hyperplanes that were found to be crossed."""
@@ -169,9 +167,9 @@ class CellReadings:
             moved = to + alpha
             excess = np.where(np.sign(moved) != np.sign(to), np.abs(moved), 0.0)
             for i, crossed in enumerate(found.crossed):
-                for at, l, f in crossed:
+                for at, column, f in crossed:
                     if at == k:
-                        excess[l, i] -= f
+                        excess[column, i] -= f
             good &= np.all(np.abs(excess) <= self.tuning.apart * np.abs(to), axis=0)
             if k in (0, len(self.places) - 1):
                 # crossed by a neuron of the group beside, a row comes out as the way to it

@@ -90,7 +90,7 @@ class FeedForwardEquality(ModelEquality[FeedForward]):
         size = max(first.norm, second.norm)
         difference = float(np.sqrt(squared_distance(first, second, self.near)))
         gap = difference / size if size else 0.0
-        alike, norm_gap = _compare_norms(*forms, tolerance)
+        alike, norm_gap = _compare_norms(forms[0], forms[1], tolerance)
         gap = max(gap, norm_gap)
         if alike and tolerance.allows(difference, size):
             return Equivalence("equal", None, gap)
