@@ -16,7 +16,7 @@ from unsoftmax.models import (
     has_parameters,
     load_weights,
 )
-from unsoftmax.models.projections import may_be_rotary
+from unsoftmax.models.projection_names import may_be_rotary
 
 
 @with_exit_status
