@@ -150,6 +150,7 @@ def test_every_parameter_makes_a_difference(kind, residual):
         other = nudged(model, name)
         result = us.equivalent(model, other)
         assert result.verdict == "different", name
+        assert result.witness is not None
         X = result.witness[None]
         assert np.abs(model(X) - other(X)).max() > 0
         assert us.equivalent(model, other, rtol=1e-2), name  # eps is off by 1e-3
@@ -173,6 +174,7 @@ def test_a_missing_head_is_a_difference():
     fewer = us.AttentionLayer(model.heads[:2], model.c)
     result = us.equivalent(model, fewer)
     assert result.verdict == "different"
+    assert result.witness is not None
     assert np.abs(model(result.witness[None]) - fewer(result.witness[None])).max() > 1e-3
 
 
@@ -269,9 +271,11 @@ def test_a_certificate_decides_by_canonical_parameters():
     ample = dict.fromkeys(("M", "W", "w", "c", "scale", "shift", "eps"), 1e-6)
     result = us.equivalent(near, model, errors=ample)
     assert (result.verdict, result.by) == ("equal", "certificate")
+    assert result.share is not None
     assert 0.001 < result.share < 1
     tight = us.equivalent(near, model, errors={**ample, "W": 1e-12})
     assert (tight.verdict, tight.by) == ("different", "certificate")
+    assert tight.share is not None
     assert tight.share > 1e3
     without = us.equivalent(near, model, errors={"M": 1e-6})
     assert without.by == "witness"

@@ -307,17 +307,17 @@ def test_what_the_arrays_cannot_hold_is_named(options, sentence):
 
 def test_only_layers_go_back():
     with pytest.raises(TypeError, match="takes an AttentionLayer; this is a SingleHead"):
-        us.to_projections(us.SingleHead([[1.0]], [1.0]))
+        us.to_projections(us.SingleHead([[1.0]], [1.0]))  # type: ignore[arg-type]
 
 
 # -- whole sub-layers by their names
 
 
 PLACES = {
-    "torch": ("model.norm1.", False, {}),
-    "BERT": ("model.attention.output.LayerNorm.", False, {}),
-    "Llama": ("model.input_layernorm.", True, {}),
-    "OPT": ("model.attention_layer_norm.", True, {"before": True}),
+    "torch": ("model.norm1.", False, None),
+    "BERT": ("model.attention.output.LayerNorm.", False, None),
+    "Llama": ("model.input_layernorm.", True, None),
+    "OPT": ("model.attention_layer_norm.", True, True),
 }
 
 
@@ -329,7 +329,7 @@ def test_a_sub_layer_is_found_and_named_as_people_name_it(scheme):
     named = state(arrays, scheme, "model.attention.") | {f"{place}weight": scale}
     if scheme != "Llama":
         named[f"{place}bias"] = shift
-    found = us.find_projections(named, "model", eps=1e-6, **told)
+    found = us.find_projections(named, "model", 1e-6, told)
     norm = found.pop("norm")
     assert found.pop("residual") is True
     assert same(found, arrays)
@@ -342,7 +342,7 @@ def test_a_sub_layer_is_found_and_named_as_people_name_it(scheme):
     assert again.keys() <= named.keys()
     shapes = {name: array.shape for name, array in named.items()}
     assert all(shapes[name] == array.shape for name, array in again.items())
-    back = us.from_projections(**us.find_projections(again, eps=1e-6, **told), heads=2)
+    back = us.from_projections(**us.find_projections(again, None, 1e-6, told), heads=2)
     assert us.equivalent(back, model)
 
 

@@ -9,6 +9,7 @@ behind a norm, or after one, is in `layer_form`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -291,4 +292,4 @@ def _spread(tokens: Array, weights: Array) -> Array:
 def _product_bound(head: LayerHead) -> float:
     """Bound ‖W‖₂ and what is lost in its products by the norms of its factors."""
     factors = [x for name, x in head.arrays().items() if name in "WKQ"]
-    return float(np.prod([np.linalg.norm(x, 2) if x.size else 0.0 for x in factors]))
+    return math.prod(float(np.linalg.norm(x, 2)) if x.size else 0.0 for x in factors)
