@@ -537,7 +537,8 @@ def test_how_the_command_ends(words, status, folder):
 
 def test_a_network_of_the_last_of_several_tokens_is_certain():
     rng = np.random.default_rng(4)
-    network = us.ReluNetwork(*(rng.standard_normal(shape) for shape in ((2, 3), 3, 3)))
+    A, w_o, b = rng.standard_normal((2, 3)), rng.standard_normal(3), rng.standard_normal(3)
+    network = us.ReluNetwork(A, w_o, b)
     result = us.audit(lambda X: network(X[:, -1]), 2, recover=True)
     assert (result.target_class, result.certainty) == ("ReLU network", "certain")
     assert result.recovery is not None
