@@ -50,6 +50,7 @@ if _typing.TYPE_CHECKING:
         from_projections,
         load,
         load_weights,
+        to_projections,
     )
     from unsoftmax.questions import (
         Audit,
@@ -104,6 +105,7 @@ __all__ = [
     "load_weights",
     "oracles",
     "theory",
+    "to_projections",
     "verify",
 ]
 
