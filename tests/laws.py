@@ -10,6 +10,7 @@ import numpy as np
 
 import unsoftmax as us
 from tests.by_hand import driven
+from tests.feed_forward import layer, parameter_errors
 from tests.heads import several
 from tests.networks import network, within
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
@@ -200,6 +201,15 @@ def _vector_head(dim: int, width: int) -> Callable[[int], Any]:
         )
 
     return make
+
+
+def _feed_forward(dim: int, neurons: int, outputs: int, residual: bool = False) -> Any:
+    return lambda seed: layer(dim, neurons, outputs, seed, residual=residual)
+
+
+def _layer_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    errors, bounds = parameter_errors(recovery.model, target), recovery.certificate.errors
+    return all(errors[name] <= bounds[name] for name in errors)
 
 
 def _vectors(name: str, learner: Any, target: Any) -> Case:
@@ -432,6 +442,22 @@ CASES = [
         lambda seed: us.learners.Antisymmetric(us.learners.LowRankHead(9, 2, seed=seed)),
         _low_rank(9, 2),
         _odd_part_of_softplus,
+    ),
+    Case(
+        "FeedForwardLearner",
+        lambda seed: us.learners.FeedForwardLearner(6, seed=seed),
+        _feed_forward(6, 9, 6, residual=True),
+        _one_by_one,
+        within=_layer_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "FeedForwardLearner of other outputs",
+        lambda seed: us.learners.FeedForwardLearner(5, seed=seed),
+        _feed_forward(5, 8, 7),
+        _one_by_one,
+        within=_layer_within_the_bounds,
+        single=False,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),
