@@ -2,8 +2,7 @@
 
 Target F(x) = B relu(A x + b) + c (+ x), A (m, d), B (d_out, m), asked at single tokens; neither m
 nor the residual need be known. Beyond arXiv 2601.16873, whose A_FFN takes numbers. 2md + d_out
-parameters, m·d_out of them in B, are at least (2md + d_out)/d_out queries, 2m for d_out = d; this
-takes about 2.1m + 1.5m + 2.1m + 100.
+parameters take at least 2m queries where d_out is d; this takes about 2.1m + 1.5m + 2.1m + 61.
 
 The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps by B_j a_jᵀ.
 
@@ -103,8 +102,8 @@ class FeedForwardLearner(Configured):
 
     Notes
     -----
-    *Queries*: about 5.7m + 110 for m neurons and d_out = d numbers per answer; in general
-    4.2m + 110 + 1.2m·d/d_out + 2d. One of two to six neurons in a thousand layers is asked again.
+    *Queries*: about 4.22m + (d + 1)(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per
+    answer, 5.7m where d_out is d; two to four times that where another line is needed.
     *Determined up to* the order of neurons and a positive factor between row of A and column of B:
     rows are as long as columns. Neurons on one hyperplane are one; where they are active on
     opposite sides, or x is a sum of neurons, a linear part is left that takes more neurons, and
@@ -156,8 +155,8 @@ class FeedForwardLearner(Configured):
             at_most=at_most,
             tokens=at_most,
             rounds=tuning.attempts * tuning.rounds,
-            formula="about 5.7m + 110 for m neurons and as many numbers per answer as d; refused "
-            f"beyond {at_most}",
+            formula="about 4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers "
+            f"per answer, 5.7m where d_out is d; refused beyond {at_most}",
             longest_token=FARTHEST,
             most_tokens=1,
         )
