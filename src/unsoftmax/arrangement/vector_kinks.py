@@ -41,14 +41,16 @@ class VectorKinkTuning:
     """Pieces asked for first, evenly in the angle arctan(t/length). Fewer: more rounds; more: more
     than one falls on a piece."""
     far: float = 1e6
-    """Places up to so many lengths are asked. A neuron whose hyperplane is nearly parallel to the
-    line, or far away, is crossed far out."""
+    farther: float = 0.5
+    """Places up to so many lengths are asked, or this power of the inverse of the answers' relative
+    error: farther out errors are larger than what is looked for. A neuron whose hyperplane is
+    nearly parallel to the line, or far away, is crossed far out."""
     pair: float = 0.25
     least_pair: float = 2e-3
     most_pair: float = 0.03
     """Width of a pair of values in its interval: this power of the answers' relative error, within
     these limits. Wider: more pairs straddle a kink. Narrower: slopes are less precise."""
-    errors: float = 8.0
+    errors: float = 5.0
     """Pieces agree, and meet, within so many of their errors."""
     rounds: int = 200
     """Limit on the rounds. 30 to 50 are usual."""
@@ -56,6 +58,13 @@ class VectorKinkTuning:
     """How often intervals beside pairs that straddled a kink are searched again."""
     looks: int = 60
     """Limit on how often a thorough search looks at kinks that are new."""
+    sharp: float = 14.0
+    exact: float = 1e-9
+    """Two pieces meet only where both together are known to so many errors of a value, or to this
+    share of its size. Less sharp: of coarse answers two kinks are taken for one. Sharper than 6:
+    no piece ever is."""
+    closest: float = 1e-4
+    """Or where they were seen this close to each other, in places or lengths."""
     narrowest: float = 1e-13
     """Pieces that are no farther apart, in places or lengths, must meet."""
     aside: float = 0.05
@@ -157,7 +166,8 @@ class VectorKinkSearch:
         for _ in range(self.tuning.restarts):
             pieces = self._merged((yield from self._searched(pieces)))
             kept = self._without_straddling(pieces)
-            if len(kept) == len(pieces):
+            # pieces that met may no longer, once they are known better
+            if len(kept) == len(pieces) and not self._open_between(kept):
                 break
             pieces = kept
         return pieces
@@ -205,7 +215,7 @@ class VectorKinkSearch:
 
     def _opened(self) -> Generator[Round, Answers, list[VectorPiece]]:
         tuning = self.tuning
-        edge = np.arctan(tuning.far)
+        edge = np.arctan(min(tuning.far, self.noise**-tuning.farther))
         inner = np.linspace(-edge, edge, tuning.start)
         t = self.length * np.tan(inner)
         step = self._pair * np.maximum(np.abs(t), self.length) * np.where(t < 0, -1.0, 1.0)
@@ -302,7 +312,11 @@ class VectorKinkSearch:
         if not square:
             return None
         t = middle - float(apart @ turn) / square
-        error = self.tuning.errors * (p.error_at(t) + q.error_at(t))
+        both = p.error_at(t) + q.error_at(t)
+        known = max(self.tuning.sharp * self.own_error(t), self.tuning.exact * self._size(t))
+        if both > known and q.low - p.high > self.tuning.closest * max(abs(t), self.length):
+            return None
+        error = self.tuning.errors * both
         slack = error / np.sqrt(square)
         if not p.high - slack <= t <= q.low + slack:
             return None
