@@ -31,6 +31,7 @@ from unsoftmax.arrangement.vector_kinks import VectorKinkSearch, VectorKinkTunin
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import limited
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
+from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning, LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, SpotTuning
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim, LayerClaimTuning
@@ -60,6 +61,7 @@ class FeedForwardTuning:
     cells: LineCellTuning = field(default=LineCellTuning())
     spots: SpotTuning = field(default=SpotTuning())
     affine: AffinePartTuning = field(default=AffinePartTuning())
+    fitted: FittedLayerTuning = field(default=FittedLayerTuning())
     claims: LayerClaimTuning = field(default=LayerClaimTuning())
     neurons_per_dim: int = 16
     neurons: int = 1024
@@ -201,11 +203,14 @@ class FeedForwardLearner(Configured):
         errors = found.errors(0.0)
         along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
         c_error = errors["constant"] + errors["slope"] * along + look.noise * look.size
-        model = found.layer(sides, c)
+        model, errors = found.layer(sides, c), found.errors(c_error)
+        fitting = LayerFitting(look, asks("fit"), rng, self.tuning.fitted)
+        if sides.linear is None and fitting.wanted(model):
+            model, errors = yield from fitting.run(model, found, (x, y))
         claim = LayerClaim(
             model,
             look,
-            found.errors(c_error),
+            errors,
             _notes(found, sides),
             sides.sure and sides.linear is None,
             tuning=self.tuning.claims,
