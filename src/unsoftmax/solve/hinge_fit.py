@@ -24,13 +24,13 @@ from unsoftmax.probes import Array
 class HingeFitTuning:
     """How a layer is fitted."""
 
-    steps: int = 8
+    steps: int = 5
     """Limit on the Gauss–Newton steps; three are usual."""
-    iterations: int = 600
+    iterations: int = 400
     """Limit on the iterations for each. Fewer: directions that the tokens hardly show stay."""
     gained: float = 0.9
     """A step that leaves more than this share of the misses is the last."""
-    drawn: int = 4
+    drawn: int = 3
     """How often errors are drawn."""
 
 
@@ -137,6 +137,4 @@ class HingeFit:
 def balanced_parameters(layer: HingeParameters) -> HingeParameters:
     """Return the same layer with every row of A as long as its column of B."""
     scale = np.sqrt(np.linalg.norm(layer.B, axis=0) / np.linalg.norm(layer.A, axis=1))
-    return replace(
-        layer, A=scale[:, None] * layer.A, b=scale * layer.b, B=layer.B / scale
-    )
+    return replace(layer, A=scale[:, None] * layer.A, b=scale * layer.b, B=layer.B / scale)

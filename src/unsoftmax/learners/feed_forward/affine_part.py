@@ -42,8 +42,13 @@ class Sides:
     """R as U (r, d_out) and V (r, d), R = UᵀV; None where it is 0."""
     known: bool
     """Whether the equations determine shares."""
-    sure: bool
-    """Whether they are 0 and 1."""
+    whole: Flags
+    """Of which neurons, and last of the residual, they are 0 or 1."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether sides and residual are determined."""
+        return self.known and bool(np.all(self.whole))
 
 
 def sides_of(
@@ -79,12 +84,12 @@ def sides_of(
     else:
         share = np.linalg.lstsq(gram, right / size, rcond=1e-9)[0] / size
     whole = np.round(np.clip(share, 0.0, 1.0))
-    sure = bool(known and np.all(np.abs(share - whole) < tuning.whole))
+    near = np.append(np.abs(share - whole) < tuning.whole, [] if square else True)
     back, residual = whole[:m] > 0, bool(square and whole[-1] > 0)
     linear = first + columns[back].T @ rows[back] - residual * np.eye(d_out, d)
     if np.linalg.norm(linear) <= tuning.errors * error:
-        return Sides(back, residual, None, known, sure)
+        return Sides(back, residual, None, known, near)
     U, s, Vt = np.linalg.svd(linear)
     root = np.sqrt(s[s > tuning.errors * error])[:, None]
     parts = root * U.T[: len(root)], root * Vt[: len(root)]
-    return Sides(back, residual, parts, known, sure)
+    return Sides(back, residual, parts, known, near)

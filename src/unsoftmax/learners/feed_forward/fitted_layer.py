@@ -18,7 +18,7 @@ from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.solve.hinge_fit import (
     HingeFit,
@@ -42,6 +42,11 @@ class FittedLayerTuning:
     hyperplane, each neuron's in turn."""
     most: int = 300_000
     """Layers of more parameters are not fitted: it takes minutes."""
+    poor: float = 30.0
+    """Misses of so many errors of the answers are those of a wrong layer, and prove nothing."""
+    gone: float = 12.0
+    """Neurons whose product of row and column is below so many of its errors are none: of coarse
+    answers a line shows kinks that are not there."""
     seen: float = 1.75
     """Tokens on either side of its hyperplane that tell a neuron, per dimension."""
     fit: HingeFitTuning = field(default=HingeFitTuning())
@@ -59,12 +64,14 @@ class LayerFitting:
     def wanted(self, layer: FeedForward) -> bool:
         """Tell whether a layer gains by it."""
         size = sum(array.size for array in layer.arrays().values())
-        return self.look.noise > self.tuning.coarse and 0 < len(layer.b) and size <= self.tuning.most
+        return (
+            self.look.noise > self.tuning.coarse and len(layer.b) > 0 and size <= self.tuning.most
+        )
 
     def run(
         self, layer: FeedForward, found: FoundNeurons, asked: tuple[Array, Array]
-    ) -> Generator[Round, Answers, tuple[FeedForward, dict[str, float]]]:
-        """Return the layer, and standard deviations of its parameters.
+    ) -> Generator[Round, Answers, tuple[FeedForward, dict[str, float], Flags]]:
+        """Return the layer, standard deviations of its parameters, and which neurons are left.
 
         Parameters
         ----------
@@ -80,16 +87,26 @@ class LayerFitting:
         answers = yield from self.ask(fresh)
         x, y = np.vstack([fresh, asked[0]]), np.vstack([answers, asked[1]])
         fit = HingeFit(x, y - layer.residual * x if layer.residual else y, 1 / self.look.size_at(x))
-        start = HingeParameters(layer.A, layer.b, layer.B, layer.c)
-        best, size = fit.run(start)
-        best = balanced_parameters(best)
-        drawn = fit.errors(best, max(size, self.look.noise / np.sqrt(d_out) / 2), self.rng)
+        kept = np.full(len(layer.b), True)
+        best = HingeParameters(layer.A, layer.b, layer.B, layer.c)
+        while True:
+            best, size = fit.run(best)
+            best = balanced_parameters(best)
+            own = self.look.noise / np.sqrt(d_out)
+            drawn = fit.errors(best, max(size, own / 2), self.rng)
+            if size > self.tuning.poor * own:
+                break  # something is missing or wrong: fresh answers will say so
+            real = _products(best) > self.tuning.gone * _product_errors(best, drawn)
+            if np.all(real):
+                break
+            kept[kept] = real
+            best = HingeParameters(best.A[real], best.b[real], best.B[:, real], best.c)
         unseen = np.any(self._missing(best.A, best.b, fresh), axis=0)
         errors = _errors(best, drawn)
-        for name, kept in found.taken(unseen).errors(0.0).items():
-            errors[name] = float(np.hypot(errors[name], kept))
+        for name, before in found.taken(np.flatnonzero(kept)[unseen]).errors(0.0).items():
+            errors[name] = float(np.hypot(errors[name], before))
         errors["c"] = float(np.hypot(errors["c"], errors["constant"] * np.any(unseen)))
-        return FeedForward(best.A, best.b, best.B, best.c, layer.residual), errors
+        return FeedForward(best.A, best.b, best.B, best.c, layer.residual), errors, kept
 
     def _tokens(self, layer: FeedForward) -> Array:
         """Return tokens that see both sides of every hyperplane, float32 numbers."""
@@ -119,7 +136,22 @@ class LayerFitting:
         """Return how many tokens each neuron lacks where it is active, and where it is not."""
         active = np.sum(tokens @ A.T + b > 0, axis=0)
         wanted = int(self.tuning.seen * A.shape[1]) + 1
-        return np.maximum(wanted - np.array([active, len(tokens) - active]), 0)
+        return np.asarray(np.maximum(wanted - np.array([active, len(tokens) - active]), 0))
+
+
+def _products(layer: HingeParameters) -> Array:
+    """Return the norms of all B_j a_jᵀ."""
+    return np.asarray(np.linalg.norm(layer.A, axis=1) * np.linalg.norm(layer.B, axis=0))
+
+
+def _product_errors(layer: HingeParameters, drawn: list[HingeParameters]) -> Array:
+    """Return root mean squares of what drawn errors change of them."""
+    rows, columns = np.linalg.norm(layer.A, axis=1), np.linalg.norm(layer.B, axis=0)
+    squares = [
+        (columns * np.linalg.norm(by.A, axis=1)) ** 2 + (rows * np.linalg.norm(by.B, axis=0)) ** 2
+        for by in drawn
+    ]
+    return np.asarray(np.sqrt(np.mean(squares, axis=0)))
 
 
 def _errors(layer: HingeParameters, drawn: list[HingeParameters]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides, sides_of
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import Array, Flags
+from unsoftmax.probes import Array, Flags, Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,12 @@ class FoundNeurons:
     """(d_out, d): the Jacobian where no neuron is active."""
     first_error: float
 
-    def taken(self, chosen: Flags) -> FoundNeurons:
+    def taken(self, chosen: Flags | Indices) -> FoundNeurons:
         """Return some of the neurons, with no error elsewhere."""
         names = ("rows", "row_error", "bias", "bias_error", "columns", "column_error")
-        return replace(self, first_error=0.0, **{name: getattr(self, name)[chosen] for name in names})
+        return replace(
+            self, first_error=0.0, **{name: getattr(self, name)[chosen] for name in names}
+        )
 
     def sides(self, tuning: AffinePartTuning) -> Sides:
         """Find the sides of all neurons, and the residual."""

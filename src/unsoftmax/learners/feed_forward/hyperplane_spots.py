@@ -13,12 +13,12 @@ length, which the cells give once the b_i are right, its size gives z_i(p), and 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, rounded_tokens
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
 
@@ -59,6 +59,14 @@ class Spots:
         size = np.linalg.norm(self.bends, axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.bends / size[:, None], self.error / size
+
+    def replaced(self, which: Flags, bends: Array, error: Array) -> Spots:
+        """Put others in the place of some."""
+        return replace(
+            self,
+            bends=np.where(which[:, None], bends, self.bends),
+            error=np.where(which, error, self.error),
+        )
 
     def biases(self, rows: Array) -> Array:
         """Return the biases of neurons whose rows are known, b_i of norm 1."""
