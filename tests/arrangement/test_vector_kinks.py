@@ -1,4 +1,4 @@
-"""Kinks of a piecewise affine function along a line, by themselves: all of them, for two values each."""
+"""Kinks of a piecewise affine function along a line, by themselves: two values for each."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def readings(solver, ends, directions, noise, seed):
     y = [rng.standard_normal((directions, width))]
     for a, b in itertools.pairwise(ends):
         y.append(y[-1] + (solver.columns[:, a:b] @ alpha[a:b]).T)
-    y = np.array(y)
-    return alpha, y + noise * rng.standard_normal(y.shape)
+    clean = np.array(y)
+    return alpha, clean + noise * rng.standard_normal(clean.shape)
 
 
 @pytest.mark.parametrize("noise", [1e-12, 1e-4])
