@@ -156,6 +156,28 @@ def test_every_parameter_makes_a_difference(kind, residual):
         assert us.equivalent(model, other, rtol=1e-2), name  # eps is off by 1e-3
 
 
+@pytest.mark.parametrize("kind", [None, "behind", "RMS before"])
+def test_small_differences_are_looked_for_where_heads_differ(kind):
+    model = layer(kind=kind, residual=True)
+    for name in ("heads.1.K", "heads.2.V"):
+        near = nudged(model, name, 1e-11)
+        result = us.equivalent(model, near, rtol=1e-14)
+        assert (result.verdict, us.equivalent(model, near).verdict) == ("different", "equal")
+        assert result.witness is not None
+        assert np.any(model(result.witness[None]) != near(result.witness[None]))
+
+
+def test_a_head_that_adds_next_to_nothing_is_aimed_at():
+    model = layer(d=24, ranks=(2, 2))
+    rng = np.random.default_rng(0)
+    # it matters where tokens are long along one direction, and another one is the query's
+    a, b, out = rng.standard_normal((3, 24))
+    small = us.LayerHead.from_factors(1e-9 * out[:, None], a[None], a[None], b[None])
+    other = us.LayerHead.from_factors(1e-9 * out[:, None], a[None], a[None], -b[None])
+    one, two = (us.AttentionLayer([*model.heads, h], model.c) for h in (small, other))
+    assert us.equivalent(one, two, rtol=1e-12).verdict == "different"
+
+
 def test_residuals_and_norms_are_told_apart():
     heads, c = layer().heads, layer().c
     norms = [None, *(us.LayerNorm(np.ones(5), None, 1e-3, before, centred)

@@ -249,11 +249,9 @@ def _seen(one: LayerHead | None, other: LayerHead | None) -> tuple[SingleHead, S
 
 def _along(M: Product, other: Product) -> Array:
     """Return the direction of outputs in which two maps differ most, of equal ones the largest."""
-    for product in (M - other, M):
-        left = product.compact().left
-        if left.size:
-            return np.asarray(left[:, 0])
-    return np.ones(len(M.left))
+    difference, rounding = M - other, 8 * sum(M.left.shape) * UNIT * M.norm
+    left = (difference if difference.norm > rounding else M).compact().left
+    return np.asarray(left[:, 0] if left.size else np.ones(len(M.left)))
 
 
 def _with_copies(X: Array, shift: int) -> Iterator[Array]:
