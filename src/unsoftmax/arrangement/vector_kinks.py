@@ -50,8 +50,10 @@ class VectorKinkTuning:
     most_pair: float = 0.03
     """Width of a pair of values in its interval: this power of the answers' relative error, within
     these limits. Wider: more pairs straddle a kink. Narrower: slopes are less precise."""
+    fine: float = 8.0
     errors: float = 5.0
-    """Pieces agree, and meet, within so many of their errors."""
+    """Pieces agree, and meet, within so many of their errors: of coarse answers fewer, as kinks that
+    are close to each other hide in them."""
     rounds: int = 200
     """Limit on the rounds. 30 to 50 are usual."""
     restarts: int = 20
@@ -211,7 +213,7 @@ class VectorKinkSearch:
 
     def _on(self, piece: VectorPiece, t: float, value: Array) -> bool:
         miss = float(np.linalg.norm(value - piece.at(t)))
-        return miss <= self.tuning.errors * (piece.error_at(t) + self.own_error(t))
+        return miss <= self._errors * (piece.error_at(t) + self.own_error(t))
 
     def _opened(self) -> Generator[Round, Answers, list[VectorPiece]]:
         tuning = self.tuning
@@ -230,6 +232,10 @@ class VectorKinkSearch:
             VectorPiece.of_pair(float(a), x, float(a + h), y, self.own_error(float(a + h)))
             for a, x, h, y in zip(t, first, step, second, strict=True)
         ]
+
+    @property
+    def _errors(self) -> float:
+        return self.tuning.errors if self.noise > self.tuning.exact else self.tuning.fine
 
     @property
     def _pair(self) -> float:
@@ -316,7 +322,7 @@ class VectorKinkSearch:
         known = max(self.tuning.sharp * self.own_error(t), self.tuning.exact * self._size(t))
         if both > known and q.low - p.high > self.tuning.closest * max(abs(t), self.length):
             return None
-        error = self.tuning.errors * both
+        error = self._errors * both
         slack = error / np.sqrt(square)
         if not p.high - slack <= t <= q.low + slack:
             return None
@@ -340,7 +346,7 @@ class VectorKinkSearch:
         errors = p.error_at(t) + q.error_at(t) + self.own_error(t)
         width = min(t - left, right - t)
         miss = float(np.linalg.norm(turn - P * share[0] - Q * share[1])) * width
-        if miss > self.tuning.errors * errors:
+        if miss > self._errors * errors:
             return None
         if left < p.high or right > q.low:
             return None

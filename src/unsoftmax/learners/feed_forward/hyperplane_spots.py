@@ -26,7 +26,7 @@ from unsoftmax.protocol import Answers
 class SpotTuning:
     """Where hyperplanes are crossed."""
 
-    group: int = 16
+    group: int = 32
     """Hyperplanes that meet at a point, d/2 at most. More: a little fewer queries, less room."""
     tried: int = 48
     """Points that the best is chosen from."""

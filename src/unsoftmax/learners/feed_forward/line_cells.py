@@ -46,7 +46,7 @@ class LineCellTuning:
     """Jumps span no dimension in which none is more than this."""
     gain: float = 300.0
     """Condition of a group's columns beyond which it is divided: parallel columns."""
-    crossings: tuple[float, ...] = (1e-3, 0.02, 0.02, 0.02, 0.4)
+    crossings: tuple[float, ...] = (1e-3, 0.02, 0.02, 0.02, 0.25)
     """Expected number of hyperplanes that a step crosses, if neurons have all directions alike, by
     the dimensions to spare between two places. Longer steps are more precise; more of them have to
     be asked again. With none to spare no crossing shows, with few not which it was."""
