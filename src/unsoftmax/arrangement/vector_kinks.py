@@ -52,8 +52,8 @@ class VectorKinkTuning:
     these limits. Wider: more pairs straddle a kink. Narrower: slopes are less precise."""
     fine: float = 8.0
     errors: float = 5.0
-    """Pieces agree, and meet, within so many of their errors: of coarse answers fewer, as kinks that
-    are close to each other hide in them."""
+    """Pieces agree, and meet, within so many of their errors; of coarse answers within fewer, as
+    kinks that are close to each other hide in them."""
     rounds: int = 200
     """Limit on the rounds. 30 to 50 are usual."""
     restarts: int = 20
@@ -139,6 +139,8 @@ class VectorKinkSearch:
     """More kinks are refused."""
     thorough: bool = False
     """Whether values are asked on both sides of every kink."""
+    least_slope: float = 0.0
+    """Slope of the answers in other directions: places are rounded in these too."""
     tuning: VectorKinkTuning = field(default=VectorKinkTuning(), kw_only=True)
     size: float = field(default=0.0, init=False)
     steepness: float = field(default=0.0, init=False)
@@ -226,7 +228,7 @@ class VectorKinkSearch:
         slopes = (second - first) / step[:, None]
         middle = np.argmin(np.abs(t))
         self.size = float(np.linalg.norm(first[middle]))
-        self.steepness = float(max(np.linalg.norm(slopes, axis=1)))
+        self.steepness = max(self.least_slope, float(max(np.linalg.norm(slopes, axis=1))))
         self.size += self.steepness * self.length
         return [
             VectorPiece.of_pair(float(a), x, float(a + h), y, self.own_error(float(a + h)))

@@ -238,7 +238,13 @@ class FeedForwardLearner(Configured):
             return (yield from asks("line")(x0 + t[:, None] * basis[0]))
 
         search = VectorKinkSearch(
-            ask_line, look.length, look.noise, self._most, thorough, tuning=self.tuning.line
+            ask_line,
+            look.length,
+            look.noise,
+            self._most,
+            thorough,
+            look.steepness,
+            tuning=self.tuning.line,
         )
         kinks = yield from search.run()
         cells = LineCells(
