@@ -251,7 +251,7 @@ def test_all_columns_of_b_on_one_line_are_recovered_or_refused(trials):
 @pytest.mark.parametrize(("d", "m"), [(16, 8), (16, 16), (16, 32)])
 def test_float32_targets_are_recovered_within_their_certificate_or_refused(d, m, trials, evidence):
     """To a few roundings of float32, at some 30 to 60 queries for each neuron."""
-    share, refused, worst, queries, count = 0.0, 0, 0.0, [], trials(2 if m < 32 else 1, 100)
+    share, refused, worst, queries, count = 0.0, 0, 0.0, [], trials(2, 50)
     for seed in range(count):
         f = layer(d, m, d, seed, residual=bool(seed % 2))
         A, b, B, c = (array.astype(np.float32) for array in (f.A, f.b, f.B, f.c))
@@ -269,7 +269,7 @@ def test_float32_targets_are_recovered_within_their_certificate_or_refused(d, m,
         queries.append(recovery.queries / m)
     assert share < 1
     assert worst < 1e-4
-    assert refused <= max(1, count / 2)
+    assert refused <= count / 2
     evidence(
         f"Feed-forward layer of {m} neurons in float32",
         refused=refused,
