@@ -78,9 +78,9 @@ class AttentionLayerTuning:
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     offset_rounds: int = 6
     """Rounds of offsets at most, each twice as many, until every rank is below their number."""
-    independent: float = 1e-3
-    """Largest error of a map, noise times the condition of [U_1 … U_H], that is accepted before
-    every map is read in all directions instead."""
+    independent: float = 0.1
+    """Largest noise times the condition of [U_1 … U_H], an error of maps, that is accepted; beyond
+    it every map is read in all directions."""
     checked: int = 3
     """Saturated queries that test the maps."""
     checked_to: float = 300.0
@@ -90,9 +90,9 @@ class AttentionLayerTuning:
 
     # scores
     keys: KeyBlockTuning = field(default=KeyBlockTuning())
-    from_bias: float = 1.0
+    from_bias: float = 0.3
     """Root mean square of the logits that w alone gives keys, at most."""
-    from_query: float = 1.5
+    from_query: float = 0.4
     """Root mean square of the logits that W b gives them in the head where they are largest.
     Smaller: less signal; larger: weights as small as the noise."""
     longer_keys: float = 2.0**8

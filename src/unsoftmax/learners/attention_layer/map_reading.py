@@ -102,10 +102,10 @@ class MapReading:
         beside = base + step * np.linalg.norm(base) * directions
         _, _, beside = on_one_grid(base, b, beside)
         asked = [h for h in range(len(b)) if h != offsets.left_out]
-        y = offsets.y
+        fresh = np.zeros((0, len(beside), offsets.y.shape[2]))
         if asked:
             fresh = yield from asked_beside(beside, b[asked], "maps")
-            y = np.concatenate([y, fresh], axis=1)
+        y = np.concatenate([offsets.y, fresh], axis=1)
         return OffsetAnswers(base, np.vstack([offsets.a, beside]), b, offsets.left_out, y)
 
     def _ranked(self, offsets: OffsetAnswers, step: float) -> ValueAnswers:
@@ -141,7 +141,7 @@ class MapReading:
         tuning, d = self.tuning, self.layer.M.shape[1]
         values = answers.solved()
         a, b = self._random(tuning.checked)
-        y = yield from asked_in_pairs(a, b, "maps, tried", "check")
+        y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
         z = self.layer.beyond(y, b)
         through = values.through(a)
         errors = self._errors(values)

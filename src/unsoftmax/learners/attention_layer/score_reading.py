@@ -89,7 +89,7 @@ class ScoreReading:
         """Ask both parts."""
         d, n = self.layer.M.shape[1], self.keys
         blocks = -(-d // n)
-        whole = KeyAims(self.values.frames, [np.eye(d)])
+        whole = KeyAims(self.values.V, [np.eye(d)])
         units = chosen_keys(whole, blocks, n, self.rng, self.tuning.keys)
         directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
         lengths = yield from self._piloted(units, directions)
@@ -114,7 +114,7 @@ class ScoreReading:
         n, d = self.keys, len(C[0])
         most = max(1, *(C_h.shape[1] for C_h in C))
         blocks = -(-most // n)
-        aims = KeyAims(self.values.frames, [C_h for C_h in C if C_h.shape[1]])
+        aims = KeyAims(self.values.V, [C_h for C_h in C if C_h.shape[1]])
         keys = np.zeros((0, n, d))
         if len(rest):
             keys = chosen_keys(aims, blocks, n, self.rng, self.tuning.keys)
