@@ -34,7 +34,7 @@ class Weights:
     @property
     def least(self) -> Array:
         """The smallest weight of an answer, (Q,)."""
-        return np.minimum(self.keys.min(axis=(1, 2)), self.query.min(axis=1))
+        return np.asarray(np.minimum(self.keys.min(axis=(1, 2)), self.query.min(axis=1)))
 
     def logits(self) -> Array:
         """log(p_i/p_0), (Q, H, n); NaN where a weight is not positive."""

@@ -30,7 +30,7 @@ class RecoveredLayer:
     @property
     def dim(self) -> int:
         """Dimension d of a token."""
-        return self.layer.M.shape[1]
+        return int(self.layer.M.shape[1])
 
     def scores_of(self, queries: Array) -> Array:
         """Map query tokens (B, d) to all heads' vectors W_h x + w_h, (B, H, d)."""
@@ -49,7 +49,7 @@ class RecoveredLayer:
     def distances(self, other: RecoveredLayer) -> dict[str, float]:
         """Return how far the parameters of another recovery are, the largest over heads."""
         mine, its = (
-            [(U @ V, C @ R) for U, V, C, R in zip(x.values.U, x.values.V, x.scores.C, x.scores.R)]
+            [(M, C @ R) for M, C, R in zip(x.values.maps, x.scores.C, x.scores.R, strict=True)]
             for x in (self, other)
         )
         pairs = list(zip(mine, its, strict=True))

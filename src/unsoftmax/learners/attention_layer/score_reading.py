@@ -49,8 +49,8 @@ class ScoreAnswers:
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ScoreAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
-        drawn = (part.with_errors(noise, rng) for part in (self.first, self.further))
-        return ScoreAnswers(*drawn, self.ranks)
+        first, further = (part.with_errors(noise, rng) for part in (self.first, self.further))
+        return ScoreAnswers(first, further, self.ranks)
 
 
 def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
@@ -174,9 +174,17 @@ class ScoreReading:
         y = yield from self._sent(answers, every, phase, "data")
         return answers.replaced(every, answers.scale, y)
 
+    def mended(self, answers: ScoreAnswers) -> Asking[ScoreAnswers]:
+        """Ask again what has small weights with other maps."""
+        first = yield from self._mended(answers.first, "column spaces")
+        further = yield from self._mended(answers.further, "rows")
+        return ScoreAnswers(first, further, answers.ranks)
+
     def _asked(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
         """Ask all of them; those with small weights again, with shorter keys."""
-        answers = yield from self._answered(answers, phase)
+        return (yield from self._mended((yield from self._answered(answers, phase)), phase))
+
+    def _mended(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
         least = max(self.tuning.least_weight, self.tuning.weight_noise * self.noise.relative)
         for _ in range(self.tuning.again):
             again = self._small(answers, least)

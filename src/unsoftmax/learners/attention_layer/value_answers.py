@@ -146,7 +146,10 @@ class HeadValues:
     @classmethod
     def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadValues:
         """Take maps that were read in every direction."""
-        U = [np.linalg.svd(M_h, full_matrices=False)[0][:, :r] for M_h, r in zip(M, ranks, strict=True)]
+        U = [
+            np.linalg.svd(M_h, full_matrices=False)[0][:, :r]
+            for M_h, r in zip(M, ranks, strict=True)
+        ]
         return cls(U, [U_h.T @ M_h for U_h, M_h in zip(U, M, strict=True)])
 
     @property
@@ -199,16 +202,16 @@ class ValueAnswers:
     def solved(self) -> HeadValues:
         """Compute all M_h."""
         if self.whole:
-            spans = self.spans()
-            maps = np.linalg.lstsq(
-                self.offsets.directions(),
-                spans.transpose(1, 0, 2).reshape(spans.shape[1], -1),
-                rcond=None,
-            )[0].reshape(-1, *spans.shape[::2])
-            return HeadValues.of_maps(maps.transpose(1, 2, 0), self.ranks)
+            seen = self.spans()
+            flat = seen.transpose(1, 0, 2).reshape(seen.shape[1], -1)
+            maps = np.linalg.lstsq(self.offsets.directions(), flat, rcond=None)[0]
+            apart = maps.reshape(-1, *seen.shape[::2]).transpose(1, 2, 0)
+            return HeadValues.of_maps(list(apart), self.ranks)
         layer = self.layer()
-        spans = self.spans() if self.saturated is None else self.saturated.spans(layer)
-        return HeadValues.of_spans([leading(s, r) for s, r in zip(spans, self.ranks, strict=True)], layer)
+        spans = list(self.spans()) if self.saturated is None else self.saturated.spans(layer)
+        return HeadValues.of_spans(
+            [leading(s, r) for s, r in zip(spans, self.ranks, strict=True)], layer
+        )
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ValueAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
