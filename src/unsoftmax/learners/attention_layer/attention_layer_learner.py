@@ -180,7 +180,9 @@ class AttentionLayerLearner(Configured):
             other = maps.with_errors(noise, rng)
             return other.layer(), other.solved()
 
-        reading = ScoreReading(layer, values, noise, n, typical, redrawn, rng, tuning)
+        reading = ScoreReading(
+            layer, values, noise, n, effort.logits, typical, redrawn, rng, tuning
+        )
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
             answers = yield from self._polished(answers, reading, opening)
@@ -221,7 +223,8 @@ class AttentionLayerLearner(Configured):
         """Read ranges again, and what keys weigh beside the new ones."""
         found = answers.solved()
         length = float(np.linalg.norm(opening.a))
-        again = yield from RangePolish(found.values, found.scores, length, self.tuning).run()
+        polish = RangePolish(reading.layer, found.values, found.scores, length, self.tuning)
+        again = yield from polish.run()
         if again is None:
             return answers
         maps = replace(answers.values, saturated=again)

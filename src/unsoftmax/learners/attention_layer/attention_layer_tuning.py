@@ -19,6 +19,10 @@ class Effort(NamedTuple):
     """Whether ranges are read again."""
     whole: bool
     """Whether maps are read in all directions."""
+    logits: float
+    """Root mean square of the logits that W b gives keys, in the head where they are largest.
+    Errors of a logit are those of its weight over the weight: for exact answers, whose errors are
+    largest beside small weights, smaller logits are better; for coarse ones the signal counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,11 @@ class AttentionLayerTuning:
     """Knobs of `AttentionLayerLearner`, by stage."""
 
     # profiles
-    lean: Effort = field(default=Effort(1, False, False))
+    lean: Effort = field(default=Effort(1, False, False, 0.4))
     """As few queries as possible: the joint least squares problem is square."""
-    fine: Effort = field(default=Effort(2, True, False))
+    fine: Effort = field(default=Effort(2, True, False, 1.0))
     """Half as many keys: their weights are overdetermined, and larger."""
-    finest: Effort = field(default=Effort(4, False, True))
+    finest: Effort = field(default=Effort(4, False, True, 1.0))
     """A quarter, and no range whose errors the others amplify."""
     exact: float = 1e-12
     """Noise up to which "auto" is lean: between float64's 1e-15 and float32's 1e-7."""
@@ -100,9 +104,9 @@ class AttentionLayerTuning:
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     offset_rounds: int = 6
     """Rounds of offsets at most, each twice as many, until every rank is below their number."""
-    independent: float = 0.1
-    """Largest noise times the condition of [U_1 … U_H], an error of maps, that is accepted; beyond
-    it every map is read in all directions."""
+    independent: float = 1.0
+    """Largest error of maps, by the worst case of the ranges' errors and their condition, that is
+    accepted; beyond it every map is read in all directions. Measured errors are 1e-3 of it."""
     checked: int = 3
     """Saturated queries that test the maps."""
     checked_to: float = 300.0
@@ -112,11 +116,8 @@ class AttentionLayerTuning:
 
     # scores
     keys: KeyBlockTuning = field(default=KeyBlockTuning())
-    from_bias: float = 0.3
-    """Root mean square of the logits that w alone gives keys, at most."""
-    from_query: float = 0.4
-    """Root mean square of the logits that W b gives them in the head where they are largest.
-    Smaller: less signal; larger: weights as small as the noise."""
+    from_bias: float = 0.7
+    """Logits that w alone gives keys are at most this share of those that W b gives them."""
     longer_keys: float = 2.0**8
     """Keys at most so many times as long as query tokens."""
     score_pilots: int = 8
@@ -130,7 +131,16 @@ class AttentionLayerTuning:
     spare_tokens: int = 4
     """Query tokens beyond the expected rank that read the column spaces."""
     score_noise: float = 10.0
-    """Singular values of the columns below so many times what errors make of them are noise."""
+    """Singular values of the columns below so many times what drawn errors make of them may be
+    noise: the target's own, of scores for example, are larger than those drawn."""
+    over_spare: float = 2.0
+    """Singular values so many times the largest spare one are none of noise, whose singular values
+    are within a factor of 2."""
+
+    # ranges once more
+    polished: float = 0.1
+    """Largest share of an answer that the maps read first may miss: they are off by 1e-3, and a
+    gate that is open by mistake adds as much as the answer."""
 
     # conclusion
     samples: int = 4

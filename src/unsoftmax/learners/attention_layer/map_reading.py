@@ -79,7 +79,7 @@ class MapReading:
             if count == d:
                 break
             if max(answers.ranks) <= count:
-                if self._independent(answers, total):
+                if self._independent(answers, step):
                     return answers
                 count = d
             count *= 2
@@ -128,13 +128,21 @@ class MapReading:
         share = max(self.noise.relative * self.tuning.rank_noise, self.tuning.rank_share)
         return share * size / step
 
-    def _independent(self, answers: ValueAnswers, total: int) -> bool:
-        """Whether the ranges are independent, so far beyond the noise that the maps are right."""
-        if sum(answers.ranks) > min(len(self.layer.c), total):
+    def _independent(self, answers: ValueAnswers, step: float) -> bool:
+        """Whether the ranges are independent, so far beyond their errors that the maps are right."""
+        if sum(answers.ranks) > len(self.layer.c):
             return False
-        U = [leading(s, r) for s, r in zip(answers.spans(), answers.ranks, strict=True)]
-        singular = np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)
-        return bool(self.noise.relative < self.tuning.independent * float(singular[-1]))
+        spans = answers.spans()
+        U = [leading(s, r) for s, r in zip(spans, answers.ranks, strict=True)]
+        least = float(np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)[-1])
+        size = float(np.linalg.norm(self.layer.heads, 2))
+        # an error of a vector turns the range by its share of the smallest vector
+        thinnest = min(
+            np.linalg.svd(s, compute_uv=False)[r - 1]
+            for s, r in zip(spans, answers.ranks, strict=True)
+        )
+        turned = self.noise.relative * size / (step * thinnest)
+        return bool(turned <= self.tuning.independent * least)
 
     def _explained(self, answers: ValueAnswers) -> Asking[bool]:
         """Ask random saturated queries, and compare them with sums of maps."""

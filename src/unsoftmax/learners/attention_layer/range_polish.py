@@ -16,7 +16,11 @@ import numpy as np
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.offset_questions import asked_in_pairs
-from unsoftmax.learners.attention_layer.value_answers import HeadValues, SaturatedAnswers
+from unsoftmax.learners.attention_layer.value_answers import (
+    HeadValues,
+    LayerMap,
+    SaturatedAnswers,
+)
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.probes import Array
@@ -27,6 +31,7 @@ from unsoftmax.solve.least_distance import shortest_within
 class RangePolish:
     """What ranges are read again with."""
 
+    layer: LayerMap
     values: HeadValues
     scores: HeadScores
     length: float
@@ -45,7 +50,18 @@ class RangePolish:
             return None
         a, b = on_one_grid(*(np.array(part) for part in list(zip(*pairs, strict=True))[1:]))
         y = yield from asked_in_pairs(a, b, "maps, again")
-        return SaturatedAnswers(np.array([h for h, _, _ in pairs], dtype=np.intp), a, b, y)
+        answers = SaturatedAnswers(np.array([h for h, _, _ in pairs], dtype=np.intp), a, b, y)
+        return answers if self._explained(answers) else None
+
+    def _explained(self, answers: SaturatedAnswers) -> bool:
+        """Whether every answer is what the maps make of it so far: no gate was taken wrongly."""
+        z = self.layer.beyond(answers.y, answers.b)
+        known = [
+            self.values.U[h] @ (self.values.V[h] @ a)
+            for h, a in zip(answers.head, answers.a, strict=True)
+        ]
+        missed = np.linalg.norm(z - known, axis=1)
+        return bool(np.all(missed <= self.tuning.polished * np.linalg.norm(z, axis=1)))
 
     def _opened(self, direction: Array, h: int) -> tuple[Array, Array | None]:
         """Return the offset, and the query token beside which it opens head h's gate alone."""

@@ -78,6 +78,8 @@ class ScoreReading:
     noise: AnswerNoise
     keys: int
     """n, keys per query."""
+    logits: float
+    """Root mean square of the logits that are wanted."""
     typical: tuple[float, float]
     """Largest logits of unit keys: beside unit query tokens, and of the bias alone."""
     redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadValues]]
@@ -98,8 +100,8 @@ class ScoreReading:
         first = self._grid(units, np.vstack([np.zeros(d), directions[: count - 1]]), lengths)
         first = yield from self._asked(first, "column spaces")
         while True:
-            columns, ranks = self._ranked(first)
             asked = len(first.tokens)
+            columns, ranks = self._ranked(first, asked - self.tuning.spare_tokens)
             if asked == d + 1 or max(ranks) < asked:
                 break
             fresh = directions[asked - 1 : min(2 * asked, d + 1) - 1]
@@ -152,10 +154,10 @@ class ScoreReading:
         """Choose lengths: keys as long as the bias allows, query tokens to match."""
         tuning = self.tuning
         slope = max(slope, 1e-300)
-        keys = float(np.sqrt(tuning.from_query * tuning.longer_keys / slope))
+        keys = float(np.sqrt(self.logits * tuning.longer_keys / slope))
         if bias > 0:
-            keys = min(keys, tuning.from_bias / bias)
-        return Lengths(keys, tuning.from_query / (slope * keys))
+            keys = min(keys, tuning.from_bias * self.logits / bias)
+        return Lengths(keys, self.logits / (slope * keys))
 
     # -- asking
 
@@ -218,8 +220,11 @@ class ScoreReading:
 
     # -- ranks
 
-    def _ranked(self, first: KeyAnswers) -> tuple[Array, tuple[int, ...]]:
-        """Return the columns, and how many singular values of each head's are no errors."""
+    def _ranked(self, first: KeyAnswers, most: int) -> tuple[Array, tuple[int, ...]]:
+        """Return the columns, and how many singular values of each head's are no errors.
+
+        Those beyond ``most`` show how large errors are, unless they are larger than errors can be.
+        """
         columns = columns_of(first, first.scores(self.layer, self.values))
         layer, values = self.redrawn(self.rng)
         off = first.with_errors(self.noise, self.rng)
@@ -227,7 +232,9 @@ class ScoreReading:
         ranks = []
         for part, error in zip(columns, moved, strict=True):
             singular = np.linalg.svd(part, compute_uv=False)
-            noise = self.tuning.score_noise * float(np.linalg.norm(error, 2))
+            noise, spare = float(np.linalg.norm(error, 2)), singular[most:]
+            if len(spare) and spare[0] <= self.tuning.score_noise * noise:
+                noise = self.tuning.over_spare * float(spare[0])
             ranks.append(int(np.count_nonzero(singular > noise)))
         return columns, tuple(ranks)
 
