@@ -34,7 +34,7 @@ from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, Ope
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading
-from unsoftmax.learners.attention_layer.value_answers import HeadValues, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking, limited
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
@@ -199,13 +199,11 @@ class AttentionLayerLearner(Configured):
         n = self._keys(values, noise.relative, effort.share)
         typical = float(opening.typical.max()), float(opening.bias.max())
 
-        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadValues]:
+        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
             other = maps.with_errors(noise, rng)
             return other.layer(), other.solved()
 
-        reading = ScoreReading(
-            layer, values, noise, n, effort.logits, typical, redrawn, rng, tuning
-        )
+        reading = ScoreReading(layer, values, noise, n, effort, typical, redrawn, rng, tuning)
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
             answers = yield from self._polished(answers, reading, opening)
@@ -235,7 +233,7 @@ class AttentionLayerLearner(Configured):
             )
         return tokens
 
-    def _keys(self, values: HeadValues, noise: float, share: int) -> int:
+    def _keys(self, values: HeadMaps, noise: float, share: int) -> int:
         """Choose how many keys a query has."""
         H = len(values.ranks)
         singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
