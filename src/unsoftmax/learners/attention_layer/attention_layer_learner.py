@@ -3,7 +3,7 @@
 Target o(X) = c + Σ_h M_h Σ_i softmax_i(x_i·(W_h x_N + w_h)) x_i, plus x_N with a residual
 connection; M_h = W_o^h W_v^h, [W_h w_h] = K_hᵀ[Q_h b_q,h]/√d_h. An answer has m numbers, so d + Σ_h
 (rank M_h (d + m − rank) + rank A_h (2d + 1 − rank)) unknowns take that many over m queries at
-least: 1,474 for MiniLM's layers, which take 1,624 to 1,634. No paper that we know of has it.
+least: 1,474 for MiniLM's layers, which take 1,626 to 1,643. No paper that we know of has it.
 
 The mathematics, with z = o − c − M b:
 
@@ -79,8 +79,8 @@ class AttentionLayerLearner(Configured):
     -----
     *Queries*, for H heads of rank r and blocks of n keys, H·r ≤ d: about
     d + 76 + (H − 1)(r + 3) + (r + 4)⌈d/n⌉ + (d − r − 3)⌈r/n⌉ and up to 40 more, with n = r for
-    exact answers and r/2 behind float32, and H·r more there: 1,624 to 1,634 for twelve heads of 32
-    at d = 384, which have 1,474·d numbers, and 2,800 to 3,000 behind float32. Where ranges of
+    exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
+    at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
     values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
     place.
     *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
