@@ -157,7 +157,7 @@ def orders():
     yield "strong scores", built([[U, V, K, 100 * Q, w] for U, V, K, Q, w in drawn], c)
     yield "weak scores", built([[U, V, K, 1e-3 * Q, 1e-3 * w] for U, V, K, Q, w in drawn], c)
     yield "scores below their biases", built([[U, V, K, 1e-3 * Q, w] for U, V, K, Q, w in drawn], c)
-    yield "half a circle", layer(17, 2, 40)
+    yield "half a circle", layer(17, 2, 40, residual=True)
 
 
 @pytest.mark.parametrize(
