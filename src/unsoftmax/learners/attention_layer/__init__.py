@@ -1,0 +1,1 @@
+"""A whole attention sub-layer from vector answers."""

@@ -1,0 +1,171 @@
+"""Knobs of the recovery of a layer behind a LayerNorm, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedSinglesTuning:
+    """Knobs of the single tokens."""
+
+    far: float = 2.0**52
+    """Length of tokens at which c and eps no longer change an answer: c is 2⁻⁵² of them. Longer:
+    squares leave float32's range."""
+    sums: int = 2
+    """Tokens ξ with entries ±1: two give d − 2 more equations than there are columns."""
+    mixed: int = 2
+    """Sequences of two tokens. They tell γ too: where I + M is singular, single tokens do not."""
+    mixed_length: float = 2.0**18
+    """Length of those tokens: their answers are one token's values or a few heads' mixture."""
+    steps: tuple[float, ...] = (2.0**-6, 2.0**-2, 2.0**2, 2.0**6)
+    """Lengths of the tokens that c is weighed against: one is within a factor of 4 of |c|, where
+    |c| is between 2⁻⁸ and 2⁸."""
+    least_spread: float = 1e-10
+    """A coordinate that moves by a smaller share of the one that moves most is taken for one of
+    scale 0."""
+    gap: float = 1e-3
+    """The least singular value of answers that have a norm behind is a smaller share of the
+    next."""
+    most_noise: float = 1e-5
+    """Answers that are further from a normalised affine map are none. float32: 1e-6."""
+    affine: float = 1e3
+    """Single tokens of any length are answered by that map to so many times the noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedHeadsTuning:
+    """Knobs of finding the heads from gates that are 0 or 1."""
+
+    queries: int = 24
+    """Two-token queries asked first: 24 rows tell up to 12 heads from their sums."""
+    more: int = 8
+    """Queries added while there are not exactly H patterns."""
+    rounds: int = 4
+    """So often; then tokens are made longer."""
+    length: float = 2.0**18
+    """Entries of offsets and query tokens, about: gates are 0 or 1."""
+    longer: tuple[float, ...] = (1.0, 16.0, 256.0)
+    """Factors tried in turn."""
+    plane: int = 64
+    """Query tokens are of a plane of so many dimensions, or a third of d. More: gates of heads
+    differ more; fewer: more of an answer is outside of what the residual puts there."""
+    coefficient: int = 7
+    """Largest coefficient in the plane: query tokens are exactly of it."""
+    most_heads: int = 18
+    """2^(H − 1) patterns are tried for H heads."""
+    rank: float = 30.0
+    """Singular values below so many times the noise are noise."""
+    pattern: float = 0.02
+    """Entries of a pattern are this close to 0 or 1."""
+    residual: float = 1e-6
+    """A share of the residual below this is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneHotTuning:
+    """Knobs of query tokens that open one head's gate and close the others'."""
+
+    plane: int = 32
+    """Query tokens are combinations of so many. More: shorter ones, more queries."""
+    pilots: tuple[float, ...] = tuple(2.0**k for k in (8, 6, 4, 2, 0, -2, -4, -6, -8, -10))
+    """Lengths at which gates are looked at."""
+    open: float = 0.01
+    """A gate between this and 1 less it tells its logit."""
+    largest_share: float = 0.5
+    """Offsets differ from the first by at most so much of it."""
+    safety: float = 7.0
+    """And by so many times less than would close a gate by a typical logit."""
+    length: float = 2.0**18
+    """Entries of saturating offsets and query tokens, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedValuesTuning:
+    """Knobs of the value subspaces."""
+
+    spare: int = 4
+    """Offsets beyond a basis: they show ranks, and gates that flipped."""
+    leverage: float = 1e-6
+    """An offset whose own share of a subspace misses 1 by less has a flipped gate."""
+    rank: float = 100.0
+    """Singular values above so many times the spare ones' are of the subspace."""
+    rounds: int = 3
+    """How often offsets are doubled, for heads of different sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedScoresTuning:
+    """Knobs of reading the scores, many keys in one sequence."""
+
+    spare: int = 4
+    """Query tokens beyond a basis of the column spaces: they show ranks."""
+    logit: float = 1.0
+    """rms of the logits of the head where it is largest. Larger: the least weight drowns; smaller: all are alike."""
+    bias: float = 0.5
+    """The same of what query biases add."""
+    longer: float = 16.0
+    """Keys are at most so many times as long as query tokens."""
+    shorter: int = 6
+    """Lengths tried: each half of the one before."""
+    pilot_weight: float = 1e-6
+    """A key's weight below this asks for shorter tokens."""
+    draws: int = 3
+    """Sets of key blocks drawn; the best conditioned is asked."""
+    rank: float = 100.0
+    """Singular values above so many times the spare ones' are of the column space."""
+    overlap: float = 1e4
+    """Value subspaces depend on each other where a singular value is below so many times their
+    error."""
+    blocks: int = 24
+    """Key blocks of the rows, at most: tokens of one block lack the same directions."""
+    extras: float = 1.6
+    """Additional tokens, times what the equations need."""
+    condition: float = 300.0
+    """Additional tokens are drawn until the system of missing numbers is better conditioned."""
+    tries: int = 8
+    """So often at most; then the best."""
+    least_weight: float = 1e-9
+    """A weight below this tells no score."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpsTuning:
+    """Knobs of reading eps."""
+
+    variances: tuple[float, ...] = tuple(10.0**k for k in range(-14, 5, 2))
+    """Variances of u at which it is read: eps is a few orders from one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedConclusionTuning:
+    """Knobs of the certificate and the hold-out."""
+
+    perturbed: int = 3
+    """Solutions of perturbed answers."""
+    factor: float = 16.0
+    """How many times the most that a perturbation moves is the bound: with three, one error
+    in one direction is beyond by chance once in 10⁴."""
+    roundoffs: float = 4.0
+    """Roundoffs that answers are perturbed by."""
+    own: float = 64.0
+    """Roundoffs of its terms' size that an answer may be off by itself."""
+    lengths: tuple[int, ...] = (2, 3, 7, 20, 64)
+    """Tokens of fresh sequences, in turn."""
+    logits: tuple[float, ...] = (0.5, 2.0, 6.0)
+    """Typical logits of fresh sequences, in turn."""
+    most: float = 1e-3
+    """Fresh answers missed by a larger share refuse the layer, whatever the bounds allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedTuning:
+    """Knobs of the recovery of a layer behind a LayerNorm, by step."""
+
+    singles: NormalisedSinglesTuning = field(default=NormalisedSinglesTuning())
+    heads: NormalisedHeadsTuning = field(default=NormalisedHeadsTuning())
+    one_hot: OneHotTuning = field(default=OneHotTuning())
+    values: NormalisedValuesTuning = field(default=NormalisedValuesTuning())
+    scores: NormalisedScoresTuning = field(default=NormalisedScoresTuning())
+    eps: EpsTuning = field(default=EpsTuning())
+    conclusion: NormalisedConclusionTuning = field(default=NormalisedConclusionTuning())

@@ -1,0 +1,169 @@
+"""Step 4 behind a LayerNorm: the subspaces that heads answer in, H(⌈(rank M + 1)/H⌉ + 3) queries.
+
+Offsets a_j near the first beside the token that opens head h alone are answered with
+μ_jh w_jh = K(b_h) + P_w M_h a_j. Their sum over h is known, P_w M a_j: H unknowns μ, d − 1
+equations. U_h is the column space of what the a_j give.
+
+That sum does not notice a gate that one head loses and another gains. But such an answer alone has
+a direction outside of both subspaces: its leverage there is 1, and the offset is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.normalised_heads import FoundHeads
+from unsoftmax.learners.attention_layer.normalised_one_hot import OneHotTokens
+from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedValuesTuning
+from unsoftmax.learners.compose import Asking
+from unsoftmax.probes import Array, Grid
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRound:
+    """What was asked, and its answers (the field that begins with y).
+
+    Attributes
+    ----------
+    offsets : ndarray, shape (J, d)
+        Beside the first.
+    tokens : ndarray, shape (H, d)
+        The one-hot tokens.
+    y : ndarray, shape (H, J, d)
+        Answers.
+    """
+
+    offsets: Array
+    tokens: Array
+    y: Array
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpaces:
+    """Orthonormal bases of the P_w M_h, and what they leave open.
+
+    Attributes
+    ----------
+    bases : tuple of ndarray, shape (d − 1, d_h)
+        U_h.
+    error : float
+        How far they are off: singular values of what should be 0, relative.
+    """
+
+    bases: tuple[Array, ...]
+    error: float
+
+
+def find_values(
+    heads: FoundHeads,
+    one_hot: OneHotTokens,
+    rng: np.random.Generator,
+    tuning: NormalisedValuesTuning,
+) -> Asking[OffsetRound]:
+    """Ask offsets until every subspace has spare ones.
+
+    Raises
+    ------
+    ModelMismatch
+        Subspaces stay open.
+    """
+    H, d = heads.values.shape[0], heads.frame.dim
+    s = np.linalg.svd(heads.frame.values, compute_uv=False)
+    rank = int(np.sum(s > tuning.rank * heads.frame.noise * np.sqrt(d) * s[0]))
+    count = -(-(rank + 1) // H) - 1 + tuning.spare
+    asked = OffsetRound(np.zeros((0, d)), one_hot.tokens, np.zeros((H, 0, d)))
+    failure: ModelMismatch | None = None
+    for _ in range(tuning.rounds):
+        asked = yield from _more(asked, heads, one_hot.share, min(count, d), rng)
+        try:
+            read_values(heads, asked, tuning)
+        except ModelMismatch as error:
+            failure = error
+            count = len(asked.offsets)
+        else:
+            return asked
+    assert failure is not None
+    raise failure
+
+
+def _more(
+    asked: OffsetRound, heads: FoundHeads, share: float, count: int, rng: np.random.Generator
+) -> Asking[OffsetRound]:
+    H, d = asked.tokens.shape
+    others = np.linalg.qr(rng.standard_normal((d, count)))[0].T
+    offset = heads.offset
+    # the first offset's grid is coarser
+    step = 2.0 ** (np.ceil(np.log2(np.abs(offset).max())) - 18)
+    moved = np.round(share * np.linalg.norm(offset) * others / step) * step
+    offsets = offset + moved
+    grid = Grid(
+        offsets, asked.tokens, np.ones(H), np.ones(H), phase="offsets", purpose="data"
+    )
+    [y] = yield [grid]
+    return replace(
+        asked,
+        offsets=np.vstack([asked.offsets, offsets]),
+        y=np.concatenate([asked.y, y.reshape(H, count, d)], axis=1),
+    )
+
+
+def read_values(
+    heads: FoundHeads, asked: OffsetRound, tuning: NormalisedValuesTuning
+) -> ValueSpaces:
+    """Read the U_h, without offsets at which a gate flipped."""
+    frame = heads.frame
+    answered, misfit = _answered_alone(heads, asked)
+    vectors = np.concatenate([heads.values[:, None], answered], axis=1)
+    lengths = np.concatenate([[1.0], np.linalg.norm(asked.offsets - heads.offset, axis=1)])
+    differences = vectors - heads.values[:, None]
+    differences[:, 0] = heads.values
+    lengths[0] = np.linalg.norm(heads.offset)
+    scaled = differences / lengths[:, None]
+    noise = frame.noise * np.linalg.norm(asked.tokens, axis=1).max() / lengths[1:].min()
+    kept = np.append(True, misfit <= 1e3 * np.median(misfit) + 64 * frame.noise)
+    while True:
+        if np.sum(kept) <= tuning.spare:
+            raise ModelMismatch(
+                "Gates that one query token opens alone do not stay open for other offsets."
+            )
+        spaces = [_space(one[kept].T, noise, tuning) for one in scaled]
+        leverage = np.max([np.sum(right**2, axis=0) for _, right, _ in spaces], axis=0)
+        flipped = leverage > 1 - tuning.leverage
+        flipped[0] = False
+        if not np.any(flipped):
+            break
+        kept[np.flatnonzero(kept)[flipped]] = False
+    if any(right.shape[0] > np.sum(kept) - tuning.spare // 2 for _, right, _ in spaces):
+        raise ModelMismatch("A head's values fill all that its offsets show.")
+    return ValueSpaces(
+        tuple(left for left, _, _ in spaces), max(missed for _, _, missed in spaces)
+    )
+
+
+def _answered_alone(heads: FoundHeads, asked: OffsetRound) -> tuple[Array, Array]:
+    """Return P_w M_h a_j (H, J, d − 1), and what the sum over heads misses for every j."""
+    frame, (H, J) = heads.frame, asked.y.shape[:2]
+    w = frame.directions(asked.y).reshape(H, J, -1)
+    known = frame.of(asked.tokens)
+    sums = asked.offsets @ frame.values.T + known.sum(axis=0)
+    values, misfit = np.empty(w.shape), np.empty(J)
+    for j in range(J):
+        mu = np.linalg.lstsq(w[:, j].T, sums[j], rcond=None)[0]
+        values[:, j] = mu[:, None] * w[:, j] - known
+        misfit[j] = np.linalg.norm(mu @ w[:, j] - sums[j]) / np.linalg.norm(known)
+    return values, misfit
+
+
+def _space(
+    vectors: Array, noise: float, tuning: NormalisedValuesTuning
+) -> tuple[Array, Array, float]:
+    """Return a basis of the column space, the right vectors, and what is left over, relative."""
+    left, s, right = np.linalg.svd(vectors, full_matrices=False)
+    floor = noise * np.sqrt(len(vectors))
+    if vectors.shape[1] <= len(vectors):  # else a head may fill all dimensions
+        floor = max(float(np.median(s[-tuning.spare + 1 :])), floor)
+    rank = int(np.sum(s > tuning.rank * floor))
+    return left[:, :rank], right[:rank], floor / float(s[rank - 1] if rank else 1.0)
