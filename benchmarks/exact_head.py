@@ -297,10 +297,11 @@ def students(dims: Sequence[int], seeds: int) -> str:
 
 def document(dims: Sequence[int], seeds: int) -> str:
     student_dims = [dim for dim in dims if dim in STUDENT_DIMS]
+    one_seed = f", one at d = {LARGE}" if LARGE in dims else ""
     return f"""# ExactHead: exactness and cost
 
 {environment()}
-Seeds: {seeds} (medians), one at d = {LARGE}; `python benchmarks/exact_head.py --help` says how.
+Seeds: {seeds} (medians){one_seed}; `python benchmarks/exact_head.py --help` says how.
 
 ## Relative error of W
 

@@ -41,7 +41,7 @@ class _Arrays:
     def arrays(self):
         return {name: value for name, value in vars(self).items() if name != "c"} | {"c": self.c}
 
-    def norm(self, name):
+    def parameter_norm(self, name):
         return float(np.linalg.norm(self.arrays()[name]))
 
     def save(self, path):

@@ -35,7 +35,10 @@ if _typing.TYPE_CHECKING:
         UnsoftmaxError,
     )
     from unsoftmax.models import (
+        AttentionLayer,
         Equivalence,
+        LayerHead,
+        LayerNorm,
         MultiHead,
         ReluNetwork,
         SingleHead,
@@ -60,12 +63,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlgorithmError",
+    "AttentionLayer",
     "Audit",
     "Budget",
     "BudgetExceeded",
     "DefenceComparison",
     "DimensionRefused",
     "Equivalence",
+    "LayerHead",
+    "LayerNorm",
     "LedgerError",
     "LedgerMismatch",
     "ModelMismatch",

@@ -36,7 +36,7 @@ class Model(Protocol):
     def save(self, path: str) -> None:
         """Write the parameters to a safetensors file."""
 
-    def norm(self, name: str) -> float:
+    def parameter_norm(self, name: str) -> float:
         """Return the norm of a parameter that the certificate bounds."""
 
 

@@ -213,6 +213,7 @@ def test_plan(folder):
         (["audit", "mine:head", "--dim", "0", "--out", "o"], "'--dim': '0' was given. "),
         (["learn", "what", "--dim", "6", "--out", "o"], "is no target"),
         (["learn", "absent.safetensors", "--out", "o"], "no model file"),
+        (["learn", "head.npz", "--out", "o"], "`unsoftmax convert head.npz` makes one of them"),
         (["learn", "mine.py.safetensors", "--out", "o"], "no model file"),
         (["learn", "mine:head", "--out", "o"], "--dim is missing"),
         (["learn", "mine:head", "--dim", "6", "--out", "mine.py"], "cannot be made"),

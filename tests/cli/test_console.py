@@ -44,6 +44,21 @@ def test_every_error_has_a_status():
         assert console.status_of(error) == status
 
 
+def test_a_targets_words_move_no_cursor(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "stderr", Console(file=screen, width=120))
+
+    @console.with_exit_status
+    def command(debug):
+        raise us.OracleError("It says \x1b[2J\x1b]0;title\x07 é ok\r\nand\tmore.")
+
+    for debug in (False, True):
+        with pytest.raises(typer.Exit):
+            command(debug=debug)
+    assert "It says  [2J ]0;title  é ok \nand more." in screen.getvalue()
+    assert not {"\x1b", "\x07", "\r"} & {*screen.getvalue()}
+
+
 def test_options_come_from_the_learners_with_their_help():
     drawn = options._options()
     assert {"dim", "biases", "probes", "seed"} <= drawn.keys()

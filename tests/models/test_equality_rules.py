@@ -105,6 +105,7 @@ def test_every_class_has_one_rule_and_its_files_load(tmp_path):
         us.MultiHead([np.eye(2)], [np.ones(2)]),
         network,
         us.Transformer(np.eye(2), network),
+        us.AttentionLayer([us.LayerHead(np.eye(2), np.eye(2))], np.ones(2)),
     ]
     assert [rule.model for rule in RULES] == [type(model) for model in models]
     for model in models:

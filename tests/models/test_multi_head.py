@@ -62,12 +62,12 @@ def test_answering_never_forms_W(monkeypatch):
     monkeypatch.setattr(us.MultiHead, "W", property(lambda _: pytest.fail("formed W")))
     model(np.zeros((2, 3, 5)))
     expected = min(np.linalg.norm(W) for W in product)
-    assert model.norm("W") == pytest.approx(expected, rel=1e-13)
+    assert model.parameter_norm("W") == pytest.approx(expected, rel=1e-13)
 
 
 def test_norms_are_the_least_over_heads():
     model = us.MultiHead([np.eye(2), 3 * np.eye(2)], [[3, 4], [1, 0]], [[0, 1], [0, 2]], -2)
-    assert [model.norm(name) for name in "Wvwc"] == [pytest.approx(np.sqrt(2)), 1, 1, 2]
+    assert [model.parameter_norm(name) for name in "Wvwc"] == [pytest.approx(np.sqrt(2)), 1, 1, 2]
 
 
 def test_heads_one_by_one():
@@ -137,7 +137,7 @@ def test_what_it_says_of_itself():
 def test_no_heads():
     model = us.MultiHead(np.zeros((0, 3, 3)), np.zeros((0, 3)), c=2.0)
     np.testing.assert_array_equal(model(np.ones((2, 4, 3))), [2.0, 2.0])
-    assert (model.dim, model.H, model.norm("W"), model.heads) == (3, 0, 0.0, ())
+    assert (model.dim, model.H, model.parameter_norm("W"), model.heads) == (3, 0, 0.0, ())
     assert us.equivalent(model, us.SingleHead(np.eye(3), np.zeros(3), c=2.0), rtol=0)
     assert us.canonical(us.MultiHead(np.ones((2, 3, 3)), np.zeros((2, 3)))).H == 0
 

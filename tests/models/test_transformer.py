@@ -64,9 +64,9 @@ def test_a_file_without_its_network_is_damaged(tmp_path):
 
 def test_norms_and_arrays():
     model = transformer(0, rank=2)
-    assert np.isclose(model.norm("W"), np.linalg.norm(model.W), rtol=1e-14)
-    assert model.norm("w") == np.linalg.norm(model.w)
-    assert model.norm("slope") == 0.0
+    assert np.isclose(model.parameter_norm("W"), np.linalg.norm(model.W), rtol=1e-14)
+    assert model.parameter_norm("w") == np.linalg.norm(model.w)
+    assert model.parameter_norm("slope") == 0.0
     with pytest.raises(ValueError, match="read-only"):
         model.w[0] = 1.0
     assert "rank ≤ 2, m=6" in repr(model)

@@ -63,7 +63,7 @@ def test_one_trained_head_in_float32(evidence):
         "a head of MiniLM in torch, float32",
         queries=f"{recovery.queries:,}",
         relative_error_of_W=f"{off:.0e}",
-        certificate=f"{recovery.certificate.W_error / recovery.model.norm('W'):.0e}",
+        certificate=f"{recovery.certificate.W_error / recovery.model.parameter_norm('W'):.0e}",
     )
 
 

@@ -119,16 +119,21 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
     """Say what ended a command: on stderr, and with --json on stdout too."""
     name, message = _named(error)
     if options.get("debug"):
-        chain = "".join(traceback.format_exception(error))
+        chain = printable("".join(traceback.format_exception(error)))
         stderr.print(chain, markup=False, highlight=False, soft_wrap=True)
     said = f"{'Error' if name == 'Refusal' else name}: {message}"
-    stderr.print(said, markup=False, highlight=False, soft_wrap=True)
+    stderr.print(printable(said), markup=False, highlight=False, soft_wrap=True)
     if options.get("as_json"):
         content = {"error": name, "message": message, "status": status_of(error)}
         if isinstance(error, BudgetExceeded):
             content |= {"spent": error.spent, "needed": error.needed}
             content["needed_tokens"] = error.needed_tokens
         show_json(content)
+
+
+def printable(text: str) -> str:
+    """Leave out what moves a terminal's cursor or hides lines: a target's words may hold it."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def _named(error: BaseException) -> tuple[str, str]:

@@ -146,7 +146,9 @@ class _Run:
         [(_, count), *rest] = query_rows(self.recovery, self.formula)
         rows = [("queries", count), ("formula", self.formula), *rest]
         for name, error in self.errors.items():
-            bound = self.recovery.certificate.errors[name] / self.recovery.model.norm(name)
+            bound = self.recovery.certificate.errors[name] / self.recovery.model.parameter_norm(
+                name
+            )
             rows.append((f"error of {name} (certified)", f"{error:.1e} (≤ {bound:.1e})"))
         evidence = self.recovery.evidence
         passed = "passed" if evidence.passed else "not passed"

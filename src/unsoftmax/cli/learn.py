@@ -203,7 +203,7 @@ def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) ->
     """Print what was recovered, at what cost, and how sure it is."""
     rows = query_rows(recovery, formula)
     for name, bound in recovery.certificate.errors.items():
-        size = recovery.model.norm(name)
+        size = recovery.model.parameter_norm(name)
         if not size and not bound:
             continue  # assumed to be 0, not learned
         relative = f", {bound / size:.1e} of its norm" if size else ""

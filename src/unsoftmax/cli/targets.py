@@ -46,6 +46,10 @@ def _named(target: str, auth: str | None) -> Oracle:
             return model
         except (ValueError, OSError, ImportError) as error:
             raise Refusal(str(error)) from error
+    if Path(target).suffix == ".npz":
+        raise Refusal(
+            f"{target} holds arrays, not a model: `unsoftmax convert {target}` makes one of them."
+        )
     if (Path(target) / "model.safetensors").is_file():
         raise Refusal(f"{target} is a folder: did you mean {target}/model.safetensors?")
     module, colon, name = target.partition(":")

@@ -34,7 +34,7 @@ def recovery_panels(
 ) -> list[Panel]:
     """Return all panels of a recovery."""
     found = matrices(model)
-    norms = {name: model.norm(name) for name in certificate.errors}
+    norms = {name: model.parameter_norm(name) for name in certificate.errors}
     every = [
         *matrix_panels(found),
         spectrum_panel(found, certificate.errors),

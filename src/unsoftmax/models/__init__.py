@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unsoftmax.models import files
+from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
+from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.projections import find_projections, from_projections
@@ -16,7 +18,10 @@ from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
 
 __all__ = [
+    "AttentionLayer",
     "Equivalence",
+    "LayerHead",
+    "LayerNorm",
     "MultiHead",
     "ReluNetwork",
     "SingleHead",

@@ -1,7 +1,8 @@
 """What the model classes share: read-only parameters by name, attention, value vectors.
 
-`FrozenModel` keeps, saves and pickles parameters. `AttentionModel` adds the scores of tokens,
-`ValuedAttention` value vectors and a constant: one head, or several.
+`FrozenArrays` keeps and pickles parameters, of a model or of a part of one; `FrozenModel` saves
+them and answers. `AttentionModel` adds the scores of tokens, `ValuedAttention` value vectors and
+a constant: one head, or several.
 """
 
 from __future__ import annotations
@@ -21,22 +22,10 @@ from unsoftmax.models.scores import BilinearScores
 from unsoftmax.probes import Array
 
 
-class FrozenModel(ABC):
-    """A function of batches, determined by named arrays that nobody can change."""
+class FrozenArrays(ABC):
+    """Named arrays that nobody can change: the parameters of a model, or of a part of one."""
 
     _arrays: dict[str, Array]
-    _needed: ClassVar[frozenset[str]]
-    _optional: ClassVar[frozenset[str]]
-    """Names of the arrays that `from_arrays` needs, and of those that may be left out."""
-
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """Dimension d of a token."""
-
-    @abstractmethod
-    def __call__(self, X: Array) -> Array:
-        """Map a batch of B inputs to numbers (B,)."""
 
     def arrays(self) -> dict[str, Array]:
         """Return the parameters by name, as `from_arrays` takes them."""
@@ -44,21 +33,12 @@ class FrozenModel(ABC):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the model from what `arrays` returned."""
+        """Build it from what `arrays` returned."""
         return cls(**arrays)
 
-    @classmethod
-    def has_parameters(cls, names: Iterable[str]) -> bool:
-        """Tell whether `from_arrays` takes arrays of these names."""
-        return cls._needed <= {*names} <= cls._needed | cls._optional
-
-    def norm(self, name: str) -> float:
+    def parameter_norm(self, name: str) -> float:
         """Return the norm of a parameter, 0 for what is none (a bound on the function)."""
         return float(np.linalg.norm(self._arrays[name])) if name in self._arrays else 0.0
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a safetensors file that `unsoftmax.load` reads."""
-        files.write(path, type(self).__name__, self._arrays)
 
     @abstractmethod
     def _sizes(self) -> tuple[str, ...]:
@@ -72,6 +52,32 @@ class FrozenModel(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = type(self).from_arrays(state["arrays"]).__dict__
+
+
+class FrozenModel(FrozenArrays):
+    """A function of batches, determined by named arrays that nobody can change."""
+
+    _needed: ClassVar[frozenset[str]]
+    _optional: ClassVar[frozenset[str]]
+    """Names of the arrays that `from_arrays` needs, and of those that may be left out."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Dimension d of a token."""
+
+    @abstractmethod
+    def __call__(self, X: Array) -> Array:
+        """Map a batch of B inputs to numbers (B,), or to vectors (B, m)."""
+
+    @classmethod
+    def has_parameters(cls, names: Iterable[str]) -> bool:
+        """Tell whether `from_arrays` takes arrays of these names."""
+        return cls._needed <= {*names} <= cls._needed | cls._optional
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a safetensors file that `unsoftmax.load` reads."""
+        files.write(path, type(self).__name__, self._arrays)
 
 
 class AttentionModel(FrozenModel):
@@ -107,9 +113,9 @@ class AttentionModel(FrozenModel):
         """Score vector (d,) of the query bias, of H heads (H, d)."""
         return self._scores.arrays["w"]
 
-    def norm(self, name: str) -> float:
+    def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm (Frobenius for W), without forming W; 0 for what is none."""
-        return self._scores.norm if name == "W" else super().norm(name)
+        return self._scores.norm if name == "W" else super().parameter_norm(name)
 
     def scores_of(self, x: Array) -> Array:
         """Map query tokens (B, d) to the vectors W x + w, (B, d) or (B, H, d).

@@ -68,7 +68,7 @@ class MultiHead(ValuedAttention):
             for h in range(self.H)
         )
 
-    def norm(self, name: str) -> float:
+    def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm (Frobenius for W), without forming it; the least over heads.
 
         Heads where it is 0 do not count. A certificate's bounds are for every head: divided by
@@ -76,7 +76,7 @@ class MultiHead(ValuedAttention):
         """
         if name in ("v", "w"):
             return least(np.linalg.norm(self._arrays[name], axis=1))
-        return super().norm(name)
+        return super().parameter_norm(name)
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""

@@ -101,9 +101,13 @@ class Transformer(AttentionModel):
         """Return the same attention before another network."""
         return super().from_arrays({**self._scores.arrays, "network": network})
 
-    def norm(self, name: str) -> float:
+    def parameter_norm(self, name: str) -> float:
         """Return the norm of W (Frobenius, without forming it) or w, or of a network's array."""
-        return super().norm(name) if name in ("W", "w") else self._network.norm(name)
+        return (
+            super().parameter_norm(name)
+            if name in ("W", "w")
+            else self._network.parameter_norm(name)
+        )
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""

@@ -124,7 +124,7 @@ class ServedHeads(Claim):
         d, heads = self.dim, range(len(self.v))
         W = [self._attention] if isinstance(self._attention, SingleHead) else self._attention.heads
         w = np.atleast_2d(self._attention.w)
-        found = {self.named("W", h): (W[h].norm("W"), d * d) for h in heads}
+        found = {self.named("W", h): (W[h].parameter_norm("W"), d * d) for h in heads}
         found |= {self.named("w", h): (float(np.linalg.norm(w[h])), d) for h in heads}
         found |= {self.named("v", h): (float(np.linalg.norm(self.v[h])), d) for h in heads}
         return found | {"c": (abs(self.c), 1)}
@@ -209,13 +209,13 @@ class ServedTransformer(Claim):
         norms = {
             f"network.{name}": (float(np.linalg.norm(x)), x.size) for name, x in arrays.items()
         }
-        W, w = self._attention.norm("W"), self._attention.norm("w")
+        W, w = self._attention.parameter_norm("W"), self._attention.parameter_norm("w")
         return {"W": (W, d * d), "w": (w, d), **norms}
 
     def weighty(self) -> dict[str, float]:  # noqa: D102
         found = {f"network.{name}": size for name, size in _weighty(self.network).items()}
         if len(found) > 1:
-            W, w = self._attention.norm("W"), self._attention.norm("w")
+            W, w = self._attention.parameter_norm("W"), self._attention.parameter_norm("w")
             found |= {"W": W or w or 1.0, "w": max(W, w) or 1.0}
         return found
 

@@ -286,7 +286,7 @@ def is_sharp(found: Found[Any], tuning: SketchTuning) -> bool:
         return False
     if "W" not in certificate.errors:
         return True
-    error, size = certificate.errors["W"], model.norm("W")
+    error, size = certificate.errors["W"], model.parameter_norm("W")
     return bool(error <= tuning.sharp * size or (size <= error and error <= tuning.nothing))
 
 

@@ -42,9 +42,9 @@ def recovery_section(folder: Path) -> Section:
 
 def _summary(recovery: Recovery[Any]) -> str:
     known = [
-        f"{name} is {certainty(bound, recovery.model.norm(name))}"
+        f"{name} is {certainty(bound, recovery.model.parameter_norm(name))}"
         for name, bound in recovery.certificate.errors.items()
-        if bound and recovery.model.norm(name)
+        if bound and recovery.model.parameter_norm(name)
     ]
     checked = (
         "Fresh answers were predicted within what the certificate allows."
@@ -107,7 +107,7 @@ def _recovered(recovery: Recovery[Any]) -> Part:
 
 def _how_sure(recovery: Recovery[Any]) -> Part:
     errors, model = recovery.certificate.errors, recovery.model
-    norms = {name: model.norm(name) for name in errors}
+    norms = {name: model.parameter_norm(name) for name in errors}
     rows = tuple(
         (
             NAMES.get(name, name),
@@ -168,8 +168,8 @@ def _open(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     if facts.determined_up_to:
         items.append(_gauge(facts.determined_up_to))
     for name, bound in recovery.certificate.errors.items():
-        if certainty(bound, recovery.model.norm(name)).startswith("not"):
-            words = certainty(bound, recovery.model.norm(name))
+        if certainty(bound, recovery.model.parameter_norm(name)).startswith("not"):
+            words = certainty(bound, recovery.model.parameter_norm(name))
             items.append(f"{NAMES.get(name, name)} is {words}.")
     said = [*items, *recovery.notes]
     nothing = "Nothing, as far as the certificate and its assumptions go."

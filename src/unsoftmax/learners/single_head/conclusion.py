@@ -249,7 +249,7 @@ def _untested(
     model = head.model
     several = [(at, of) for (at, _), of in zip(seen, compared, strict=True) if at.X.shape[1] > 1]
     asked = sum(len(at.X) for at, _ in several)
-    claimed = any(model.norm(name) > errors[name] for name in ("W", "w"))
+    claimed = any(model.parameter_norm(name) > errors[name] for name in ("W", "w"))
     if asked < tuning.untested or not claimed:
         return False
     for at, of in several:
@@ -267,7 +267,7 @@ def _refuse_unknown(
 
     A W smaller than 1 may be known to be small, and no more.
     """
-    size, bound = head.model.norm("W"), certificate.errors["W"]
+    size, bound = head.model.parameter_norm("W"), certificate.errors["W"]
     if not head.values.precision.exact and bound > tuning.unknown * max(size, 1.0):
         raise NotIdentifiable(
             f"The answers are too coarse to determine W: its error may be {bound:.1e}, it is "

@@ -200,7 +200,7 @@ class TransformerAt:
         points = np.concatenate([X, pooled[:, None]], axis=1)
         gradients = network_gradients(model.network, points.reshape(-1, model.dim))
         norms = np.linalg.norm(gradients, axis=1).reshape(points.shape[:2])
-        return cls(X, y, weights, vectors, pooled, norms.max(axis=1), model.norm("W"))
+        return cls(X, y, weights, vectors, pooled, norms.max(axis=1), model.parameter_norm("W"))
 
 
 def _compared(

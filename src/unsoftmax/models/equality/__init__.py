@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from unsoftmax.models.equality.attention_layer_equality import AttentionLayerEquality
 from unsoftmax.models.equality.equivalence import (
     Equivalence,
     ModelEquality,
@@ -33,6 +34,7 @@ RULES: Rules = (
     MultiHeadEquality(),
     ReluNetworkEquality(),
     TransformerEquality(),
+    AttentionLayerEquality(),
 )
 """The rule of every model class; a class comes before those that its models can be read as."""
 
@@ -42,11 +44,12 @@ def canonical(model: M, *, rules: Rules = RULES) -> M:
 
     Parameters
     ----------
-    model : SingleHead, MultiHead, ReluNetwork or Transformer
+    model : SingleHead, MultiHead, ReluNetwork, Transformer or AttentionLayer
         A head; when v = 0 its W and w have no effect and become 0. Or several: those with equal
         W and w are merged, those with v = 0 left out, the rest is ordered. Or a network:
         parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
-        network's canonical form; where that is constant W and w become 0.
+        network's canonical form; where that is constant W and w become 0. Or a layer: heads in
+        factors, merged and ordered by the norm of their M; what a norm hides is put to one value.
     rules : sequence of ModelEquality, optional
         One for each class; another one may have other tolerances for rounding.
     """
@@ -67,16 +70,17 @@ def equivalent(
 
     Parameters
     ----------
-    a, b : SingleHead, MultiHead, ReluNetwork or Transformer
+    a, b : SingleHead, MultiHead, ReluNetwork, Transformer or AttentionLayer
         The models; a head is compared with several as one of them, and a Transformer whose
-        network is affine is a head. A network takes other sequences than the others and is
-        different from them.
+        network is affine is a head, and a plain layer of one output is several heads. A network
+        takes other sequences than the others and is different from them.
     rtol, atol : float
         [W w] (Frobenius norm) and [v c] (2-norm) count as equal when they differ by at most
         ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality of heads and
         of a Transformer's W and w, of products W = KᵀQ as real numbers, which no float64 rounds;
         of networks it decides up to the rounding of parallel neurons' sums. Several
-        heads are matched by their [W w]; all v together and c are then one block. For
+        heads are matched by their [W w]; all v, of a layer all M, and c are then one block; a
+        layer's norm counts by its scale, shift and eps, each relative to its own size. For
         networks the norm is that of all jumps of the gradient and the affine part.
     errors : dict of str to float, optional
         Bounds on the errors of one of the models, as ``recovery.certificate.errors`` has them:

@@ -20,6 +20,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from unsoftmax.models.attention_layer import LayerHead
 from unsoftmax.models.model import AttentionModel
 from unsoftmax.probes import Array
 
@@ -132,13 +133,13 @@ def _prime(k: int, bits: int) -> int:
     return p
 
 
-def same_scores(a: AttentionModel, b: AttentionModel) -> bool:
+def same_scores(a: AttentionModel | LayerHead, b: AttentionModel | LayerHead) -> bool:
     """Decide whether two models' W and w are equal as real numbers."""
     mine, its = (ExactScores.of(model.arrays()) for model in (a, b))
     return np.array_equal(a.w, b.w) and mine.equals(its)
 
 
-def fingerprint_of(model: AttentionModel) -> bytes:
+def fingerprint_of(model: AttentionModel | LayerHead) -> bytes:
     """Return what models of equal W and w have in common, and others next to never."""
     scores = ExactScores.of(model.arrays())
     digest = hashlib.sha256(scores.modulo(_prime(0, scores.modulus_bits)).tobytes())

@@ -92,7 +92,7 @@ class HeadMatching:
     def distance(self) -> float:
         """Return the norm of what differs in v and c, heads beyond the tolerance unmatched."""
         cost = np.where(self.close, self.apart**2, np.inf)
-        matched = _match(cost, self.alone**2, self.missing**2)
+        matched = match(cost, self.alone**2, self.missing**2)
         return math.sqrt(self.constant**2 + sum(share for share, _, _ in matched))
 
     def gap(self) -> tuple[float, HeadPairs]:
@@ -102,7 +102,7 @@ class HeadMatching:
         """
         scale = self.size or 1.0
         cost = np.maximum(self.relative, self.apart / scale)
-        best = _match(cost, self.alone / scale, self.missing / scale)
+        best = match(cost, self.alone / scale, self.missing / scale)
         gap = max([self.constant / scale, *(share for share, _, _ in best)])
         nothing = SingleHead(np.zeros((self.a.dim, self.a.dim)), np.zeros(self.a.dim))
         heads, others = [*self.a.heads, nothing], [*self.b.heads, nothing]
@@ -158,7 +158,7 @@ def _distances(mine: Array, other: Array, tolerance: Tolerance) -> tuple[Array, 
     return relative, close
 
 
-def _match(cost: Array, alone: Array, missing: Array) -> list[tuple[float, int, int]]:
+def match(cost: Array, alone: Array, missing: Array) -> list[tuple[float, int, int]]:
     """Match rows with columns, or leave them alone, at the least cost in all.
 
     Returns each match's cost, row and column; −1 for what a row or column lacks.

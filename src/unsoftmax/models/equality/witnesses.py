@@ -63,7 +63,8 @@ def witness_of(
     with np.errstate(over="ignore", invalid="ignore"):
         for X in families:
             noise = np.maximum(rounding(a, X) + rounding(b, X), TINY)
-            ratio = np.nan_to_num(np.abs(a(X) - b(X)) / noise, nan=0.0, posinf=0.0)
+            off = np.abs(a(X) - b(X)).reshape(len(X), -1).max(axis=1)  # of vectors the largest
+            ratio = np.nan_to_num(off / noise, nan=0.0, posinf=0.0)
             k = int(np.argmax(ratio))
             if ratio[k] > best:
                 best, witness = float(ratio[k]), X[k]

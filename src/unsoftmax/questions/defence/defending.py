@@ -107,14 +107,17 @@ def undefended(
     recovery = learn(oracle, learner, **campaign)
     errors, model = recovery.certificate.errors, recovery.model
     for name, bound in errors.items():
-        if not bound <= tuning.certified * (model.norm(name) or np.inf) and name in ("W", "v"):
+        if not bound <= tuning.certified * (model.parameter_norm(name) or np.inf) and name in (
+            "W",
+            "v",
+        ):
             raise NotIdentifiable(
                 f"The target's own answers are too coarse to judge defences by: {name} is known to "
-                f"{bound:.1e} at a norm of {model.norm(name):.1e}.",
+                f"{bound:.1e} at a norm of {model.parameter_norm(name):.1e}.",
                 determined={name: getattr(model, name) for name in errors if hasattr(model, name)},
             )
     if isinstance(model, SingleHead) and all(
-        model.norm(name) <= errors.get(name, 0.0) for name in ("w", "c")
+        model.parameter_norm(name) <= errors.get(name, 0.0) for name in ("w", "c")
     ):
         arrays = {name: array for name, array in model.arrays().items() if name not in ("w", "c")}
         model = type(model).from_arrays(arrays)

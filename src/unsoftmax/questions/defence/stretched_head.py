@@ -122,7 +122,7 @@ class StretchedHead(Configured):
         """Draw pairs around b₀, with logits of a few."""
         tuning, head = self.tuning, best.head
         # a·W b of unit tokens is about ‖W‖/d
-        size = max(head.norm("W"), 1 / self.radius) / head.dim
+        size = max(head.parameter_norm("W"), 1 / self.radius) / head.dim
         short = min(tuning.logit / (length * size), self.radius)
         a, b = (scale * _unit(self._each, head.dim, rng) for scale in (length, short))
         # where W is not known well enough to cancel w, offsets are short
@@ -146,7 +146,7 @@ class StretchedHead(Configured):
         W, v, r, c = fit.of.parts(theta)
         head = SingleHead(W, v, r - W @ best.zero, c - float(best.zero @ v))
         W_off, _, _, _ = fit.of.parts(fit.deviations(theta, asked.around(best.zero)))
-        zero = self._zero(head, float(np.linalg.norm(W_off)) / (head.norm("W") or 1.0))
+        zero = self._zero(head, float(np.linalg.norm(W_off)) / (head.parameter_norm("W") or 1.0))
         around = asked.around(zero)
         _, _, off, _ = fit.of.parts(fit.deviations(moved(fit, head, zero), around))
         missed = np.sqrt(fit.misfit(moved(fit, head, zero), around) / len(asked.y))

@@ -100,7 +100,7 @@ def long_at_flips(
     tuning: FlipTuning,
 ) -> list[Sequences]:
     """Draw the long sequences of a closing of ``count``, two next to each flip."""
-    if certificate.errors["W"] > max(tuning.vague * model.norm("W"), tuning.nothing):
+    if certificate.errors["W"] > max(tuning.vague * model.parameter_norm("W"), tuning.nothing):
         return []
 
     def sized(offsets: Array, query: Array, logits: float) -> Array:

@@ -1,0 +1,415 @@
+"""A whole attention sub-layer: several heads with vector answers, a residual, and a LayerNorm.
+
+A head is known by its function as M_h = W_o W_v and [W_h | w_h] = Kᵀ[Q | b_q]/√d_h alone, and all
+value and output biases as one constant, since the weights sum to 1. So these are the parameters
+here; M_h and W_h may be products of factors, which answering never multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.attention import exponentials, pooled_tokens, softmax, token_scores
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.model import FrozenArrays, FrozenModel
+from unsoftmax.models.products import Product
+from unsoftmax.models.scores import BilinearScores, least
+from unsoftmax.probes import Array
+
+_PARTS = ("norm.", "heads.")
+
+
+class LayerHead(FrozenArrays):
+    """One head of a layer: M Σ_i α_i x_i with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
+
+    Parameters
+    ----------
+    M : array_like, shape (m, d)
+        What the pooled token is mapped by: output times value projection.
+    W : array_like, shape (d, d)
+        Score matrix; K.T @ Q of a key and a query projection, scale included.
+    w : array_like, shape (d,), optional
+        What the query bias adds to the scores, K.T @ b_q; zeros by default.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, or an entry is not finite.
+
+    Examples
+    --------
+    >>> head = LayerHead(M=[[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], W=[[0.0, 0.0], [0.0, 0.0]])
+    >>> head
+    LayerHead(m=3, d=2)
+    >>> LayerHead.from_factors(O=[[1.0], [2.0]], V=[[1.0, 0.0]], K=[[0, 1]], Q=[[1, 0]]).M
+    array([[1., 0.],
+           [2., 0.]])
+    """
+
+    _needed: ClassVar[tuple[frozenset[str], ...]] = (
+        frozenset({"M", "W"}),
+        frozenset({"O", "V", "W"}),
+        frozenset({"M", "K", "Q"}),
+        frozenset({"O", "V", "K", "Q"}),
+    )
+    """Names of the arrays that `from_arrays` needs, one set of these; w may be left out."""
+
+    def __init__(self, M: ArrayLike, W: ArrayLike, w: ArrayLike | None = None) -> None:
+        self._set({"M": M}, {"W": W}, w)
+
+    @classmethod
+    def from_factors(
+        cls,
+        O: ArrayLike,  # noqa: E741 - the projections' own names
+        V: ArrayLike,
+        K: ArrayLike,
+        Q: ArrayLike,
+        w: ArrayLike | None = None,
+    ) -> Self:
+        """Build the head with M = O @ V, O (m, r), V (r, d), and W = K.T @ Q, K and Q (s, d).
+
+        Answering never forms M or W. The ranks r and s may differ, and may be 0.
+        """
+        head = cls.__new__(cls)
+        head._set({"O": O, "V": V}, {"K": K, "Q": Q}, w)
+        return head
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Build the head from what `arrays` returned; M or W alone may be in factors."""
+        if not any(names <= arrays.keys() <= names | {"w"} for names in cls._needed):
+            raise ValueError(
+                "A head has M, or O and V, beside W, or K and Q, and may have w; "
+                f"given were {', '.join(sorted(arrays)) or 'none'}."
+            )
+        head = cls.__new__(cls)
+        values, scores = ({n: arrays[n] for n in names if n in arrays} for names in ("MOV", "WKQ"))
+        head._set(values, scores, arrays.get("w"))
+        return head
+
+    def _set(
+        self, values: Mapping[str, ArrayLike], scores: Mapping[str, ArrayLike], w: ArrayLike | None
+    ) -> None:
+        given = {name: frozen(name, array) for name, array in values.items()}
+        for name, array in given.items():
+            if array.ndim != 2:
+                raise ValueError(f"{name} must have two axes; it has shape {array.shape}.")
+        *_, last = given.values()
+        if "O" in given and given["O"].shape[1] != len(last):
+            raise ValueError(
+                f"O must have shape (m, {len(last)}) beside V of shape {last.shape}; "
+                f"it has shape {given['O'].shape}."
+            )
+        name = "M" if "M" in given else "V"
+        if not last.shape[1] or not next(iter(given.values())).shape[0]:
+            raise ValueError("A head needs m ≥ 1 outputs and d ≥ 1 dimensions.")
+        beside = f"beside {name} of shape {last.shape}"
+        self._scores = BilinearScores(last.shape[1], scores, w, beside)
+        self._arrays = {**given, **self._scores.arrays}
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return len(self.w)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers it adds to, m."""
+        return len(self._arrays["M" if "M" in self._arrays else "O"])
+
+    @cached_property
+    def M(self) -> Array:
+        """What the pooled token is mapped by (m, d); of factors, computed on demand."""
+        if "M" in self._arrays:
+            return self._arrays["M"]
+        M: Array = self._arrays["O"] @ self._arrays["V"]
+        M.flags.writeable = False
+        return M
+
+    @property
+    def W(self) -> Array:
+        """Score matrix (d, d); of factors, computed on demand."""
+        return self._scores.W
+
+    @property
+    def w(self) -> Array:
+        """Score vector (d,) of the query bias."""
+        return self._scores.arrays["w"]
+
+    @property
+    def values(self) -> Product:
+        """M as a product, without forming it."""
+        return self._product("M", "O", "V")
+
+    @property
+    def scores(self) -> Product:
+        """[W | w], (d, d + 1), as a product; w is not in the span of K's rows by itself."""
+        W, w = self._product("W", "K", "Q"), self.w[:, None]
+        right = np.hstack([W.right, np.zeros((len(W.right), 1))])
+        return Product(W.left, right) + Product(w, np.eye(1, self.dim + 1, self.dim))
+
+    def vectors(self, x: Array) -> Array:
+        """Map query tokens (B, d) to the vectors W x + w (B, d) that tokens are scored with."""
+        return self._scores.vectors(x)
+
+    def mapped(self, pooled: Array) -> Array:
+        """Map pooled tokens (B, d) to M p, (B, m)."""
+        if "M" in self._arrays:
+            return np.asarray(pooled @ self._arrays["M"].T)
+        return np.asarray(pooled @ self._arrays["V"].T @ self._arrays["O"].T)
+
+    def parameter_norm(self, name: str) -> float:
+        """Return the norm of M, W (Frobenius, without forming them) or w; 0 for what is none."""
+        if name in ("M", "W") and name not in self._arrays:
+            return self.values.norm if name == "M" else self._scores.norm
+        return super().parameter_norm(name)
+
+    def _product(self, whole: str, left: str, right: str) -> Product:
+        if whole in self._arrays:
+            return Product.of(self._arrays[whole])
+        first = self._arrays[left]
+        return Product(first if left == "O" else first.T, self._arrays[right])
+
+    def _sizes(self) -> tuple[str, ...]:
+        ranks = {"M": "V", "W": "K"}
+        in_factors = {name: factor for name, factor in ranks.items() if factor in self._arrays}
+        known = (f"rank {name} ≤ {len(self._arrays[f])}" for name, f in in_factors.items())
+        return f"m={self.outputs}", f"d={self.dim}", *known
+
+
+class AttentionLayer(FrozenModel):
+    """o(X) = Σ_h M_h Σ_i α_hi x_i + c, an attention sub-layer's answer at the last token x_N.
+
+    α_h = softmax_i(x_i·(W_h x_N + w_h)). With a residual connection x_N is added. With a norm
+    behind, y = norm(o(X) + x_N); with one before, y = o(norm(X)) + x_N.
+
+    Parameters
+    ----------
+    heads : sequence of LayerHead
+        All of one d and m; their ranks may differ. There may be none.
+    c : array_like, shape (m,)
+        What value and output biases add to every answer.
+    residual : bool, optional
+        Whether the last token is added, as it was given; then m = d.
+    norm : LayerNorm, optional
+        Behind the sum, or before (``LayerNorm(…, before=True)``).
+    dim : int, optional
+        Dimension d of a token, m by default; needed only where there are no heads.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit.
+    TypeError
+        A head is no LayerHead, or ``norm`` no LayerNorm.
+
+    Notes
+    -----
+    Immutable. Its function determines [W_h | w_h] and M_h of every head, c, the residual and the
+    norm, up to the order of heads, except that
+
+    - heads with equal [W_h | w_h] are one, whose M is the sum of theirs, and that one with M = 0
+      is none;
+    - of factors only the products count: K against Q, O against V are free up to an invertible
+      matrix;
+    - behind a LayerNorm the part of M_h and c that is the same in all outputs is invisible
+      (behind RMSNorm it is not), and without a residual their sign and size as well;
+    - a LayerNorm before: its scale and shift are part of M_h, W_h, w_h and c. `canonical` has
+      scale 1 and shift 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> layer = AttentionLayer([LayerHead(M=np.eye(2), W=np.eye(2))], c=[0.0, 1.0])
+    >>> layer(np.array([[[3.0, 1.0]], [[0.0, 5.0]]]))
+    array([[3., 2.],
+           [0., 6.]])
+    >>> AttentionLayer(layer.heads, layer.c, True, LayerNorm([1.0, 1.0], None, eps=1e-12))
+    AttentionLayer(H=1, d=2, residual, norm behind)
+    """
+
+    _noun = "layer"
+    _numbers_at_once: ClassVar[int] = 2**22
+    """How many entries of the vectors W_h x_N + w_h are made at a time: 32 MiB.
+
+    Every sequence needs H·d of them, and H·N weights. Larger: more memory; smaller: more calls
+    into NumPy, and products that read all parameters for few sequences.
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[LayerHead],
+        c: ArrayLike,
+        residual: bool = False,
+        norm: LayerNorm | None = None,
+        dim: int | None = None,
+    ) -> None:
+        self._heads = tuple(heads)
+        c = frozen("c", c)
+        if c.ndim != 1 or not len(c):
+            raise ValueError(f"c must have shape (m,) with m ≥ 1; it has shape {c.shape}.")
+        for head in self._heads:
+            if not isinstance(head, LayerHead):
+                raise TypeError(f"heads must be LayerHeads; one is a {type(head).__name__}.")
+        if norm is not None and not isinstance(norm, LayerNorm):
+            raise TypeError(f"norm must be a LayerNorm; it is a {type(norm).__name__}.")
+        self._c, self._residual, self._norm = c, bool(residual), norm
+        self._dim = self._heads[0].dim if self._heads else len(c) if dim is None else int(dim)
+        self._refuse_shapes(dim)
+        self._arrays = dict(_flat(self._heads, c, self._residual, norm))
+        if not self._heads:
+            self._arrays["dim"] = frozen("dim", self._dim)
+
+    def _refuse_shapes(self, dim: int | None) -> None:
+        d, m = self._dim, len(self._c)
+        for h, head in enumerate(self._heads):
+            if (head.outputs, head.dim) != (m, d):
+                raise ValueError(
+                    f"Head {h} has M of shape ({head.outputs}, {head.dim}); beside c of shape "
+                    f"({m},) and d = {d} it must be ({m}, {d})."
+                )
+        if d < 1 or dim not in (None, d):
+            raise ValueError(f"dim must be that of the heads and at least 1; it is {dim}.")
+        if self._residual and m != d:
+            raise ValueError(f"With a residual m = d; here m = {m} and d = {d}.")
+        if self._norm is not None and self._norm.width != (d if self._norm.before else m):
+            where, width = ("before", d) if self._norm.before else ("behind", m)
+            raise ValueError(
+                f"A norm {where} this layer has {width} numbers; it has {self._norm.width}."
+            )
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Build the layer from what `arrays` returned: ``heads.0.M``, ``norm.eps`` and so on."""
+        parts: dict[str, dict[str, Any]] = {}
+        rest = {name: array for name, array in arrays.items() if not name.startswith(_PARTS)}
+        for name in arrays.keys() - rest.keys():
+            place, _, own = name.rpartition(".")
+            parts.setdefault(place, {})[own] = arrays[name]
+        norm = parts.pop("norm", None)
+        places = [f"heads.{h}" for h in range(len(parts))]
+        if parts.keys() != {*places}:
+            raise ValueError(f"heads must be numbered from 0; here are {', '.join(sorted(parts))}.")
+        return cls(
+            heads=[LayerHead.from_arrays(parts[place]) for place in places],
+            norm=None if norm is None else LayerNorm.from_arrays(norm),
+            **{"c": None, **rest},
+        )
+
+    @classmethod
+    def has_parameters(cls, names: Iterable[str]) -> bool:
+        """Tell whether `from_arrays` takes arrays of these names."""
+        known = {*names}
+        own = {name for name in known if not name.startswith(_PARTS)}
+        return "c" in own <= {"c", "residual", "dim"} and known != {"c"}
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return self._dim
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers an answer has, m."""
+        return len(self._c)
+
+    @property
+    def heads(self) -> tuple[LayerHead, ...]:
+        """The heads."""
+        return self._heads
+
+    @property
+    def H(self) -> int:
+        """Number of heads."""
+        return len(self._heads)
+
+    @property
+    def c(self) -> Array:
+        """Constant (m,) of every answer, before a norm behind."""
+        return self._c
+
+    @property
+    def residual(self) -> bool:
+        """Whether the last token is added."""
+        return self._residual
+
+    @property
+    def norm(self) -> LayerNorm | None:
+        """The norm behind or before, if there is one."""
+        return self._norm
+
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm: of M, W (Frobenius, without forming them) or w the least.
+
+        Heads where it is 0 do not count. Of ``scale``, ``shift`` and ``eps`` it is the norm's; 0
+        for what is no parameter.
+        """
+        if name in ("M", "W", "w"):
+            return least(np.array([head.parameter_norm(name) for head in self._heads]))
+        if self._norm is not None and name in ("scale", "shift", "eps"):
+            return self._norm.parameter_norm(name)
+        return super().parameter_norm(name)
+
+    def attention(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to the weights α, (B, H, N)."""
+        tokens = self._seen(sequences(X, self.dim, self._noun))
+        return softmax(token_scores(tokens, self._vectors(tokens[:, -1])))
+
+    def __call__(self, X: ArrayLike) -> Array:
+        """Map sequences (B, N, d) to answers (B, m)."""
+        X = sequences(X, self.dim, self._noun)
+        answers = np.empty((len(X), self.outputs))
+        step = max(1, self._numbers_at_once // (max(1, self.H) * max(self.dim, X.shape[1])))
+        for start in range(0, len(X), step):
+            part = slice(start, start + step)
+            answers[part] = self._answers(X[part])
+        return answers
+
+    def _answers(self, X: Array) -> Array:
+        tokens = self._seen(X)
+        answers = np.tile(self._c, (len(X), 1))
+        if self._heads:
+            numerators, total = exponentials(token_scores(tokens, self._vectors(tokens[:, -1])))
+            pooled = pooled_tokens(tokens, numerators) / total[..., None]  # (B, H, d)
+            for h, head in enumerate(self._heads):
+                answers += head.mapped(pooled[:, h])
+        if self._residual:
+            answers += X[:, -1]
+        return answers if self._norm is None or self._norm.before else self._norm(answers)
+
+    def _seen(self, X: Array) -> Array:
+        """Return the tokens as the heads see them."""
+        return X if self._norm is None or not self._norm.before else self._norm(X)
+
+    def _vectors(self, x: Array) -> Array:
+        """Map query tokens (B, d), as heads see them, to all heads' vectors (B, H, d)."""
+        vectors = np.empty((len(x), self.H, self.dim))
+        for h, head in enumerate(self._heads):
+            vectors[:, h] = head.vectors(x)
+        return vectors
+
+    def _sizes(self) -> tuple[str, ...]:
+        m = () if self.outputs == self.dim else (f"m={self.outputs}",)
+        residual = ("residual",) if self._residual else ()
+        kind = None if self._norm is None else "norm" if self._norm.centred else "RMS norm"
+        place = "before" if self._norm is not None and self._norm.before else "behind"
+        norm = () if kind is None else (f"{kind} {place}",)
+        return f"H={self.H}", f"d={self.dim}", *m, *residual, *norm
+
+
+def _flat(
+    heads: Sequence[LayerHead], c: Array, residual: bool, norm: LayerNorm | None
+) -> Iterable[tuple[str, Array]]:
+    """Name all arrays of a layer."""
+    for h, head in enumerate(heads):
+        yield from ((f"heads.{h}.{name}", array) for name, array in head.arrays().items())
+    yield "c", c
+    yield "residual", frozen("residual", residual)
+    if norm is not None:
+        yield from ((f"norm.{name}", array) for name, array in norm.arrays().items())

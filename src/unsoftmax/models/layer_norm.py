@@ -1,0 +1,135 @@
+"""LayerNorm and RMSNorm: what normalises a sub-layer's tokens, or its sum with the residual."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.models.arrays import frozen
+from unsoftmax.models.model import FrozenArrays
+from unsoftmax.probes import Array
+
+
+class LayerNorm(FrozenArrays):
+    """n(u) = shift + scale ⊙ (u − mean u)/√(var u + eps), of a sub-layer; or RMSNorm.
+
+    Parameters
+    ----------
+    scale : array_like, shape (m,)
+        γ, of any signs; entries may be 0.
+    shift : array_like, shape (m,), or None
+        β; None means zeros, as RMSNorm has it.
+    eps : float
+        What is added to the variance; 0 or more.
+    before : bool, optional
+        Whether the sub-layer sees normalised tokens (pre-LN; a residual connection then adds
+        the token as it came), or its answer is normalised, residual included (post-LN, the
+        default).
+    centred : bool, optional
+        Whether the mean is taken off. False is RMSNorm: shift + scale ⊙ u/√(mean u² + eps).
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, an entry is not finite, or ``eps`` is negative.
+
+    Notes
+    -----
+    Immutable: arrays are float64 copies and read-only. Where ``eps`` is 0, a u without any
+    deviation gives ``shift``. What a sub-layer's function determines of it: `AttentionLayer`.
+
+    Examples
+    --------
+    >>> norm = LayerNorm(scale=[1.0, 1.0, 2.0], shift=[0.0, 0.0, 5.0], eps=0.0)
+    >>> norm([[3.0, 0.0, 3.0], [7.0, 7.0, 7.0]]).round(3)
+    array([[ 0.707, -1.414,  6.414],
+           [ 0.   ,  0.   ,  5.   ]])
+    >>> LayerNorm([1.0, 1.0], None, eps=0.0, centred=False)([[3.0, 3.0]])
+    array([[1., 1.]])
+    """
+
+    def __init__(
+        self,
+        scale: ArrayLike,
+        shift: ArrayLike | None,
+        eps: float,
+        before: bool = False,
+        centred: bool = True,
+    ) -> None:
+        scale = frozen("scale", scale)
+        if scale.ndim != 1 or not len(scale):
+            raise ValueError(f"scale must have shape (m,) with m ≥ 1; it has shape {scale.shape}.")
+        self._arrays = {
+            "scale": scale,
+            "shift": frozen("shift", np.zeros(len(scale)) if shift is None else shift),
+            "eps": frozen("eps", eps),
+            "before": frozen("before", bool(before)),
+            "centred": frozen("centred", bool(centred)),
+        }
+        for name, shape in {"shift": scale.shape, "eps": ()}.items():
+            if self._arrays[name].shape != shape:
+                raise ValueError(
+                    f"{name} must have shape {shape} beside scale of shape {scale.shape}; "
+                    f"it has shape {self._arrays[name].shape}."
+                )
+        if self.eps < 0:
+            raise ValueError(f"eps must be 0 or more; it is {self.eps}.")
+
+    @property
+    def width(self) -> int:
+        """How many numbers are normalised together, m."""
+        return len(self.scale)
+
+    @property
+    def scale(self) -> Array:
+        """γ (m,)."""
+        return self._arrays["scale"]
+
+    @property
+    def shift(self) -> Array:
+        """β (m,)."""
+        return self._arrays["shift"]
+
+    @property
+    def eps(self) -> float:
+        """What is added to the variance."""
+        return float(self._arrays["eps"])
+
+    @property
+    def before(self) -> bool:
+        """Whether tokens are normalised before a sub-layer sees them."""
+        return bool(self._arrays["before"])
+
+    @property
+    def centred(self) -> bool:
+        """Whether the mean is taken off; False is RMSNorm."""
+        return bool(self._arrays["centred"])
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """Map (…, m), such as answers (B, m) or sequences (B, N, m), to the same shape."""
+        u = np.asarray(u, dtype=np.float64)
+        if u.shape[-1:] != self.scale.shape:
+            raise ValueError(
+                f"This {type(self).__name__} takes arrays of shape (…, {self.width}); "
+                f"it was given shape {u.shape}."
+            )
+        return np.asarray(self.shift + self.scale * self.normalised(u))
+
+    def normalised(self, u: Array) -> Array:
+        """Return (u − mean u)/√(var u + eps), without scale and shift."""
+        # in units of a power of two, which is exact, no square leaves float64's range
+        largest = np.maximum(np.abs(u).max(axis=-1, keepdims=True), np.sqrt(self.eps))
+        unit = np.ldexp(1.0, np.frexp(largest)[1] - 1)
+        z = u / unit
+        if self.centred:
+            z = z - z.mean(axis=-1, keepdims=True)
+        variance = np.mean(z * z, axis=-1, keepdims=True) + self.eps / unit / unit
+        return np.asarray(z / np.sqrt(np.where(variance > 0, variance, 1.0)))
+
+    def _sizes(self) -> tuple[str, ...]:
+        return (
+            f"m={self.width}",
+            f"eps={self.eps:g}",
+            *(("before",) if self.before else ()),
+            *(() if self.centred else ("centred=False",)),
+        )

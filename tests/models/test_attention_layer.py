@@ -1,0 +1,290 @@
+"""A layer against its definition, in factors and whole; files, pickles, and what does not fit."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import unsoftmax as us
+from unsoftmax.models import from_parameters, has_parameters
+
+NORMS = (None, "behind", "before", "RMS behind", "RMS before")
+
+
+def head(rng, m, d, ranks):
+    if ranks is None:
+        M, W = rng.standard_normal((m, d)), rng.standard_normal((d, d))
+        return us.LayerHead(M, W, rng.standard_normal(d))
+    r, s = ranks
+    O, V = rng.standard_normal((m, r)), rng.standard_normal((r, d))  # noqa: E741
+    K, Q = rng.standard_normal((2, s, d))
+    return us.LayerHead.from_factors(O, V, K, Q, rng.standard_normal(d))
+
+
+def norm_of(kind, rng, m, d):
+    if kind is None:
+        return None
+    n, before = (d, True) if "before" in kind else (m, False)
+    scale, shift = rng.standard_normal((2, n))
+    return us.LayerNorm(scale, shift, 1e-3, before=before, centred="RMS" not in kind)
+
+
+def layer(seed=0, H=3, d=5, m=None, ranks=(2, 3), kind=None, residual=False):
+    rng = np.random.default_rng([seed, H, d])
+    m = d if m is None else m
+    heads = [head(rng, m, d, ranks) for _ in range(H)]
+    norm = norm_of(kind, rng, m, d)
+    return us.AttentionLayer(heads, rng.standard_normal(m), residual, norm, dim=d)
+
+
+def normed(norm, u):
+    """The norm of vectors (…, m), written out."""
+    z = u - u.mean(axis=-1, keepdims=True) if norm.centred else u
+    return norm.shift + norm.scale * z / np.sqrt(np.mean(z**2, axis=-1, keepdims=True) + norm.eps)
+
+
+def by_hand(model, X):
+    """What a layer answers, sequence by sequence and head by head."""
+    answers = []
+    for x in X:
+        seen = normed(model.norm, x) if model.norm is not None and model.norm.before else x
+        total = model.c + (x[-1] if model.residual else 0.0)
+        for h in model.heads:
+            scores = np.array([t @ (h.W @ seen[-1] + h.w) for t in seen])
+            weights = np.exp(scores - scores.max())
+            total = total + h.M @ (weights @ seen / weights.sum())
+        behind = model.norm is not None and not model.norm.before
+        answers.append(normed(model.norm, total) if behind else total)
+    return np.array(answers).reshape(len(X), model.outputs)
+
+
+@st.composite
+def layers(draw):
+    d, residual = draw(st.integers(2, 5)), draw(st.booleans())
+    m = d if residual else draw(st.integers(1, 5))
+    ranks = draw(st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    H, kind = draw(st.integers(0, 4)), draw(st.sampled_from(NORMS))
+    return layer(draw(st.integers(0, 2**32)), H, d, m, ranks, kind, residual)
+
+
+# -- the forward map
+
+
+@given(layers(), st.integers(0, 3), st.integers(1, 5), st.integers(0, 2**32))
+def test_answers_are_the_definition(model, B, N, seed):
+    X = np.random.default_rng(seed).standard_normal((B, N, model.dim))
+    answers = model(X)
+    assert (answers.shape, answers.dtype) == ((B, model.outputs), np.float64)
+    # a norm may divide by numbers down to √eps, 0.03
+    np.testing.assert_allclose(answers, by_hand(model, X), rtol=1e-9, atol=1e-9)
+
+
+def test_heads_of_different_ranks_and_kinds_beside_each_other():
+    rng = np.random.default_rng(0)
+    heads = [head(rng, 3, 4, ranks) for ranks in ((1, 4), None, (3, 2), (0, 0))]
+    mixed = us.LayerHead.from_arrays({"M": heads[1].M, "K": np.ones((1, 4)), "Q": np.ones((1, 4))})
+    model = us.AttentionLayer([*heads, mixed], np.ones(3))
+    X = rng.standard_normal((6, 4, 4))
+    np.testing.assert_allclose(model(X), by_hand(model, X), rtol=1e-12)
+    weights = model.attention(X)
+    assert weights.shape == (6, 5, 4)
+    np.testing.assert_allclose(weights.sum(axis=2), 1.0, rtol=1e-14)
+
+
+def test_the_residual_is_of_raw_tokens_and_attention_of_normed_ones():
+    model = layer(kind="before", residual=True)
+    X = np.random.default_rng(0).standard_normal((2, 3, 5))
+    plain = us.AttentionLayer(model.heads, model.c)
+    np.testing.assert_allclose(model(X), plain(model.norm(X)) + X[:, -1], rtol=1e-13)
+    np.testing.assert_allclose(model.attention(X), plain.attention(model.norm(X)), rtol=1e-13)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_batches_larger_than_one_piece(kind, monkeypatch):
+    model = layer(kind=kind, residual=True)
+    X = np.random.default_rng(0).standard_normal((10, 3, 5))
+    whole = model(X)
+    monkeypatch.setattr(us.AttentionLayer, "_numbers_at_once", 3 * 5 * 3)
+    np.testing.assert_allclose(model(X), whole, rtol=1e-12)
+    assert model(X[:0]).shape == (0, 5)
+
+
+def test_answering_never_forms_M_or_W(monkeypatch):
+    model = layer(H=2, ranks=(2, 1))
+    sizes = [[np.linalg.norm(getattr(h, name)) for h in model.heads] for name in "MWw"]
+    for name in "MW":
+        formed = property(lambda _: pytest.fail("formed a product"))
+        monkeypatch.setattr(us.LayerHead, name, formed)
+    model(np.zeros((2, 3, 5)))
+    for name, expected in zip("MWw", sizes, strict=True):
+        assert model.parameter_norm(name) == pytest.approx(min(expected), rel=1e-13)
+
+
+def test_memory_is_bounded_by_the_piece_and_not_by_the_batch(monkeypatch):
+    model = layer(H=16, d=64, ranks=(4, 4))
+    X = np.random.default_rng(0).standard_normal((4096, 2, 64))
+    monkeypatch.setattr(us.AttentionLayer, "_numbers_at_once", 2**15)
+    tracemalloc.start()
+    model(X)  # 2 MiB of answers; all vectors at once would be 32 MiB
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**22
+
+
+def test_scores_beyond_floats():
+    W = 1e300 * np.eye(2)
+    model = us.AttentionLayer([us.LayerHead(np.eye(2), W)], np.zeros(2))
+    np.testing.assert_array_equal(model(np.array([[[2.0, 0.0], [1.0, 0.0]]])), [[2.0, 0.0]])
+
+
+# -- what it is made of
+
+
+def test_parts_are_named_and_read_only():
+    model = layer(kind="behind", residual=True)
+    assert (model.H, model.dim, model.outputs, model.residual) == (3, 5, 5, True)
+    assert repr(model) == "AttentionLayer(H=3, d=5, residual, norm behind)"
+    assert repr(layer(m=2, kind="RMS before")).endswith("d=5, m=2, RMS norm before)")
+    assert repr(model.heads[0]) == "LayerHead(m=5, d=5, rank M ≤ 2, rank W ≤ 3)"
+    for array in (model.c, model.heads[0].M, model.heads[0].W, model.heads[0].w):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1.0
+    assert model.parameter_norm("scale") == np.linalg.norm(model.norm.scale)
+    assert model.parameter_norm("eps") == model.norm.eps
+    assert model.parameter_norm("c") == np.linalg.norm(model.c)
+    assert model.parameter_norm("slope") == layer().parameter_norm("eps") == 0.0
+
+
+def test_factors_and_products_of_a_head():
+    one = layer(H=1, ranks=(2, 3)).heads[0]
+    whole = us.LayerHead(one.M, one.W, one.w)
+    for found in (one, whole):
+        np.testing.assert_allclose(found.values.whole, one.M, rtol=1e-13, atol=1e-14)
+        augmented = np.column_stack([one.W, one.w])
+        np.testing.assert_allclose(found.scores.whole, augmented, rtol=1e-13, atol=1e-14)
+    assert one.parameter_norm("M") == pytest.approx(whole.parameter_norm("M"), rel=1e-13)
+
+
+def test_no_heads():
+    X = np.random.default_rng(0).standard_normal((4, 3, 2))
+    np.testing.assert_array_equal(us.AttentionLayer([], [1.0, 2.0], True)(X), X[:, -1] + [1.0, 2.0])
+    constant = us.AttentionLayer([], [1.0, 2.0, 3.0], dim=2)
+    np.testing.assert_array_equal(constant(X), np.tile([1.0, 2.0, 3.0], (4, 1)))
+    assert constant.parameter_norm("W") == 0.0
+    assert constant.attention(X).shape == (4, 0, 3)
+    assert us.AttentionLayer.from_arrays(constant.arrays()).dim == 2
+
+
+@given(layers())
+def test_files_and_pickles_keep_every_bit(tmp_path_factory, model):
+    path = tmp_path_factory.getbasetemp() / "layer.safetensors"
+    model.save(path)
+    for copy in (us.load(path), pickle.loads(pickle.dumps(model)), from_parameters(model.arrays())):
+        assert type(copy) is us.AttentionLayer
+        assert repr(copy) == repr(model)
+        assert copy.arrays().keys() == model.arrays().keys()
+        for name, array in copy.arrays().items():
+            np.testing.assert_array_equal(array, model.arrays()[name])
+            assert not array.flags.writeable
+
+
+def test_names_of_a_layers_arrays():
+    assert has_parameters(layer(kind="behind").arrays())
+    assert not has_parameters(["c"])
+    assert not has_parameters(["c", "heads.0.M", "other"])
+    arrays = layer().arrays()
+    with pytest.raises(ValueError, match=r"numbered from 0; here are heads\.0, heads\.2, heads\.7"):
+        us.AttentionLayer.from_arrays(
+            {name.replace("heads.1", "heads.7"): x for name, x in arrays.items()}
+        )
+    del arrays["heads.0.O"]
+    with pytest.raises(ValueError, match=r"M, or O and V, beside W, or K and Q.* K, Q, V, w"):
+        us.AttentionLayer.from_arrays(arrays)
+
+
+def test_a_damaged_file_is_a_sentence(tmp_path):
+    from unsoftmax.models import files
+
+    arrays = layer().arrays()
+    for name in ("heads.0.M", "heads.1.w"):
+        files.write(
+            tmp_path / "x.safetensors", "AttentionLayer", {name: arrays.get(name, np.eye(2))}
+        )
+        with pytest.raises(ValueError, match="damaged"):
+            us.load(tmp_path / "x.safetensors")
+
+
+# -- what does not fit
+
+
+SQUARE = np.eye(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((SQUARE, np.eye(3)), r"W must have shape \(2, 2\) beside M of shape \(2, 2\)"),
+        ((SQUARE[0], SQUARE), "M must have two axes"),
+        ((SQUARE, SQUARE, [1.0]), "w must have shape"),
+        ((np.zeros((0, 2)), SQUARE), "m ≥ 1 outputs"),
+        ((SQUARE, np.full((2, 2), np.inf)), "W must be finite"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        us.LayerHead(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ((np.ones((2, 1)), SQUARE, SQUARE, SQUARE), r"O must have shape \(m, 2\) beside V"),
+        ((SQUARE, SQUARE, SQUARE, np.ones((1, 2))), r"Q must have shape \(2, 2\)"),
+        ((SQUARE, SQUARE, np.ones(2), SQUARE), r"K must have shape \(r, 2\)"),
+        ((SQUARE, np.ones(2), SQUARE, SQUARE), "V must have two axes"),
+    ],
+)
+def test_factors_that_do_not_fit_are_refused(factors, said):
+    with pytest.raises(ValueError, match=said):
+        us.LayerHead.from_factors(*factors)
+
+
+PLAIN = us.LayerHead(np.ones((3, 2)), SQUARE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (([PLAIN], [1.0, 2.0]), ValueError, r"Head 0 has M of shape \(3, 2\); beside c"),
+        (([PLAIN, us.LayerHead(np.ones((3, 4)), np.eye(4))], np.ones(3)), ValueError, "Head 1"),
+        (([PLAIN], np.ones(3), True), ValueError, "With a residual m = d; here m = 3 and d = 2"),
+        (([PLAIN], np.ones((3, 1))), ValueError, r"c must have shape \(m,\)"),
+        (([PLAIN], np.ones(3), False, None, 3), ValueError, "dim must be that of the heads"),
+        (([], np.ones(3), False, None, 0), ValueError, "at least 1"),
+        (([SQUARE], np.ones(2)), TypeError, "heads must be LayerHeads; one is a ndarray"),
+        (([PLAIN], np.ones(3), False, "post"), TypeError, "norm must be a LayerNorm; it is a str"),
+        (
+            ([PLAIN], np.ones(3), False, us.LayerNorm([1, 1], None, 0)),
+            ValueError,
+            "behind .* 3 num",
+        ),
+        (
+            ([PLAIN], np.ones(3), False, us.LayerNorm([1, 1, 1], None, 0, True)),
+            ValueError,
+            "before this layer has 2 numbers; it has 3",
+        ),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(arguments, error, said):
+    with pytest.raises(error, match=said):
+        us.AttentionLayer(*arguments)
+
+
+def test_sequences_of_another_dimension_are_refused():
+    with pytest.raises(ValueError, match=r"This layer takes sequences of shape \(B, N, 5\)"):
+        layer()(np.zeros((2, 3, 4)))
