@@ -1,1 +1,1 @@
-"""A whole attention sub-layer from vector answers."""
+"""A whole attention layer from vector answers: all heads, their values and their scores."""

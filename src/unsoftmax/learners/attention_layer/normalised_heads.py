@@ -7,7 +7,7 @@ Two tokens [b+a; b], so long that every gate is 0 or 1, are answered with
 The query tokens b are of a plane, so that K(b) is in T = span(K of the plane). Outside of T, H is
 the rank of the answers, and their null space Z gives every μ: W Z = K diag(1/μ) Z. The sum of
 all m_h is B a − σP_w a, which is in their span for one σ alone: its size is s, its sign that of g.
-Gates are the 0/1 columns in the span of the rows {sums, Σ m_h}, the last entry 1.
+Gates are the 0/1 columns in the span of the rows {Σ m_h, sums}, the first entry 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedHeads
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.normalised import scales_by_null_space
 from unsoftmax.probes import Array, Indices, Pairs
-from unsoftmax.solve.zero_one import zero_one_columns
+from unsoftmax.solve.gate_columns import gate_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PatternRound:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundHeads:
+class NormalisedHeads:
     """Heads by what one offset does.
 
     Attributes
@@ -85,7 +85,7 @@ def find_heads(
 
 def read_heads(
     frame: NormalisedFrame, asked: PatternRound, tuning: NormalisedHeadsTuning
-) -> FoundHeads:
+) -> NormalisedHeads:
     """Read H and m_h; what find_heads asks until it succeeds."""
     known = frame.of(asked.tokens)
     w = frame.directions(asked.y)
@@ -103,8 +103,8 @@ def read_heads(
             f"{room} numbers of an answer are not the residual's, and {H} or more are needed.",
             determined={"shift": frame.answers.shift, "scale": np.abs(1 / frame.answers.gain)},
         )
-    if H > min(tuning.most_heads, len(known) - 2):
-        raise ModelMismatch(f"{H} or more heads: more than {tuning.most_heads} are not told apart.")
+    if H > min(tuning.columns.most, len(known) - 2):
+        raise ModelMismatch(f"{H} or more heads: more than {tuning.columns.most} are not told apart.")
     scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, right[H:].T)
     if not np.all(scales > 0):
         raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
@@ -114,7 +114,7 @@ def read_heads(
 
 def _told_apart(
     frame: NormalisedFrame, asked: PatternRound, sums: Array, H: int, tuning: NormalisedHeadsTuning
-) -> FoundHeads:
+) -> NormalisedHeads:
     """Find σ, then the gates, then m_h, from sums Σ g_h m_h as rows."""
     span = np.linalg.svd(sums.T, full_matrices=False)[0][:, :H]
     own, residual = frame.B @ asked.offset, frame.answers.projection @ asked.offset
@@ -126,15 +126,15 @@ def _told_apart(
             "are free without one.",
             determined={"shift": frame.answers.shift},
         )
-    rows = np.vstack([sums, own - sigma * residual])
-    gates = zero_one_columns(rows @ span, tuning.pattern)
+    rows = np.vstack([own - sigma * residual, sums])
+    gates = gate_columns(np.linalg.svd(rows @ span, full_matrices=False)[0], tuning.columns)
     if gates.shape[1] != H:
         raise ModelMismatch(
             f"Two-token answers are sums of {H} gates, of which {gates.shape[1]} are found: some "
             "are not 0 or 1 for the longest tokens, or something else is added to the heads."
         )
     values = np.linalg.lstsq(gates, rows, rcond=None)[0] / abs(sigma)
-    return FoundHeads(frame.scaled(sigma), values, asked.offset)
+    return NormalisedHeads(frame.scaled(sigma), values, asked.offset)
 
 
 def _drawn(

@@ -55,7 +55,7 @@ def ask_keys(asked: KeyRound, phase: str) -> Asking[KeyRound]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadValues:
+class NormalisedValues:
     """P_w M_h = U_h V_h of every head, and what is left open of them.
 
     Attributes
@@ -90,10 +90,10 @@ class HeadValues:
         free = [base @ nu for base, nu in zip(self.bases[:-1], self.free[:-1], strict=True)]
         return np.hstack(weights + free)
 
-    def completed(self, T: Array) -> HeadValues:
+    def completed(self, T: Array) -> NormalisedValues:
         """Return the values with V_h + ν_h T, none of them open."""
         values = zip(self.values, self.free, strict=True)
-        return HeadValues(
+        return NormalisedValues(
             self.bases,
             tuple(V + nu @ T for V, nu in values),
             tuple(nu[:, :0] for nu in self.free),
@@ -102,7 +102,7 @@ class HeadValues:
 
 def open_values(
     frame: NormalisedFrame, spaces: ValueSpaces, tuning: NormalisedScoresTuning
-) -> HeadValues:
+) -> NormalisedValues:
     """Divide P_w M among the value subspaces, as far as they determine it."""
     joint = np.hstack(spaces.bases)
     left, s, right = np.linalg.svd(joint)
@@ -110,7 +110,7 @@ def open_values(
     inverse = right[:rank].T @ (left[:, :rank].T / s[:rank, None])
     cuts = np.cumsum([base.shape[1] for base in spaces.bases])[:-1]
     values = np.split(inverse @ frame.values, cuts)
-    return HeadValues(spaces.bases, tuple(values), tuple(np.split(right[rank:].T, cuts)))
+    return NormalisedValues(spaces.bases, tuple(values), tuple(np.split(right[rank:].T, cuts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class KeyWeights:
 
 
 def weights_of(
-    frame: NormalisedFrame, values: HeadValues, keys: Array, tokens: Array, y: Array
+    frame: NormalisedFrame, values: NormalisedValues, keys: Array, tokens: Array, y: Array
 ) -> KeyWeights:
     """Read the weights of one block's keys for its tokens."""
     H, n, q = len(values.bases), len(keys), len(tokens)
@@ -152,7 +152,7 @@ def weights_of(
     )
 
 
-def close_values(frame: NormalisedFrame, values: HeadValues, asked: KeyRound) -> HeadValues:
+def close_values(frame: NormalisedFrame, values: NormalisedValues, asked: KeyRound) -> NormalisedValues:
     """Find T from how the weights of all blocks leave it."""
     if not values.free[0].shape[1]:
         return values

@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.attention_layer.normalised_heads import FoundHeads
+from unsoftmax.learners.attention_layer.normalised_heads import NormalisedHeads
 from unsoftmax.learners.attention_layer.normalised_tuning import OneHotTuning
 from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.normalised import UnknownScales
 from unsoftmax.probes import Array, Pairs
+from unsoftmax.solve.least_distance import shortest_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class OneHotTokens:
 
 
 def find_one_hot(
-    heads: FoundHeads, rng: np.random.Generator, tuning: OneHotTuning
+    heads: NormalisedHeads, rng: np.random.Generator, tuning: OneHotTuning
 ) -> Asking[OneHotTokens]:
     """Ask gates at moderate lengths, and choose the tokens.
 
@@ -58,7 +59,7 @@ def find_one_hot(
     plane = np.linalg.qr(rng.standard_normal((d, r)))[0]
     # corners of a simplex around 0, none of them 0
     corners = np.vstack([np.eye(r), -np.ones((1, r)) / np.sqrt(r)])
-    tokens = _coarse(corners @ plane.T)
+    [tokens] = on_one_grid(corners @ plane.T)
     # a power of two, so that m_h is known along with it
     direction = heads.offset / 2.0 ** np.round(np.log2(np.linalg.norm(heads.offset)))
     lengths = np.array(tuning.pilots)
@@ -83,44 +84,34 @@ def find_one_hot(
     return _chosen(heads, plane, solved, tuning)
 
 
-def _chosen(heads: FoundHeads, plane: Array, affine: Array, tuning: OneHotTuning) -> OneHotTokens:
+def _chosen(heads: NormalisedHeads, plane: Array, affine: Array, tuning: OneHotTuning) -> OneHotTokens:
     """Choose the shortest tokens of one open gate, from slopes (r, H) and biases (H,)."""
     slopes, biases = affine[:-1].T, affine[-1]
     typical = np.linalg.norm(slopes, axis=1) / np.sqrt(slopes.shape[1])
     if not np.all(typical > 0):
         raise ModelMismatch("A head's gate does not depend on the query token: W_h = 0.")
     signs = 2 * np.eye(len(slopes)) - 1
-    shortest = np.array([_shortest(row[:, None] * slopes / typical[:, None]) for row in signs])
-    norms = np.linalg.norm(shortest, axis=1)
-    if not np.all(np.isfinite(norms)):
+    found = [shortest_within(row[:, None] * slopes / typical[:, None]) for row in signs]
+    shortest = np.array([one for one in found if one is not None])
+    if len(shortest) < len(found):
         raise ModelMismatch(
             "No query token opens the gate of one head alone: two heads' gates always agree, or "
             "their scores are multiples of each other."
         )
+    norms = np.linalg.norm(shortest, axis=1)
     tokens = shortest @ plane.T
     unit = 2.0 ** (np.floor(np.log2(tuning.length / np.abs(tokens).max(axis=1))))
     share = min(tuning.largest_share, 1 / (tuning.safety * float(norms.max())))
     return OneHotTokens(
-        _coarse(tokens * unit[:, None]),
+        on_one_grid(tokens * unit[:, None], heads.offset)[0],
         share,
         float(typical.max()),
         float(np.sqrt(np.mean(biases**2))),
     )
 
 
-def _shortest(rows: Array) -> Array:
-    """Return the shortest x with rows·x ≥ 1: a problem of least distance, by its dual."""
-    system = np.vstack([rows.T, np.ones((1, len(rows)))])
-    target = np.append(np.zeros(rows.shape[1]), 1.0)
-    dual, left = scipy.optimize.nnls(system, target)
-    if left <= 0:
-        return np.full(rows.shape[1], np.inf)
-    rest = system @ dual - target
-    return np.asarray(-rest[:-1] / rest[-1])
-
-
 def _gates(
-    heads: FoundHeads, direction: Array, lengths: Array, tokens: Array, y: Array
+    heads: NormalisedHeads, direction: Array, lengths: Array, tokens: Array, y: Array
 ) -> Array:
     """Return σ(l_h) at offsets of some lengths and query tokens, as rows."""
     along = (heads.offset @ heads.offset) / (heads.offset @ direction)
@@ -142,9 +133,3 @@ def _pairs(direction: Array, tokens: Array, j: Array, lengths: Array, purpose: s
         phase="one-hot query tokens",
         purpose=purpose,
     )
-
-
-def _coarse(rows: Array) -> Array:
-    """Round to 18 bits of the largest entry: sums of two such rows are exact in float32."""
-    step = 2.0 ** (np.ceil(np.log2(np.abs(rows).max())) - 18)
-    return np.asarray(np.round(rows / step) * step)

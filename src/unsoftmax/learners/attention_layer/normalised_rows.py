@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.attention_layer.normalised_keys import KeyRound, ask_keys, weights_of
-from unsoftmax.learners.attention_layer.normalised_scores import ScoreColumns, ScoreTokens, coarse
+from unsoftmax.learners.attention_layer.normalised_scores import ScoreColumns, ScoreTokens
 from unsoftmax.learners.attention_layer.normalised_singles import NormalisedFrame
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedScoresTuning
 from unsoftmax.learners.compose import Asking
@@ -74,7 +74,7 @@ def _drawn(
         tokens.keys(np.linalg.qr(rng.standard_normal((d, n)))[0].T) for _ in range(blocks)
     )
     size = np.linalg.norm(tokens.tokens[0])
-    further = coarse(size / np.sqrt(d) * rng.standard_normal((extras, d)), tokens.key)
+    further = tokens.lengths.on_grid(size / np.sqrt(d) * rng.standard_normal((extras, d)))
     corners, additional = np.array_split(rest, blocks), np.array_split(further, blocks)
     asked = tuple(np.vstack(pair) for pair in zip(corners, additional, strict=True))
     return RowRound(KeyRound(keys, asked), tuple(len(own) for own in corners))

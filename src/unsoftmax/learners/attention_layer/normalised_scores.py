@@ -14,7 +14,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.normalised_keys import (
-    HeadValues,
+    NormalisedValues,
     KeyRound,
     ask_keys,
     close_values,
@@ -26,17 +26,18 @@ from unsoftmax.learners.attention_layer.normalised_singles import NormalisedFram
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedScoresTuning
 from unsoftmax.learners.attention_layer.normalised_values import ValueSpaces
 from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.probes import Array
 
 
-class Lengths(NamedTuple):
+class KeyLengths(NamedTuple):
     """Of keys and of query tokens."""
 
     key: float
     token: float
 
     @classmethod
-    def at(cls, slope: float, bias: float, tuning: NormalisedScoresTuning) -> Lengths:
+    def at(cls, slope: float, bias: float, tuning: NormalisedScoresTuning) -> KeyLengths:
         """Choose lengths for logits that are ``slope`` and ``bias`` at norms of 1."""
         product = tuning.logit / slope
         key = np.sqrt(tuning.longer * product)
@@ -44,38 +45,42 @@ class Lengths(NamedTuple):
             key = min(key, tuning.bias / bias)
         return cls(float(key), float(product / key))
 
+    def on_grid(self, rows: Array) -> Array:
+        """Round keys or query tokens to one grid: their sums are exact in float32."""
+        return on_one_grid(rows, np.array(self))[0]
+
 
 def find_lengths(
     frame: NormalisedFrame,
-    values: HeadValues,
+    values: NormalisedValues,
     one_hot: OneHotTokens,
     rng: np.random.Generator,
     tuning: NormalisedScoresTuning,
-) -> Asking[Lengths]:
+) -> Asking[KeyLengths]:
     """Choose lengths at which logits of many keys are moderate, by a query token and its negative.
 
     Half the difference of their logits is the score without a bias, half the sum the bias.
     """
     d, n = frame.dim, values.keys()
-    lengths = Lengths.at(one_hot.slope, one_hot.bias, tuning)
+    lengths = KeyLengths.at(one_hot.slope, one_hot.bias, tuning)
     rows = np.linalg.qr(rng.standard_normal((d, n)))[0].T
     for _ in range(tuning.shorter):
         token = rng.standard_normal(d)
         token *= lengths.token / np.linalg.norm(token)
-        keys = coarse(lengths.key * rows, max(lengths))
-        tokens = coarse(np.array([token, -token]), max(lengths))
+        keys = lengths.on_grid(lengths.key * rows)
+        tokens = lengths.on_grid(np.array([token, -token]))
         asked = yield from ask_keys(KeyRound((keys,), (tokens,)), "lengths")
         read = weights_of(frame, values, keys, tokens, asked.y[0])
         try:
             logits = read.logits(tuning.pilot_weight)
         except ModelMismatch:
-            lengths = Lengths(lengths.key / 2, lengths.token / 2)
+            lengths = KeyLengths(lengths.key / 2, lengths.token / 2)
             continue
         slope, bias = (
             float(np.max(np.sqrt(np.mean(part**2, axis=1))))
             for part in ((logits[0] - logits[1]) / 2, (logits[0] + logits[1]) / 2)
         )
-        return Lengths.at(
+        return KeyLengths.at(
             slope / (lengths.key * lengths.token), bias / lengths.key, tuning
         )
     raise ModelMismatch(
@@ -92,25 +97,25 @@ class ScoreTokens:
     ----------
     tokens : ndarray, shape (d + 1, d)
         Corners of a simplex around 0.
-    key : float
-        Length of a key.
+    lengths : KeyLengths
+        Of keys, and of these tokens.
     """
 
     tokens: Array
-    key: float
+    lengths: KeyLengths
 
     @classmethod
-    def drawn(cls, dim: int, lengths: Lengths, rng: np.random.Generator) -> ScoreTokens:
+    def drawn(cls, dim: int, lengths: KeyLengths, rng: np.random.Generator) -> ScoreTokens:
         """Draw corners of a simplex, turned at random."""
         # d + 1 points of R^(d+1) of mean 0, in coordinates of their hyperplane
         corners = np.linalg.svd(np.eye(dim + 1) - 1 / (dim + 1))[0][:, :dim]
         turned = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
         corners = corners / np.linalg.norm(corners[0]) @ turned
-        return cls(coarse(lengths.token * corners, max(lengths)), lengths.key)
+        return cls(lengths.on_grid(lengths.token * corners), lengths)
 
     def keys(self, rows: Array) -> Array:
         """Give unit rows the length of keys, on the grid of the tokens."""
-        return coarse(self.key * rows, max(self.key, float(np.linalg.norm(self.tokens[0]))))
+        return self.lengths.on_grid(self.lengths.key * rows)
 
     def lifted(self, tokens: Array) -> Array:
         """Return coefficients (n, d + 1) of tokens as affine combinations of the corners."""
@@ -120,19 +125,13 @@ class ScoreTokens:
         return np.asarray(np.linalg.solve(with_one(self.tokens).T, with_one(tokens).T).T)
 
 
-def coarse(rows: Array, beside: float) -> Array:
-    """Round to 20 bits of what is largest beside: sums are exact in float32."""
-    step = 2.0 ** (np.ceil(np.log2(beside)) - 20)
-    return np.asarray(np.round(rows / step) * step)
-
-
 @dataclass(frozen=True, slots=True)
 class ScoreColumns:
     """Values of all heads, and column spaces of their scores.
 
     Attributes
     ----------
-    values : HeadValues
+    values : NormalisedValues
         Complete.
     bases : tuple of ndarray, shape (d, r_h)
         Kt_h, orthonormal.
@@ -140,7 +139,7 @@ class ScoreColumns:
         Kt_hᵀA_h b̃ of the query tokens asked.
     """
 
-    values: HeadValues
+    values: NormalisedValues
     bases: tuple[Array, ...]
     scores: tuple[Array, ...]
 
@@ -188,7 +187,7 @@ def _spare(
 
 
 def _best_blocks(
-    values: HeadValues, n: int, rng: np.random.Generator, tuning: NormalisedScoresTuning
+    values: NormalisedValues, n: int, rng: np.random.Generator, tuning: NormalisedScoresTuning
 ) -> list[Array]:
     """Draw orthonormal keys, divided into blocks, whose weights are told apart best."""
     d = values.values[0].shape[1]

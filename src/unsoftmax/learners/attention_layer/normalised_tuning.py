@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unsoftmax.solve.gate_columns import GateColumnTuning
+
 
 @dataclass(frozen=True, slots=True)
 class NormalisedSinglesTuning:
@@ -52,12 +54,10 @@ class NormalisedHeadsTuning:
     differ more; fewer: more of an answer is outside of what the residual puts there."""
     coefficient: int = 7
     """Largest coefficient in the plane: query tokens are exactly of it."""
-    most_heads: int = 18
-    """2^(H − 1) patterns are tried for H heads."""
+    columns: GateColumnTuning = field(default=GateColumnTuning(most=18))
+    """Gates from sums of them: 2^(H − 1) columns are tried for H heads."""
     rank: float = 30.0
     """Singular values below so many times the noise are noise."""
-    pattern: float = 0.02
-    """Entries of a pattern are this close to 0 or 1."""
     residual: float = 1e-6
     """A share of the residual below this is none."""
 

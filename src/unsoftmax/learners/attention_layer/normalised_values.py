@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.attention_layer.normalised_heads import FoundHeads
+from unsoftmax.learners.attention_layer.normalised_heads import NormalisedHeads
 from unsoftmax.learners.attention_layer.normalised_one_hot import OneHotTokens
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedValuesTuning
 from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.probes import Array, Grid
 
 
@@ -58,7 +59,7 @@ class ValueSpaces:
 
 
 def find_values(
-    heads: FoundHeads,
+    heads: NormalisedHeads,
     one_hot: OneHotTokens,
     rng: np.random.Generator,
     tuning: NormalisedValuesTuning,
@@ -90,15 +91,12 @@ def find_values(
 
 
 def _more(
-    asked: OffsetRound, heads: FoundHeads, share: float, count: int, rng: np.random.Generator
+    asked: OffsetRound, heads: NormalisedHeads, share: float, count: int, rng: np.random.Generator
 ) -> Asking[OffsetRound]:
     H, d = asked.tokens.shape
     others = np.linalg.qr(rng.standard_normal((d, count)))[0].T
     offset = heads.offset
-    # the first offset's grid is coarser
-    step = 2.0 ** (np.ceil(np.log2(np.abs(offset).max())) - 18)
-    moved = np.round(share * np.linalg.norm(offset) * others / step) * step
-    offsets = offset + moved
+    offsets, _ = on_one_grid(offset + share * np.linalg.norm(offset) * others, asked.tokens)
     grid = Grid(
         offsets, asked.tokens, np.ones(H), np.ones(H), phase="offsets", purpose="data"
     )
@@ -111,7 +109,7 @@ def _more(
 
 
 def read_values(
-    heads: FoundHeads, asked: OffsetRound, tuning: NormalisedValuesTuning
+    heads: NormalisedHeads, asked: OffsetRound, tuning: NormalisedValuesTuning
 ) -> ValueSpaces:
     """Read the U_h, without offsets at which a gate flipped."""
     frame = heads.frame
@@ -143,7 +141,7 @@ def read_values(
     )
 
 
-def _answered_alone(heads: FoundHeads, asked: OffsetRound) -> tuple[Array, Array]:
+def _answered_alone(heads: NormalisedHeads, asked: OffsetRound) -> tuple[Array, Array]:
     """Return P_w M_h a_j (H, J, d − 1), and what the sum over heads misses for every j."""
     frame, (H, J) = heads.frame, asked.y.shape[:2]
     w = frame.directions(asked.y).reshape(H, J, -1)

@@ -1,0 +1,132 @@
+"""The knobs of recovering a layer, in the order of the search, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unsoftmax.solve.gate_columns import GateColumnTuning
+from unsoftmax.solve.key_blocks import KeyBlockTuning
+from unsoftmax.validate.long_sequences import LongSequenceTuning
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayerTuning:
+    """Knobs of `AttentionLayerLearner`, by stage."""
+
+    # single tokens
+    token_scale: float = 2.0**10
+    """Length of the single tokens that read M: long beside a constant c."""
+    affine: float = 1e-3
+    """Largest share of an answer that single tokens may miss an affine map by. Coarser answers
+    recover nothing: rounding to 4 decimals of numbers of 1 is 3e-5, a LayerNorm 1."""
+
+    # heads
+    offset_lengths: tuple[float, ...] = (2.0**24, 2.0**34, 2.0**44)
+    """Lengths of the offset beside which gates are 0 or 1, in turn until they are. Gates of trained
+    layers (logits of 1e-2·‖a‖‖b‖) are by the first, but for one in 10⁸."""
+    shorter: float = 2.0**-8
+    """Query tokens are so much shorter than offsets: what M b adds to an answer, and its errors, is
+    small beside M a, and 12 bits are left of b on the grid of a."""
+    head_queries: int = 24
+    """Query tokens of the first round: 12 heads and as many again that test their columns."""
+    more_queries: int = 8
+    """Query tokens of each further round, while columns are not unique. g_1 + g_2 − g_3 is a column
+    of zeros and ones with probability (3/4)^K."""
+    tested_by: int = 6
+    """Rank at least so much below the number of answers, or there are more heads."""
+    head_rounds: int = 6
+    """Further rounds of one length."""
+    rank_noise: float = 30.0
+    """Singular values below so many times the noise are noise: the largest of a Gaussian matrix of
+    a few dozen rows is 2 to 3 times √rows of its numbers."""
+    rank_share: float = 1e-12
+    """Heads below this share of the largest are not seen, however small the noise."""
+    columns: GateColumnTuning = field(default=GateColumnTuning())
+    half_circle: int = 4
+    """Query tokens on half a circle per head, where heads are too many for the columns; intervals
+    with jumps are halved until every jump is alone."""
+    halvings: int = 24
+    """Halvings at most: jumps nearer than 2⁻²⁴ are those of one head."""
+    most_heads: int = 64
+    """More heads are refused unless ``max_heads`` allows them."""
+
+    # query tokens that open one gate
+    pilot_tokens: int = 32
+    """Random query tokens whose logits are read, and in whose span those that open one gate lie.
+    Fewer: longer query tokens and smaller margins; more: queries."""
+    pilot_length: float = 2.0**6
+    """Length of the offset of the first pilot; the next ones are scaled by what it shows."""
+    pilot_logit: float = 0.5
+    """Largest logit of the pilots: weights of heads with much smaller ones are seen as well."""
+    pilot_rounds: int = 24
+    """Pilots at most, to find that scale."""
+    gate_off: float = 0.01
+    """Gates nearer to 0 or 1 than this are saturated for pilots."""
+    over_bias: float = 4.0
+    """How many times as much a query token adds to a logit as the bias does."""
+    saturated: float = 400.0
+    """Logits of saturated gates, at least, at the offset that others lie around: where these leave
+    a tenth of it, e⁻⁴⁰ is nothing in float64."""
+
+    # maps
+    spread: float = 0.5
+    """Longest step between offsets that keep gates as they are, relative to the offset."""
+    deviations: float = 7.0
+    """Standard deviations of a gate's logit by which an offset may differ before the gate flips:
+    one in 10¹¹. Larger: shorter steps and larger errors of M."""
+    spare_offsets: int = 4
+    """Offsets beyond the mean rank of the heads: their singular values show the rank."""
+    offset_rounds: int = 6
+    """Rounds of offsets at most, each twice as many, until every rank is below their number."""
+    independent: float = 1e-3
+    """Largest error of a map, noise times the condition of [U_1 … U_H], that is accepted before
+    every map is read in all directions instead."""
+    checked: int = 3
+    """Saturated queries that test the maps."""
+    checked_to: float = 300.0
+    """How many times the noise these may be missed by, times the condition of the ranges."""
+    tries: int = 3
+    """Searches for maps, each with half the step, before a layer is refused."""
+
+    # scores
+    keys: KeyBlockTuning = field(default=KeyBlockTuning())
+    from_bias: float = 1.0
+    """Root mean square of the logits that w alone gives keys, at most."""
+    from_query: float = 1.5
+    """Root mean square of the logits that W b gives them in the head where they are largest.
+    Smaller: less signal; larger: weights as small as the noise."""
+    longer_keys: float = 2.0**8
+    """Keys at most so many times as long as query tokens."""
+    score_pilots: int = 8
+    """Pilots at most, to find both lengths."""
+    least_weight: float = 1e-6
+    """Answers with a smaller weight are asked again with shorter keys ..."""
+    weight_noise: float = 200.0
+    """... and those with a weight below so many times the noise."""
+    again: int = 4
+    """How often, each time with keys half as long."""
+    spare_tokens: int = 4
+    """Query tokens beyond the expected rank that read the column spaces."""
+    score_noise: float = 10.0
+    """Singular values of the columns below so many times what errors make of them are noise."""
+
+    # conclusion
+    samples: int = 4
+    """How often answers are taken with errors drawn at random, to see what these do."""
+    safety: float = 12.0
+    """Certified errors, in multiples of the largest of these samples."""
+    fresh_safety: float = 12.0
+    """Fresh answers may be missed by so many times what these samples do to predictions."""
+    roundoffs: float = 16.0
+    """Roundoffs that predictions and answers may differ by beside the measured noise."""
+    most: float = 1e-2
+    """Largest relative residual of a fresh answer, whatever errors explain."""
+    most_noise: float = 1e7
+    """The same in units of the noise, where answers are precise: a right model misses fresh
+    sequences by up to 1e6 times the noise where ranges are nearly dependent."""
+    lengths: tuple[int, ...] = (24, 5, 9, 3)
+    """Tokens of short fresh sequences, in turn."""
+    logits: tuple[float, ...] = (1.0, 3.0)
+    """Root mean squares of their logits, in turn."""
+    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    """The long ones."""

@@ -1,0 +1,236 @@
+"""From answers of saturated heads to each head's M_h = U_h V_h: pure arithmetic, nothing is asked.
+
+Where all gates but head h's are closed, [b_h + a; b_h] is answered by c + M b_h + M_h a, M the
+map of single tokens. Some M_h a_j span U_h, and with G = [U_1 … U_H]⁺ the rest follows from the
+sum M = Σ M_h that single tokens gave: V_h = G_h M. So r_h vectors per head are enough, and M need
+not be invertible; but the U_h must be independent. Where they are not, M_h is read in every
+direction (`whole`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.probes import Array, Indices
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMap:
+    """c, the map M of single tokens, and the heads' share of it."""
+
+    c: Array
+    M: Array
+    """(m, d), the residual connection included."""
+    residual: bool
+
+    @classmethod
+    def of(cls, answers: TokenMapAnswers, residual: bool = False) -> LayerMap:
+        """Read it off single tokens."""
+        return cls(answers.constant, answers.map, residual)
+
+    @property
+    def heads(self) -> Array:
+        """Σ M_h, (m, d)."""
+        return np.asarray(self.M - np.eye(*self.M.shape)) if self.residual else self.M
+
+    def beyond(self, y: Array, b: Array) -> Array:
+        """Return y − c − M b: what offsets add to answers beside a query token."""
+        return np.asarray(y - self.c - b @ self.M.T)
+
+
+@dataclass(frozen=True, slots=True)
+class GateAnswers:
+    """Answers to [b_k + a; b_k] for one long offset a, and every head's gate there.
+
+    Attributes
+    ----------
+    a : ndarray (d,)
+    b, y : ndarray (K, d), (K, m)
+    gates : ndarray (K, H)
+        Zeros and ones.
+    """
+
+    a: Array
+    b: Array
+    y: Array
+    gates: Array
+
+    def vectors(self, layer: LayerMap) -> Array:
+        """Return all M_h a, (H, m)."""
+        gates = np.vstack([np.ones(self.gates.shape[1]), self.gates])
+        rows = np.vstack([layer.heads @ self.a, layer.beyond(self.y, self.b)])
+        return np.asarray(np.linalg.lstsq(gates, rows, rcond=None)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswers:
+    """Answers to [b_h + a_j; b_h] where the gate of head h alone is open, for all heads but one.
+
+    Attributes
+    ----------
+    base : ndarray (d,)
+        The offset a, a power of two times the one of `GateAnswers`.
+    a : ndarray (J, d)
+        Offsets beside it.
+    b : ndarray (H, d)
+        One query token for each head.
+    left_out : int
+        The head that is not asked: its share is what the others leave of M a_j.
+    y : ndarray (H − 1, J, m)
+        Answers, in the order of the heads.
+    """
+
+    base: Array
+    a: Array
+    b: Array
+    left_out: int
+    y: Array
+
+    def spans(self, layer: LayerMap, vectors: Array) -> Array:
+        """Return vectors of each head's range: M_h of unit vectors, (H, J + 1, m)."""
+        asked = [h for h in range(len(self.b)) if h != self.left_out]
+        along = vectors / np.linalg.norm(self.base)
+        moved, length = self.a - self.base, np.linalg.norm(self.a - self.base, axis=1)
+        beside = np.zeros((len(self.b), *self.y.shape[1:]))
+        beside[asked] = layer.beyond(self.y, self.b[asked, None]) - vectors[asked, None]
+        beside[self.left_out] = moved @ layer.heads.T - beside.sum(axis=0)
+        return np.concatenate([along[:, None], beside / length[:, None]], axis=1)
+
+    def directions(self) -> Array:
+        """Return the unit vectors that `spans` maps, (J + 1, d)."""
+        rows = np.vstack([self.base, self.a - self.base])
+        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+@dataclass(frozen=True, slots=True)
+class SaturatedAnswers:
+    """Answers to [b + a; b] where one head's gate is open: M_h a of chosen a.
+
+    Attributes
+    ----------
+    head : ndarray (Q,)
+    a, b, y : ndarray (Q, d), (Q, d), (Q, m)
+    """
+
+    head: Indices
+    a: Array
+    b: Array
+    y: Array
+
+    def spans(self, layer: LayerMap) -> list[Array]:
+        """Return each head's vectors M_h a/‖M_h a‖, rows."""
+        rows = layer.beyond(self.y, self.b)
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return [rows[self.head == h] for h in range(int(self.head.max()) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadValues:
+    """Each head's map M_h = U_h V_h, U_h with orthonormal columns."""
+
+    U: Sequence[Array]
+    """(m, r_h) each."""
+    V: Sequence[Array]
+    """(r_h, d) each."""
+    frames: Sequence[Array]
+    """V_h in units of the errors that their joint solution makes of an answer's."""
+
+    @classmethod
+    def of_spans(cls, U: Sequence[Array], layer: LayerMap) -> HeadValues:
+        """Take independent ranges; V_h is what they make of the sum of all maps."""
+        G = np.split(np.linalg.pinv(np.concatenate(U, axis=1)), np.cumsum(_sizes(U))[:-1])
+        V = [G_h @ layer.heads for G_h in G]
+        return cls(list(U), V, [_whitened(G_h, V_h) for G_h, V_h in zip(G, V, strict=True)])
+
+    @classmethod
+    def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadValues:
+        """Take maps that were read in every direction."""
+        U = [np.linalg.svd(M_h, full_matrices=False)[0][:, :r] for M_h, r in zip(M, ranks)]
+        V = [U_h.T @ M_h for U_h, M_h in zip(U, M, strict=True)]
+        return cls(U, V, V)
+
+    @property
+    def ranks(self) -> list[int]:
+        """r_h."""
+        return _sizes(self.U)
+
+    @property
+    def maps(self) -> Array:
+        """All M_h, (H, m, d)."""
+        return np.array([U @ V for U, V in zip(self.U, self.V, strict=True)])
+
+    def through(self, tokens: Array) -> Array:
+        """Return M_h x for tokens (n, d): (m, H, n)."""
+        return np.stack([U @ (V @ tokens.T) for U, V in zip(self.U, self.V, strict=True)], axis=1)
+
+
+def leading(span: Array, rank: int) -> Array:
+    """Return orthonormal columns (m, rank) of what rows (J, m) span."""
+    return np.asarray(np.linalg.svd(span.T, full_matrices=False)[0][:, :rank])
+
+
+def _sizes(U: Sequence[Array]) -> list[int]:
+    return [U_h.shape[1] for U_h in U]
+
+
+def _whitened(G: Array, V: Array) -> Array:
+    """Return R⁻¹V for G Gᵀ = R Rᵀ."""
+    return np.asarray(np.linalg.solve(np.linalg.cholesky(G @ G.T), V))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueAnswers:
+    """All answers that the maps M_h are computed from."""
+
+    tokens: TokenMapAnswers
+    residual: bool
+    gates: GateAnswers
+    offsets: OffsetAnswers
+    ranks: tuple[int, ...]
+    whole: bool
+    """Whether every M_h is read in all directions."""
+    saturated: SaturatedAnswers | None = None
+
+    def layer(self) -> LayerMap:
+        """Return c and M."""
+        return LayerMap.of(self.tokens, self.residual)
+
+    def spans(self) -> Array:
+        """Return vectors of each head's range, (H, J + 1, m)."""
+        layer = self.layer()
+        longer = np.linalg.norm(self.offsets.base) / np.linalg.norm(self.gates.a)
+        return self.offsets.spans(layer, longer * self.gates.vectors(layer))
+
+    def solved(self) -> HeadValues:
+        """Compute all M_h."""
+        if self.whole:
+            spans = self.spans()
+            maps = np.linalg.lstsq(
+                self.offsets.directions(),
+                spans.transpose(1, 0, 2).reshape(spans.shape[1], -1),
+                rcond=None,
+            )[0].reshape(-1, *spans.shape[::2])
+            return HeadValues.of_maps(maps.transpose(1, 2, 0), self.ranks)
+        layer = self.layer()
+        spans = self.spans() if self.saturated is None else self.saturated.spans(layer)
+        return HeadValues.of_spans([leading(s, r) for s, r in zip(spans, self.ranks)], layer)
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ValueAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+
+        def off(y: Array) -> Array:
+            return y + noise.drawn(y, rng)
+
+        tokens = replace(self.tokens, zero=off(self.tokens.zero), units=off(self.tokens.units))
+        saturated = self.saturated
+        return replace(
+            self,
+            tokens=tokens,
+            gates=replace(self.gates, y=off(self.gates.y)),
+            offsets=replace(self.offsets, y=off(self.offsets.y)),
+            saturated=saturated and replace(saturated, y=off(saturated.y)),
+        )
