@@ -36,14 +36,15 @@ def find_eps(
     return EpsRound(tokens, y)
 
 
-def read_eps(frame: NormalisedFrame, asked: EpsRound) -> float:
-    """Read eps where the variance is known best beside it; 0 where it is too small to tell."""
+def read_eps(frame: NormalisedFrame, asked: EpsRound) -> tuple[float, float]:
+    """Read eps where the variance is known best beside it, and about what it is off by."""
     u = frame.answers.centred(frame.of(asked.tokens).T)
     n = frame.answers.gain * (asked.y - frame.answers.shift)
     variance, length = np.mean(u**2, axis=0), np.mean(n**2, axis=1)
     eps = variance * (1 / length - 1)
     # u is off by a share of the token's length, n by a share of itself
-    off = frame.noise * np.sqrt(np.mean(asked.tokens**2, axis=1) + np.mean(frame.c**2))
-    error = 2 * (off / np.sqrt(variance) * eps + frame.noise * (variance + eps))
-    best = int(np.argmin(np.where(eps > 0, error / np.abs(eps), np.inf)))
-    return max(0.0, float(eps[best]))
+    noise = frame.noise * np.sqrt(frame.dim)
+    off = noise * np.sqrt(np.mean(asked.tokens**2, axis=1) + np.mean(frame.c**2))
+    error = 2 * (off / np.sqrt(variance) * np.abs(eps) + noise * (variance + np.abs(eps)))
+    best = int(np.argmin(np.where(eps > 0, error / np.maximum(eps, 1e-300), np.inf)))
+    return max(0.0, float(eps[best])), float(error[best])

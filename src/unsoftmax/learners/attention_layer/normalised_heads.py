@@ -48,11 +48,14 @@ class NormalisedHeads:
         m_h = P_w M_h a.
     offset : ndarray, shape (d,)
         a, as asked.
+    gates : ndarray, shape (n + 1, H)
+        0 or 1: the first row all heads together, then every query token.
     """
 
     frame: NormalisedFrame
     values: Array
     offset: Array
+    gates: Array
 
 
 def find_heads(
@@ -84,16 +87,19 @@ def find_heads(
 
 
 def read_heads(
-    frame: NormalisedFrame, asked: PatternRound, tuning: NormalisedHeadsTuning
+    frame: NormalisedFrame,
+    asked: PatternRound,
+    tuning: NormalisedHeadsTuning,
+    gates: Array | None = None,
 ) -> NormalisedHeads:
-    """Read H and m_h; what find_heads asks until it succeeds."""
+    """Read H and m_h, as `find_heads` asks until they are read; gates may be known."""
     known = frame.of(asked.tokens)
     w = frame.directions(asked.y)
     inside = _orthonormal(np.column_stack([frame.B @ asked.plane, frame.c]), frame.noise)
     outside = w - w @ inside @ inside.T
     _, s, right = np.linalg.svd(outside.T, full_matrices=True)
     noise = frame.noise * np.sqrt(len(known) * frame.dim)
-    H = int(np.sum(s > tuning.rank * noise))
+    H = int(np.sum(s > tuning.rank * noise)) if gates is None else gates.shape[1]
     if H == 0:
         raise ModelMismatch("No second token changes an answer: there are no heads.")
     room = len(frame.B) - inside.shape[1]
@@ -109,13 +115,17 @@ def read_heads(
     if not np.all(scales > 0):
         raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
     sums = w / scales[:, None] - known
-    return _told_apart(frame, asked, sums, H, tuning)
+    sigma, rows = _with_total(frame, asked, sums, H, tuning)
+    if gates is None:
+        gates = _told_apart(rows, H, tuning)
+    values = np.linalg.lstsq(gates, rows, rcond=None)[0] / abs(sigma)
+    return NormalisedHeads(frame.scaled(sigma), values, asked.offset, gates)
 
 
-def _told_apart(
+def _with_total(
     frame: NormalisedFrame, asked: PatternRound, sums: Array, H: int, tuning: NormalisedHeadsTuning
-) -> NormalisedHeads:
-    """Find σ, then the gates, then m_h, from sums Σ g_h m_h as rows."""
+) -> tuple[float, Array]:
+    """Find σ; return it with Σ m_h above the rows Σ g_h m_h."""
     span = np.linalg.svd(sums.T, full_matrices=False)[0][:, :H]
     own, residual = frame.B @ asked.offset, frame.answers.projection @ asked.offset
     own_out, residual_out = own - span @ (span.T @ own), residual - span @ (span.T @ residual)
@@ -126,22 +136,26 @@ def _told_apart(
             "are free without one.",
             determined={"shift": frame.answers.shift},
         )
-    rows = np.vstack([own - sigma * residual, sums])
-    gates = gate_columns(np.linalg.svd(rows @ span, full_matrices=False)[0], tuning.columns)
+    return sigma, np.vstack([own - sigma * residual, sums])
+
+
+def _told_apart(rows: Array, H: int, tuning: NormalisedHeadsTuning) -> Array:
+    """Find the gates of all rows, all of the first being 1."""
+    gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], tuning.columns)
     if gates.shape[1] != H:
         raise ModelMismatch(
             f"Two-token answers are sums of {H} gates, of which {gates.shape[1]} are found: some "
             "are not 0 or 1 for the longest tokens, or something else is added to the heads."
         )
-    values = np.linalg.lstsq(gates, rows, rcond=None)[0] / abs(sigma)
-    return NormalisedHeads(frame.scaled(sigma), values, asked.offset)
+    return gates
 
 
 def _drawn(
     dim: int, count: int, longer: float, rng: np.random.Generator, tuning: NormalisedHeadsTuning
 ) -> PatternRound:
     """Draw an offset and query tokens of a plane, on one coarse grid."""
-    r = max(1, min(tuning.plane, (dim - 4) // 3))
+    # along a line the scales of answers with open gates are known by c alone
+    r = max(2 if dim > tuning.few else 1, min(tuning.plane, (dim - 4) // 3))
     most = tuning.coefficient
     plane = rng.integers(-most, most + 1, (dim, r)).astype(np.float64)
     size = most * (most + 1) / 3 * np.sqrt(r)  # rms of an entry of a query token

@@ -13,6 +13,7 @@ count, and τ_h − τ_H = TA(p_h − p_H) over a few query tokens tells TA.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -66,22 +67,34 @@ class NormalisedValues:
         V_h, up to ν_h T.
     free : tuple of ndarray, shape (d_h, k)
         ν_h; of no columns where V_h is known.
+    rank : int
+        Of all bases together.
     """
 
     bases: tuple[Array, ...]
     values: tuple[Array, ...]
     free: tuple[Array, ...]
-
-    @property
-    def rank(self) -> int:
-        """Rank of all bases together."""
-        return sum(base.shape[1] for base in self.bases) - self.free[0].shape[1]
+    rank: int
+    least_share: ClassVar[float] = 1e6
+    """Errors of weights span no more orders of magnitude than this, for the choice of keys."""
 
     def keys(self) -> int:
         """Return how many keys one sequence may have."""
         H, k, smallest = len(self.bases), self.free[0].shape[1], min(map(len, self.values))
         numbers = len(self.bases[0]) - 1
         return min((min(numbers, self.rank) - (H - 1) * k) // H, smallest - k)
+
+    def frames(self) -> list[Array]:
+        """Return every V_h in units of what its weights' errors are, ν_h taken off."""
+        inverse = np.linalg.pinv(np.hstack(self.bases))
+        cuts = np.cumsum([base.shape[1] for base in self.bases])[:-1]
+        scaled = []
+        for V, nu, rows in zip(self.values, self.free, np.split(inverse, cuts), strict=True):
+            rest = V - nu @ np.linalg.lstsq(nu, V, rcond=None)[0] if nu.shape[1] else V
+            left, s, _ = np.linalg.svd(rows, full_matrices=False)
+            s = np.maximum(s, s[0] / self.least_share)
+            scaled.append((left / s).T @ rest)
+        return scaled
 
     def columns(self, keys: Array) -> Array:
         """Return what multiplies the weights of keys (n, d), then the τ_h − τ_H."""
@@ -97,20 +110,29 @@ class NormalisedValues:
             self.bases,
             tuple(V + nu @ T for V, nu in values),
             tuple(nu[:, :0] for nu in self.free),
+            self.rank,
         )
 
 
 def open_values(
-    frame: NormalisedFrame, spaces: ValueSpaces, tuning: NormalisedScoresTuning
+    frame: NormalisedFrame,
+    spaces: ValueSpaces,
+    tuning: NormalisedScoresTuning,
+    rank: int | None = None,
 ) -> NormalisedValues:
-    """Divide P_w M among the value subspaces, as far as they determine it."""
+    """Divide P_w M among the value subspaces, as far as they determine it.
+
+    ``rank`` is that of all of them together, where it is known.
+    """
     joint = np.hstack(spaces.bases)
     left, s, right = np.linalg.svd(joint)
-    rank = int(np.sum(s > tuning.overlap * spaces.error))
+    if rank is None:
+        rank = int(np.sum(s > tuning.overlap * spaces.error))
     inverse = right[:rank].T @ (left[:, :rank].T / s[:rank, None])
     cuts = np.cumsum([base.shape[1] for base in spaces.bases])[:-1]
     values = np.split(inverse @ frame.values, cuts)
-    return NormalisedValues(spaces.bases, tuple(values), tuple(np.split(right[rank:].T, cuts)))
+    free = tuple(np.split(right[rank:].T, cuts))
+    return NormalisedValues(spaces.bases, tuple(values), free, rank)
 
 
 @dataclass(frozen=True, slots=True)

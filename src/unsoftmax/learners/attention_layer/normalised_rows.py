@@ -18,6 +18,7 @@ from unsoftmax.learners.attention_layer.normalised_singles import NormalisedFram
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedScoresTuning
 from unsoftmax.learners.compose import Asking
 from unsoftmax.probes import Array
+from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +38,24 @@ class RowRound:
 
 
 def find_rows(
-    frame: NormalisedFrame,
     columns: ScoreColumns,
     tokens: ScoreTokens,
     rng: np.random.Generator,
     tuning: NormalisedScoresTuning,
 ) -> Asking[RowRound]:
-    """Draw blocks and additional tokens until the system is well conditioned, then ask."""
-    known = len(columns.scores[0])
-    rest = tokens.tokens[known:]
-    n = columns.values.keys()
-    ranks = [base.shape[1] for base in columns.bases]
-    lacking = max(0, max(ranks) - n)
-    blocks = min(tuning.blocks, len(rest)) if lacking else 1
-    extras = int(np.ceil(tuning.extras * lacking * len(rest) / n))
+    """Choose blocks of keys, draw additional tokens for a well conditioned system, and ask."""
+    rest = tokens.tokens[len(columns.scores[0]) :]
     if not len(rest):
         return RowRound(KeyRound((), ()), ())
+    n = columns.values.keys()
+    lacking = max(0, max(base.shape[1] for base in columns.bases) - n)
+    blocks = min(tuning.blocks, len(rest)) if lacking else 1
+    extras = int(np.ceil(tuning.extras * lacking * len(rest) / min(n, blocks)))
+    extras = max(extras, tuning.fewest_extras) if lacking else 0
+    keys = _chosen(columns, tokens, n, blocks, rng=rng, tuning=tuning)
     best: tuple[float, RowRound] | None = None
     for _ in range(tuning.tries):
-        drawn = _drawn(rest, n, blocks, extras, tokens, rng=rng)
+        drawn = _drawn(rest, keys, extras, tokens, rng)
         condition = _condition(drawn, columns, tokens)
         if best is None or condition < best[0]:
             best = condition, drawn
@@ -66,16 +66,41 @@ def find_rows(
     return RowRound(keyed, best[1].corners)
 
 
+def _chosen(
+    columns: ScoreColumns,
+    tokens: ScoreTokens,
+    n: int,
+    blocks: int,
+    *,
+    rng: np.random.Generator,
+    tuning: NormalisedScoresTuning,
+) -> tuple[Array, ...]:
+    """Choose keys whose weights, and whose part of every column space, are told apart well."""
+    seen = [base.T for base in columns.bases if base.shape[1] >= n]
+    aims = KeyAims([*columns.values.frames(), *seen], [])
+    chosen = chosen_keys(aims, blocks, n, rng, tuning.keys)
+    # keys along the column spaces have larger logits than others: lengths follow what is known
+    pairs = zip(columns.scores, columns.bases, strict=True)
+    logits = [
+        np.sqrt(np.mean((scores @ base.T @ chosen.reshape(-1, chosen.shape[2]).T) ** 2))
+        for scores, base in pairs
+    ]
+    wanted = np.hypot(tuning.logit, tuning.bias) / max(logits)
+    return tuple(tokens.lengths.on_grid(wanted * block) for block in chosen)
+
+
 def _drawn(
-    rest: Array, n: int, blocks: int, extras: int, tokens: ScoreTokens, *, rng: np.random.Generator
+    rest: Array,
+    keys: tuple[Array, ...],
+    extras: int,
+    tokens: ScoreTokens,
+    rng: np.random.Generator,
 ) -> RowRound:
     d = rest.shape[1]
-    keys = tuple(
-        tokens.keys(np.linalg.qr(rng.standard_normal((d, n)))[0].T) for _ in range(blocks)
-    )
     size = np.linalg.norm(tokens.tokens[0])
     further = tokens.lengths.on_grid(size / np.sqrt(d) * rng.standard_normal((extras, d)))
-    corners, additional = np.array_split(rest, blocks), np.array_split(further, blocks)
+    corners = np.array_split(rest, len(keys))
+    additional = np.array_split(further, len(keys))[::-1]
     asked = tuple(np.vstack(pair) for pair in zip(corners, additional, strict=True))
     return RowRound(KeyRound(keys, asked), tuple(len(own) for own in corners))
 

@@ -28,6 +28,7 @@ from unsoftmax.learners.attention_layer.normalised_values import ValueSpaces
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.probes import Array
+from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
 
 class KeyLengths(NamedTuple):
@@ -117,12 +118,19 @@ class ScoreTokens:
         """Give unit rows the length of keys, on the grid of the tokens."""
         return self.lengths.on_grid(self.lengths.key * rows)
 
+    def affine(self, known: Array) -> Array:
+        """Return the affine map (d + 1, r) that the corners are mapped by to rows (d + 1, r)."""
+        solved = np.linalg.solve(self._lifted(self.tokens), known)
+        return np.vstack([solved[:-1], self.lengths.token * solved[-1:]])
+
     def lifted(self, tokens: Array) -> Array:
         """Return coefficients (n, d + 1) of tokens as affine combinations of the corners."""
-        def with_one(rows: Array) -> Array:
-            return np.column_stack([rows, np.ones(len(rows)) * np.linalg.norm(self.tokens[0])])
+        corners = self._lifted(self.tokens)
+        return np.asarray(np.linalg.solve(corners.T, self._lifted(tokens).T).T)
 
-        return np.asarray(np.linalg.solve(with_one(self.tokens).T, with_one(tokens).T).T)
+    def _lifted(self, rows: Array) -> Array:
+        """Add a coordinate about as large as the others."""
+        return np.column_stack([rows, np.full(len(rows), self.lengths.token)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +168,8 @@ def find_columns(
             "The heads' value subspaces depend on each other too much for their keys to be told "
             "apart behind a LayerNorm."
         )
-    rows = _best_blocks(values, n, rng, tuning)
-    blocks = tuple(tokens.keys(row) for row in rows)
+    aims = KeyAims(values.frames(), [np.eye(d)])
+    blocks = tuple(map(tokens.keys, chosen_keys(aims, -(-d // n), n, rng, tuning.keys)))
     most = max(base.shape[1] for base in spaces.bases)
     asked = yield from _of_first(tokens, blocks, min(d + 1, most + tuning.spare))
     if len(asked.tokens[0]) <= d and not _spare(asked, frame, spaces, tuning):
@@ -186,28 +194,16 @@ def _spare(
     return all(base.shape[1] <= len(asked.tokens[0]) - 2 for base in read.bases)
 
 
-def _best_blocks(
-    values: NormalisedValues, n: int, rng: np.random.Generator, tuning: NormalisedScoresTuning
-) -> list[Array]:
-    """Draw orthonormal keys, divided into blocks, whose weights are told apart best."""
-    d = values.values[0].shape[1]
-    best, most = [], -1.0
-    for _ in range(tuning.draws):
-        Q = np.linalg.qr(rng.standard_normal((d, d)))[0]
-        blocks = np.array_split(Q, -(-d // n))
-        least = min(
-            float(np.linalg.svd(values.columns(block), compute_uv=False)[-1]) for block in blocks
-        )
-        if least > most:
-            best, most = blocks, least
-    return best
-
-
 def read_columns(
-    frame: NormalisedFrame, spaces: ValueSpaces, asked: KeyRound, tuning: NormalisedScoresTuning
+    frame: NormalisedFrame,
+    spaces: ValueSpaces,
+    asked: KeyRound,
+    tuning: NormalisedScoresTuning,
+    like: ScoreColumns | None = None,
 ) -> ScoreColumns:
-    """Read V_h, Kt_h and the scores of the tokens asked."""
-    values = close_values(frame, open_values(frame, spaces, tuning), asked)
+    """Read V_h, Kt_h and the scores of the tokens asked; ranks may be given."""
+    rank = None if like is None else like.values.rank
+    values = close_values(frame, open_values(frame, spaces, tuning, rank), asked)
     logits = [
         weights_of(frame, values, keys, tokens, y).logits(tuning.least_weight)
         for keys, tokens, y in zip(asked.blocks, asked.tokens, asked.y, strict=True)
@@ -219,9 +215,15 @@ def read_columns(
     bases, scores = [], []
     for h in range(H):
         left, s, _ = np.linalg.svd(columns[:, :, h], full_matrices=False)
-        rank = len(s)
-        if q <= frame.dim:  # else all tokens are known, whatever the rank is
-            rank = int(np.sum(s > tuning.rank * np.median(s[-tuning.spare + 1 :])))
+        known = None if like is None else like.bases[h].shape[1]
+        rank = _rank(s, q > frame.dim, tuning) if known is None else known
         bases.append(left[:, :rank])
         scores.append(columns[:, :, h].T @ left[:, :rank])
     return ScoreColumns(values, tuple(bases), tuple(scores))
+
+
+def _rank(s: Array, complete: bool, tuning: NormalisedScoresTuning) -> int:
+    """Return the rank of a head's scores; where all tokens are known it does not matter."""
+    if complete:
+        return len(s)
+    return int(np.sum(s > tuning.rank * np.median(s[-tuning.spare + 1 :])))

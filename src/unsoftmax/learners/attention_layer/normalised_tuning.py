@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unsoftmax.solve.gate_columns import GateColumnTuning
+from unsoftmax.solve.key_blocks import KeyBlockTuning
+from unsoftmax.validate.long_sequences import LongSequenceTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class NormalisedHeadsTuning:
     plane: int = 64
     """Query tokens are of a plane of so many dimensions, or a third of d. More: gates of heads
     differ more; fewer: more of an answer is outside of what the residual puts there."""
+    few: int = 6
+    """With no more dimensions than this the plane is a line: there is no room for two."""
     coefficient: int = 7
     """Largest coefficient in the plane: query tokens are exactly of it."""
     columns: GateColumnTuning = field(default=GateColumnTuning(most=18))
@@ -110,18 +114,21 @@ class NormalisedScoresTuning:
     """Lengths tried: each half of the one before."""
     pilot_weight: float = 1e-6
     """A key's weight below this asks for shorter tokens."""
-    draws: int = 3
-    """Sets of key blocks drawn; the best conditioned is asked."""
+    keys: KeyBlockTuning = field(default=KeyBlockTuning(steps=25))
+    """How keys are chosen: what more steps gain is less than a factor of 2."""
     rank: float = 100.0
     """Singular values above so many times the spare ones' are of the column space."""
     overlap: float = 1e4
     """Value subspaces depend on each other where a singular value is below so many times their
     error."""
-    blocks: int = 24
-    """Key blocks of the rows, at most: tokens of one block lack the same directions."""
+    blocks: int = 12
+    """Key blocks of the rows, at most: tokens of one block lack the same directions, and an
+    additional token tells one number of each block."""
     extras: float = 1.6
     """Additional tokens, times what the equations need."""
-    condition: float = 300.0
+    fewest_extras: int = 4
+    """And so many at least, where any are needed."""
+    condition: float = 100.0
     """Additional tokens are drawn until the system of missing numbers is better conditioned."""
     tries: int = 8
     """So often at most; then the best."""
@@ -143,19 +150,24 @@ class NormalisedConclusionTuning:
 
     perturbed: int = 3
     """Solutions of perturbed answers."""
-    factor: float = 16.0
-    """How many times the most that a perturbation moves is the bound: with three, one error
-    in one direction is beyond by chance once in 10⁴."""
+    safety: float = 16.0
+    """How many times the most that a perturbation moves is the bound: with three, an error along
+    one direction is beyond by chance once in 10⁴."""
     roundoffs: float = 4.0
-    """Roundoffs that answers are perturbed by."""
+    """Roundoffs that answers are perturbed by, relative to y and to the scale."""
+    noisy: float = 256.0
+    """Answers further than so many roundoffs from the affine map are perturbed by what they are
+    off, not by roundoffs."""
     own: float = 64.0
-    """Roundoffs of its terms' size that an answer may be off by itself."""
-    lengths: tuple[int, ...] = (2, 3, 7, 20, 64)
-    """Tokens of fresh sequences, in turn."""
+    """Roundoffs that a fresh answer may be off by itself, relative to y and to the scale."""
+    lengths: tuple[int, ...] = (3, 24, 8)
+    """Tokens of short fresh sequences, in turn."""
     logits: tuple[float, ...] = (0.5, 2.0, 6.0)
-    """Typical logits of fresh sequences, in turn."""
-    most: float = 1e-3
-    """Fresh answers missed by a larger share refuse the layer, whatever the bounds allow."""
+    """Their logits' rms, in turn."""
+    most: float = 1e-4
+    """Answers missed by a larger share refuse the layer, whatever the bounds allow."""
+    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    """The long fresh sequences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from unsoftmax.learners.attention_layer.normalised_one_hot import OneHotTokens
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedValuesTuning
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.probes import Array, Grid
+from unsoftmax.probes import Array, Flags, Grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,13 @@ class ValueSpaces:
         U_h.
     error : float
         How far they are off: singular values of what should be 0, relative.
+    kept : ndarray of bool, shape (J + 1,)
+        Offsets at which no gate flipped, the first one included.
     """
 
     bases: tuple[Array, ...]
     error: float
+    kept: Flags
 
 
 def find_values(
@@ -109,25 +112,32 @@ def _more(
 
 
 def read_values(
-    heads: NormalisedHeads, asked: OffsetRound, tuning: NormalisedValuesTuning
+    heads: NormalisedHeads,
+    asked: OffsetRound,
+    tuning: NormalisedValuesTuning,
+    like: ValueSpaces | None = None,
 ) -> ValueSpaces:
-    """Read the U_h, without offsets at which a gate flipped."""
-    frame = heads.frame
-    answered, misfit = _answered_alone(heads, asked)
-    vectors = np.concatenate([heads.values[:, None], answered], axis=1)
-    lengths = np.concatenate([[1.0], np.linalg.norm(asked.offsets - heads.offset, axis=1)])
-    differences = vectors - heads.values[:, None]
-    differences[:, 0] = heads.values
-    lengths[0] = np.linalg.norm(heads.offset)
-    scaled = differences / lengths[:, None]
-    noise = frame.noise * np.linalg.norm(asked.tokens, axis=1).max() / lengths[1:].min()
-    kept = np.append(True, misfit <= 1e3 * np.median(misfit) + 64 * frame.noise)
+    """Read the U_h, without offsets at which a gate flipped; which, and ranks, may be given."""
+    noise = heads.frame.noise * float(
+        np.linalg.norm(asked.tokens, axis=1).max()
+        / np.linalg.norm(asked.offsets - heads.offset, axis=1).min()
+    )
+    vectors, kept = _vectors(heads, asked)
+    if like is not None:
+        return ValueSpaces(
+            tuple(
+                np.linalg.svd(one[like.kept].T, full_matrices=False)[0][:, : base.shape[1]]
+                for one, base in zip(vectors, like.bases, strict=True)
+            ),
+            like.error,
+            like.kept,
+        )
     while True:
         if np.sum(kept) <= tuning.spare:
             raise ModelMismatch(
                 "Gates that one query token opens alone do not stay open for other offsets."
             )
-        spaces = [_space(one[kept].T, noise, tuning) for one in scaled]
+        spaces = [_space(one[kept].T, noise, tuning) for one in vectors]
         leverage = np.max([np.sum(right**2, axis=0) for _, right, _ in spaces], axis=0)
         flipped = leverage > 1 - tuning.leverage
         flipped[0] = False
@@ -136,9 +146,23 @@ def read_values(
         kept[np.flatnonzero(kept)[flipped]] = False
     if any(right.shape[0] > np.sum(kept) - tuning.spare // 2 for _, right, _ in spaces):
         raise ModelMismatch("A head's values fill all that its offsets show.")
-    return ValueSpaces(
-        tuple(left for left, _, _ in spaces), max(missed for _, _, missed in spaces)
+    error = max(missed for _, _, missed in spaces)
+    return ValueSpaces(tuple(left for left, _, _ in spaces), error, kept)
+
+
+def _vectors(heads: NormalisedHeads, asked: OffsetRound) -> tuple[Array, Flags]:
+    """Return P_w M_h of the first offset and of differences from it (H, J + 1, d − 1), of norm 1.
+
+    And which of them the sum over heads bears out.
+    """
+    answered, misfit = _answered_alone(heads, asked)
+    moved = np.linalg.norm(asked.offsets - heads.offset, axis=1)
+    first = heads.values[:, None]
+    scaled = np.concatenate(
+        [first / np.linalg.norm(heads.offset), (answered - first) / moved[:, None]], axis=1
     )
+    bound = 1e3 * np.median(misfit) + 64 * heads.frame.noise
+    return scaled, np.append(True, misfit <= bound)
 
 
 def _answered_alone(heads: NormalisedHeads, asked: OffsetRound) -> tuple[Array, Array]:
