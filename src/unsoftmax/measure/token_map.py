@@ -59,26 +59,26 @@ class TokenMapAnswers:
 
     @staticmethod
     def probes(dim: int, scale: float, rng: np.random.Generator) -> Round:
-        """Return what to ask: the zero token, ρe_1 … ρe_d, a long token and a short one."""
+        """Return what to ask: a long token and a short one, the zero token, and ρe_1 … ρe_d."""
         directions = rng.standard_normal((2, dim)) / np.sqrt(dim)
         [long] = on_one_grid(scale * directions[0])
         [short] = on_one_grid(directions[1])
         checked = np.array([long, short])[:, None]
         return [
+            Sequences(checked, phase="single tokens, errors", purpose="pilot"),
             Singles(np.zeros((1, dim)), phase="constant", purpose="data"),
             Singles(UnitVectors(dim), scale, phase="single tokens", purpose="data"),
-            Sequences(checked, phase="single tokens, errors", purpose="pilot"),
         ]
 
     @classmethod
     def of(cls, asked: Round, answers: list[Array], scale: float) -> TokenMapAnswers:
         """Take the answers to `probes`."""
-        zero, units, further = answers
-        return cls(zero[0], units, scale, asked[2][0:2][:, 0], further)
+        further, zero, units = answers
+        return cls(zero[0], units, scale, asked[0][0:2][:, 0], further)
 
     @property
     def constant(self) -> Array:
-        """C, (m,)."""
+        """c, (m,)."""
         return self.zero
 
     @property

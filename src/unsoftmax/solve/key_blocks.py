@@ -80,8 +80,13 @@ def chosen_keys(
         square = float(np.sum(A * A))
         return float(np.log(total) + np.log(square)), (slope / total + 2 * A / square).ravel()
 
-    options = {"maxiter": tuning.steps, "maxcor": tuning.remembered}
-    best = optimize.minimize(cost, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
+    best = optimize.minimize(
+        cost,
+        start.ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": tuning.steps, "maxcor": tuning.remembered},
+    ).x
     chosen = best.reshape(d, blocks, keys).transpose(1, 2, 0)
     return np.asarray(chosen / np.sqrt(np.mean(np.sum(chosen**2, axis=2))))
 

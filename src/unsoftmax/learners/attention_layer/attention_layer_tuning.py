@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
 from unsoftmax.validate.long_sequences import LongSequenceTuning
 
 
+class Effort(NamedTuple):
+    """What a profile spends queries on."""
+
+    share: int
+    """Keys per query are the least rank of a map over this."""
+    polish: bool
+    """Whether ranges are read again."""
+    whole: bool
+    """Whether maps are read in all directions."""
+    logits: float
+    """Root mean square of the logits that W b gives keys, in the head where they are largest.
+    Errors of a logit are those of its weight over the weight: for exact answers, whose errors are
+    largest beside small weights, smaller logits are better; for coarse ones the signal counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLayerTuning:
     """Knobs of `AttentionLayerLearner`, by stage."""
+
+    # profiles
+    lean: Effort = field(default=Effort(1, False, False, 0.4))
+    """As few queries as possible: the joint least squares problem is square."""
+    fine: Effort = field(default=Effort(2, True, False, 1.0))
+    """Half as many keys: their weights are overdetermined, and larger."""
+    finest: Effort = field(default=Effort(4, False, True, 1.0))
+    """A quarter, and no range whose errors the others amplify."""
+    exact: float = 1e-12
+    """Noise up to which "auto" is lean: between float64's 1e-15 and float32's 1e-7."""
 
     # single tokens
     token_scale: float = 2.0**10
@@ -78,9 +104,9 @@ class AttentionLayerTuning:
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     offset_rounds: int = 6
     """Rounds of offsets at most, each twice as many, until every rank is below their number."""
-    independent: float = 1e-3
-    """Largest error of a map, noise times the condition of [U_1 … U_H], that is accepted before
-    every map is read in all directions instead."""
+    independent: float = 1.0
+    """Largest error of maps, by the worst case of the ranges' errors and their condition, that is
+    accepted; beyond it every map is read in all directions. Measured errors are 1e-3 of it."""
     checked: int = 3
     """Saturated queries that test the maps."""
     checked_to: float = 300.0
@@ -90,11 +116,8 @@ class AttentionLayerTuning:
 
     # scores
     keys: KeyBlockTuning = field(default=KeyBlockTuning())
-    from_bias: float = 1.0
-    """Root mean square of the logits that w alone gives keys, at most."""
-    from_query: float = 1.5
-    """Root mean square of the logits that W b gives them in the head where they are largest.
-    Smaller: less signal; larger: weights as small as the noise."""
+    from_bias: float = 0.7
+    """Logits that w alone gives keys are at most this share of those that W b gives them."""
     longer_keys: float = 2.0**8
     """Keys at most so many times as long as query tokens."""
     score_pilots: int = 8
@@ -108,7 +131,16 @@ class AttentionLayerTuning:
     spare_tokens: int = 4
     """Query tokens beyond the expected rank that read the column spaces."""
     score_noise: float = 10.0
-    """Singular values of the columns below so many times what errors make of them are noise."""
+    """Singular values of the columns below so many times what drawn errors make of them may be
+    noise: the target's own, of scores for example, are larger than those drawn."""
+    over_spare: float = 2.0
+    """Singular values so many times the largest spare one are none of noise, whose singular values
+    are within a factor of 2."""
+
+    # ranges once more
+    polished: float = 0.1
+    """Largest share of an answer that the maps read first may miss: they are off by 1e-3, and a
+    gate that is open by mistake adds as much as the answer."""
 
     # conclusion
     samples: int = 4
@@ -119,14 +151,39 @@ class AttentionLayerTuning:
     """Fresh answers may be missed by so many times what these samples do to predictions."""
     roundoffs: float = 16.0
     """Roundoffs that predictions and answers may differ by beside the measured noise."""
+    confirm: int = 4
+    """Fresh sequences that a layer must predict before the hold-out."""
     most: float = 1e-2
-    """Largest relative residual of a fresh answer, whatever errors explain."""
-    most_noise: float = 1e7
-    """The same in units of the noise, where answers are precise: a right model misses fresh
-    sequences by up to 1e6 times the noise where ranges are nearly dependent."""
+    """Largest relative residual of a fresh answer, whatever errors explain: answers rounded to 4
+    decimals leave 5e-2."""
+    most_noise: float = 1e8
+    """The same in units of the noise, where answers are precise ..."""
+    least_most: float = 1e-7
+    """... and never below this."""
     lengths: tuple[int, ...] = (24, 5, 9, 3)
     """Tokens of short fresh sequences, in turn."""
     logits: tuple[float, ...] = (1.0, 3.0)
     """Root mean squares of their logits, in turn."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long ones."""
+
+    def effort(self, profile: str, noise: float) -> Effort:
+        """Return what a profile spends, on answers of this relative noise."""
+        if profile == "auto":
+            profile = "lean" if noise <= self.exact else "fine"
+        chosen: Effort = getattr(self, profile)
+        return chosen
+
+    def most_search(self, heads: int) -> int:
+        """Bound the queries of the search for so many heads, with one length of offsets."""
+        doubled = 4 * (heads + self.tested_by + self.head_queries)
+        circle = heads * (self.half_circle + self.halvings) + 1
+        return doubled + self.head_rounds * self.more_queries + circle
+
+    @property
+    def most_rounds(self) -> int:
+        """Bound the rounds of a run."""
+        search = len(self.offset_lengths) * (2 + self.head_rounds + self.halvings)
+        maps = self.tries * (self.offset_rounds + 1)
+        scores = self.score_pilots + 14 * (1 + self.again)
+        return 1 + search + 2 * self.pilot_rounds + maps + scores + 2 + self.long.most_rounds + 3

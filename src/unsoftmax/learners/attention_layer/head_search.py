@@ -36,7 +36,7 @@ class FoundHeads:
     @property
     def count(self) -> int:
         """H."""
-        return self.gates.gates.shape[1]
+        return int(self.gates.gates.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class HeadSearch:
             raise NotIdentifiable(
                 "No answer depends on other tokens than the last: no head is seen, so no W is "
                 "determined. The target is an affine map of the last token, or constant.",
-                {"c": self.layer.c, "M": self.layer.M},
+                determined={"c": self.layer.c, "M": self.layer.M},
             )
         return left[:, :rank], rank
 
@@ -128,7 +128,7 @@ class HeadSearch:
             raise NotIdentifiable(
                 "A head gives the same weights beside every query token: its W is 0 or far below "
                 "its w, and query tokens cannot tell it from others.",
-                {"c": self.layer.c, "M": self.layer.M},
+                determined={"c": self.layer.c, "M": self.layer.M},
             )
         return self._within(FoundHeads(GateAnswers(a, b, y, gates[:, ~still]), True))
 

@@ -34,7 +34,7 @@ class Weights:
     @property
     def least(self) -> Array:
         """The smallest weight of an answer, (Q,)."""
-        return np.minimum(self.keys.min(axis=(1, 2)), self.query.min(axis=1))
+        return np.asarray(np.minimum(self.keys.min(axis=(1, 2)), self.query.min(axis=1)))
 
     def logits(self) -> Array:
         """log(p_i/p_0), (Q, H, n); NaN where a weight is not positive."""
@@ -90,7 +90,7 @@ class KeyAnswers:
         for asked, weights in self.weights(layer, values):
             logits = weights.logits() / self.scale[asked, None, None]
             scores[self.token[asked], :, self.block[asked]] = logits
-        return scores.reshape(len(self.tokens), len(values.U), -1)
+        return scores.reshape(len(self.tokens), len(values.U), blocks * n)
 
     def replaced(self, again: Indices, scale: Array, y: Array) -> KeyAnswers:
         """Return the answers with some of them asked again, at other scales."""
@@ -108,7 +108,7 @@ def columns_of(answers: KeyAnswers, scores: Array) -> Array:
     keys = answers.keys.reshape(-1, answers.keys.shape[2])
     flat = scores.transpose(2, 1, 0).reshape(len(keys), -1)
     solved = np.linalg.lstsq(keys, flat, rcond=None)[0]
-    return np.asarray(solved.reshape(keys.shape[1], scores.shape[1], -1).transpose(1, 0, 2))
+    return np.asarray(solved.reshape(-1, *scores.shape[1::-1]).transpose(1, 0, 2))
 
 
 @dataclass(frozen=True, slots=True)

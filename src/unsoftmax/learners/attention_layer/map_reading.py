@@ -79,7 +79,7 @@ class MapReading:
             if count == d:
                 break
             if max(answers.ranks) <= count:
-                if self._independent(answers, total):
+                if self._independent(answers, step):
                     return answers
                 count = d
             count *= 2
@@ -102,10 +102,10 @@ class MapReading:
         beside = base + step * np.linalg.norm(base) * directions
         _, _, beside = on_one_grid(base, b, beside)
         asked = [h for h in range(len(b)) if h != offsets.left_out]
-        y = offsets.y
+        fresh = np.zeros((0, len(beside), offsets.y.shape[2]))
         if asked:
             fresh = yield from asked_beside(beside, b[asked], "maps")
-            y = np.concatenate([y, fresh], axis=1)
+        y = np.concatenate([offsets.y, fresh], axis=1)
         return OffsetAnswers(base, np.vstack([offsets.a, beside]), b, offsets.left_out, y)
 
     def _ranked(self, offsets: OffsetAnswers, step: float) -> ValueAnswers:
@@ -128,20 +128,28 @@ class MapReading:
         share = max(self.noise.relative * self.tuning.rank_noise, self.tuning.rank_share)
         return share * size / step
 
-    def _independent(self, answers: ValueAnswers, total: int) -> bool:
-        """Whether the ranges are independent, so far beyond the noise that the maps are right."""
-        if sum(answers.ranks) > min(len(self.layer.c), total):
+    def _independent(self, answers: ValueAnswers, step: float) -> bool:
+        """Whether the ranges are independent, so far beyond their errors that the maps are right."""
+        if sum(answers.ranks) > len(self.layer.c):
             return False
-        U = [leading(s, r) for s, r in zip(answers.spans(), answers.ranks, strict=True)]
-        singular = np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)
-        return bool(self.noise.relative < self.tuning.independent * float(singular[-1]))
+        spans = answers.spans()
+        U = [leading(s, r) for s, r in zip(spans, answers.ranks, strict=True)]
+        least = float(np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)[-1])
+        size = float(np.linalg.norm(self.layer.heads, 2))
+        # an error of a vector turns the range by its share of the smallest vector
+        thinnest = min(
+            np.linalg.svd(s, compute_uv=False)[r - 1]
+            for s, r in zip(spans, answers.ranks, strict=True)
+        )
+        turned = self.noise.relative * size / (step * thinnest)
+        return bool(turned <= self.tuning.independent * least)
 
     def _explained(self, answers: ValueAnswers) -> Asking[bool]:
         """Ask random saturated queries, and compare them with sums of maps."""
         tuning, d = self.tuning, self.layer.M.shape[1]
         values = answers.solved()
         a, b = self._random(tuning.checked)
-        y = yield from asked_in_pairs(a, b, "maps, tried", "check")
+        y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
         z = self.layer.beyond(y, b)
         through = values.through(a)
         errors = self._errors(values)

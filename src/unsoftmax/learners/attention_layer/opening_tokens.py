@@ -96,7 +96,7 @@ class OpeningSearch:
             largest = float(np.max(np.abs(logits))) if np.isfinite(logits).all() else np.inf
             if least <= largest < np.inf:
                 # logits grow as the square of the scale
-                return down + round(np.log2(largest / self.tuning.pilot_logit) / 2)
+                return down + round(float(np.log2(largest / self.tuning.pilot_logit)) / 2)
             down += 3 if largest == np.inf else -3
         raise _unreadable()
 
@@ -146,5 +146,6 @@ def _unreadable() -> ModelMismatch:
 def _still() -> NotIdentifiable:
     return NotIdentifiable(
         "No query token opens one head's gate alone: two heads switch together beside every query "
-        "token (W and 2W, or more heads than dimensions), or a head has no W."
+        "token (W and 2W, or more heads than dimensions), or a head has no W.",
+        determined={},
     )

@@ -49,8 +49,8 @@ class ScoreAnswers:
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ScoreAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
-        drawn = (part.with_errors(noise, rng) for part in (self.first, self.further))
-        return ScoreAnswers(*drawn, self.ranks)
+        first, further = (part.with_errors(noise, rng) for part in (self.first, self.further))
+        return ScoreAnswers(first, further, self.ranks)
 
 
 def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
@@ -78,6 +78,8 @@ class ScoreReading:
     noise: AnswerNoise
     keys: int
     """n, keys per query."""
+    logits: float
+    """Root mean square of the logits that are wanted."""
     typical: tuple[float, float]
     """Largest logits of unit keys: beside unit query tokens, and of the bias alone."""
     redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadValues]]
@@ -89,7 +91,7 @@ class ScoreReading:
         """Ask both parts."""
         d, n = self.layer.M.shape[1], self.keys
         blocks = -(-d // n)
-        whole = KeyAims(self.values.frames, [np.eye(d)])
+        whole = KeyAims(self.values.V, [np.eye(d)])
         units = chosen_keys(whole, blocks, n, self.rng, self.tuning.keys)
         directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
         lengths = yield from self._piloted(units, directions)
@@ -98,8 +100,8 @@ class ScoreReading:
         first = self._grid(units, np.vstack([np.zeros(d), directions[: count - 1]]), lengths)
         first = yield from self._asked(first, "column spaces")
         while True:
-            columns, ranks = self._ranked(first)
             asked = len(first.tokens)
+            columns, ranks = self._ranked(first, asked - self.tuning.spare_tokens)
             if asked == d + 1 or max(ranks) < asked:
                 break
             fresh = directions[asked - 1 : min(2 * asked, d + 1) - 1]
@@ -114,7 +116,7 @@ class ScoreReading:
         n, d = self.keys, len(C[0])
         most = max(1, *(C_h.shape[1] for C_h in C))
         blocks = -(-most // n)
-        aims = KeyAims(self.values.frames, [C_h for C_h in C if C_h.shape[1]])
+        aims = KeyAims(self.values.V, [C_h for C_h in C if C_h.shape[1]])
         keys = np.zeros((0, n, d))
         if len(rest):
             keys = chosen_keys(aims, blocks, n, self.rng, self.tuning.keys)
@@ -152,10 +154,10 @@ class ScoreReading:
         """Choose lengths: keys as long as the bias allows, query tokens to match."""
         tuning = self.tuning
         slope = max(slope, 1e-300)
-        keys = float(np.sqrt(tuning.from_query * tuning.longer_keys / slope))
+        keys = float(np.sqrt(self.logits * tuning.longer_keys / slope))
         if bias > 0:
-            keys = min(keys, tuning.from_bias / bias)
-        return Lengths(keys, tuning.from_query / (slope * keys))
+            keys = min(keys, tuning.from_bias * self.logits / bias)
+        return Lengths(keys, self.logits / (slope * keys))
 
     # -- asking
 
@@ -174,9 +176,17 @@ class ScoreReading:
         y = yield from self._sent(answers, every, phase, "data")
         return answers.replaced(every, answers.scale, y)
 
+    def mended(self, answers: ScoreAnswers) -> Asking[ScoreAnswers]:
+        """Ask again what has small weights with other maps."""
+        first = yield from self._mended(answers.first, "column spaces")
+        further = yield from self._mended(answers.further, "rows")
+        return ScoreAnswers(first, further, answers.ranks)
+
     def _asked(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
         """Ask all of them; those with small weights again, with shorter keys."""
-        answers = yield from self._answered(answers, phase)
+        return (yield from self._mended((yield from self._answered(answers, phase)), phase))
+
+    def _mended(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
         least = max(self.tuning.least_weight, self.tuning.weight_noise * self.noise.relative)
         for _ in range(self.tuning.again):
             again = self._small(answers, least)
@@ -210,8 +220,11 @@ class ScoreReading:
 
     # -- ranks
 
-    def _ranked(self, first: KeyAnswers) -> tuple[Array, tuple[int, ...]]:
-        """Return the columns, and how many singular values of each head's are no errors."""
+    def _ranked(self, first: KeyAnswers, most: int) -> tuple[Array, tuple[int, ...]]:
+        """Return the columns, and how many singular values of each head's are no errors.
+
+        Those beyond ``most`` show how large errors are, unless they are larger than errors can be.
+        """
         columns = columns_of(first, first.scores(self.layer, self.values))
         layer, values = self.redrawn(self.rng)
         off = first.with_errors(self.noise, self.rng)
@@ -219,7 +232,9 @@ class ScoreReading:
         ranks = []
         for part, error in zip(columns, moved, strict=True):
             singular = np.linalg.svd(part, compute_uv=False)
-            noise = self.tuning.score_noise * float(np.linalg.norm(error, 2))
+            noise, spare = float(np.linalg.norm(error, 2)), singular[most:]
+            if len(spare) and spare[0] <= self.tuning.score_noise * noise:
+                noise = self.tuning.over_spare * float(spare[0])
             ranks.append(int(np.count_nonzero(singular > noise)))
         return columns, tuple(ranks)
 

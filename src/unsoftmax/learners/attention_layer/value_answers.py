@@ -136,22 +136,21 @@ class HeadValues:
     """(m, r_h) each."""
     V: Sequence[Array]
     """(r_h, d) each."""
-    frames: Sequence[Array]
-    """V_h in units of the errors that their joint solution makes of an answer's."""
 
     @classmethod
     def of_spans(cls, U: Sequence[Array], layer: LayerMap) -> HeadValues:
         """Take independent ranges; V_h is what they make of the sum of all maps."""
         G = np.split(np.linalg.pinv(np.concatenate(U, axis=1)), np.cumsum(_sizes(U))[:-1])
-        V = [G_h @ layer.heads for G_h in G]
-        return cls(list(U), V, [_whitened(G_h, V_h) for G_h, V_h in zip(G, V, strict=True)])
+        return cls(list(U), [G_h @ layer.heads for G_h in G])
 
     @classmethod
     def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadValues:
         """Take maps that were read in every direction."""
-        U = [np.linalg.svd(M_h, full_matrices=False)[0][:, :r] for M_h, r in zip(M, ranks)]
-        V = [U_h.T @ M_h for U_h, M_h in zip(U, M, strict=True)]
-        return cls(U, V, V)
+        U = [
+            np.linalg.svd(M_h, full_matrices=False)[0][:, :r]
+            for M_h, r in zip(M, ranks, strict=True)
+        ]
+        return cls(U, [U_h.T @ M_h for U_h, M_h in zip(U, M, strict=True)])
 
     @property
     def ranks(self) -> list[int]:
@@ -175,11 +174,6 @@ def leading(span: Array, rank: int) -> Array:
 
 def _sizes(U: Sequence[Array]) -> list[int]:
     return [U_h.shape[1] for U_h in U]
-
-
-def _whitened(G: Array, V: Array) -> Array:
-    """Return R⁻¹V for G Gᵀ = R Rᵀ."""
-    return np.asarray(np.linalg.solve(np.linalg.cholesky(G @ G.T), V))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +202,16 @@ class ValueAnswers:
     def solved(self) -> HeadValues:
         """Compute all M_h."""
         if self.whole:
-            spans = self.spans()
-            maps = np.linalg.lstsq(
-                self.offsets.directions(),
-                spans.transpose(1, 0, 2).reshape(spans.shape[1], -1),
-                rcond=None,
-            )[0].reshape(-1, *spans.shape[::2])
-            return HeadValues.of_maps(maps.transpose(1, 2, 0), self.ranks)
+            seen = self.spans()
+            flat = seen.transpose(1, 0, 2).reshape(seen.shape[1], -1)
+            maps = np.linalg.lstsq(self.offsets.directions(), flat, rcond=None)[0]
+            apart = maps.reshape(-1, *seen.shape[::2]).transpose(1, 2, 0)
+            return HeadValues.of_maps(list(apart), self.ranks)
         layer = self.layer()
-        spans = self.spans() if self.saturated is None else self.saturated.spans(layer)
-        return HeadValues.of_spans([leading(s, r) for s, r in zip(spans, self.ranks)], layer)
+        spans = list(self.spans()) if self.saturated is None else self.saturated.spans(layer)
+        return HeadValues.of_spans(
+            [leading(s, r) for s, r in zip(spans, self.ranks, strict=True)], layer
+        )
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ValueAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
