@@ -45,7 +45,7 @@ class NormedAnswers:
     def of(cls, shift: Array, gain: Array) -> Self:
         """Complete a shift and a gain by a basis."""
         complete, _ = scipy.linalg.qr(gain[:, None])
-        return cls(shift, gain, complete[:, 1:].T.copy())
+        return cls(shift, gain, np.asarray(complete[:, 1:].T.copy()))
 
     @property
     def projection(self) -> Array:

@@ -17,6 +17,7 @@ from unsoftmax.learners.attention_layer.normalised_solution import (
     SolvedLayer,
     perturbed,
     solved_alike,
+    with_eps,
 )
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
 from unsoftmax.learners.compose import Asking
@@ -63,44 +64,45 @@ class PerturbedLayers:
 
     Attributes
     ----------
-    found : SolvedLayer
+    found : AttentionLayer
         The layer.
-    others : tuple of SolvedLayer
+    others : tuple of AttentionLayer
         From perturbed answers.
     unit : float
         What answers were moved by, relative to y and to the scale.
     """
 
-    found: SolvedLayer
-    others: tuple[SolvedLayer, ...]
+    found: AttentionLayer
+    others: tuple[AttentionLayer, ...]
     unit: float
 
     def errors(self, safety: float) -> dict[str, float]:
         """Bound every parameter: Frobenius norms of the worst head, 2-norms of vectors."""
-        differences = [_apart(self.found.model, other.model) for other in self.others]
-        errors = {name: safety * max(one[name] for one in differences) for name in differences[0]}
-        errors["eps"] += safety * self.found.eps_error
-        return errors
+        differences = [_apart(self.found, other) for other in self.others]
+        return {name: safety * max(one[name] for one in differences) for name in differences[0]}
 
     def residuals(self, X: Array, y: Array, tuning: NormalisedTuning) -> Residuals:
         """Compare fresh answers, number by number."""
-        model, knobs = self.found.model, tuning.conclusion
+        model, knobs = self.found, tuning.conclusion
         predicted = model(X)
-        moved = [np.abs(other.model(X) - predicted) for other in self.others]
+        moved = [np.abs(other(X) - predicted) for other in self.others]
         norm = _norm(model)
         size = np.abs(norm.shift) + np.abs(norm.scale)
         own = max(knobs.own * UNIT, self.unit) * (np.abs(y) + np.abs(norm.scale))
         allowed = knobs.safety * np.max(moved, axis=0)
         # an entry moves by chance less than all of them do
-        allowed = allowed + knobs.safety * np.sqrt(
-            np.mean(np.square(moved) / size**2, axis=(0, 2))
-        )[:, None] * size
+        allowed = (
+            allowed
+            + knobs.safety
+            * np.sqrt(np.mean(np.square(moved) / size**2, axis=(0, 2)))[:, None]
+            * size
+        )
         return Residuals.of(
             y - predicted,
             own=own,
             allowed=allowed,
             size=np.broadcast_to(size, y.shape),
-            most=knobs.most,
+            most=max(knobs.most, min(knobs.most_noisy, self.unit * knobs.amplified)),
         )
 
 
@@ -149,11 +151,12 @@ def concluded(
     off = noise * np.sqrt(found.model.dim)
     unit = off if off > knobs.noisy * UNIT else knobs.roundoffs * UNIT
     scale = _norm(found.model).scale
-    others = tuple(
-        solved_alike(perturbed(asked, scale, unit, rng), found, tuning)
-        for _ in range(knobs.perturbed)
-    )
-    layers = PerturbedLayers(found, others, unit)
+    others = []
+    for _ in range(knobs.perturbed):
+        other = solved_alike(perturbed(asked, scale, unit, rng), found, tuning).model
+        moved = found.eps_error * float(rng.standard_normal())
+        others.append(with_eps(other, _norm(other).eps + moved))
+    layers = PerturbedLayers(found.model, tuple(others), unit)
     scores = LayerScores(found.model)
     late = checks - sum(len(y) for _, y in earlier)
     long = draw_long(scores, late, rng, scores.sequence, knobs.long)
@@ -161,9 +164,7 @@ def concluded(
     families = by_length(_single_precision(long), "hold-out, long")
     closing = by_length(_single_precision(short), "hold-out, closing")
     answered = yield from fresh_answers(closing, earlier, knobs.long.rounds(families))
-    compared = [
-        (X.shape[1], layers.residuals(X, y, tuning)) for X, y in answered if len(y)
-    ]
+    compared = [(X.shape[1], layers.residuals(X, y, tuning)) for X, y in answered if len(y)]
     judgement = judge(Residuals.of_lengths(compared), checks)
     if judgement.refuses:
         raise ModelMismatch(
@@ -184,7 +185,9 @@ def concluded(
     return Found(found.model, Certificate(layers.errors(knobs.safety), assumes), judgement.evidence)
 
 
-def _short(scores: LayerScores, n: int, rng: np.random.Generator, tuning: NormalisedTuning) -> Array:
+def _short(
+    scores: LayerScores, n: int, rng: np.random.Generator, tuning: NormalisedTuning
+) -> Array:
     """Draw the n-th short sequence."""
     knobs = tuning.conclusion
     length = knobs.lengths[n % len(knobs.lengths)]

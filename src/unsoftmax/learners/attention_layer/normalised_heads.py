@@ -104,13 +104,11 @@ def read_heads(
         raise ModelMismatch("No second token changes an answer: there are no heads.")
     room = len(frame.B) - inside.shape[1]
     if room <= H:
-        raise NotIdentifiable(
-            f"{frame.dim} dimensions are too few behind a LayerNorm for the heads there are: "
-            f"{room} numbers of an answer are not the residual's, and {H} or more are needed.",
-            determined={"shift": frame.answers.shift, "scale": np.abs(1 / frame.answers.gain)},
+        raise too_few(frame)
+    if min(tuning.columns.most, len(known) - 2) < H:
+        raise ModelMismatch(
+            f"{H} or more heads: more than {tuning.columns.most} are not told apart."
         )
-    if H > min(tuning.columns.most, len(known) - 2):
-        raise ModelMismatch(f"{H} or more heads: more than {tuning.columns.most} are not told apart.")
     scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, right[H:].T)
     if not np.all(scales > 0):
         raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
@@ -119,7 +117,16 @@ def read_heads(
     if gates is None:
         gates = _told_apart(rows, H, tuning)
     values = np.linalg.lstsq(gates, rows, rcond=None)[0] / abs(sigma)
-    return NormalisedHeads(frame.scaled(sigma), values, asked.offset, gates)
+    return NormalisedHeads(frame.scaled(sigma), np.asarray(values), asked.offset, gates)
+
+
+def too_few(frame: NormalisedFrame) -> NotIdentifiable:
+    """Say that answers have too few numbers for the heads there are."""
+    return NotIdentifiable(
+        f"{frame.dim} dimensions are too few behind a LayerNorm for the heads there are: of the "
+        f"{frame.dim - 1} numbers that an answer tells, too few are left to tell heads apart.",
+        determined={"shift": frame.answers.shift, "scale": np.abs(1 / frame.answers.gain)},
+    )
 
 
 def _with_total(

@@ -80,9 +80,18 @@ class NormalisedValues:
 
     def keys(self) -> int:
         """Return how many keys one sequence may have."""
-        H, k, smallest = len(self.bases), self.free[0].shape[1], min(map(len, self.values))
+        H, k, smallest = len(self.bases), self.open, min(map(len, self.values))
         numbers = len(self.bases[0]) - 1
-        return min((min(numbers, self.rank) - (H - 1) * k) // H, smallest - k)
+        return int(min((min(numbers, self.rank) - (H - 1) * k) // H, smallest - k))
+
+    def most_keys(self) -> int:
+        """Return how many it would be if all values were known."""
+        return min(len(self.bases[0]) - 1, self.rank) // len(self.bases)
+
+    @property
+    def open(self) -> int:
+        """In how many dimensions the values are open, k."""
+        return self.free[0].shape[1]
 
     def frames(self) -> list[Array]:
         """Return every V_h in units of what its weights' errors are, ν_h taken off."""
@@ -128,6 +137,9 @@ def open_values(
     left, s, right = np.linalg.svd(joint)
     if rank is None:
         rank = int(np.sum(s > tuning.overlap * spaces.error))
+    if spaces.values is not None:
+        free = tuple(np.zeros((len(V), 0)) for V in spaces.values)
+        return NormalisedValues(spaces.bases, spaces.values, free, rank)
     inverse = right[:rank].T @ (left[:, :rank].T / s[:rank, None])
     cuts = np.cumsum([base.shape[1] for base in spaces.bases])[:-1]
     values = np.split(inverse @ frame.values, cuts)
@@ -168,15 +180,17 @@ def weights_of(
     H, n, q = len(values.bases), len(keys), len(tokens)
     columns = UnknownScales.beside(values.columns(keys))
     _, unknowns, _ = columns.solved(frame.directions(y), frame.of(tokens))
-    k = values.free[0].shape[1]
+    k = values.open
     return KeyWeights(
         unknowns[:, : H * n].reshape(q, H, n), unknowns[:, H * n :].reshape(q, H - 1, k)
     )
 
 
-def close_values(frame: NormalisedFrame, values: NormalisedValues, asked: KeyRound) -> NormalisedValues:
+def close_values(
+    frame: NormalisedFrame, values: NormalisedValues, asked: KeyRound
+) -> NormalisedValues:
     """Find T from how the weights of all blocks leave it."""
-    if not values.free[0].shape[1]:
+    if not values.open:
         return values
     parts = []
     for keys, tokens, y in zip(asked.blocks, asked.tokens, asked.y, strict=True):

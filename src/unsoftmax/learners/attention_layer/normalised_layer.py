@@ -31,6 +31,7 @@ from unsoftmax.learners.attention_layer.normalised_heads import (
     PatternRound,
     find_heads,
     read_heads,
+    too_few,
 )
 from unsoftmax.learners.attention_layer.normalised_keys import open_values
 from unsoftmax.learners.attention_layer.normalised_one_hot import find_one_hot
@@ -52,7 +53,11 @@ from unsoftmax.learners.attention_layer.normalised_solution import (
     layer_of,
 )
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
-from unsoftmax.learners.attention_layer.normalised_values import find_values, read_values
+from unsoftmax.learners.attention_layer.normalised_values import (
+    find_values,
+    find_whole_values,
+    read_values,
+)
 from unsoftmax.learners.compose import Asking
 from unsoftmax.models import AttentionLayer
 from unsoftmax.protocol import Found
@@ -97,6 +102,13 @@ def _of_heads(
     offsets = yield from find_values(heads, one_hot, rng, tuning.values)
     spaces = read_values(heads, offsets, tuning.values)
     values = open_values(frame, spaces, tuning.scores)
+    if tuning.scores.dense * values.keys() < values.most_keys():
+        share = one_hot.share
+        offsets = yield from find_whole_values(heads, offsets, share, rng, tuning.values)
+        spaces = read_values(heads, offsets, tuning.values)
+        values = open_values(frame, spaces, tuning.scores)
+    if values.keys() < 1:
+        raise too_few(frame)
     lengths = yield from find_lengths(frame, values, one_hot, rng, tuning.scores)
     tokens = ScoreTokens.drawn(frame.dim, lengths, rng)
     keys = yield from find_columns(frame, spaces, tokens, rng, tuning.scores)

@@ -18,7 +18,7 @@ from unsoftmax.learners.attention_layer.normalised_tuning import OneHotTuning
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.normalised import UnknownScales
-from unsoftmax.probes import Array, Pairs
+from unsoftmax.probes import Array, Indices, Pairs, Purpose
 from unsoftmax.solve.least_distance import shortest_within
 
 
@@ -84,7 +84,9 @@ def find_one_hot(
     return _chosen(heads, plane, solved, tuning)
 
 
-def _chosen(heads: NormalisedHeads, plane: Array, affine: Array, tuning: OneHotTuning) -> OneHotTokens:
+def _chosen(
+    heads: NormalisedHeads, plane: Array, affine: Array, tuning: OneHotTuning
+) -> OneHotTokens:
     """Choose the shortest tokens of one open gate, from slopes (r, H) and biases (H,)."""
     slopes, biases = affine[:-1].T, affine[-1]
     typical = np.linalg.norm(slopes, axis=1) / np.sqrt(slopes.shape[1])
@@ -121,13 +123,13 @@ def _gates(
     return np.asarray(gates / lengths[:, None])
 
 
-def _pairs(direction: Array, tokens: Array, j: Array, lengths: Array, purpose: str) -> Pairs:
+def _pairs(direction: Array, tokens: Array, j: Indices, lengths: Array, purpose: Purpose) -> Pairs:
     i = np.zeros(len(j), dtype=np.intp)
     return Pairs(
         direction[None],
         tokens,
         i,
-        j.astype(np.intp),
+        j,
         lengths,
         lengths,
         phase="one-hot query tokens",

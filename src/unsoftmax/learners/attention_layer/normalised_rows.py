@@ -132,9 +132,7 @@ def _open_scores(asked: RowRound, basis: Array, tokens: ScoreTokens, known: int)
         for c in tokens.lifted(own[corners:])[:, known:]:
             parts = np.split(c, np.cumsum(asked.corners)[:-1])
             rows.append(
-                np.hstack(
-                    [np.kron(part, keys @ N) for part, N in zip(parts, null, strict=True)]
-                )
+                np.hstack([np.kron(part, keys @ N) for part, N in zip(parts, null, strict=True)])
             )
     width = sum(n * N.shape[1] for n, N in zip(asked.corners, null, strict=True))
     return OpenScores(np.vstack(rows) if rows else np.zeros((0, width)), tuple(null))

@@ -1,7 +1,7 @@
 """Step 5 behind a LayerNorm: column spaces of the scores, (d_h + 4)⌈d/n⌉ queries.
 
 A few query tokens, d_h + 4 of the corners of a simplex, with keys that together span all
-directions tell A_h b̃ = W_h b + w_h for them, and with it the column space Kt_h of A_h = [W_h | w_h].
+directions tell A_h b̃ = W_h b + w_h for them, and with it the column space Kt_h of A_h = [W_h w_h].
 The keys are divided into blocks of n. Tokens are on a coarse grid, sums of two of them exact.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.normalised_keys import (
-    NormalisedValues,
     KeyRound,
+    NormalisedValues,
     ask_keys,
     close_values,
     open_values,
@@ -81,9 +81,7 @@ def find_lengths(
             float(np.max(np.sqrt(np.mean(part**2, axis=1))))
             for part in ((logits[0] - logits[1]) / 2, (logits[0] + logits[1]) / 2)
         )
-        return KeyLengths.at(
-            slope / (lengths.key * lengths.token), bias / lengths.key, tuning
-        )
+        return KeyLengths.at(slope / (lengths.key * lengths.token), bias / lengths.key, tuning)
     raise ModelMismatch(
         "Weights of many keys do not become moderate as tokens get shorter: they are not those "
         "of one softmax, or query biases are far larger than all else."
@@ -163,11 +161,6 @@ def find_columns(
     d = frame.dim
     values = open_values(frame, spaces, tuning)
     n = values.keys()
-    if n < 1:
-        raise ModelMismatch(
-            "The heads' value subspaces depend on each other too much for their keys to be told "
-            "apart behind a LayerNorm."
-        )
     aims = KeyAims(values.frames(), [np.eye(d)])
     blocks = tuple(map(tokens.keys, chosen_keys(aims, -(-d // n), n, rng, tuning.keys)))
     most = max(base.shape[1] for base in spaces.bases)

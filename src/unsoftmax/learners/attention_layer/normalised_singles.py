@@ -64,7 +64,7 @@ class NormalisedFrame:
     @property
     def dim(self) -> int:
         """Dimension d of a token."""
-        return self.B.shape[1]
+        return int(self.B.shape[1])
 
     def of(self, tokens: Array) -> Array:
         """Return K of tokens (n, d), as rows."""
@@ -152,9 +152,7 @@ def _read_norm(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormedAns
     """Read β and g from the answers to tokens at which c and eps do not count."""
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(tuning.far):
-        raise ModelMismatch(
-            "Answers grow with single tokens: there is no norm behind the layer."
-        )
+        raise ModelMismatch("Answers grow with single tokens: there is no norm behind the layer.")
     shift = (asked.y_signs[0] + asked.y_minus[0]) / 2
     spread = spreads(far - shift)
     size = np.maximum(np.abs(shift), spread)

@@ -1,7 +1,7 @@
 """A layer behind a LayerNorm from the answers of all its rounds: one function, no questions.
 
-`solved_alike` reads the rounds in order, so that the same rounds with perturbed answers can be solved
-again: what moves is what the answers' errors do to every parameter (`perturbed`).
+`solved_alike` reads the rounds in order, so that the same rounds with `perturbed` answers can be
+solved again: what moves is what the answers' errors do to every parameter.
 """
 
 from __future__ import annotations
@@ -114,7 +114,16 @@ def layer_of(
     read, error = read_eps(frame, eps)
     norm = LayerNorm(1 / frame.answers.gain, frame.answers.shift, read)
     c = frame.answers.centred(frame.c[:, None])[:, 0]
-    return SolvedLayer(AttentionLayer(heads, c, residual=True, norm=norm), error, found.gates, spaces, columns)
+    return SolvedLayer(
+        AttentionLayer(heads, c, residual=True, norm=norm), error, found.gates, spaces, columns
+    )
+
+
+def with_eps(model: AttentionLayer, eps: float) -> AttentionLayer:
+    """Return the layer with another eps."""
+    assert model.norm is not None
+    norm = LayerNorm(model.norm.scale, model.norm.shift, max(0.0, eps))
+    return AttentionLayer(model.heads, model.c, residual=True, norm=norm)
 
 
 def perturbed(part: T, scale: Array, unit: float, rng: np.random.Generator) -> T:
@@ -127,7 +136,7 @@ def perturbed(part: T, scale: Array, unit: float, rng: np.random.Generator) -> T
     scale : ndarray, shape (d,)
         The norm's scale.
     unit : float
-        Standard deviation, relative to \\|y\\| + \\|scale\\|.
+        Standard deviation, relative to the sizes of y and of the scale.
     rng : Generator
         Draws the errors.
     """

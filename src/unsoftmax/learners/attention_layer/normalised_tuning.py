@@ -20,7 +20,7 @@ class NormalisedSinglesTuning:
     """Tokens ξ with entries ±1: two give d − 2 more equations than there are columns."""
     mixed: int = 2
     """Sequences of two tokens. They tell γ too: where I + M is singular, single tokens do not."""
-    mixed_length: float = 2.0**18
+    mixed_length: float = 2.0**40
     """Length of those tokens: their answers are one token's values or a few heads' mixture."""
     steps: tuple[float, ...] = (2.0**-6, 2.0**-2, 2.0**2, 2.0**6)
     """Lengths of the tokens that c is weighed against: one is within a factor of 4 of |c|, where
@@ -94,8 +94,11 @@ class NormalisedValuesTuning:
     """An offset whose own share of a subspace misses 1 by less has a flipped gate."""
     rank: float = 100.0
     """Singular values above so many times the spare ones' are of the subspace."""
-    rounds: int = 3
-    """How often offsets are doubled, for heads of different sizes."""
+    unresolved: float = 1e5
+    """Spare singular values that are so many times what noise makes are none: the head is larger
+    than its offsets show. 100 times is usual, for gates are not quite as independent as noise."""
+    rounds: int = 4
+    """Rounds of offsets, each doubling them, for heads of different sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class NormalisedScoresTuning:
     spare: int = 4
     """Query tokens beyond a basis of the column spaces: they show ranks."""
     logit: float = 1.0
-    """rms of the logits of the head where it is largest. Larger: the least weight drowns; smaller: all are alike."""
+    """rms of the logits of the head where it is largest. Larger: the least weight drowns; smaller:
+    all are alike."""
     bias: float = 0.5
     """The same of what query biases add."""
     longer: float = 16.0
@@ -118,6 +122,9 @@ class NormalisedScoresTuning:
     """How keys are chosen: what more steps gain is less than a factor of 2."""
     rank: float = 100.0
     """Singular values above so many times the spare ones' are of the column space."""
+    dense: int = 4
+    """Where fewer than 1/4 of the keys can be told apart that complete values would allow, every
+    M_h is read as a whole instead."""
     overlap: float = 1e4
     """Value subspaces depend on each other where a singular value is below so many times their
     error."""
@@ -166,6 +173,10 @@ class NormalisedConclusionTuning:
     """Their logits' rms, in turn."""
     most: float = 1e-4
     """Answers missed by a larger share refuse the layer, whatever the bounds allow."""
+    most_noisy: float = 1e-2
+    """The same where answers are noisy ..."""
+    amplified: float = 1e7
+    """... and no more than so many times their noise."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long fresh sequences."""
 

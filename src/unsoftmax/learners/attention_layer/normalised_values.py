@@ -35,11 +35,14 @@ class OffsetRound:
         The one-hot tokens.
     y : ndarray, shape (H, J, d)
         Answers.
+    whole : bool
+        Whether offsets are in all directions, for every P_w M_h is to be read as a whole.
     """
 
     offsets: Array
     tokens: Array
     y: Array
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,14 @@ class ValueSpaces:
         How far they are off: singular values of what should be 0, relative.
     kept : ndarray of bool, shape (J + 1,)
         Offsets at which no gate flipped, the first one included.
+    values : tuple of ndarray, shape (d_h, d), or None
+        V_h, where offsets in all directions were asked.
     """
 
     bases: tuple[Array, ...]
     error: float
     kept: Flags
+    values: tuple[Array, ...] | None = None
 
 
 def find_values(
@@ -74,7 +80,7 @@ def find_values(
     ModelMismatch
         Subspaces stay open.
     """
-    H, d = heads.values.shape[0], heads.frame.dim
+    H, d = len(heads.values), heads.frame.dim
     s = np.linalg.svd(heads.frame.values, compute_uv=False)
     rank = int(np.sum(s > tuning.rank * heads.frame.noise * np.sqrt(d) * s[0]))
     count = -(-(rank + 1) // H) - 1 + tuning.spare
@@ -93,6 +99,24 @@ def find_values(
     raise failure
 
 
+def find_whole_values(
+    heads: NormalisedHeads,
+    asked: OffsetRound,
+    share: float,
+    rng: np.random.Generator,
+    tuning: NormalisedValuesTuning,
+) -> Asking[OffsetRound]:
+    """Ask offsets in all directions: H(d + 4) queries in all, where the U_h depend on each other.
+
+    They do where H·d_h > d: then P_w M, which is known, cannot be divided among them.
+    """
+    missing = heads.frame.dim + tuning.spare - len(asked.offsets)
+    while missing > 0:
+        asked = yield from _more(asked, heads, share, min(missing, heads.frame.dim), rng)
+        missing = heads.frame.dim + tuning.spare - len(asked.offsets)
+    return replace(asked, whole=True)
+
+
 def _more(
     asked: OffsetRound, heads: NormalisedHeads, share: float, count: int, rng: np.random.Generator
 ) -> Asking[OffsetRound]:
@@ -100,9 +124,7 @@ def _more(
     others = np.linalg.qr(rng.standard_normal((d, count)))[0].T
     offset = heads.offset
     offsets, _ = on_one_grid(offset + share * np.linalg.norm(offset) * others, asked.tokens)
-    grid = Grid(
-        offsets, asked.tokens, np.ones(H), np.ones(H), phase="offsets", purpose="data"
-    )
+    grid = Grid(offsets, asked.tokens, np.ones(H), np.ones(H), phase="offsets", purpose="data")
     [y] = yield [grid]
     return replace(
         asked,
@@ -124,14 +146,12 @@ def read_values(
     )
     vectors, kept = _vectors(heads, asked)
     if like is not None:
-        return ValueSpaces(
-            tuple(
-                np.linalg.svd(one[like.kept].T, full_matrices=False)[0][:, : base.shape[1]]
-                for one, base in zip(vectors, like.bases, strict=True)
-            ),
-            like.error,
-            like.kept,
+        kept = like.kept
+        bases = tuple(
+            np.linalg.svd(one[kept].T, full_matrices=False)[0][:, : base.shape[1]]
+            for one, base in zip(vectors, like.bases, strict=True)
         )
+        return ValueSpaces(bases, like.error, kept, _whole(heads, asked, vectors, bases, kept))
     while True:
         if np.sum(kept) <= tuning.spare:
             raise ModelMismatch(
@@ -147,7 +167,29 @@ def read_values(
     if any(right.shape[0] > np.sum(kept) - tuning.spare // 2 for _, right, _ in spaces):
         raise ModelMismatch("A head's values fill all that its offsets show.")
     error = max(missed for _, _, missed in spaces)
-    return ValueSpaces(tuple(left for left, _, _ in spaces), error, kept)
+    bases = tuple(left for left, _, _ in spaces)
+    return ValueSpaces(bases, error, kept, _whole(heads, asked, vectors, bases, kept))
+
+
+def _whole(
+    heads: NormalisedHeads,
+    asked: OffsetRound,
+    vectors: Array,
+    bases: tuple[Array, ...],
+    kept: Flags,
+) -> tuple[Array, ...] | None:
+    """Read V_h = U_hᵀP_w M_h from offsets in all directions, where they were asked."""
+    if not asked.whole:
+        return None
+    moved = asked.offsets - heads.offset
+    directions = np.vstack([heads.offset, moved])[kept]
+    directions = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    if len(directions) < heads.frame.dim:
+        raise ModelMismatch("Too many gates flip between offsets for heads' values to be read.")
+    return tuple(
+        np.linalg.lstsq(directions, one[kept] @ base, rcond=None)[0].T
+        for one, base in zip(vectors, bases, strict=True)
+    )
 
 
 def _vectors(heads: NormalisedHeads, asked: OffsetRound) -> tuple[Array, Flags]:
@@ -184,8 +226,10 @@ def _space(
 ) -> tuple[Array, Array, float]:
     """Return a basis of the column space, the right vectors, and what is left over, relative."""
     left, s, right = np.linalg.svd(vectors, full_matrices=False)
-    floor = noise * np.sqrt(len(vectors))
+    floor = least = noise * np.sqrt(len(vectors))
     if vectors.shape[1] <= len(vectors):  # else a head may fill all dimensions
         floor = max(float(np.median(s[-tuning.spare + 1 :])), floor)
     rank = int(np.sum(s > tuning.rank * floor))
+    if floor > tuning.unresolved * least:  # what was taken for noise is signal
+        rank = len(s)
     return left[:, :rank], right[:rank], floor / float(s[rank - 1] if rank else 1.0)
