@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.normalised_conclusion import concluded
 from unsoftmax.learners.attention_layer.normalised_eps import find_eps
 from unsoftmax.learners.attention_layer.normalised_heads import (
@@ -84,10 +85,27 @@ def normalised_steps(
     frame = read_singles(singles, tuning.singles)
     patterns = yield from find_heads(frame, rng, tuning.heads)
     heads = read_heads(frame, patterns, tuning.heads)
-    found, asked = yield from _of_heads(heads, (singles, patterns), rng, tuning)
+    found, asked = yield from _searched(heads, (singles, patterns), rng, tuning)
     return (
         yield from concluded(found, asked, frame.noise, checks, earlier, rng=rng, tuning=tuning)
     )
+
+
+def _searched(
+    heads: NormalisedHeads,
+    before: tuple[SingleRound, PatternRound],
+    rng: np.random.Generator,
+    tuning: NormalisedTuning,
+) -> Asking[tuple[SolvedLayer, NormalisedRounds]]:
+    """Go on from the heads, again with other tokens where these were unlucky."""
+    failure: ModelMismatch | None = None
+    for _ in range(tuning.tries):
+        try:
+            return (yield from _of_heads(heads, before, rng, tuning))
+        except ModelMismatch as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def _of_heads(

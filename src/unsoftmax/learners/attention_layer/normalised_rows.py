@@ -49,7 +49,8 @@ def find_rows(
         return RowRound(KeyRound((), ()), ())
     n = columns.values.keys()
     lacking = max(0, max(base.shape[1] for base in columns.bases) - n)
-    blocks = min(tuning.blocks, len(rest)) if lacking else 1
+    # an additional token tells nothing of corners that were asked with its own keys
+    blocks = min(tuning.blocks, len(rest) + tuning.fewest_extras) if lacking else 1
     extras = int(np.ceil(tuning.extras * lacking * len(rest) / min(n, blocks)))
     extras = max(extras, tuning.fewest_extras) if lacking else 0
     keys = _chosen(columns, tokens, n, blocks, rng=rng, tuning=tuning)
@@ -200,4 +201,4 @@ def _completed(
     t = np.linalg.lstsq(open_scores.system, np.concatenate(missed), rcond=None)[0]
     cuts = np.cumsum([n * N.shape[1] for n, N in zip(asked.corners, open_scores.null, strict=True)])
     each = zip(parts, np.split(t, cuts[:-1]), open_scores.null, strict=True)
-    return np.vstack([part + one.reshape(len(part), -1) @ N.T for part, one, N in each])
+    return np.vstack([part + one.reshape(len(part), N.shape[1]) @ N.T for part, one, N in each])

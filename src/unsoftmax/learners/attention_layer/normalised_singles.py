@@ -95,7 +95,8 @@ def ask_singles(
 ) -> Asking[SingleRound]:
     """Ask single tokens, and a few pairs of tokens."""
     phase = "single tokens"
-    signs = np.where(rng.standard_normal((tuning.sums, dim)) < 0, -1.0, 1.0)
+    drawn = np.where(rng.standard_normal((1 + tuning.drawn, dim)) < 0, -1.0, 1.0)
+    signs = drawn[[0, 1 + int(np.argmin(np.abs(drawn[1:] @ drawn[0])))]]
     check = np.round(16 * rng.standard_normal((1, dim))) / 16
     mixed = np.round(16 * rng.standard_normal((tuning.mixed, 2, dim))) * tuning.mixed_length / 16
     steps = np.array(tuning.steps)[:, None] * signs[0]

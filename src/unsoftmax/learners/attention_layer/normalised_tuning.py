@@ -16,8 +16,9 @@ class NormalisedSinglesTuning:
     far: float = 2.0**52
     """Length of tokens at which c and eps no longer change an answer: c is 2⁻⁵² of them. Longer:
     squares leave float32's range."""
-    sums: int = 2
-    """Tokens ξ with entries ±1: two give d − 2 more equations than there are columns."""
+    drawn: int = 32
+    """Two tokens ξ with entries ±1 are asked: d − 2 more equations than there are columns. So many
+    are drawn for the second, which is nearly orthogonal to the first."""
     mixed: int = 2
     """Sequences of two tokens. They tell γ too: where I + M is singular, single tokens do not."""
     mixed_length: float = 2.0**40
@@ -185,6 +186,9 @@ class NormalisedConclusionTuning:
 class NormalisedTuning:
     """Knobs of the recovery of a layer behind a LayerNorm, by step."""
 
+    tries: int = 3
+    """Searches for values and scores, each with other tokens: one fails by chance in 50 small
+    layers, where gates or weights happen to be extreme."""
     singles: NormalisedSinglesTuning = field(default=NormalisedSinglesTuning())
     heads: NormalisedHeadsTuning = field(default=NormalisedHeadsTuning())
     one_hot: OneHotTuning = field(default=OneHotTuning())

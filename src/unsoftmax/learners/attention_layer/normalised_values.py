@@ -226,10 +226,9 @@ def _space(
 ) -> tuple[Array, Array, float]:
     """Return a basis of the column space, the right vectors, and what is left over, relative."""
     left, s, right = np.linalg.svd(vectors, full_matrices=False)
-    floor = least = noise * np.sqrt(len(vectors))
-    if vectors.shape[1] <= len(vectors):  # else a head may fill all dimensions
-        floor = max(float(np.median(s[-tuning.spare + 1 :])), floor)
-    rank = int(np.sum(s > tuning.rank * floor))
+    least = noise * np.sqrt(len(vectors))
+    floor = max(float(np.median(s[-tuning.spare + 1 :])), least)
     if floor > tuning.unresolved * least:  # what was taken for noise is signal
-        rank = len(s)
+        floor = least
+    rank = int(np.sum(s > tuning.rank * floor))
     return left[:, :rank], right[:rank], floor / float(s[rank - 1] if rank else 1.0)
