@@ -159,7 +159,13 @@ class AttentionLayerLearner(Configured):
             "target is no layer of softmax attention, or its answers are too noisy."
         )
         steps = self._steps(checks)
-        return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
+        try:
+            return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
+        except np.linalg.LinAlgError as singular:
+            raise ModelMismatch(
+                "The answers lead to equations that are singular: the target is no layer of "
+                "softmax attention, or its answers are too coarse."
+            ) from singular
 
     def _steps(self, checks: int) -> Steps[AttentionLayer]:
         rng, tuning = np.random.default_rng(self.seed), self.tuning
@@ -173,7 +179,7 @@ class AttentionLayerLearner(Configured):
             tokens, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
         ).run()
         values = maps.solved()
-        n = self._keys(values, len(layer.c), effort.share)
+        n = self._keys(values, noise.relative, effort.share)
         typical = float(opening.typical.max()), float(opening.bias.max())
 
         def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadValues]:
@@ -205,14 +211,16 @@ class AttentionLayerLearner(Configured):
             )
         return tokens
 
-    def _keys(self, values: HeadValues, outputs: int, share: int) -> int:
+    def _keys(self, values: HeadValues, noise: float, share: int) -> int:
         """Choose how many keys a query has."""
         H = len(values.ranks)
-        most = min(min(values.ranks), outputs // H)
+        singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
+        least = max(self.tuning.dependent, self.tuning.dependent_noise * noise)
+        most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
         if not most:
             raise NotIdentifiable(
-                f"Answers of {outputs} numbers do not show the weights of {H} heads at once: one "
-                "number at a time, us.learners.MultiHeadLearner learns them.",
+                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not show "
+                "their weights at once: MultiHeadLearner learns them from one output.",
                 determined={},
             )
         return max(1, most // share)

@@ -98,16 +98,27 @@ class AttentionLayerTuning:
     spread: float = 0.5
     """Longest step between offsets that keep gates as they are, relative to the offset."""
     deviations: float = 7.0
-    """Standard deviations of a gate's logit by which an offset may differ before the gate flips:
-    one in 10¹¹. Larger: shorter steps and larger errors of M."""
+    """How many typical logits an offset may differ by before a gate flips. Of Gaussian logits one
+    in 10¹¹ does; of trained heads, whose typical logits one offset may show too small, one in a
+    thousand, which are seen and asked again. Larger: shorter steps and larger errors of M."""
     spare_offsets: int = 4
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     offset_rounds: int = 6
     """Rounds of offsets at most, each twice as many, until every rank is below their number."""
-    independent: float = 1.0
+    independent: float = 2.0
     """Largest error of maps, by the worst case of the ranges' errors and their condition, that is
     accepted; beyond it every map is read in all directions. Measured errors are 1e-3 of it."""
-    checked: int = 3
+    alone: float = 1e-8
+    """A vector whose leverage on its head's range is this near to 1 has a direction that no other
+    has: another head's gate flipped there. By chance one of 2,000 is as near where there is one
+    vector more than the range has dimensions, and none where there are two more."""
+    most_flipped: float = 0.25
+    """Where more of the offsets are, the range just fills its vectors."""
+    nearer: float = 0.125
+    """Offsets at which a gate flipped are asked again at this share of their step."""
+    flip_rounds: int = 3
+    """Rounds of these."""
+    checked: int = 6
     """Saturated queries that test the maps."""
     checked_to: float = 300.0
     """How many times the noise these may be missed by, times the condition of the ranges."""
@@ -115,11 +126,18 @@ class AttentionLayerTuning:
     """Searches for maps, each with half the step, before a layer is refused."""
 
     # scores
+    dependent: float = 1e-8
+    """Singular values of [U_1 … U_H] below this, ..."""
+    dependent_noise: float = 1e3
+    """... or so many times the noise, do not count: H·n weights need H·n dimensions."""
     keys: KeyBlockTuning = field(default=KeyBlockTuning())
     from_bias: float = 0.7
     """Logits that w alone gives keys are at most this share of those that W b gives them."""
     longer_keys: float = 2.0**8
     """Keys at most so many times as long as query tokens."""
+    longer_tokens: float = 2.0**12
+    """Query tokens at most so many times as long as keys, where the bias keeps these short: what
+    M b adds to answers hides the keys' part, and the grid their last bits."""
     score_pilots: int = 8
     """Pilots at most, to find both lengths."""
     least_weight: float = 1e-6

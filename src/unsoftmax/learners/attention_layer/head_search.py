@@ -79,14 +79,15 @@ class HeadSearch:
             if rank > tuning.columns.most:
                 found = yield from self._on_half_circle(a, length, rank)
                 return found
+            self._refuse_uniform(span)
             columns = gate_columns(span, tuning.columns)
             if columns.shape[1] == rank:
                 return self._named(a, b, y, columns[1:])
+        many = f", there are more heads than an answer's {rank} numbers" * (rank == y.shape[1])
         raise ModelMismatch(
             f"Beside offsets of length {length:.1g} the answers are no sums of {rank} vectors with "
-            "weights of 0 and 1: attention is no softmax of scores x·(W x_N + w) there (a head "
-            "that weighs all tokens alike, clipped scores, a temperature), or answers are too "
-            "coarse."
+            "weights of 0 and 1: attention is no softmax of scores x·(W x_N + w) there (clipped "
+            f"scores, a window, a nonlinearity){many}, or answers are too coarse."
         )
 
     def _span(self, a: Array, b: Array, y: Array) -> tuple[Array, int]:
@@ -110,6 +111,19 @@ class HeadSearch:
             raise ModelMismatch(
                 f"The target has {rank} heads or more, beyond the {self.most} that were allowed: "
                 "raise max_heads."
+            )
+
+    def _refuse_uniform(self, span: Array) -> None:
+        """Refuse a head whose weights are 1/2 everywhere, or two whose weights add up to 1."""
+        half = np.full(len(span), 1 / 2)
+        half[0] = 1.0
+        half /= np.linalg.norm(half)
+        if np.linalg.norm(half - span @ (span.T @ half)) <= self.tuning.columns.off_by:
+            raise NotIdentifiable(
+                "A head weighs all tokens alike (W = 0), or one head's W is the negative of "
+                "another's: two tokens do not tell (W, M) and an even mean from (−W, −M) and "
+                "another, nor such heads from each other.",
+                determined={"c": self.layer.c, "M": self.layer.M},
             )
 
     def _on_half_circle(self, a: Array, length: float, rank: int) -> Asking[FoundHeads]:

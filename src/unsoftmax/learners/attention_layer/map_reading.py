@@ -9,7 +9,7 @@ dependent, or nearly so beside the answers' noise, all d offsets are asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class MapReading:
     def run(self) -> Asking[ValueAnswers]:
         """Ask offsets until the maps explain random saturated queries."""
         tuning = self.tuning
-        step = min(tuning.spread, float(np.min(self.opening.margins)) / tuning.deviations)
+        margins = np.sort(self.opening.margins)[1:]  # the smallest is not asked
+        step = float(np.min(margins / tuning.deviations, initial=tuning.spread))
         for _ in range(tuning.tries):
             found = yield from self._read(step)
             if found is not None and (yield from self._explained(found)):
@@ -75,7 +76,8 @@ class MapReading:
             fresh = self.rng.standard_normal((d, count - len(offsets.a)))
             directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
             offsets = yield from self._asked(offsets, directions[:, len(offsets.a) :].T, step)
-            answers = self._ranked(offsets, step)
+            answers = yield from self._unflipped(self._ranked(offsets, step), step)
+            offsets = answers.offsets
             if count == d:
                 break
             if max(answers.ranks) <= count:
@@ -122,6 +124,37 @@ class MapReading:
             self.tokens, self.layer.residual, self.gates, offsets, tuple(ranks), self.whole
         )
 
+    def _unflipped(self, answers: ValueAnswers, step: float) -> Asking[ValueAnswers]:
+        """Ask offsets again, nearer to the base, at which a gate seems to have flipped.
+
+        What another head adds to a vector lies outside the range of all others: the vector is the
+        only one with that direction, its leverage is 1.
+        """
+        for _ in range(self.tuning.flip_rounds):
+            flipped = self._flipped(answers)
+            if not len(flipped):
+                break
+            offsets = answers.offsets
+            nearer = offsets.base + self.tuning.nearer * (offsets.a[flipped] - offsets.base)
+            nearer = on_one_grid(offsets.base, nearer)[1]
+            asked = [h for h in range(len(offsets.b)) if h != offsets.left_out]
+            a, y = offsets.a.copy(), offsets.y.copy()
+            a[flipped] = nearer
+            y[:, flipped] = yield from asked_beside(nearer, offsets.b[asked], "maps, flips")
+            answers = self._ranked(replace(offsets, a=a, y=y), step)
+        return answers
+
+    def _flipped(self, answers: ValueAnswers) -> Indices:
+        """Return the offsets whose vectors alone have some direction of a range."""
+        found = np.zeros(len(answers.offsets.a), dtype=bool)
+        for span, rank in zip(answers.spans(), answers.ranks, strict=True):
+            if rank < len(span):
+                left = np.linalg.svd(span, full_matrices=False)[0][1:, :rank]
+                found |= 1 - np.sum(left**2, axis=1) < self.tuning.alone
+        if found.sum() > self.tuning.most_flipped * len(found):
+            return np.zeros(0, dtype=np.intp)
+        return np.flatnonzero(found).astype(np.intp)
+
     def _map_noise(self, step: float) -> float:
         """Return what errors may make of a singular value of maps, read with such a step."""
         size = float(np.linalg.norm(self.layer.heads, 2))
@@ -129,7 +162,7 @@ class MapReading:
         return share * size / step
 
     def _independent(self, answers: ValueAnswers, step: float) -> bool:
-        """Whether the ranges are independent, so far beyond their errors that the maps are right."""
+        """Whether the ranges are so independent, beside their errors, that maps are right."""
         if sum(answers.ranks) > len(self.layer.c):
             return False
         spans = answers.spans()

@@ -95,21 +95,18 @@ class ScoreReading:
         units = chosen_keys(whole, blocks, n, self.rng, self.tuning.keys)
         directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
         lengths = yield from self._piloted(units, directions)
-        expected = max(self.values.ranks)
-        count = min(expected + self.tuning.spare_tokens, d + 1)
-        first = self._grid(units, np.vstack([np.zeros(d), directions[: count - 1]]), lengths)
-        first = yield from self._asked(first, "column spaces")
+        keys, tokens = self._tokens(units, np.vstack([np.zeros(d), directions]), lengths)
+        count = min(max(self.values.ranks) + self.tuning.spare_tokens, d + 1)
+        first = yield from self._asked(self._grid(keys, tokens[:count]), "column spaces")
         while True:
             asked = len(first.tokens)
             columns, ranks = self._ranked(first, asked - self.tuning.spare_tokens)
             if asked == d + 1 or max(ranks) < asked:
                 break
-            fresh = directions[asked - 1 : min(2 * asked, d + 1) - 1]
-            more = yield from self._asked(self._grid(units, fresh, lengths), "column spaces")
-            first = _joined(first, more)
+            more = self._grid(keys, tokens[asked : 2 * asked])
+            first = _joined(first, (yield from self._asked(more, "column spaces")))
         C = spaces(columns, ranks)
-        rest = directions[len(first.tokens) - 1 :]
-        further = yield from self._further(C, rest, lengths)
+        further = yield from self._further(C, directions[len(first.tokens) - 1 :], lengths)
         return ScoreAnswers(first, further, ranks)
 
     def _further(self, C: list[Array], rest: Array, lengths: Lengths) -> Asking[KeyAnswers]:
@@ -120,7 +117,8 @@ class ScoreReading:
         keys = np.zeros((0, n, d))
         if len(rest):
             keys = chosen_keys(aims, blocks, n, self.rng, self.tuning.keys)
-        return (yield from self._asked(self._grid(keys, rest, lengths), "rows"))
+        grid = self._grid(*self._tokens(keys, rest, lengths))
+        return (yield from self._asked(grid, "rows"))
 
     # -- lengths
 
@@ -131,8 +129,8 @@ class ScoreReading:
         d = units.shape[2]
         lengths = self._wanted(slope, bias)
         for _ in range(tuning.score_pilots):
-            tokens = np.vstack([np.zeros(d), directions[:2]])
-            asked = yield from self._answered(self._grid(units[:1], tokens, lengths), "pilot")
+            few = self._tokens(units[:1], np.vstack([np.zeros(d), directions[:2]]), lengths)
+            asked = yield from self._answered(self._grid(*few), "pilot")
             scores = asked.scores(self.layer, self.values)
             if np.isnan(scores).any():
                 lengths = Lengths(lengths.keys / 4, lengths.tokens)
@@ -157,13 +155,17 @@ class ScoreReading:
         keys = float(np.sqrt(self.logits * tuning.longer_keys / slope))
         if bias > 0:
             keys = min(keys, tuning.from_bias * self.logits / bias)
-        return Lengths(keys, self.logits / (slope * keys))
+        return Lengths(keys, min(self.logits / (slope * keys), tuning.longer_tokens * keys))
 
     # -- asking
 
-    def _grid(self, units: Array, directions: Array, lengths: Lengths) -> KeyAnswers:
-        """Pair every block with every query token, not yet answered."""
+    def _tokens(self, units: Array, directions: Array, lengths: Lengths) -> tuple[Array, Array]:
+        """Return keys and query tokens of these lengths, which float32 adds exactly."""
         keys, tokens = on_one_grid(lengths.keys * units, lengths.tokens * directions)
+        return keys, tokens
+
+    def _grid(self, keys: Array, tokens: Array) -> KeyAnswers:
+        """Pair every block with every query token, not yet answered."""
         blocks, count = len(keys), len(tokens)
         token, block = np.divmod(np.arange(blocks * count), max(1, blocks))
         nothing = np.zeros((blocks * count, len(self.layer.c)))
@@ -232,7 +234,11 @@ class ScoreReading:
         ranks = []
         for part, error in zip(columns, moved, strict=True):
             singular = np.linalg.svd(part, compute_uv=False)
-            noise, spare = float(np.linalg.norm(error, 2)), singular[most:]
+            spare = singular[most:]
+            # errors so large that drawn ones make a weight negative: the spare ones alone tell
+            drawn = bool(np.isfinite(error).all())
+            unknown = np.inf if len(spare) else 0.0
+            noise = float(np.linalg.norm(error, 2)) if drawn else unknown
             if len(spare) and spare[0] <= self.tuning.score_noise * noise:
                 noise = self.tuning.over_spare * float(spare[0])
             ranks.append(int(np.count_nonzero(singular > noise)))
