@@ -31,7 +31,8 @@ def find_eps(
     direction = rng.standard_normal(frame.dim)
     moved = frame.answers.centred(frame.B @ direction)
     lengths = np.sqrt(np.array(tuning.variances)) / np.sqrt(np.mean(moved**2))
-    tokens = still + lengths[:, None] * direction
+    # as float32 sees them; where they are rounded to is known
+    tokens = (still + lengths[:, None] * direction).astype(np.float32).astype(np.float64)
     [y] = yield [Singles(tokens, phase="eps", purpose="data")]
     return EpsRound(tokens, y)
 

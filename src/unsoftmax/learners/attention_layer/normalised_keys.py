@@ -91,7 +91,7 @@ class NormalisedValues:
     @property
     def open(self) -> int:
         """In how many dimensions the values are open, k."""
-        return self.free[0].shape[1]
+        return int(self.free[0].shape[1])
 
     def frames(self) -> list[Array]:
         """Return every V_h in units of what its weights' errors are, ν_h taken off."""

@@ -22,6 +22,8 @@ target but its answers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
@@ -66,10 +68,37 @@ from unsoftmax.validate.judge import fresh_answers
 from unsoftmax.validate.sequences import opening
 
 
+class NormalisedCost(NamedTuple):
+    """What recovery behind a LayerNorm takes at most."""
+
+    queries: int
+    tokens: int
+    rounds: int
+
+
+def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> NormalisedCost:
+    """Bound queries, tokens and rounds, the hold-out's apart.
+
+    Every search may ask offsets in all directions, keys one by one for all query tokens, and as
+    many additional tokens as there are corners.
+    """
+    d, heads, values = dim, tuning.heads, tuning.values
+    patterns = len(heads.longer) * (heads.queries + heads.rounds * heads.more)
+    gates = len(tuning.one_hot.pilots) + tuning.one_hot.plane + 1
+    offsets = min(max_heads, d) * (2**values.rounds + 1) * (d + values.spare)
+    keys = 2 * tuning.scores.shorter + (d + 1) * d + (d + 1) + 2 * d + tuning.scores.fewest_extras
+    search = gates + offsets + keys + len(tuning.eps.variances)
+    queries = d + 16 + patterns + tuning.tries * search
+    rounds = 8 + len(heads.longer) * (heads.rounds + 1)
+    rounds += tuning.tries * (8 + 2 * values.rounds + tuning.scores.shorter)
+    rounds += tuning.conclusion.long.most_rounds
+    return NormalisedCost(queries, 2 * queries + tuning.tries * 4 * (d + 1) ** 2, rounds)
+
+
 def normalised_steps(
-    dim: int, seed: int, checks: int, tuning: NormalisedTuning
+    dim: int, seed: int, checks: int, max_heads: int | None, tuning: NormalisedTuning
 ) -> Asking[Found[AttentionLayer]]:
-    """Recover a layer behind a LayerNorm.
+    """Recover a layer behind a LayerNorm, of no more than ``max_heads`` heads where that is given.
 
     Raises
     ------
@@ -85,6 +114,9 @@ def normalised_steps(
     frame = read_singles(singles, tuning.singles)
     patterns = yield from find_heads(frame, rng, tuning.heads)
     heads = read_heads(frame, patterns, tuning.heads)
+    H = len(heads.values)
+    if max_heads is not None and max_heads < H:
+        raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
     found, asked = yield from _searched(heads, (singles, patterns), rng, tuning)
     return (
         yield from concluded(found, asked, frame.noise, checks, earlier, rng=rng, tuning=tuning)
