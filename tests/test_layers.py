@@ -317,6 +317,7 @@ FACTS = {
     "cli.verify._STATUS": "exit statuses, promised to scripts",
     "cli.faults.FAULT": "an exit status, promised to scripts",
     "cli.minilm._HEADS": "heads of all-MiniLM-L6-v2",
+    "cli.minilm._EPS": "what its norms add to variances",
     "cli.plan._HOLDOUT": "the default of `learn`, which a plan adds",
 }
 

@@ -49,6 +49,7 @@ if _typing.TYPE_CHECKING:
         from_projections,
         load,
         load_weights,
+        to_projections,
     )
     from unsoftmax.questions import (
         Audit,
@@ -102,6 +103,7 @@ __all__ = [
     "load_weights",
     "oracles",
     "theory",
+    "to_projections",
     "verify",
 ]
 

@@ -84,15 +84,47 @@ def test_several_layers_and_json(folder):
     assert us.load(folder / "model.safetensors").H == 2
 
 
+def test_a_whole_sub_layer_and_one_with_other_weights(folder):
+    layers = {}
+    for eps, name in ((1e-5, "one"), (2e-5, "other")):
+        arrays = dict(np.load(folder / "layer.npz"))
+        arrays |= {"o": arrays["o"][:1].repeat(12, 0), "o_bias": np.arange(12.0),
+                   "norm_scale": np.ones(12), "norm_shift": np.zeros(12)}  # fmt: skip
+        np.savez(folder / "whole.npz", **arrays)
+        done = run(folder, "convert", "whole.npz", "--heads", 2, "--norm-eps", eps,
+                   "--norm-behind", "--out", f"{name}.safetensors")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "AttentionLayer(H=2, d=12, residual, norm behind)" in done.stdout
+        layers[name] = us.load(folder / f"{name}.safetensors")
+        assert layers[name].norm.eps == eps
+    assert run(folder, "compare", "one.safetensors", "one.safetensors").returncode == 0
+    done = run(folder, "compare", "one.safetensors", "other.safetensors", "--json")
+    content = json.loads(done.stdout)
+    assert (done.returncode, content["verdict"]) == (1, "different")
+    X = np.array([content["witness"]])
+    first, second = (model(X)[0] for model in layers.values())
+    most = np.argmax(np.abs(first - second))
+    assert content["answers"] == [first[most], second[most]]
+    refused = run(folder, "convert", "whole.npz", "--heads", 2, "--coordinate", 1, "--norm-eps", 1)
+    assert (refused.returncode, "say --norm-before or" in refused.stderr) == (2, True)
+    refused = run(folder, "convert", "whole.npz", "--heads", 2, "--coordinate", 1, "--norm-eps", 1,
+                  "--norm-behind")  # fmt: skip
+    assert (refused.returncode, "leave --coordinate out" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["convert", "layer.npz", "--heads", "1"], "--coordinate is missing"),
+        (
+            ["convert", "layer.npz", "--heads", "1", "--norm-eps", "0"],
+            "looked for norm_scale. Without --norm-eps none",
+        ),
+        (["convert", "layer.npz", "--heads", "1", "--norm-before"], "give --norm-eps with"),
         (["convert", "layer.npz", "--heads", "3", "--coordinate", "0"], "cannot share"),
         (["convert", "absent.npz", "--heads", "1"], "no file of weights"),
         (["convert", "service.py", "--heads", "1"], "no .npz or .safetensors"),
         (["convert", "layer.npz", "--coordinate", "0"], "--heads is missing"),
-        (["compare", "layer.npz", "layer.npz"], "convert layer.npz --heads H --coordinate k --out"),
+        (["compare", "layer.npz", "layer.npz"], "convert layer.npz --heads H --out"),
         (["compare", "absent.npz", "layer.npz"], "no file of weights"),
         (["verify", "service:layer", "--weights", "head.npz"], "convert head.npz --out"),
         (["convert", "head.npz", "--heads", "2"], "leave out --heads"),
@@ -122,6 +154,7 @@ MODELS = [
     NETWORK,
     us.Transformer(rng.standard_normal((3, 3)), NETWORK),
     us.Transformer.from_factors(K[0], Q[0], NETWORK),
+    us.AttentionLayer([us.LayerHead(np.ones((2, 3)), np.eye(3))], np.ones(2)),
 ]
 
 

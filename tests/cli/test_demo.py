@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import unsoftmax as us
 from unsoftmax.cli.commands import app
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
-from unsoftmax.figures.comparison import draw_head, draw_heads
+from unsoftmax.figures.comparison import draw_head, draw_heads, draw_layer
 
 
 def test_table_and_files(tmp_path):
@@ -64,6 +64,15 @@ def test_the_picture_of_an_exact_recovery(tmp_path):
     head = us.SingleHead(np.eye(3), np.ones(3))
     draw_head(head, head, tmp_path / "same.png")
     assert (tmp_path / "same.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("H", [0, 1, 4])
+def test_the_picture_of_a_layer(tmp_path, H):
+    rng = np.random.default_rng(0)
+    heads = [us.LayerHead(*rng.standard_normal((2, 20, 20))) for _ in range(H)]
+    layer = us.canonical(us.AttentionLayer(heads, np.ones(20)))
+    draw_layer(layer, layer, tmp_path / "layer.png")
+    assert (tmp_path / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_one_way_alone(tmp_path):

@@ -30,6 +30,7 @@ from unsoftmax.figures.run_panels import (
     residuals_panel,
 )
 from unsoftmax.protocol import Course, Evidence
+from unsoftmax.report.wording import parameter_rows
 
 
 def there(panel):
@@ -78,6 +79,28 @@ def test_matrices_of_every_class():
     network = us.ReluNetwork(np.ones((3, 2)), np.ones(2))
     assert [m.name for m in matrices(us.Transformer(np.eye(3), network))] == ["W", "network.A"]
     assert matrices(object()) == []
+
+
+def test_matrices_of_a_layer():
+    rng = np.random.default_rng(0)
+    factored = us.LayerHead.from_factors(*(rng.standard_normal(s) for s in ((2, 1), *[(1, 3)] * 3)))
+    dense = us.LayerHead(rng.standard_normal((2, 3)), rng.standard_normal((3, 3)))
+    layer = us.AttentionLayer([factored, dense], np.ones(2))
+    found = matrices(layer)
+    assert [m.name for m in found] == [f"{n} of head {h}" for n in "WM" for h in (0, 1)]
+    for matrix, head in zip(found, [*layer.heads] * 2, strict=True):
+        whole = head.W if matrix.name[0] == "W" else head.M
+        np.testing.assert_array_equal(matrix.array, whole)
+        true = np.linalg.svd(whole, compute_uv=False)
+        spectrum = matrix.spectrum(9)
+        assert spectrum is not None
+        np.testing.assert_allclose(spectrum, true[: len(spectrum)], atol=1e-12)
+    large = matrices(layer, MatrixTuning(products=1))
+    assert [m.name for m in large] == [
+        f"{n} of head {h}" for n, h in (("K", 0), ("Q", 0), ("W", 1), ("O", 0), ("V", 0), ("M", 1))
+    ]
+    names = [name for name, _, _ in parameter_rows(layer)]
+    assert names == [*(m.name for m in found), "heads.0.w", "heads.1.w", "c", "residual"]
 
 
 def test_the_spectrum_is_that_of_the_matrix():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, distances
 
 
 def product(seed, m, d, r):
@@ -52,3 +52,14 @@ def test_a_whole_matrix_is_a_product(shape):
     np.testing.assert_array_equal(Product.of(matrix).whole, matrix)
     assert Product.of(matrix).right.shape[0] == min(shape)
     assert len(Product.of(np.zeros(shape)).compact().right) == 0
+
+
+def test_distances_of_all_pairs():
+    far = [product(seed, 6, 7, 2) for seed in range(3)]
+    near = [Product(p.left, p.right * (1 + 1e-9 * k)) for k, p in enumerate(far)]
+    expected = [[np.linalg.norm(p.whole - q.whole) for q in near] for p in far]
+    np.testing.assert_allclose(distances(far, near), expected, rtol=1e-5, atol=1e-14)
+    among = distances(far, far)
+    np.testing.assert_array_equal(among, among.T)
+    assert not among.diagonal().any()
+    assert distances(far, []).shape == (3, 0)

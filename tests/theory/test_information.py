@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.theory.information import cramer_rao, jacobian
+from tests.models.test_attention_layer import NORMS, norm_of
+from unsoftmax.cli.minilm import minilm_layer
+from unsoftmax.theory.information import cramer_rao, jacobian, layer_parameters, least_queries
 
 
 @pytest.mark.parametrize("N", [1, 2, 5])
@@ -41,3 +43,53 @@ def test_more_answers_never_make_it_larger():
     X = rng.standard_normal((30, 3, 2))
     bounds = [cramer_rao(head, X[:n], 0.1) for n in (6, 10, 30)]
     assert bounds == sorted(bounds, reverse=True)
+
+
+# -- layers
+
+
+def layer_of(theta, d, m, residual, norm):
+    """Two heads of ranks 2 and 1, a constant and a norm, of their numbers one after the other."""
+    place = 0
+
+    def take(shape):
+        nonlocal place
+        place += int(np.prod(shape))
+        return theta[place - int(np.prod(shape)) : place].reshape(shape)
+
+    heads = []
+    for _ in range(2):
+        O, V, K, Q, b = (take(s) for s in ((m, 2), (2, d), (1, d), (1, d), (1,)))  # noqa: E741
+        heads.append(us.LayerHead.from_factors(O, V, K, Q, K.T @ b))
+    c = take((m,))
+    if norm is not None:
+        scale, shift, [eps] = (take(s) for s in ((norm.width,), (norm.width,), (1,)))
+        norm = us.LayerNorm(scale, shift, eps, norm.before, norm.centred)
+    return us.AttentionLayer(heads, c, residual, norm)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("kind", NORMS)
+def test_free_parameters_are_the_directions_in_which_answers_change(kind, residual):
+    d, m, h = 5, 5 if residual else 4, 1e-5
+    rng = np.random.default_rng(3)
+    norm = norm_of(kind, rng, m, d)
+    size = 2 * (2 * (m + d) + 2 * d + 1) + m + (0 if norm is None else 2 * norm.width + 1)
+    theta = rng.standard_normal(size)
+    theta[-1] = abs(theta[-1]) + 0.2  # eps, where there is a norm
+    X = np.concatenate([rng.standard_normal((80, N, d))[:, [0] * (3 - N) + [*range(N)]]
+                        for N in (1, 2, 3)])  # fmt: skip
+    numeric = [
+        (layer_of(theta + step, d, m, residual, norm)(X)
+         - layer_of(theta - step, d, m, residual, norm)(X)).ravel() / (2 * h)
+        for step in h * np.eye(size)
+    ]  # fmt: skip
+    s = np.linalg.svd(np.array(numeric), compute_uv=False)
+    free = layer_parameters(layer_of(theta, d, m, residual, norm))
+    assert s[free - 1] > 1e-6 * s[0]
+    assert free == size or s[free] < 1e-8 * s[0]
+
+
+def test_bounds_of_trained_layers():
+    assert least_queries(minilm_layer(0)) == 1474
+    assert least_queries(minilm_layer(0, whole=True)) == 1483

@@ -11,6 +11,8 @@ import typer
 from unsoftmax.cli.console import AsJson, show_json, show_table, stdout, with_exit_status
 from unsoftmax.cli.model_files import certified_errors, model_of, model_path
 from unsoftmax.models import Equivalence, equivalent
+from unsoftmax.models.model import FrozenModel
+from unsoftmax.probes import Array
 
 _BY_CERTIFICATE = {
     "equal": "the same within the certificate",
@@ -41,7 +43,7 @@ def compare(
     result = equivalent(first, second, rtol, atol, errors=errors)
     values = None
     if result.witness is not None:
-        values = [float(model(result.witness[None])[0]) for model in (first, second)]
+        values = _told_apart(first, second, result.witness)
     if as_json:
         show_json(_as_json(result, values))
     else:
@@ -51,6 +53,13 @@ def compare(
         stdout.print(f"{a} and {b}", markup=False, highlight=False, soft_wrap=True)
         show_table("", rows)
     raise typer.Exit(_STATUS[result.verdict])
+
+
+def _told_apart(first: FrozenModel, second: FrozenModel, witness: Array) -> list[float]:
+    """Return two answers to a sequence, of vectors the numbers that differ most."""
+    answers = np.array([np.ravel(model(witness[None])) for model in (first, second)])
+    most = int(np.argmax(np.abs(answers[0] - answers[1])))
+    return [float(value) for value in answers[:, most]]
 
 
 def _bounds(*paths: Path) -> dict[str, float]:

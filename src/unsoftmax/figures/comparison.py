@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from unsoftmax.models import MultiHead, SingleHead
+from unsoftmax.models import AttentionLayer, MultiHead, SingleHead
+from unsoftmax.models.arrays import UNIT
 from unsoftmax.probes import Array
 
 
@@ -77,6 +79,52 @@ def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str])
         fontsize=11,
     )
     figure.savefig(path, dpi=80, bbox_inches="tight", metadata={"Software": "unsoftmax"})
+
+
+def draw_layer(truth: AttentionLayer, found: AttentionLayer, path: str | os.PathLike[str]) -> None:
+    """Draw every head's W, true and recovered beside each other, and all errors on a log scale.
+
+    Parameters
+    ----------
+    truth, found : AttentionLayer
+        Layers in canonical form with the same heads, in the same order.
+    path : path
+        Where to write; the suffix decides the format.
+    """
+    columns = max(1, min(3, truth.H))
+    rows = -(-truth.H // columns)
+    figure = Figure(figsize=(4.2 * columns, 2.5 * rows + 3.0), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=(2.5 * rows or 0.1, 3.0))
+    pictures, below = parts
+    axes = pictures.subplots(max(1, rows), columns, squeeze=False).ravel()
+    for axis in axes:
+        axis.set_axis_off()
+    for h, (axis, mine, its) in enumerate(zip(axes, truth.heads, found.heads, strict=False)):
+        limit = _limit(mine.W)
+        gap = np.full((truth.dim, 1 + truth.dim // 16), np.nan)
+        both = np.hstack([mine.W, gap, its.W])
+        axis.imshow(both, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+        axis.set_title(f"head {h}: W true, W recovered", fontsize=9)
+    axis = below.subplots()
+    worst = UNIT
+    for name, mark in (("W", "o"), ("M", "s"), ("w", "^")):
+        errors = [
+            _apart(getattr(its, name), getattr(mine, name))
+            for mine, its in zip(truth.heads, found.heads, strict=True)
+        ]
+        worst = max([worst, *errors])
+        axis.semilogy(errors, mark, mfc="none", label=f"{name} of a head")
+    axis.set(xlabel="head", ylabel="relative error", title="Recovered against true")
+    axis.set_ylim(UNIT / 2, 10 * worst)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=90, bbox_inches="tight", metadata={"Software": "unsoftmax"})
+
+
+def _apart(found: Array, true: Array) -> float:
+    """Return a relative error; no error is shown as float64's roundoff."""
+    size = float(np.linalg.norm(true)) or 1.0
+    return max(float(np.linalg.norm(found - true)) / size, UNIT)
 
 
 def _spectrum(W: Array) -> Array:

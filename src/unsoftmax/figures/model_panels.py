@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.figures.panel import THEME, Panel, in_tens, in_whole_numbers, scientific
+from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Array
 
 
@@ -26,6 +27,9 @@ class MatrixTuning:
     """Quantile of |entries| at which colours end. 1: one large entry makes all others white."""
     largest: int = 1536
     """No spectrum is computed of a dense matrix with a longer side: it takes a minute."""
+    products: int = 2**26
+    """Entries of the products of a layer's factors that are formed: 512 MiB. Of larger layers the
+    factors are shown."""
     alone: int = 3
     """So many matrices are drawn large; more are small beside each other."""
 
@@ -62,11 +66,14 @@ class NamedMatrix:
         return np.asarray(np.linalg.svd(core, compute_uv=False), dtype=np.float64)
 
 
-def matrices(model: Any) -> list[NamedMatrix]:
+def matrices(model: Any, tuning: MatrixTuning = MatrixTuning()) -> list[NamedMatrix]:
     """Return a model's matrices: what has a capital letter, K and Q as their product W.
 
-    Arrays of three dimensions are those of several heads, one after the other.
+    Arrays of three dimensions are those of several heads, one after the other. A layer's heads have
+    W, and M as the product of O and V, unless all of these are too many numbers.
     """
+    if isinstance(model, AttentionLayer):
+        return list(_of_heads(model, tuning))
     arrays: Mapping[str, Any] = model.arrays() if hasattr(model, "arrays") else {}
     factored = {"K", "Q"} <= arrays.keys() and hasattr(model, "W")
     found = {"W": model.W} if factored else {}
@@ -74,6 +81,22 @@ def matrices(model: Any) -> list[NamedMatrix]:
         if name.rpartition(".")[2][:1].isupper() and not (factored and name in ("K", "Q")):
             found[name] = array
     return [part for name, array in found.items() for part in _parts(name, array, arrays, factored)]
+
+
+def _of_heads(layer: AttentionLayer, tuning: MatrixTuning) -> Iterator[NamedMatrix]:
+    whole = layer.H * layer.dim * (layer.dim + layer.outputs) <= tuning.products
+    for name, left, right in (("W", "K", "Q"), ("M", "O", "V")):
+        for h, head in enumerate(layer.heads):
+            arrays = head.arrays()
+            if name in arrays:
+                yield NamedMatrix(f"{name} of head {h}", arrays[name])
+            elif whole:
+                first = arrays[left] if left == "K" else arrays[left].T
+                factors = (first, arrays[right])
+                yield NamedMatrix(f"{name} of head {h}", getattr(head, name), factors)
+            else:
+                for factor in (left, right):
+                    yield NamedMatrix(f"{factor} of head {h}", arrays[factor])
 
 
 def _parts(

@@ -12,7 +12,8 @@ from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
-from unsoftmax.models.projections import find_projections, from_projections
+from unsoftmax.models.projection_names import find_projections
+from unsoftmax.models.projections import from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
@@ -34,6 +35,7 @@ __all__ = [
     "has_parameters",
     "load",
     "load_weights",
+    "to_projections",
 ]
 
 load_weights = files.load_weights

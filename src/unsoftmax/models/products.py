@@ -90,9 +90,15 @@ def distances(mine: Sequence[Product], other: Sequence[Product], near: float = 1
         decomposition.
     """
     apart = np.zeros((len(mine), len(other)))
-    sizes, others = ([p.norm for p in products] for products in (mine, other))
+    each = {id(p): p for p in (*mine, *other)}
+    squares = {place: p.norm**2 for place, p in each.items()}
     for g, h in np.ndindex(apart.shape):
-        size = sizes[g] ** 2 + others[h] ** 2
+        if mine[g] is other[h]:
+            continue
+        if mine is other and h < g:
+            apart[g, h] = apart[h, g]
+            continue
+        size = squares[id(mine[g])] + squares[id(other[h])]
         squared = size - 2 * mine[g].inner(other[h])
         subtracted = squared <= near**2 * size
         apart[g, h] = (mine[g] - other[h]).norm if subtracted else np.sqrt(squared)

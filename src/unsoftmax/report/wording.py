@@ -64,9 +64,15 @@ def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
     rows: list[tuple[str, ...]] = [(x.name, x.shape, scientific(x.norm)) for x in parts]
     shown = {part.name.split(" ")[0] for part in parts}
     shown |= {"K", "Q"} if "W" in shown else set()
+    shown |= {"O", "V"} if "M" in shown else set()
     arrays = model.arrays() if hasattr(model, "arrays") else {}
-    rows += array_rows({name: array for name, array in arrays.items() if name not in shown})
-    return tuple(rows)
+    rest = {name: x for name, x in arrays.items() if _own_name(name) not in shown}
+    return (*rows, *array_rows(rest))
+
+
+def _own_name(name: str) -> str:
+    """Return the name of a head's array without the head's."""
+    return name.rpartition(".")[2] if name.startswith("heads.") else name
 
 
 def array_rows(arrays: Mapping[str, Array]) -> tuple[tuple[str, ...], ...]:

@@ -1,4 +1,4 @@
-"""What answers can tell at best: the Jacobian of a head's answers, and the Cramér–Rao bound.
+"""What answers can tell at best: free parameters over numbers per answer; the Cramér–Rao bound.
 
 With α the attention weights of a sequence X and f = Σ_i α_i x_i·v,
 
@@ -6,13 +6,16 @@ With α the attention weights of a sequence X and f = Σ_i α_i x_i·v,
 
 Answers with independent Gaussian noise of deviation σ carry the Fisher information JᵀJ/σ², J
 having one row per answer; no unbiased estimate has a smaller covariance than its inverse.
+
+Exact answers of m numbers cannot tell more parameters than there are numbers. A p×q matrix of
+rank r has r(p + q − r). Behind a LayerNorm an answer is a direction orthogonal to 1: m − 2 numbers.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from unsoftmax.models import SingleHead
+from unsoftmax.models import AttentionLayer, LayerHead, SingleHead, canonical
 from unsoftmax.models.attention import pooled_tokens, score_gradient
 from unsoftmax.probes import Array
 
@@ -65,3 +68,50 @@ def cramer_rao(head: SingleHead, X: Array, deviation: float) -> tuple[float, flo
     # (JᵀJ)⁻¹ = RRᵀ with R = J⁺, which does not square J's condition number
     R = deviation * np.linalg.pinv(jacobian(head, X))
     return float(np.linalg.norm(R[:d])), float(np.linalg.norm(R[d:]))
+
+
+def layer_parameters(layer: AttentionLayer) -> int:
+    """Count what a layer's function determines, a number for every direction it can change in.
+
+    Of the canonical form: m for c, and for every head r(m + d − r) for M of rank r and
+    s(2d + 1 − s) for [W | w] of rank s. A norm behind adds 2m + 1 and, centred, takes one off c
+    and off m in every M; without a residual it also takes off the size of the sum. A norm before
+    adds eps and, centred, takes one off d in every M and two off 2d in every [W | w].
+    """
+    layer = canonical(layer)
+    m, d, norm = layer.outputs, layer.dim, layer.norm
+    seen, within, of_norm = m, d, 0
+    if norm is not None and norm.before:
+        within, of_norm = d - norm.centred, 1
+    elif norm is not None:
+        seen, of_norm = m - norm.centred, 2 * m + 1 - (not layer.residual)
+    of_heads = (
+        r * (seen + within - r) + s * (2 * within + 1 - s) for r, s in map(_ranks, layer.heads)
+    )
+    return seen + sum(of_heads) + of_norm
+
+
+def least_queries(layer: AttentionLayer) -> int:
+    """Bound the queries that tell a layer from all others: parameters over numbers per answer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from unsoftmax.models import LayerHead, LayerNorm
+    >>> factors = np.random.default_rng(0).standard_normal((4, 2, 8))
+    >>> heads = [LayerHead.from_factors(O.T, V, K, Q) for O, V, K, Q in [factors]]
+    >>> least_queries(AttentionLayer(heads, np.zeros(8)))
+    9
+    >>> least_queries(AttentionLayer(heads, np.zeros(8), True, LayerNorm(np.ones(8), None, 1e-5)))
+    14
+    """
+    numbers = layer.outputs
+    if layer.norm is not None and not layer.norm.before:
+        numbers = max(1, numbers - 1 - layer.norm.centred)
+    return -(-layer_parameters(layer) // numbers)
+
+
+def _ranks(head: LayerHead) -> tuple[int, int]:
+    """Return the ranks of M and [W | w] of a canonical head."""
+    arrays = head.arrays()
+    return len(arrays["V"]), len(arrays["K"])

@@ -64,7 +64,7 @@ class LayerMatching:
         _, close = self._distances(scores, scores)
         label = np.arange(len(scores))
         for _ in label:  # as many steps as a chain of neighbours can have
-            label = np.min(np.where(close, label, len(label)), axis=1)
+            label = np.minimum(label, np.min(np.where(close, label, len(label)), axis=1))
         signed = [*self.values[0], *(-M for M in self.values[1])]
         squares = [
             sum((signed[h] for h in np.flatnonzero(label == group)), signed[group].nothing).norm
