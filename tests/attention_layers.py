@@ -10,7 +10,7 @@ from unsoftmax.cli import minilm
 
 
 def factors(heads, rank, dim, seed=0, outputs=None, score_rank=None):
-    """Make O, V, K, Q, w of random heads: maps of norm about 1, scores of unit tokens of about 1."""
+    """Make O, V, K, Q, w of random heads, maps and scores of unit tokens of about 1."""
     rng = np.random.default_rng([heads, rank, dim, seed])
     m, s = outputs or dim, score_rank or rank
     drawn = []

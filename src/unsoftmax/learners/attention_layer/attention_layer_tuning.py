@@ -94,17 +94,17 @@ class AttentionLayerTuning:
     """Gates nearer to 0 or 1 than this are saturated for pilots."""
     over_bias: float = 4.0
     """How many times as much a query token adds to a logit as the bias does."""
-    saturated: float = 400.0
-    """Logits of saturated gates, at least, at the offset that others lie around: where these leave
-    a tenth of it, e⁻⁴⁰ is nothing in float64."""
+    saturated: float = 2.0**20
+    """Logits of saturated gates, at least, at the offset that others lie around. Beside it they
+    may be anything: one in 30,000 is below the 36 that leave something open in float64."""
 
     # maps
     spread: float = 0.5
     """Longest step between offsets that keep gates as they are, relative to the offset."""
-    deviations: float = 7.0
+    deviations: float = 5.0
     """How many typical logits an offset may differ by before a gate flips. Of Gaussian logits one
-    in 10¹¹ does; of trained heads, whose typical logits one offset may show too small, one in a
-    thousand, which are seen and asked again. Larger: shorter steps and larger errors of M."""
+    in a million does; of trained heads, whose typical logits one offset may show too small, one in
+    a thousand, which are seen and asked again. Larger: shorter steps and larger errors of M."""
     spare_offsets: int = 4
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     offset_rounds: int = 6

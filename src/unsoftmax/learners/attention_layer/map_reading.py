@@ -28,7 +28,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,10 @@ class MapReading:
         offsets = self._none()
         for _ in range(tuning.offset_rounds):
             count = d if self.whole else min(count, d)
-            fresh = self.rng.standard_normal((d, count - len(offsets.a)))
+            fresh = self.rng.standard_normal((d, count - len(offsets.steps)))
             directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
-            offsets = yield from self._asked(offsets, directions[:, len(offsets.a) :].T, step)
+            new = directions[:, len(offsets.steps) :].T
+            offsets = yield from self._asked(offsets, step * np.linalg.norm(offsets.base) * new)
             answers = yield from self._unflipped(self._ranked(offsets, step), step)
             offsets = answers.offsets
             if count == d:
@@ -85,30 +86,29 @@ class MapReading:
                     return answers
                 count = d
             count *= 2
-        return ValueAnswers(
-            self.tokens, self.layer.residual, self.gates, offsets, answers.ranks, True
-        )
+        return replace(answers, whole=True)
 
     def _none(self) -> OffsetAnswers:
         opening, m = self.opening, len(self.layer.c)
         H, d = opening.b.shape
         left_out = int(np.argmin(opening.margins))
-        return OffsetAnswers(
-            opening.a, np.zeros((0, d)), opening.b, left_out, np.zeros((H - 1, 0, m))
-        )
+        share, y = np.ones((H - 1, 0)), np.zeros((H - 1, 0, m))
+        return OffsetAnswers(opening.a, np.zeros((0, d)), share, opening.b, left_out, y)
 
-    def _asked(
-        self, offsets: OffsetAnswers, directions: Array, step: float
-    ) -> Asking[OffsetAnswers]:
-        base, b = offsets.base, offsets.b
-        beside = base + step * np.linalg.norm(base) * directions
-        _, _, beside = on_one_grid(base, b, beside)
-        asked = [h for h in range(len(b)) if h != offsets.left_out]
-        fresh = np.zeros((0, len(beside), offsets.y.shape[2]))
-        if asked:
-            fresh = yield from asked_beside(beside, b[asked], "maps")
-        y = np.concatenate([offsets.y, fresh], axis=1)
-        return OffsetAnswers(base, np.vstack([offsets.a, beside]), b, offsets.left_out, y)
+    def _asked(self, offsets: OffsetAnswers, steps: Array) -> Asking[OffsetAnswers]:
+        """Ask more offsets; steps keep their directions when they are shortened."""
+        base, b = offsets.base, offsets.b[offsets.asked]
+        coarser = round(-np.log2(self.tuning.nearer) * self.tuning.flip_rounds)
+        _, steps = on_one_grid(base, steps, spare=4 + coarser)
+        y = np.zeros((0, len(steps), offsets.y.shape[2]))
+        if len(b):
+            y = yield from asked_beside(base + steps, b, "maps")
+        return replace(
+            offsets,
+            steps=np.vstack([offsets.steps, steps]),
+            share=np.hstack([offsets.share, np.ones((len(b), len(steps)))]),
+            y=np.concatenate([offsets.y, y], axis=1),
+        )
 
     def _ranked(self, offsets: OffsetAnswers, step: float) -> ValueAnswers:
         """Count the singular values of each head's range that are above the errors."""
@@ -125,35 +125,45 @@ class MapReading:
         )
 
     def _unflipped(self, answers: ValueAnswers, step: float) -> Asking[ValueAnswers]:
-        """Ask offsets again, nearer to the base, at which a gate seems to have flipped.
-
-        What another head adds to a vector lies outside the range of all others: the vector is the
-        only one with that direction, its leverage is 1.
-        """
+        """Ask again with shorter steps where another gate seems to have flipped."""
         for _ in range(self.tuning.flip_rounds):
-            flipped = self._flipped(answers)
-            if not len(flipped):
-                break
             offsets = answers.offsets
-            nearer = offsets.base + self.tuning.nearer * (offsets.a[flipped] - offsets.base)
-            nearer = on_one_grid(offsets.base, nearer)[1]
-            asked = [h for h in range(len(offsets.b)) if h != offsets.left_out]
-            a, y = offsets.a.copy(), offsets.y.copy()
-            a[flipped] = nearer
-            y[:, flipped] = yield from asked_beside(nearer, offsets.b[asked], "maps, flips")
-            answers = self._ranked(replace(offsets, a=a, y=y), step)
+            shortest = self.tuning.nearer**self.tuning.flip_rounds
+            flipped = self._flipped(answers) | self._alone(answers)
+            place = np.nonzero(flipped & (offsets.share > shortest))
+            if not len(place[0]):
+                break
+            share, y = offsets.share.copy(), offsets.y.copy()
+            share[place] *= self.tuning.nearer
+            a = offsets.base + share[place][:, None] * offsets.steps[place[1]]
+            b = offsets.b[offsets.asked][place[0]]
+            y[place] = yield from asked_in_pairs(a, b, "maps, flips", "again")
+            answers = self._ranked(replace(offsets, share=share, y=y), step)
         return answers
 
-    def _flipped(self, answers: ValueAnswers) -> Indices:
-        """Return the offsets whose vectors alone have some direction of a range."""
-        found = np.zeros(len(answers.offsets.a), dtype=bool)
-        for span, rank in zip(answers.spans(), answers.ranks, strict=True):
-            if rank < len(span):
-                left = np.linalg.svd(span, full_matrices=False)[0][1:, :rank]
-                found |= 1 - np.sum(left**2, axis=1) < self.tuning.alone
-        if found.sum() > self.tuning.most_flipped * len(found):
-            return np.zeros(0, dtype=np.intp)
-        return np.flatnonzero(found).astype(np.intp)
+    def _flipped(self, answers: ValueAnswers) -> Flags:
+        """Tell where answers have another head's M_g a in them, (H − 1, J)."""
+        vectors = answers.vectors()
+        beside = answers.offsets.beside(self.layer, vectors)
+        flat = beside.reshape(-1, len(self.layer.c))
+        flips = np.rint(np.linalg.lstsq(vectors.T, flat.T, rcond=None)[0].T)
+        without = np.linalg.norm(flat - flips @ vectors, axis=1)
+        found = flips.any(axis=1) & (without < np.linalg.norm(flat, axis=1) / 2)
+        return np.asarray(found.reshape(beside.shape[:2]))
+
+    def _alone(self, answers: ValueAnswers) -> Flags:
+        """Tell which vectors alone have some direction of their head's range, (H − 1, J).
+
+        What another head adds lies outside the range of all others: the vector's leverage is 1.
+        """
+        found = np.zeros(answers.offsets.share.shape, dtype=bool)
+        spans = answers.spans()
+        for k, h in enumerate(answers.offsets.asked):
+            rank = answers.ranks[h]
+            if rank < len(spans[h]):
+                left = np.linalg.svd(spans[h], full_matrices=False)[0][1:, :rank]
+                found[k] = 1 - np.sum(left**2, axis=1) < self.tuning.alone
+        return found & (found.mean(axis=1, keepdims=True) <= self.tuning.most_flipped)
 
     def _map_noise(self, step: float) -> float:
         """Return what errors may make of a singular value of maps, read with such a step."""

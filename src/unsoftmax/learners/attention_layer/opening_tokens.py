@@ -126,10 +126,12 @@ class OpeningSearch:
             margins[h] = 1 / np.linalg.norm(y)
             b[h] = margins[h] * y @ plane.directions
         least = float(margins.min())
-        # the bias may take a quarter of a margin, and what is left must saturate
-        longer = max(1.0, tuning.over_bias * float(np.max(np.abs(plane.at_zero) / rms)) / least)
-        stretch = 2 * tuning.saturated / (longer * least * float(rms.min()))
-        stretch = max(stretch, longer, 1.0)
+        # the bias may take a quarter of a margin, and what is left must saturate; the ratio of
+        # both lengths stays, or the grid of the offset takes the query token's last bits
+        over_bias = tuning.over_bias * float(np.max(np.abs(plane.at_zero) / rms)) / least
+        needed = 2 * tuning.saturated / (least * float(rms.min()))
+        longer = max(1.0, over_bias, float(np.sqrt(needed)))
+        stretch = max(needed / longer, longer)
         a, b = on_one_grid(plane.a * 2.0 ** np.ceil(np.log2(stretch)), longer * b)
         lengths = np.linalg.norm(plane.a), np.linalg.norm(plane.directions[0])
         typical = rms / (lengths[0] * lengths[1])

@@ -68,14 +68,16 @@ class GateAnswers:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAnswers:
-    """Answers to [b_h + a_j; b_h] where the gate of head h alone is open, for all heads but one.
+    """Answers to [b_h + a + s v_j; b_h] where head h's gate alone is open, for all heads but one.
 
     Attributes
     ----------
     base : ndarray (d,)
         The offset a, a power of two times the one of `GateAnswers`.
-    a : ndarray (J, d)
-        Offsets beside it.
+    steps : ndarray (J, d)
+        v_j.
+    share : ndarray (H − 1, J)
+        s, 1 or a power of two below: shorter where a gate would flip.
     b : ndarray (H, d)
         One query token for each head.
     left_out : int
@@ -85,24 +87,34 @@ class OffsetAnswers:
     """
 
     base: Array
-    a: Array
+    steps: Array
+    share: Array
     b: Array
     left_out: int
     y: Array
 
+    @property
+    def asked(self) -> list[int]:
+        """The heads that are asked."""
+        return [h for h in range(len(self.b)) if h != self.left_out]
+
+    def beside(self, layer: LayerMap, vectors: Array) -> Array:
+        """Return M_h s v_j of the heads that are asked, (H − 1, J, m)."""
+        b = self.b[self.asked, None]
+        return np.asarray(layer.beyond(self.y, b) - vectors[self.asked, None])
+
     def spans(self, layer: LayerMap, vectors: Array) -> Array:
         """Return vectors of each head's range: M_h of unit vectors, (H, J + 1, m)."""
-        asked = [h for h in range(len(self.b)) if h != self.left_out]
         along = vectors / np.linalg.norm(self.base)
-        moved, length = self.a - self.base, np.linalg.norm(self.a - self.base, axis=1)
         beside = np.zeros((len(self.b), *self.y.shape[1:]))
-        beside[asked] = layer.beyond(self.y, self.b[asked, None]) - vectors[asked, None]
-        beside[self.left_out] = moved @ layer.heads.T - beside.sum(axis=0)
+        beside[self.asked] = self.beside(layer, vectors) / self.share[..., None]
+        beside[self.left_out] = self.steps @ layer.heads.T - beside.sum(axis=0)
+        length = np.linalg.norm(self.steps, axis=1)
         return np.concatenate([along[:, None], beside / length[:, None]], axis=1)
 
     def directions(self) -> Array:
         """Return the unit vectors that `spans` maps, (J + 1, d)."""
-        rows = np.vstack([self.base, self.a - self.base])
+        rows = np.vstack([self.base, self.steps])
         return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
@@ -193,11 +205,14 @@ class ValueAnswers:
         """Return c and M."""
         return LayerMap.of(self.tokens, self.residual)
 
+    def vectors(self) -> Array:
+        """Return M_h a of the offset that others lie around, (H, m)."""
+        longer = np.linalg.norm(self.offsets.base) / np.linalg.norm(self.gates.a)
+        return np.asarray(longer * self.gates.vectors(self.layer()))
+
     def spans(self) -> Array:
         """Return vectors of each head's range, (H, J + 1, m)."""
-        layer = self.layer()
-        longer = np.linalg.norm(self.offsets.base) / np.linalg.norm(self.gates.a)
-        return self.offsets.spans(layer, longer * self.gates.vectors(layer))
+        return self.offsets.spans(self.layer(), self.vectors())
 
     def solved(self) -> HeadValues:
         """Compute all M_h."""
