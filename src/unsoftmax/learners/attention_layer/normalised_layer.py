@@ -117,10 +117,15 @@ def normalised_steps(
     H = len(heads.values)
     if max_heads is not None and max_heads < H:
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
-    found, asked = yield from _searched(heads, (singles, patterns), rng, tuning)
-    return (
-        yield from concluded(found, asked, frame.noise, checks, earlier, rng=rng, tuning=tuning)
-    )
+    try:
+        found, asked = yield from _searched(heads, (singles, patterns), rng, tuning)
+        noise = frame.noise
+        return (yield from concluded(found, asked, noise, checks, earlier, rng=rng, tuning=tuning))
+    except ModelMismatch as error:
+        if dim > tuning.heads.few:
+            raise
+        # heads may open together along a line, which is all there is room for
+        raise too_few(frame) from error
 
 
 def _searched(
@@ -167,4 +172,4 @@ def _of_heads(
     scores = read_rows(frame, columns, tokens, rows, tuning.scores)
     eps = yield from find_eps(frame, rng, tuning.eps)
     asked = NormalisedRounds(*before, offsets, tokens, keys, rows, eps)
-    return layer_of(heads, (spaces, columns), tokens, scores, eps), asked
+    return layer_of(heads, (spaces, columns), (tokens, scores), eps, tuning), asked

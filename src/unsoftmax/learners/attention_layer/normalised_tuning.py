@@ -26,6 +26,8 @@ class NormalisedSinglesTuning:
     steps: tuple[float, ...] = (2.0**-6, 2.0**-2, 2.0**2, 2.0**6)
     """Lengths of the tokens that c is weighed against: one is within a factor of 4 of |c|, where
     |c| is between 2⁻⁸ and 2⁸."""
+    zero: float = 16.0
+    """The zero token's answer is β but for so many roundoffs where c is 0."""
     least_spread: float = 1e-10
     """A coordinate that moves by a smaller share of the one that moves most is taken for one of
     scale 0."""
@@ -94,7 +96,7 @@ class NormalisedValuesTuning:
     leverage: float = 1e-6
     """An offset whose own share of a subspace misses 1 by less has a flipped gate."""
     rank: float = 100.0
-    """Singular values above so many times the spare ones' are of the subspace."""
+    """Singular values above so many times the spare ones' may be of the subspace."""
     unresolved: float = 1e5
     """Spare singular values that are so many times what noise makes are none: the head is larger
     than its offsets show. 100 times is usual, for gates are not quite as independent as noise."""
@@ -122,10 +124,14 @@ class NormalisedScoresTuning:
     keys: KeyBlockTuning = field(default=KeyBlockTuning(steps=25))
     """How keys are chosen: what more steps gain is less than a factor of 2."""
     rank: float = 100.0
-    """Singular values above so many times the spare ones' are of the column space."""
+    """Singular values above so many times the spare ones' may be of the column space."""
     dense: int = 4
     """Where fewer than 1/4 of the keys can be told apart that complete values would allow, every
     M_h is read as a whole instead."""
+    most_spare: float = 0.03
+    """Spare singular values that are a larger share of the first are none ..."""
+    unresolved: float = 1e10
+    """... nor are those of so many times the answers' noise: all is asked for all tokens."""
     overlap: float = 1e4
     """Value subspaces depend on each other where a singular value is below so many times their
     error."""
@@ -150,6 +156,8 @@ class EpsTuning:
 
     variances: tuple[float, ...] = tuple(10.0**k for k in range(-14, 5, 2))
     """Variances of u at which it is read: eps is a few orders from one of them."""
+    told: float = 16.0
+    """An eps of fewer times what it may be off by is 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from unsoftmax.learners.attention_layer.normalised_one_hot import OneHotTokens
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedValuesTuning
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
+from unsoftmax.measure.normalised import rank_by_gap
 from unsoftmax.probes import Array, Flags, Grid
 
 
@@ -230,5 +231,5 @@ def _space(
     floor = max(float(np.median(s[-tuning.spare + 1 :])), least)
     if floor > tuning.unresolved * least:  # what was taken for noise is signal
         floor = least
-    rank = int(np.sum(s > tuning.rank * floor))
+    rank = rank_by_gap(s, floor, tuning.rank)
     return left[:, :rank], right[:rank], floor / float(s[rank - 1] if rank else 1.0)
