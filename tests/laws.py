@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
+from tests.attention_layers import layer as attention_layer
+from tests.attention_layers import share_of_bounds
 from tests.by_hand import driven
 from tests.heads import several
 from tests.networks import network, within
@@ -201,6 +203,14 @@ def _vector_head(dim: int, width: int) -> Callable[[int], Any]:
         )
 
     return make
+
+
+def _attention_layer(residual: bool) -> Callable[[int], us.AttentionLayer]:
+    return lambda seed: attention_layer(2, 2, 6, seed, residual=residual)
+
+
+def _heads_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    return bool(share_of_bounds(recovery, target) < 1)
 
 
 def _vectors(name: str, learner: Any, target: Any) -> Case:
@@ -435,6 +445,18 @@ CASES = [
         _odd_part_of_softplus,
     ),
     Case(
+        "AttentionLayerLearner",
+        lambda seed: us.learners.AttentionLayerLearner(6, seed=seed),
+        _attention_layer(residual=True),
+        _one_by_one,
+        within=_heads_within_the_bounds,
+    ),
+    Case(
+        "AttentionLayerLearner, half as many keys",
+        lambda seed: us.learners.AttentionLayerLearner(6, profile="fine", seed=seed),
+        _attention_layer(residual=False),
+        _one_by_one,
+        within=_heads_within_the_bounds,
         "AttentionLayerLearner behind a LayerNorm",
         lambda seed: us.learners.AttentionLayerLearner(16, norm="post", seed=seed),
         lambda seed: normalised(2, 4, 16, seed),

@@ -269,7 +269,7 @@ def test_settings_are_checked():
         with pytest.raises(ValueError, match=words):
             Learner(8, **settings)
     with pytest.raises(TypeError, match="max_heads"):
-        Learner(8, max_heads=2.5)
+        Learner(8, max_heads=2.5)  # type: ignore[arg-type]
 
 
 def test_bounds_on_the_numbers_of_a_layer():

@@ -3,7 +3,8 @@
 The softmax of one token is 1, so a layer answers [x] with M x + c, M the sum of all heads' maps
 (and the identity, with a residual connection). Two further tokens, one long and one short, are
 answered by M x + c but for the answers' errors: how much they are off in proportion to an answer,
-and by how much at least. d + 3 queries.
+and by how much at least. Both are asked twice: what neither the format of the answers nor their
+noise explains is no error, but another function. d + 5 queries.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
 
 
@@ -49,6 +50,8 @@ class TokenMapAnswers:
         ρ.
     checked, answers : ndarray (2, d), (2, m)
         The further tokens, and their answers.
+    repeats : ndarray (2, m)
+        Their answers once more.
     """
 
     zero: Array
@@ -56,6 +59,7 @@ class TokenMapAnswers:
     scale: float
     checked: Array
     answers: Array
+    repeats: Array
 
     @staticmethod
     def probes(dim: int, scale: float, rng: np.random.Generator) -> Round:
@@ -66,6 +70,7 @@ class TokenMapAnswers:
         checked = np.array([long, short])[:, None]
         return [
             Sequences(checked, phase="single tokens, errors", purpose="pilot"),
+            Sequences(checked, phase="single tokens, repeats", purpose="pilot"),
             Singles(np.zeros((1, dim)), phase="constant", purpose="data"),
             Singles(UnitVectors(dim), scale, phase="single tokens", purpose="data"),
         ]
@@ -73,8 +78,8 @@ class TokenMapAnswers:
     @classmethod
     def of(cls, asked: Round, answers: list[Array], scale: float) -> TokenMapAnswers:
         """Take the answers to `probes`."""
-        further, zero, units = answers
-        return cls(zero[0], units, scale, asked[0][0:2][:, 0], further)
+        further, repeats, zero, units = answers
+        return cls(zero[0], units, scale, asked[0][0:2][:, 0], further, repeats)
 
     @property
     def constant(self) -> Array:
@@ -88,9 +93,26 @@ class TokenMapAnswers:
 
     def noise(self) -> AnswerNoise:
         """Estimate what answers are off by, from the two further tokens."""
-        missed = self.answers - self.zero - self.checked @ self.map.T
-        long, short = np.linalg.norm(missed, axis=1)
+        long, short = self.missed
         sizes = np.linalg.norm(self.answers, axis=1)
         relative = max(2 * UNIT, float(long / sizes[0]) if sizes[0] else 0.0)
         beyond = float(short - 4 * relative * max(sizes[1], np.linalg.norm(self.zero)))
         return AnswerNoise(relative, beyond if beyond > 0 else 0.0)
+
+    @property
+    def missed(self) -> Array:
+        """By how much both tokens miss M x + c, (2,)."""
+        missed = self.answers - self.zero - self.checked @ self.map.T
+        return np.asarray(np.linalg.norm(missed, axis=1))
+
+    def explained(self) -> Array:
+        """How much both may miss it by the answers' format and by what changes between two askings.
+
+        Rounding inside the target adds up over the d products of M x.
+        """
+        precision = Precision.of_format([self.answers, self.zero])
+        size = np.linalg.norm(self.checked, axis=1) * np.linalg.norm(self.map)
+        size = (size + np.linalg.norm(self.zero)) / np.sqrt(self.answers.shape[1])
+        error = precision.error(size[:, None], self.answers)
+        noise = np.linalg.norm(self.answers - self.repeats, axis=1)
+        return np.asarray(np.linalg.norm(error, axis=1) + noise.max())

@@ -216,12 +216,18 @@ class AttentionLayerLearner(Configured):
         asked = TokenMapAnswers.probes(int(self.dim), scale, rng)
         tokens = TokenMapAnswers.of(asked, (yield asked), scale)
         noise = tokens.noise()
+        if np.any(tokens.missed > self.tuning.unexplained * tokens.explained()):
+            raise ModelMismatch(
+                "Single tokens are answered by no affine map: one misses it by "
+                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
+                f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
+                "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
+            )
         if noise.relative > self.tuning.affine:
             raise ModelMismatch(
-                "Single tokens are answered by no affine map: one is missed by "
-                f"{noise.relative:.1e} of its answer. A normalisation stands behind the layer or "
-                "before it (LayerNorm, RMSNorm), or a nonlinearity; or answers are too coarse to "
-                "recover a layer."
+                f"Answers are off by {noise.relative:.1e} of their size, as single tokens show it: "
+                "they are too coarse or too noisy to recover a layer from, or the target is no "
+                "affine map of single tokens."
             )
         return tokens
 
@@ -233,8 +239,8 @@ class AttentionLayerLearner(Configured):
         most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
         if not most:
             raise NotIdentifiable(
-                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not show "
-                "their weights at once: MultiHeadLearner learns them from one output.",
+                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
+                "show their weights at once: MultiHeadLearner learns them from one output.",
                 determined={},
             )
         return max(1, most // share)

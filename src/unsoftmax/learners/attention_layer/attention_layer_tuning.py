@@ -46,6 +46,9 @@ class AttentionLayerTuning:
     # single tokens
     token_scale: float = 2.0**10
     """Length of the single tokens that read M: long beside a constant c."""
+    unexplained: float = 100.0
+    """How many times what format and noise of the answers explain single tokens may miss an affine
+    map by: float32 inside the target, several products deep, is 5 times that."""
     affine: float = 1e-3
     """Largest share of an answer that single tokens may miss an affine map by. Coarser answers
     recover nothing: rounding to 4 decimals of numbers of 1 is 3e-5, a LayerNorm 1."""
@@ -109,7 +112,7 @@ class AttentionLayerTuning:
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     offset_rounds: int = 6
     """Rounds of offsets at most, each twice as many, until every rank is below their number."""
-    independent: float = 2.0
+    independent: float = 1.0
     """Largest error of maps, by the worst case of the ranges' errors and their condition, that is
     accepted; beyond it every map is read in all directions. Measured errors are 1e-3 of it."""
     alone: float = 1e-8

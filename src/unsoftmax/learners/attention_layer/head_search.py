@@ -98,7 +98,7 @@ class HeadSearch:
         noise = self.tuning.rank_noise * float(np.max(self.noise.of(y)))
         share = self.tuning.rank_share * float(singular[0])
         rank = int(np.count_nonzero(singular > max(noise, share)))
-        if not rank:
+        if not rank or np.max(np.linalg.norm(z, axis=1)) <= max(noise, share):
             raise NotIdentifiable(
                 "No answer depends on other tokens than the last: no head is seen, so no W is "
                 "determined. The target is an affine map of the last token, or constant.",

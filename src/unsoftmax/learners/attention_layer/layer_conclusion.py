@@ -17,9 +17,9 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
-from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer
+from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import mean_shift, softmax, token_scores
 from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.protocol import Certificate, Found, Steps
@@ -153,12 +153,13 @@ class LayerConclusion:
         far = [self.found.distances(one) for one in self.samples]
         largest = {name: max(one[name] for one in far) for name in far[0]}
         sizes = {
-            "c": float(np.linalg.norm(model.c)),
+            # terms of a token's size may cancel in c
+            "c": float(np.linalg.norm(model.c)) + self._gain(),
             "M": max(float(np.linalg.norm(V)) for V in self.found.values.V),
             "W": max(float(np.linalg.norm(R[:, :-1])) for R in self.found.scores.R),
             "w": max(float(np.linalg.norm(R[:, -1])) for R in self.found.scores.R),
         }
-        rounding = self.tuning.roundoffs * UNIT
+        rounding = max(self.tuning.roundoffs * UNIT, self.noise.relative)
         return {
             name: self.tuning.safety * largest[name] + rounding * sizes[name] for name in largest
         }

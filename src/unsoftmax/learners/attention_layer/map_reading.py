@@ -163,7 +163,7 @@ class MapReading:
             if rank < len(spans[h]):
                 left = np.linalg.svd(spans[h], full_matrices=False)[0][1:, :rank]
                 found[k] = 1 - np.sum(left**2, axis=1) < self.tuning.alone
-        return found & (found.mean(axis=1, keepdims=True) <= self.tuning.most_flipped)
+        return np.asarray(found & (found.mean(axis=1, keepdims=True) <= self.tuning.most_flipped))
 
     def _map_noise(self, step: float) -> float:
         """Return what errors may make of a singular value of maps, read with such a step."""

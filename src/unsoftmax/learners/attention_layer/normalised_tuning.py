@@ -77,7 +77,7 @@ class OneHotTuning:
     """Query tokens are combinations of so many. More: shorter ones, more queries."""
     pilots: tuple[float, ...] = tuple(2.0**k for k in (8, 6, 4, 2, 0, -2, -4, -6, -8, -10))
     """Lengths at which gates are looked at."""
-    open: float = 0.01
+    least_gate: float = 0.01
     """A gate between this and 1 less it tells its logit."""
     largest_share: float = 0.5
     """Offsets differ from the first by at most so much of it."""
