@@ -457,6 +457,8 @@ CASES = [
         _attention_layer(residual=False),
         _one_by_one,
         within=_heads_within_the_bounds,
+    ),
+    Case(
         "AttentionLayerLearner behind a LayerNorm",
         lambda seed: us.learners.AttentionLayerLearner(16, norm="post", seed=seed),
         lambda seed: normalised(2, 4, 16, seed),
