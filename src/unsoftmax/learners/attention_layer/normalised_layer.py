@@ -112,6 +112,7 @@ def normalised_steps(
     earlier = yield from fresh_answers(first)
     singles = yield from ask_singles(dim, rng, tuning.singles)
     frame = read_singles(singles, tuning.singles)
+    tuning = tuning.beside(frame.noise)
     patterns = yield from find_heads(frame, rng, tuning.heads)
     heads = read_heads(frame, patterns, tuning.heads)
     H = len(heads.values)

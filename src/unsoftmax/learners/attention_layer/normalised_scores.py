@@ -63,7 +63,7 @@ def find_lengths(
 
     Half the difference of their logits is the score without a bias, half the sum the bias.
     """
-    d, n = frame.dim, values.keys()
+    d, n = frame.dim, values.keys(tuning.share)
     lengths = KeyLengths.at(one_hot.slope, one_hot.bias, tuning)
     rows = np.linalg.qr(rng.standard_normal((d, n)))[0].T
     for _ in range(tuning.shorter):
@@ -161,7 +161,7 @@ def find_columns(
     """Ask all keys for the first tokens, and for more where column spaces stay open."""
     d = frame.dim
     values = open_values(frame, spaces, tuning)
-    n = values.keys()
+    n = values.keys(tuning.share)
     aims = KeyAims(values.frames(), [np.eye(d)])
     blocks = tuple(map(tokens.keys, chosen_keys(aims, -(-d // n), n, rng, tuning.keys)))
     most = max(base.shape[1] for base in spaces.bases)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
@@ -93,6 +93,8 @@ class NormalisedValuesTuning:
 
     spare: int = 4
     """Offsets beyond a basis: they show ranks, and gates that flipped."""
+    further: int = 0
+    """Offsets beyond those."""
     leverage: float = 1e-6
     """An offset whose own share of a subspace misses 1 by less has a flipped gate."""
     rank: float = 100.0
@@ -117,6 +119,9 @@ class NormalisedScoresTuning:
     """The same of what query biases add."""
     longer: float = 16.0
     """Keys are at most so many times as long as query tokens."""
+    share: int = 1
+    """One in so many of the keys that can be told apart is asked; with more than 1, all blocks with
+    all query tokens."""
     shorter: int = 6
     """Lengths tried: each half of the one before."""
     pilot_weight: float = 1e-6
@@ -134,7 +139,9 @@ class NormalisedScoresTuning:
     """... nor are those of so many times the answers' noise: all is asked for all tokens."""
     overlap: float = 1e4
     """Value subspaces depend on each other where a singular value is below so many times their
-    error."""
+    error ..."""
+    most_overlap: float = 1e-3
+    """... and below this."""
     blocks: int = 12
     """Key blocks of the rows, at most: tokens of one block lack the same directions, and an
     additional token tells one number of each block."""
@@ -182,7 +189,7 @@ class NormalisedConclusionTuning:
     """Their logits' rms, in turn."""
     most: float = 1e-4
     """Answers missed by a larger share refuse the layer, whatever the bounds allow."""
-    most_noisy: float = 1e-2
+    most_noisy: float = 5e-2
     """The same where answers are noisy ..."""
     amplified: float = 1e7
     """... and no more than so many times their noise."""
@@ -194,6 +201,15 @@ class NormalisedConclusionTuning:
 class NormalisedTuning:
     """Knobs of the recovery of a layer behind a LayerNorm, by step."""
 
+    coarse: float = 1e-11
+    """Answers that are further off, relative to the scale, are coarse, such as float32's."""
+    coarse_values: NormalisedValuesTuning = field(default=NormalisedValuesTuning(further=34))
+    """More offsets: errors of the subspaces are those of all later steps."""
+    coarse_scores: NormalisedScoresTuning = field(
+        default=NormalisedScoresTuning(share=2, rank=3.0, spare=6)
+    )
+    """Half as many keys: weights' errors fall by more than the root of it. Spare singular values
+    are nearer to those of the heads."""
     tries: int = 3
     """Searches for values and scores, each with other tokens: one fails by chance in 50 small
     layers, where gates or weights happen to be extreme."""
@@ -204,3 +220,9 @@ class NormalisedTuning:
     scores: NormalisedScoresTuning = field(default=NormalisedScoresTuning())
     eps: EpsTuning = field(default=EpsTuning())
     conclusion: NormalisedConclusionTuning = field(default=NormalisedConclusionTuning())
+
+    def beside(self, noise: float) -> NormalisedTuning:
+        """Return the knobs for answers that are off by so much, relative to the scale."""
+        if noise <= self.coarse:
+            return self
+        return replace(self, values=self.coarse_values, scores=self.coarse_scores)
