@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import unsoftmax as us
@@ -9,7 +11,9 @@ from tests.attention_layers import built, factors, matched
 from unsoftmax.cli import minilm
 
 
-def normalised(heads, rank, dim, seed=0, **settings):
+def normalised(
+    heads: int, rank: int, dim: int, seed: int = 0, **settings: Any
+) -> us.AttentionLayer:
     """Draw a layer with a residual, a LayerNorm behind it."""
     return behind(built(factors(heads, rank, dim, seed)), seed, **settings)
 

@@ -42,7 +42,7 @@ def test_random_layers_are_recovered_within_their_certificates(shape, trials, ev
     seeds = trials(1 if shape[2] == 128 else 3, 60 if shape[2] == 128 else 320)
     worst, shares, counts = np.zeros(3), [], []
     for seed in range(seeds):
-        target = normalised(*shape, seed=seed)
+        target = normalised(*shape, seed)
         recovery = learned(target, shape[2], seed)
         counts.append(recovery.queries - CHECKS)
         shares.append(share_behind(recovery, target))

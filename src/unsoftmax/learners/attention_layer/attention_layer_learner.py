@@ -179,7 +179,12 @@ class AttentionLayerLearner(Configured):
         ):
             return (
                 yield from normalised_steps(
-                    int(self.dim), self.seed, checks, self.max_heads, self.tuning.normalised
+                    int(self.dim),
+                    self.seed,
+                    checks,
+                    tuning=self.tuning.normalised,
+                    max_heads=self.max_heads,
+                    profile=self.profile,
                 )
             )
         rng, tuning = np.random.default_rng(self.seed), self.tuning

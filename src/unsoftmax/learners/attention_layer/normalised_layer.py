@@ -96,7 +96,13 @@ def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> Norma
 
 
 def normalised_steps(
-    dim: int, seed: int, checks: int, max_heads: int | None, tuning: NormalisedTuning
+    dim: int,
+    seed: int,
+    checks: int,
+    *,
+    tuning: NormalisedTuning,
+    max_heads: int | None = None,
+    profile: str = "auto",
 ) -> Asking[Found[AttentionLayer]]:
     """Recover a layer behind a LayerNorm, of no more than ``max_heads`` heads where that is given.
 
@@ -112,7 +118,7 @@ def normalised_steps(
     earlier = yield from fresh_answers(first)
     singles = yield from ask_singles(dim, rng, tuning.singles)
     frame = read_singles(singles, tuning.singles)
-    tuning = tuning.beside(frame.noise)
+    tuning = tuning.beside(frame.noise, profile)
     patterns = yield from find_heads(frame, rng, tuning.heads)
     heads = read_heads(frame, patterns, tuning.heads)
     H = len(heads.values)

@@ -1,10 +1,12 @@
 """Step 6 behind a LayerNorm: the scores of all other query tokens, one query each and a few more.
 
-Where a token is not asked with several blocks (`RowRound.whole`), which coarse answers need, it is
-asked once. With the values known one sequence has n = ⌊(d − 2)/H⌋ keys. The column space Kt_h has r_h ≥ n
+With the values known one sequence has n = ⌊(d − 2)/H⌋ keys. The column space Kt_h has r_h ≥ n
 directions, so a block of keys A leaves x = Kt_hᵀA_h b̃ open in r_h − n: x = x0 + N t, N the null
 space of AᵀKt_h. Additional tokens, affine combinations Σ_j c_j b̃_j of all tokens beside other
 blocks, make one linear system of the t's. Its condition is known before anything is asked.
+
+Coarse answers do not bear that: with them, or where it is cheaper, every token is asked with
+⌈r_h/n⌉ blocks instead (`RowRound.whole`).
 """
 
 from __future__ import annotations

@@ -189,8 +189,8 @@ class NormalisedConclusionTuning:
     """Their logits' rms, in turn."""
     most: float = 1e-4
     """Answers missed by a larger share refuse the layer, whatever the bounds allow."""
-    most_noisy: float = 5e-2
-    """The same where answers are noisy ..."""
+    most_noisy: float = 0.2
+    """The same where answers are noisy: at logits of 30 small errors of W_h weigh ..."""
     amplified: float = 1e7
     """... and no more than so many times their noise."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
@@ -203,13 +203,15 @@ class NormalisedTuning:
 
     coarse: float = 1e-11
     """Answers that are further off, relative to the scale, are coarse, such as float32's."""
-    coarse_values: NormalisedValuesTuning = field(default=NormalisedValuesTuning(further=34))
+    coarse_values: NormalisedValuesTuning = field(default=NormalisedValuesTuning(further=28))
     """More offsets: errors of the subspaces are those of all later steps."""
     coarse_scores: NormalisedScoresTuning = field(
         default=NormalisedScoresTuning(share=2, rank=3.0, spare=6)
     )
     """Half as many keys: weights' errors fall by more than the root of it. Spare singular values
     are nearer to those of the heads."""
+    finest: int = 3
+    """Times as many offsets, and as few keys in a sequence, for the profile "finest"."""
     tries: int = 3
     """Searches for values and scores, each with other tokens: one fails by chance in 50 small
     layers, where gates or weights happen to be extreme."""
@@ -221,8 +223,15 @@ class NormalisedTuning:
     eps: EpsTuning = field(default=EpsTuning())
     conclusion: NormalisedConclusionTuning = field(default=NormalisedConclusionTuning())
 
-    def beside(self, noise: float) -> NormalisedTuning:
-        """Return the knobs for answers that are off by so much, relative to the scale."""
-        if noise <= self.coarse:
+    def beside(self, noise: float, profile: str) -> NormalisedTuning:
+        """Return the knobs for answers that are off by so much, relative to the scale.
+
+        A profile, one of `AttentionLayerLearner`, may decide instead.
+        """
+        if profile == "lean" or (profile == "auto" and noise <= self.coarse):
             return self
-        return replace(self, values=self.coarse_values, scores=self.coarse_scores)
+        values, scores = self.coarse_values, self.coarse_scores
+        if profile == "finest":
+            values = replace(values, further=self.finest * (1 + values.further))
+            scores = replace(scores, share=self.finest * scores.share)
+        return replace(self, values=values, scores=scores)
