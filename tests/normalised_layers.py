@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import unsoftmax as us
@@ -11,9 +9,7 @@ from tests.attention_layers import built, factors, matched
 from unsoftmax.cli import minilm
 
 
-def normalised(
-    heads: int, rank: int, dim: int, seed: int = 0, **settings: Any
-) -> us.AttentionLayer:
+def normalised(heads, rank, dim, seed=0, **settings):
     """Draw a layer with a residual, a LayerNorm behind it."""
     return behind(built(factors(heads, rank, dim, seed)), seed, **settings)
 

@@ -206,10 +206,11 @@ class NormalisedTuning:
     coarse_values: NormalisedValuesTuning = field(default=NormalisedValuesTuning(further=28))
     """More offsets: errors of the subspaces are those of all later steps."""
     coarse_scores: NormalisedScoresTuning = field(
-        default=NormalisedScoresTuning(share=2, rank=3.0, spare=6)
+        default=NormalisedScoresTuning(share=2, logit=0.6, bias=0.3, rank=3.0, spare=6)
     )
-    """Half as many keys: weights' errors fall by more than the root of it. Spare singular values
-    are nearer to those of the heads."""
+    """Half as many keys: weights' errors fall by more than the root of it. Logits
+    are smaller, since the least weight is read from as coarse answers. Spare singular values are
+    nearer to those of the heads."""
     finest: int = 3
     """Times as many offsets, and as few keys in a sequence, for the profile "finest"."""
     tries: int = 3

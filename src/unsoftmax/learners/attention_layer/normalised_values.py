@@ -229,7 +229,8 @@ def _space(
     left, s, right = np.linalg.svd(vectors, full_matrices=False)
     least = noise * np.sqrt(len(vectors))
     floor = max(float(np.median(s[-tuning.spare + 1 :])), least)
-    if floor > tuning.unresolved * least:  # what was taken for noise is signal
+    # a head may fill all dimensions, or more than its offsets show: then none of these is noise
+    if vectors.shape[1] > len(vectors) or floor > tuning.unresolved * least:
         floor = least
     rank = rank_by_gap(s, floor, tuning.rank)
     return left[:, :rank], right[:rank], floor / float(s[rank - 1] if rank else 1.0)
