@@ -66,7 +66,7 @@ def test_random_layers_are_recovered_within_their_certificates(shape, trials, ev
 
 
 class ServedInFloat32:
-    """A layer behind a norm as libraries compute it: projections, scores, values, all in float32."""
+    """A layer behind a norm as libraries compute it: projections, scores, values, in float32."""
 
     def __init__(self, target):
         factors = [[head.arrays()[name] for name in "OVKQw"] for head in target.heads]
@@ -310,8 +310,7 @@ def test_impostors_are_refused(trials, evidence):
             learner = us.learners.AttentionLayerLearner(16, norm="post", seed=seed)
             try:
                 us.learn(lambda X, target=target: target(X), learner)
-            except (us.ModelMismatch, us.NotIdentifiable) as error:
-                assert str(error)
+            except (us.ModelMismatch, us.NotIdentifiable):
                 refused += 1
             else:
                 presented.append((name, seed))
