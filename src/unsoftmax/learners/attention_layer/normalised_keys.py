@@ -79,11 +79,11 @@ class NormalisedValues:
     """Errors of weights span no more orders of magnitude than this, for the choice of keys."""
 
     def keys(self, share: int = 1) -> int:
-        """Return how many keys one sequence may have; a share of it, 1 at least."""
+        """Return how many keys one sequence may have; a share of it, 2 at least where they may."""
         H, k, smallest = len(self.bases), self.open, min(map(len, self.values))
         numbers = len(self.bases[0]) - 1
         most = int(min((min(numbers, self.rank) - (H - 1) * k) // H, smallest - k))
-        return max(most // share, 1) if most > 0 else most
+        return max(most // share, min(2, most))
 
     def most_keys(self) -> int:
         """Return how many it would be if all values were known."""

@@ -48,6 +48,7 @@ from unsoftmax.learners.attention_layer.normalised_scores import (
 )
 from unsoftmax.learners.attention_layer.normalised_singles import (
     SingleRound,
+    ask_more_singles,
     ask_singles,
     read_singles,
 )
@@ -120,6 +121,9 @@ def normalised_steps(
     singles = yield from ask_singles(dim, rng, tuning.singles)
     frame = read_singles(singles, tuning.singles)
     tuning = tuning.beside(frame.noise, profile)
+    if tuning.polish.asked:
+        singles = yield from ask_more_singles(singles, rng, tuning.singles)
+        frame = read_singles(singles, tuning.singles)
     patterns = yield from find_heads(frame, rng, tuning.heads)
     heads = read_heads(frame, patterns, tuning.heads)
     H = len(heads.values)

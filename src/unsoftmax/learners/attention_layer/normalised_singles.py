@@ -30,6 +30,7 @@ class SingleRound:
     """What was asked, and its answers (fields that begin with y)."""
 
     signs: Array
+    """ξ, of entries ±1; the first have been asked with their negatives."""
     check: Array
     y_units: Array
     y_signs: Array
@@ -132,6 +133,25 @@ def ask_singles(
     return SingleRound(signs, check[0], *y)
 
 
+def ask_more_singles(
+    asked: SingleRound, rng: np.random.Generator, tuning: NormalisedSinglesTuning
+) -> Asking[SingleRound]:
+    """Ask more pairs ±ξ, where answers are coarse: β and the columns' lengths average over them."""
+    phase = "single tokens"
+    signs = np.where(rng.standard_normal((tuning.pairs, len(asked.check))) < 0, -1.0, 1.0)
+    plus, minus = yield [
+        Singles(signs, tuning.far, phase=phase, purpose="data"),
+        Singles(-signs, tuning.far, phase=phase, purpose="data"),
+    ]
+    # tokens with a negative come first
+    return replace(
+        asked,
+        signs=np.vstack([asked.signs[:1], signs, asked.signs[1:]]),
+        y_signs=np.vstack([asked.y_signs[:1], plus, asked.y_signs[1:]]),
+        y_minus=np.vstack([asked.y_minus, minus]),
+    )
+
+
 def read_singles(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormalisedFrame:
     """Read β, g up to its sign, and s P_w[I + M, c].
 
@@ -169,7 +189,8 @@ def _read_norm(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormedAns
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(tuning.far):
         raise ModelMismatch("Answers grow with single tokens: there is no norm behind the layer.")
-    shift = (asked.y_signs[0] + asked.y_minus[0]) / 2
+    pairs = asked.y_signs[: len(asked.y_minus)] + asked.y_minus
+    shift = np.mean(pairs, axis=0) / 2
     spread = spreads(far - shift)
     size = np.maximum(np.abs(shift), spread)
     still = spread <= np.maximum(tuning.least_spread * spread.max(), UNIT * size / tuning.gap)

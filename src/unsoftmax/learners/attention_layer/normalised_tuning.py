@@ -19,6 +19,8 @@ class NormalisedSinglesTuning:
     drawn: int = 32
     """Two tokens ξ with entries ±1 are asked: d − 2 more equations than there are columns. So many
     are drawn for the second, which is nearly orthogonal to the first."""
+    pairs: int = 7
+    """Pairs ±ξ asked beside them where answers are coarse."""
     mixed: int = 2
     """Sequences of two tokens. They tell γ too: where I + M is singular, single tokens do not."""
     mixed_length: float = 2.0**40
@@ -93,8 +95,6 @@ class NormalisedValuesTuning:
 
     spare: int = 4
     """Offsets beyond a basis: they show ranks, and gates that flipped."""
-    further: int = 0
-    """Offsets beyond those."""
     leverage: float = 1e-6
     """An offset whose own share of a subspace misses 1 by less has a flipped gate."""
     rank: float = 100.0
@@ -218,16 +218,14 @@ class NormalisedTuning:
 
     coarse: float = 1e-11
     """Answers that are further off, relative to the scale, are coarse, such as float32's."""
-    coarse_values: NormalisedValuesTuning = field(default=NormalisedValuesTuning(further=28))
-    """More offsets: errors of the subspaces are those of all later steps."""
     coarse_scores: NormalisedScoresTuning = field(
-        default=NormalisedScoresTuning(share=2, logit=0.6, bias=0.3, rank=3.0, spare=6)
+        default=NormalisedScoresTuning(share=2, logit=0.6, bias=0.3, rank=3.0)
     )
     """Half as many keys: weights' errors fall by more than the root of it. Logits
     are smaller, since the least weight is read from as coarse answers. Spare singular values are
     nearer to those of the heads."""
     finest: int = 3
-    """Times as many offsets, and as few keys in a sequence, for the profile "finest"."""
+    """Times fewer keys in a sequence for the profile "finest"."""
     tries: int = 3
     """Searches for values and scores, each with other tokens: one fails by chance in 50 small
     layers, where gates or weights happen to be extreme."""
@@ -247,9 +245,7 @@ class NormalisedTuning:
         """
         if profile == "lean" or (profile == "auto" and noise <= self.coarse):
             return self
-        values, scores = self.coarse_values, self.coarse_scores
+        scores = self.coarse_scores
         if profile == "finest":
-            values = replace(values, further=self.finest * (1 + values.further))
             scores = replace(scores, share=self.finest * scores.share)
-        polish = replace(self.polish, asked=True)
-        return replace(self, values=values, scores=scores, polish=polish)
+        return replace(self, scores=scores, polish=replace(self.polish, asked=True))

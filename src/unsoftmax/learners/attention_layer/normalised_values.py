@@ -84,7 +84,7 @@ def find_values(
     H, d = len(heads.values), heads.frame.dim
     s = np.linalg.svd(heads.frame.values, compute_uv=False)
     rank = int(np.sum(s > tuning.rank * heads.frame.noise * np.sqrt(d) * s[0]))
-    count = -(-(rank + 1) // H) - 1 + tuning.spare + tuning.further
+    count = -(-(rank + 1) // H) - 1 + tuning.spare
     asked = OffsetRound(np.zeros((0, d)), one_hot.tokens, np.zeros((H, 0, d)))
     failure: ModelMismatch | None = None
     for _ in range(tuning.rounds):
