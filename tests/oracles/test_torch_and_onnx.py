@@ -151,3 +151,30 @@ def test_onnx_files_that_cannot_be_asked(onnx_file, tmp_path):
         us.oracles.from_onnx(onnx_file, output="Z")
     whole = exported(tmp_path / "int.onnx", (4, 2, 4), torch.float16)
     assert us.oracles.from_onnx(whole)(np.ones((2, 2, 4))).shape == (2, 3)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_layer_goes_into_torch_s_own_encoder_and_comes_out_of_it(norm_first):
+    torch.manual_seed(0)
+    block = torch.nn.TransformerEncoderLayer(12, 3, 16, batch_first=True, norm_first=norm_first,
+                                             dtype=torch.float64).eval()  # fmt: skip
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter)
+
+    def sub_layer(X):
+        X = torch.from_numpy(X)
+        seen = block.norm1(X) if norm_first else X
+        y = X + block.self_attn(seen, seen, seen, need_weights=False)[0]
+        return (y if norm_first else block.norm1(y)).detach().numpy()[:, -1]
+
+    state = block.state_dict()
+    found = us.find_projections(state, "self_attn", eps=1e-5, before=norm_first)
+    layer = us.from_projections(**found, heads=3)
+    X = np.random.default_rng(0).standard_normal((6, 5, 12))
+    np.testing.assert_allclose(layer(X), sub_layer(X), rtol=1e-10, atol=1e-10)
+
+    arrays = us.to_projections(us.canonical(layer), names="torch", prefix="self_attn")
+    for parameter in (*block.self_attn.parameters(), *block.norm1.parameters()):
+        torch.nn.init.zeros_(parameter)
+    block.load_state_dict({**block.state_dict(), **{n: torch.tensor(x) for n, x in arrays.items()}})
+    np.testing.assert_allclose(sub_layer(X), layer(X), rtol=1e-9, atol=1e-9)

@@ -431,6 +431,13 @@ def test_with_a_larger_budget_a_ledger_goes_on(H, tmp_path):
     assert (few.verdict, few.tensor) == ("different", None)
 
 
+def test_weights_of_a_class_that_is_not_known_are_refused_in_a_sentence(tmp_path):
+    us.AttentionLayer([], [1.0, 2.0]).save(tmp_path / "layer.safetensors")
+    done = run(tmp_path, "verify", "layer.safetensors", "--weights", "layer.safetensors")
+    assert done.returncode == 2
+    assert "verify does not know AttentionLayers: recover the target" in done.stderr
+
+
 def test_wrong_arguments_are_sentences():
     model = several(2, 8, 0)
     with pytest.raises(TypeError, match="model must be one of SingleHead"):

@@ -28,7 +28,7 @@ def on_one_grid(*tokens: Array, spare: int = 4) -> tuple[Array, ...]:
     --------
     >>> a, b = on_one_grid(np.array([np.pi * 1024]), np.array([np.e]))
     >>> float(a[0]), float(b[0]), bool(np.float32(a[0] + b[0]) == a[0] + b[0])
-    (3216.98828125, 2.71875, True)
+    (3216.9921875, 2.71875, True)
     """
     largest = max((float(np.max(np.abs(part), initial=0.0)) for part in tokens), default=0.0)
     if not largest:

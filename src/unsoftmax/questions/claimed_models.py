@@ -258,6 +258,11 @@ def claim_of(model: object, errors: Mapping[str, float] | None = None) -> Claim:
     raise TypeError(f"model must be one of {known}; it is {type(model).__name__}.")
 
 
+def can_be_claimed(model: object) -> bool:
+    """Tell whether `claim_of` knows the class of a model."""
+    return isinstance(model, tuple(CLAIMS))
+
+
 CLAIMS: Mapping[type, type] = {
     SingleHead: ServedHeads,
     MultiHead: ServedHeads,

@@ -3,7 +3,7 @@
 Target o(X) = c + Σ_h M_h Σ_i softmax_i(x_i·(W_h x_N + w_h)) x_i, plus x_N with a residual
 connection; M_h = W_o^h W_v^h, [W_h w_h] = K_hᵀ[Q_h b_q,h]/√d_h. An answer has m numbers, so d + Σ_h
 (rank M_h (d + m − rank) + rank A_h (2d + 1 − rank)) unknowns take that many over m queries at
-least: 1,474 for MiniLM's layers, which take 1,624 to 1,634. No paper that we know of has it.
+least: 1,474 for MiniLM's layers, which take 1,626 to 1,643. No paper that we know of has it.
 
 The mathematics, with z = o − c − M b:
 
@@ -36,7 +36,7 @@ from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, Ope
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading
-from unsoftmax.learners.attention_layer.value_answers import HeadValues, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking, limited
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
@@ -84,8 +84,8 @@ class AttentionLayerLearner(Configured):
     -----
     *Queries*, for H heads of rank r and blocks of n keys, H·r ≤ d: about
     d + 76 + (H − 1)(r + 3) + (r + 4)⌈d/n⌉ + (d − r − 3)⌈r/n⌉ and up to 40 more, with n = r for
-    exact answers and r/2 behind float32, and H·r more there: 1,624 to 1,634 for twelve heads of 32
-    at d = 384, which have 1,474·d numbers, and 2,800 to 3,000 behind float32. Where ranges of
+    exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
+    at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
     values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
     place.
     *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
@@ -218,13 +218,11 @@ class AttentionLayerLearner(Configured):
         n = self._keys(values, noise.relative, effort.share)
         typical = float(opening.typical.max()), float(opening.bias.max())
 
-        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadValues]:
+        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
             other = maps.with_errors(noise, rng)
             return other.layer(), other.solved()
 
-        reading = ScoreReading(
-            layer, values, noise, n, effort.logits, typical, redrawn, rng, tuning
-        )
+        reading = ScoreReading(layer, values, noise, n, effort, typical, redrawn, rng, tuning)
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
             answers = yield from self._polished(answers, reading, opening)
@@ -254,7 +252,7 @@ class AttentionLayerLearner(Configured):
             )
         return tokens
 
-    def _keys(self, values: HeadValues, noise: float, share: int) -> int:
+    def _keys(self, values: HeadMaps, noise: float, share: int) -> int:
         """Choose how many keys a query has."""
         H = len(values.ranks)
         singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)

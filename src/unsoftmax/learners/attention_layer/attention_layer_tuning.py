@@ -21,9 +21,11 @@ class Effort(NamedTuple):
     whole: bool
     """Whether maps are read in all directions."""
     logits: float
-    """Root mean square of the logits that W b gives keys, in the head where they are largest.
-    Errors of a logit are those of its weight over the weight: for exact answers, whose errors are
-    largest beside small weights, smaller logits are better; for coarse ones the signal counts."""
+    """Root mean square of the logits that W b gives keys, in the median head. Errors of a logit
+    are those of its weight over the weight, so small weights spoil what is solved from them: with
+    three times as much errors of W are three times as large. With less the signal fades."""
+    strongest: float
+    """The same, at most, in the head where they are largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,11 @@ class AttentionLayerTuning:
     """Knobs of `AttentionLayerLearner`, by stage."""
 
     # profiles
-    lean: Effort = field(default=Effort(1, False, False, 0.4))
+    lean: Effort = field(default=Effort(1, False, False, 0.2, 0.4))
     """As few queries as possible: the joint least squares problem is square."""
-    fine: Effort = field(default=Effort(2, True, False, 1.0))
+    fine: Effort = field(default=Effort(2, True, False, 0.25, 1.0))
     """Half as many keys: their weights are overdetermined, and larger."""
-    finest: Effort = field(default=Effort(4, False, True, 1.0))
+    finest: Effort = field(default=Effort(4, False, True, 0.25, 1.0))
     """A quarter, and no range whose errors the others amplify."""
     exact: float = 1e-12
     """Noise up to which "auto" is lean: between float64's 1e-15 and float32's 1e-7."""

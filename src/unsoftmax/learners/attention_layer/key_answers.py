@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from unsoftmax.learners.attention_layer.value_answers import HeadValues, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Indices
 
@@ -43,7 +43,7 @@ class Weights:
         return np.where(np.isfinite(logits), logits, np.nan)
 
 
-def decoded(values: HeadValues, keys: Array, z: Array) -> Weights:
+def decoded(values: HeadMaps, keys: Array, z: Array) -> Weights:
     """Solve for the weights of keys (n, d) in what they add to answers, z (Q, m)."""
     H, n = len(values.U), len(keys)
     Q, R = np.linalg.qr(values.through(keys).reshape(-1, H * n))
@@ -73,7 +73,7 @@ class KeyAnswers:
     scale: Array
     y: Array
 
-    def weights(self, layer: LayerMap, values: HeadValues) -> list[tuple[Indices, Weights]]:
+    def weights(self, layer: LayerMap, values: HeadMaps) -> list[tuple[Indices, Weights]]:
         """Decode every answer, block by block."""
         z = layer.beyond(self.y, self.tokens[self.token]) / self.scale[:, None]
         found = []
@@ -83,7 +83,7 @@ class KeyAnswers:
                 found.append((asked, decoded(values, keys, z[asked])))
         return found
 
-    def scores(self, layer: LayerMap, values: HeadValues) -> Array:
+    def scores(self, layer: LayerMap, values: HeadMaps) -> Array:
         """Return a_i·(W_h b + w_h) of all that was asked: (T, H, blocks·n), NaN elsewhere."""
         blocks, n, _ = self.keys.shape
         scores = np.full((len(self.tokens), len(values.U), blocks, n), np.nan)

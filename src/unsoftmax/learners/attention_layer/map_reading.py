@@ -19,7 +19,7 @@ from unsoftmax.learners.attention_layer.offset_questions import asked_beside, as
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningTokens
 from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
-    HeadValues,
+    HeadMaps,
     LayerMap,
     OffsetAnswers,
     ValueAnswers,
@@ -213,7 +213,7 @@ class MapReading:
         rounded = on_one_grid(a, b)
         return rounded[0], rounded[1]
 
-    def _errors(self, values: HeadValues) -> float:
+    def _errors(self, values: HeadMaps) -> float:
         """Return what the maps may be off by, per length of a token."""
         U = np.concatenate(list(values.U), axis=1)
         condition = 1.0 if self.whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])

@@ -17,7 +17,7 @@ from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionL
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.offset_questions import asked_in_pairs
 from unsoftmax.learners.attention_layer.value_answers import (
-    HeadValues,
+    HeadMaps,
     LayerMap,
     SaturatedAnswers,
 )
@@ -32,7 +32,7 @@ class RangePolish:
     """What ranges are read again with."""
 
     layer: LayerMap
-    values: HeadValues
+    values: HeadMaps
     scores: HeadScores
     length: float
     """Of offsets."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
-from unsoftmax.learners.attention_layer.value_answers import HeadValues, LayerMap, ValueAnswers
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer, LayerHead
 from unsoftmax.probes import Array
@@ -24,7 +24,7 @@ class RecoveredLayer:
     """c, every M_h and every [W_h w_h]."""
 
     layer: LayerMap
-    values: HeadValues
+    values: HeadMaps
     scores: HeadScores
 
     @property

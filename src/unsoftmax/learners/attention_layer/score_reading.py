@@ -17,17 +17,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.attention_layer_tuning import (
+    AttentionLayerTuning,
+    Effort,
+)
 from unsoftmax.learners.attention_layer.key_answers import (
     HeadScores,
     KeyAnswers,
     assembled,
     columns_of,
 )
-from unsoftmax.learners.attention_layer.value_answers import HeadValues, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Purpose, Sequences
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
@@ -40,7 +44,7 @@ class ScoreAnswers:
     further: KeyAnswers
     ranks: tuple[int, ...]
 
-    def solved(self, layer: LayerMap, values: HeadValues) -> HeadScores:
+    def solved(self, layer: LayerMap, values: HeadMaps) -> HeadScores:
         """Compute all [W_h w_h]."""
         columns = columns_of(self.first, self.first.scores(layer, values))
         C = spaces(columns, self.ranks)
@@ -74,15 +78,15 @@ class ScoreReading:
     """What scores are read with."""
 
     layer: LayerMap
-    values: HeadValues
+    values: HeadMaps
     noise: AnswerNoise
     keys: int
     """n, keys per query."""
-    logits: float
-    """Root mean square of the logits that are wanted."""
+    effort: Effort
+    """Which logits are wanted."""
     typical: tuple[float, float]
     """Largest logits of unit keys: beside unit query tokens, and of the bias alone."""
-    redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadValues]]
+    redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadMaps]]
     """The maps as other errors of their answers would have them."""
     rng: np.random.Generator
     tuning: AttentionLayerTuning
@@ -127,7 +131,7 @@ class ScoreReading:
         tuning = self.tuning
         slope, bias = self.typical
         d = units.shape[2]
-        lengths = self._wanted(slope, bias)
+        lengths = self._wanted(np.array([slope]), bias)
         for _ in range(tuning.score_pilots):
             few = self._tokens(units[:1], np.vstack([np.zeros(d), directions[:2]]), lengths)
             asked = yield from self._answered(self._grid(*few), "pilot")
@@ -137,9 +141,8 @@ class ScoreReading:
                 continue
             rms = np.sqrt(np.mean(scores**2, axis=2))
             beside = np.sqrt(np.mean((scores[1:] - scores[0]) ** 2, axis=2))
-            slope = float(np.max(beside)) / (lengths.keys * lengths.tokens)
             bias = float(np.max(rms[0])) / lengths.keys
-            wanted = self._wanted(slope, bias)
+            wanted = self._wanted(beside.max(axis=0) / (lengths.keys * lengths.tokens), bias)
             if 1 / 2 <= wanted.keys / lengths.keys * (wanted.tokens / lengths.tokens) <= 2:
                 return wanted
             lengths = wanted
@@ -148,14 +151,18 @@ class ScoreReading:
             "answers are too coarse to read weights from."
         )
 
-    def _wanted(self, slope: float, bias: float) -> Lengths:
-        """Choose lengths: keys as long as the bias allows, query tokens to match."""
-        tuning = self.tuning
-        slope = max(slope, 1e-300)
-        keys = float(np.sqrt(self.logits * tuning.longer_keys / slope))
+    def _wanted(self, slopes: Array, bias: float) -> Lengths:
+        """Choose lengths: keys as long as the bias allows, query tokens to match.
+
+        ``slopes`` are the heads' logits of unit keys beside unit query tokens.
+        """
+        tuning, strongest = self.tuning, max(float(slopes.max()), TINY)
+        logits = self.effort.logits * strongest / max(float(np.median(slopes)), TINY)
+        logits = min(logits, self.effort.strongest)
+        keys = float(np.sqrt(logits * tuning.longer_keys / strongest))
         if bias > 0:
-            keys = min(keys, tuning.from_bias * self.logits / bias)
-        return Lengths(keys, min(self.logits / (slope * keys), tuning.longer_tokens * keys))
+            keys = min(keys, tuning.from_bias * logits / bias)
+        return Lengths(keys, min(logits / (strongest * keys), tuning.longer_tokens * keys))
 
     # -- asking
 

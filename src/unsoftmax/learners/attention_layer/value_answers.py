@@ -141,7 +141,7 @@ class SaturatedAnswers:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadValues:
+class HeadMaps:
     """Each head's map M_h = U_h V_h, U_h with orthonormal columns."""
 
     U: Sequence[Array]
@@ -150,13 +150,13 @@ class HeadValues:
     """(r_h, d) each."""
 
     @classmethod
-    def of_spans(cls, U: Sequence[Array], layer: LayerMap) -> HeadValues:
+    def of_spans(cls, U: Sequence[Array], layer: LayerMap) -> HeadMaps:
         """Take independent ranges; V_h is what they make of the sum of all maps."""
         G = np.split(np.linalg.pinv(np.concatenate(U, axis=1)), np.cumsum(_sizes(U))[:-1])
         return cls(list(U), [G_h @ layer.heads for G_h in G])
 
     @classmethod
-    def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadValues:
+    def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadMaps:
         """Take maps that were read in every direction."""
         U = [
             np.linalg.svd(M_h, full_matrices=False)[0][:, :r]
@@ -214,17 +214,17 @@ class ValueAnswers:
         """Return vectors of each head's range, (H, J + 1, m)."""
         return self.offsets.spans(self.layer(), self.vectors())
 
-    def solved(self) -> HeadValues:
+    def solved(self) -> HeadMaps:
         """Compute all M_h."""
         if self.whole:
             seen = self.spans()
             flat = seen.transpose(1, 0, 2).reshape(seen.shape[1], -1)
             maps = np.linalg.lstsq(self.offsets.directions(), flat, rcond=None)[0]
             apart = maps.reshape(-1, *seen.shape[::2]).transpose(1, 2, 0)
-            return HeadValues.of_maps(list(apart), self.ranks)
+            return HeadMaps.of_maps(list(apart), self.ranks)
         layer = self.layer()
         spans = list(self.spans()) if self.saturated is None else self.saturated.spans(layer)
-        return HeadValues.of_spans(
+        return HeadMaps.of_spans(
             [leading(s, r) for s, r in zip(spans, self.ranks, strict=True)], layer
         )
 
