@@ -153,15 +153,7 @@ def concluded(
         Fresh answers are not what the layer predicts.
     """
     knobs = tuning.conclusion
-    off = noise * np.sqrt(found.model.dim)
-    unit = off if off > knobs.noisy * UNIT else knobs.roundoffs * UNIT
-    scale = _norm(found.model).scale
-    others = []
-    for _ in range(knobs.perturbed):
-        other = solved_alike(perturbed(asked, scale, unit, rng), found, tuning).model
-        moved = found.eps_error * float(rng.standard_normal())
-        others.append(with_eps(other, _norm(other).eps + moved))
-    layers = PerturbedLayers(found.model, tuple(others), unit)
+    layers = _perturbed_layers(found, asked, noise, rng, tuning)
     scores = LayerScores(found.model)
     late = checks - sum(len(y) for _, y in earlier)
     long = draw_long(scores, late, rng, scores.sequence, knobs.long)
@@ -177,17 +169,43 @@ def concluded(
             f"where {judgement.worst[1]:.1e} is expected: the target is not one layer of softmax "
             "attention with a residual and a LayerNorm behind."
         )
-    looked = [looked_at(scores, answered, families)] if checks else ["Nothing was checked."]
-    assumes = (
+    looked = looked_at(scores, answered, families) if checks else "Nothing was checked."
+    certificate = Certificate(layers.errors(knobs.safety), _assumed(layers.unit, looked, tuning))
+    return Found(found.model, certificate, judgement.evidence)
+
+
+def _perturbed_layers(
+    found: SolvedLayer,
+    asked: NormalisedRounds,
+    noise: float,
+    rng: np.random.Generator,
+    tuning: NormalisedTuning,
+) -> PerturbedLayers:
+    """Solve the rounds again with answers moved by what they may be off."""
+    knobs = tuning.conclusion
+    off = noise * np.sqrt(found.model.dim)
+    unit = off if off > knobs.noisy * UNIT else knobs.roundoffs * UNIT
+    scale = _norm(found.model).scale
+    others = []
+    for _ in range(knobs.perturbed):
+        other = solved_alike(perturbed(asked, scale, unit, rng), found, tuning).model
+        moved = found.eps_error * float(rng.standard_normal())
+        others.append(with_eps(other, _norm(other).eps + moved))
+    return PerturbedLayers(found.model, tuple(others), unit)
+
+
+def _assumed(unit: float, looked: str, tuning: NormalisedTuning) -> tuple[str, ...]:
+    """Say what the bounds rest on."""
+    knobs = tuning.conclusion
+    return (
         "The target is a layer of softmax attention, with a residual and a LayerNorm behind: what "
         "the hold-out tests, it cannot prove.",
         f"Answers are off by {unit:.1e} of themselves and of the scale, each by itself; bounds "
         f"are {knobs.safety:g} times what {knobs.perturbed} such perturbations move.",
         "M and c are meant without the part that is the same in all outputs: a LayerNorm takes it "
         "off.",
-        *looked,
+        looked,
     )
-    return Found(found.model, Certificate(layers.errors(knobs.safety), assumes), judgement.evidence)
 
 
 def _short(

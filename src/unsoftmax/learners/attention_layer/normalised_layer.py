@@ -14,10 +14,10 @@ plain layer all the same:
 8. fresh sequences, and a certificate (`normalised_conclusion`).
 
 *Queries*: about d + 13 + 24 + 45 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 1.6/12) + 10
-for H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,770, 3,300 of float32, where answers of
-d − 2 numbers allow no fewer than 1,483. *Determined up to* the order of heads, factors of M_h and
-W_h, and the part of M_h and c that is the same in all outputs. It may not know anything of the
-target but its answers.
+for H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,770, and 3,300 of float32,
+where answers of d − 2 numbers allow no fewer than 1,483. *Determined up to* the order of heads,
+factors of M_h and W_h, and the part of M_h and c that is the same in all outputs. It may not know
+anything of the target but its answers.
 """
 
 from __future__ import annotations
@@ -130,9 +130,8 @@ def normalised_steps(
     if max_heads is not None and max_heads < H:
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
     try:
-        found, asked = yield from _searched(heads, (singles, patterns), rng, tuning)
-        noise = frame.noise
-        return (yield from concluded(found, asked, noise, checks, earlier, rng=rng, tuning=tuning))
+        found = yield from _searched(heads, (singles, patterns), rng, tuning)
+        return (yield from concluded(*found, frame.noise, checks, earlier, rng=rng, tuning=tuning))
     except ModelMismatch as error:
         if dim > tuning.heads.few:
             raise
