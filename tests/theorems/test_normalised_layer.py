@@ -18,6 +18,7 @@ from tests.normalised_layers import (
     share_behind,
 )
 from tests.truth import Counted
+from unsoftmax.theory.counts import normalised_layer_queries
 
 CHECKS = 32
 # Queries that a shape takes: the bound on them is 25, 58, 237, 460.
@@ -49,6 +50,7 @@ def test_random_layers_are_recovered_within_their_certificates(shape, trials, ev
         shares.append(share_behind(recovery, target))
         worst = np.maximum(worst, relative_behind(recovery.model, target))
     assert max(shares) <= 1
+    assert abs(np.median(counts) - normalised_layer_queries(d, H, r)) <= 8
     # now and then a search begins again, or a pattern of gates asks for more
     assert np.median(counts) <= MOST[shape]
     assert worst[0] <= 1e-9

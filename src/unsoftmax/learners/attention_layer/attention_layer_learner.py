@@ -136,6 +136,8 @@ class AttentionLayerLearner(Configured):
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
+        if self.norm == "post":
+            return self._plan_behind()
         d, H, tuning = int(self.dim), self._most, self.tuning
         r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
         searches = len(tuning.offset_lengths) * tuning.most_search(H)
@@ -158,6 +160,25 @@ class AttentionLayerLearner(Configured):
             formula=formula,
             longest_token=FARTHEST,
             most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
+        )
+
+    def _plan_behind(self) -> Plan:
+        """Say what a layer behind a LayerNorm costs."""
+        d, H, tuning = int(self.dim), self._most, self.tuning.normalised
+        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
+        behind, fresh = normalised_cost(d, H, tuning), tuning.conclusion
+        return Plan(
+            queries=None,
+            at_most=behind.queries,
+            tokens=behind.tokens,
+            rounds=behind.rounds,
+            formula=(
+                "about d + 90 + rank M + 4H + (r + 4)·d/n + 1.14(d − r − 3), n = (d − H − 1)/H, "
+                "for H heads of rank r with exact answers, twice that behind float32: "
+                f"{counts.normalised_layer_queries(d, H, r):,} for {H} of rank {r}"
+            ),
+            longest_token=FARTHEST,
+            most_tokens=max(d + 1, fresh.long.most_tokens(d, *fresh.lengths)),
         )
 
     def steps(self, checks: int) -> Steps[AttentionLayer]:
