@@ -448,6 +448,15 @@ def test_wrong_arguments_are_sentences():
         us.verify(lambda X: np.zeros((len(X), 3)), model)
 
 
+def test_a_layer_is_verified_by_one_output():
+    q, k, v, o = np.random.default_rng(0).standard_normal((4, 6, 6)) / 2
+    layer = us.from_projections(q, k, v, o, heads=2)
+    with pytest.raises(TypeError, match=r"verify one output: .* us\.from_projections\(…, coord"):
+        us.verify(layer, layer)
+    seen = us.from_projections(q, k, v, o, heads=2, coordinate=1)
+    assert us.verify(us.oracles.coordinate(layer, 1), seen)
+
+
 def test_the_command(tmp_path):
     model = several(2, 8, 0, biases=True)
     model.save(tmp_path / "claimed.safetensors")
