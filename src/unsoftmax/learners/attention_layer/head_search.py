@@ -77,8 +77,7 @@ class HeadSearch:
                 continue
             self._refuse_many(rank)
             if rank > tuning.columns.most:
-                found = yield from self._on_half_circle(a, length, rank)
-                return found
+                return (yield from self._on_half_circle(a, y, b, length))
             self._refuse_uniform(span)
             columns = gate_columns(span, tuning.columns)
             if columns.shape[1] == rank:
@@ -94,17 +93,22 @@ class HeadSearch:
         """Return an orthonormal basis of the gates' columns, the row of M a first."""
         z = self.layer.beyond(y, b)
         rows = np.vstack([self.layer.M @ a, z])
-        left, singular, _ = np.linalg.svd(rows, full_matrices=False)
-        noise = self.tuning.rank_noise * float(np.max(self.noise.of(y)))
-        share = self.tuning.rank_share * float(singular[0])
-        rank = int(np.count_nonzero(singular > max(noise, share)))
-        if not rank or np.max(np.linalg.norm(z, axis=1)) <= max(noise, share):
+        left = np.linalg.svd(rows, full_matrices=False)[0]
+        rank = self._rank(rows, y)
+        if not rank or not self._rank(z, y):
             raise NotIdentifiable(
                 "No answer depends on other tokens than the last: no head is seen, so no W is "
                 "determined. The target is an affine map of the last token, or constant.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return left[:, :rank], rank
+
+    def _rank(self, rows: Array, y: Array) -> int:
+        """Count the singular values of differences of answers ``y`` that are above the errors."""
+        singular = np.linalg.svd(rows, compute_uv=False)
+        noise = self.tuning.rank_noise * float(np.max(self.noise.of(y)))
+        share = self.tuning.rank_share * float(np.linalg.norm(y))
+        return int(np.count_nonzero(singular > max(noise, share)))
 
     def _refuse_many(self, rank: int) -> None:
         if rank > self.most + 1:
@@ -126,9 +130,11 @@ class HeadSearch:
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
 
-    def _on_half_circle(self, a: Array, length: float, rank: int) -> Asking[FoundHeads]:
+    def _on_half_circle(self, a: Array, y: Array, b: Array, length: float) -> Asking[FoundHeads]:
+        """Find the gates of as many heads as open somewhere: a residual connection does not."""
+        heads = self._rank(self.layer.beyond(y, b), y)
         circle = HalfCircle(self.layer, self.noise, self.rng, self.tuning)
-        b, y, gates = yield from circle.gates(a, length, rank)
+        b, y, gates = yield from circle.gates(a, length, heads)
         return self._named(a, b, y, gates)
 
     def _named(self, a: Array, b: Array, y: Array, gates: Array) -> FoundHeads:

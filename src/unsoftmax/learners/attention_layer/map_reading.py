@@ -2,9 +2,10 @@
 
 [b_h + a_j; b_h] with a_j = a + η‖a‖δ_j, δ_j orthonormal, the same for all heads: J − 1 offsets with
 J = ⌈rank M/H⌉ + 4, for all heads but the one whose margin is smallest (`value_answers`). A range
-that fills its vectors gets twice as many. Random saturated queries then are sums of some M_h a: a
-gate that flipped shows there, and all is asked again with half the step. Where the ranges are
-dependent, or nearly so beside the answers' noise, all d offsets are asked.
+that fills its vectors gets twice as many. Where another head's gate flipped its M_g a is in the
+answer, or the vector is the only one with its direction: that one is asked again with an eighth of
+the step. Random saturated queries then are sums of some M_h a, or all is asked again with half the
+step. Where the ranges are dependent, or nearly so beside the answers' noise, all d offsets are.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class MapReading:
         step = float(np.min(margins / tuning.deviations, initial=tuning.spread))
         for _ in range(tuning.tries):
             found = yield from self._read(step)
-            if found is not None and (yield from self._explained(found)):
+            if (yield from self._explained(found)):
                 return found
             step /= 2
         raise ModelMismatch(
@@ -62,7 +63,7 @@ class MapReading:
             "are too close to be told apart."
         )
 
-    def _read(self, step: float) -> Asking[ValueAnswers | None]:
+    def _read(self, step: float) -> Asking[ValueAnswers]:
         """Ask offsets a step from the base until every range is known."""
         d, H, tuning = self.layer.M.shape[1], len(self.opening.b), self.tuning
         total = int(np.linalg.matrix_rank(self.layer.heads, tol=self._map_noise(1.0)))
@@ -120,9 +121,7 @@ class MapReading:
             max(1, int(np.count_nonzero(np.linalg.svd(span, compute_uv=False) > noise)))
             for span in answers.spans()
         ]
-        return ValueAnswers(
-            self.tokens, self.layer.residual, self.gates, offsets, tuple(ranks), self.whole
-        )
+        return replace(answers, ranks=tuple(ranks))
 
     def _unflipped(self, answers: ValueAnswers, step: float) -> Asking[ValueAnswers]:
         """Ask again with shorter steps where another gate seems to have flipped."""
@@ -195,7 +194,7 @@ class MapReading:
         y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
         z = self.layer.beyond(y, b)
         through = values.through(a)
-        errors = self._errors(values)
+        errors = self._errors(values, answers.whole)
         for k in range(tuning.checked):
             gates = np.linalg.lstsq(through[:, :, k], z[k], rcond=None)[0]
             missed = float(np.linalg.norm(through[:, :, k] @ np.rint(gates) - z[k]))
@@ -213,9 +212,9 @@ class MapReading:
         rounded = on_one_grid(a, b)
         return rounded[0], rounded[1]
 
-    def _errors(self, values: HeadMaps) -> float:
+    def _errors(self, values: HeadMaps, whole: bool) -> float:
         """Return what the maps may be off by, per length of a token."""
         U = np.concatenate(list(values.U), axis=1)
-        condition = 1.0 if self.whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
+        condition = 1.0 if whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
         size = float(np.linalg.norm(self.layer.heads, 2))
         return self.tuning.checked_to * self.noise.relative * condition * size
