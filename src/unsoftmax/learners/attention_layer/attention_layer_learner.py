@@ -30,6 +30,8 @@ from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionL
 from unsoftmax.learners.attention_layer.head_search import HeadSearch
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
 from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
+from unsoftmax.learners.attention_layer.normalised_singles import stays_bounded
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
@@ -44,6 +46,7 @@ from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
 
 PROFILES = ("auto", "lean", "fine", "finest")
+NORMS = ("none", "post")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,10 @@ class AttentionLayerLearner(Configured):
         More distinct heads than this are refused; 64 by default.
     head_dim : int, optional
         Rank of every M_h. Found if it is not given, with three queries more per head.
-    norm : {"none"}, optional
-        What stands around the layer. Layers without a LayerNorm alone are learned here.
+    norm : {"none", "post"}, optional
+        What stands around the layer: nothing, or a LayerNorm behind it and its residual connection
+        ("post"). Found if it is not given, with three queries more: answers of plain layers grow
+        with single tokens, others do not.
     profile : {"auto", "lean", "fine", "finest"}
         How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
         twice as many, for answers of float32; "finest" four to eight times. "auto" is lean where
@@ -117,8 +122,8 @@ class AttentionLayerLearner(Configured):
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)
         one_of("profile", self.profile, PROFILES)
-        if self.norm is not None and self.norm != "none":
-            raise ValueError(f'norm must be "none" or left out; it is {self.norm!r}.')
+        if self.norm is not None:
+            one_of("norm", self.norm, NORMS)
         for name, value in (("max_heads", self.max_heads), ("head_dim", self.head_dim)):
             if value is not None:
                 whole_number(name, value, 1)
@@ -131,6 +136,8 @@ class AttentionLayerLearner(Configured):
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
+        if self.norm == "post":
+            return self._plan_behind()
         d, H, tuning = int(self.dim), self._most, self.tuning
         r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
         searches = len(tuning.offset_lengths) * tuning.most_search(H)
@@ -138,7 +145,8 @@ class AttentionLayerLearner(Configured):
         maps = tuning.tries * (H * d + tuning.checked) + H * d
         scores = (2 + tuning.again) * d * (d + 1)
         search = searches + pilots + maps + scores + tuning.confirm
-        at_most = d + 5 + tuning.attempts * search
+        behind = normalised_cost(d, H, tuning.normalised)
+        at_most = max(d + 8 + tuning.attempts * search, behind.queries)
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
             "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
@@ -147,11 +155,30 @@ class AttentionLayerLearner(Configured):
         return Plan(
             queries=None,
             at_most=at_most,
-            tokens=2 * at_most + tuning.attempts * scores,
-            rounds=tuning.most_rounds,
+            tokens=max(2 * at_most + tuning.attempts * scores, behind.tokens),
+            rounds=max(tuning.most_rounds, behind.rounds),
             formula=formula,
             longest_token=FARTHEST,
             most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
+        )
+
+    def _plan_behind(self) -> Plan:
+        """Say what a layer behind a LayerNorm costs."""
+        d, H, tuning = int(self.dim), self._most, self.tuning.normalised
+        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
+        behind, fresh = normalised_cost(d, H, tuning), tuning.conclusion
+        return Plan(
+            queries=None,
+            at_most=behind.queries,
+            tokens=behind.tokens,
+            rounds=behind.rounds,
+            formula=(
+                "about d + 90 + rank M + 4H + (r + 4)·d/n + 1.14(d − r − 3), n = (d − H − 1)/H, "
+                "for H heads of rank r with exact answers, twice that behind float32: "
+                f"{counts.normalised_layer_queries(d, H, r):,} for {H} of rank {r}"
+            ),
+            longest_token=FARTHEST,
+            most_tokens=max(d + 1, fresh.long.most_tokens(d, *fresh.lengths)),
         )
 
     def steps(self, checks: int) -> Steps[AttentionLayer]:
@@ -171,6 +198,19 @@ class AttentionLayerLearner(Configured):
             ) from singular
 
     def _steps(self, checks: int) -> Steps[AttentionLayer]:
+        if self.norm == "post" or (
+            self.norm is None and (yield from stays_bounded(int(self.dim), self.seed))
+        ):
+            return (
+                yield from normalised_steps(
+                    int(self.dim),
+                    self.seed,
+                    checks,
+                    tuning=self.tuning.normalised,
+                    max_heads=self.max_heads,
+                    profile=self.profile,
+                )
+            )
         rng = np.random.default_rng(self.seed)
         tokens = yield from self._tokens(rng)
         for again in reversed(range(self.tuning.attempts)):
