@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
+from tests.attention_layers import layer as attention_layer
+from tests.attention_layers import share_of_bounds
 from tests.by_hand import driven
 from tests.heads import several
 from tests.networks import network, within
@@ -200,6 +202,14 @@ def _vector_head(dim: int, width: int) -> Callable[[int], Any]:
         )
 
     return make
+
+
+def _attention_layer(residual: bool) -> Callable[[int], us.AttentionLayer]:
+    return lambda seed: attention_layer(2, 2, 6, seed, residual=residual)
+
+
+def _heads_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    return bool(share_of_bounds(recovery, target) < 1)
 
 
 def _vectors(name: str, learner: Any, target: Any) -> Case:
@@ -432,6 +442,20 @@ CASES = [
         lambda seed: us.learners.Antisymmetric(us.learners.LowRankHead(9, 2, seed=seed)),
         _low_rank(9, 2),
         _odd_part_of_softplus,
+    ),
+    Case(
+        "AttentionLayerLearner",
+        lambda seed: us.learners.AttentionLayerLearner(6, seed=seed),
+        _attention_layer(residual=True),
+        _one_by_one,
+        within=_heads_within_the_bounds,
+    ),
+    Case(
+        "AttentionLayerLearner, half as many keys",
+        lambda seed: us.learners.AttentionLayerLearner(6, profile="fine", seed=seed),
+        _attention_layer(residual=False),
+        _one_by_one,
+        within=_heads_within_the_bounds,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unsoftmax.learners.antisymmetric_part import Antisymmetric
+    from unsoftmax.learners.attention_layer.attention_layer_learner import AttentionLayerLearner
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
     from unsoftmax.learners.network_algorithm import NetworkAlgorithm
     from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
@@ -26,6 +27,7 @@ __all__ = [
     "BY_NAME",
     "Antisymmetric",
     "ApproximateHead",
+    "AttentionLayerLearner",
     "ExactHead",
     "LabelHead",
     "LowRankHead",
@@ -48,12 +50,14 @@ MODELS = {
     "transformer": "TransformerLearner",
     "orthogonal-heads": "OrthogonalHeads",
     "antisymmetric": "Antisymmetric",
+    "attention-layer": "AttentionLayerLearner",
 }
 """``--model`` on the command line, and the learner that it names."""
 
 _MODULES = {
     "Antisymmetric": "antisymmetric_part",
     "ApproximateHead": "single_head.approximate.approximate_head",
+    "AttentionLayerLearner": "attention_layer.attention_layer_learner",
     "ExactHead": "single_head.exact",
     "LabelHead": "single_head.labels.label_head",
     "LowRankHead": "single_head.low_rank",

@@ -117,3 +117,35 @@ def relu_network_queries(dim: int, neurons: int, biases: bool = True, polish: bo
     m, thin = neurons, dim * neurons**2 // 2000
     every = m * (dim + 1) if polish else 0
     return m * dim + (12 * m + 330 if biases else 11 * m + 260) + thin + every
+
+
+def attention_layer(dim: int, heads: int, rank: int, outputs: int | None = None) -> int:
+    """Count the free parameters of a layer of H heads, all M_h and [W_h w_h] of rank r.
+
+    m for c, r(d + m − r) for every M_h and r(2d + 1 − r) for every [W_h w_h]. An answer has m
+    numbers, so a layer takes this many over m queries at least.
+
+    Examples
+    --------
+    >>> attention_layer(384, 12, 32), -(-attention_layer(384, 12, 32) // 384)
+    (566016, 1474)
+    """
+    m = dim if outputs is None else outputs
+    return m + heads * rank * (dim + m - rank + 2 * dim + 1 - rank)
+
+
+def attention_layer_queries(dim: int, heads: int, rank: int) -> int:
+    """Count what a layer takes from exact answers, typically: measured, no theorem.
+
+    d + 3 for single tokens, 24 for the number of heads, 34 for query tokens that open one gate,
+    (H − 1)(r + 3) for the M_h, (r + 4)⌈d/r⌉ and one for each other query token for [W_h w_h], and
+    10 that test and pilot.
+
+    Examples
+    --------
+    >>> attention_layer_queries(384, 12, 32)
+    1621
+    """
+    tokens = min(rank + 4, dim + 1)
+    keys = tokens * -(-dim // rank) + dim + 1 - tokens
+    return dim + 3 + 24 + 34 + (heads - 1) * min(rank + 3, dim) + keys + 10
