@@ -30,6 +30,8 @@ from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionL
 from unsoftmax.learners.attention_layer.head_search import HeadSearch
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
 from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
+from unsoftmax.learners.attention_layer.normalised_singles import stays_bounded
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
@@ -44,6 +46,7 @@ from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
 
 PROFILES = ("auto", "lean", "fine", "finest")
+NORMS = ("none", "post")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,10 @@ class AttentionLayerLearner(Configured):
         More distinct heads than this are refused; 64 by default.
     head_dim : int, optional
         Rank of every M_h. Found if it is not given, with three queries more per head.
-    norm : {"none"}, optional
-        What stands around the layer. Layers without a LayerNorm alone are learned here.
+    norm : {"none", "post"}, optional
+        What stands around the layer: nothing, or a LayerNorm behind it and its residual connection
+        ("post"). Found if it is not given, with three queries more: answers of plain layers grow
+        with single tokens, others do not.
     profile : {"auto", "lean", "fine", "finest"}
         How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
         twice as many, for answers of float32; "finest" four to eight times. "auto" is lean where
@@ -115,8 +120,8 @@ class AttentionLayerLearner(Configured):
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)
         one_of("profile", self.profile, PROFILES)
-        if self.norm is not None and self.norm != "none":
-            raise ValueError(f'norm must be "none" or left out; it is {self.norm!r}.')
+        if self.norm is not None:
+            one_of("norm", self.norm, NORMS)
         for name, value in (("max_heads", self.max_heads), ("head_dim", self.head_dim)):
             if value is not None:
                 whole_number(name, value, 1)
@@ -135,7 +140,8 @@ class AttentionLayerLearner(Configured):
         pilots = tuning.pilot_rounds * (tuning.pilot_tokens + 2) + 3 * tuning.score_pilots
         maps = tuning.tries * (H * d + tuning.checked) + H * d
         scores = (2 + tuning.again) * d * (d + 1)
-        at_most = d + 3 + searches + pilots + maps + scores + tuning.confirm
+        behind = normalised_cost(d, H, tuning.normalised)
+        at_most = max(d + 6 + searches + pilots + maps + scores + tuning.confirm, behind.queries)
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
             "about d + 65 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
@@ -144,8 +150,8 @@ class AttentionLayerLearner(Configured):
         return Plan(
             queries=None,
             at_most=at_most,
-            tokens=2 * at_most + (2 + tuning.again) * d * (d + 1),
-            rounds=tuning.most_rounds,
+            tokens=max(2 * at_most + (2 + tuning.again) * d * (d + 1), behind.tokens),
+            rounds=max(tuning.most_rounds, behind.rounds),
             formula=formula,
             longest_token=FARTHEST,
             most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
@@ -168,6 +174,14 @@ class AttentionLayerLearner(Configured):
             ) from singular
 
     def _steps(self, checks: int) -> Steps[AttentionLayer]:
+        if self.norm == "post" or (
+            self.norm is None and (yield from stays_bounded(int(self.dim), self.seed))
+        ):
+            return (
+                yield from normalised_steps(
+                    int(self.dim), self.seed, checks, self.max_heads, self.tuning.normalised
+                )
+            )
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         tokens = yield from self._tokens(rng)
         noise = tokens.noise()

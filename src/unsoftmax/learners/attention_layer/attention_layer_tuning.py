@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
 from unsoftmax.validate.long_sequences import LongSequenceTuning
@@ -38,6 +39,9 @@ class AttentionLayerTuning:
     """A quarter, and no range whose errors the others amplify."""
     exact: float = 1e-12
     """Noise up to which "auto" is lean: between float64's 1e-15 and float32's 1e-7."""
+
+    normalised: NormalisedTuning = field(default=NormalisedTuning())
+    """What concerns layers behind a LayerNorm alone."""
 
     # single tokens
     token_scale: float = 2.0**10
