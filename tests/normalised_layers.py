@@ -62,9 +62,7 @@ def relative_behind(model, target):
         return max(np.linalg.norm(part(f) - part(t)) / np.linalg.norm(part(t)) for f, t in pairs)
 
     scale = np.max(np.abs(model.norm.scale / target.norm.scale - 1))
-    return np.array(
-        [worst(lambda h: h.M), worst(lambda h: np.hstack([h.W, h.w[:, None]])), scale]
-    )
+    return np.array([worst(lambda h: h.M), worst(lambda h: np.hstack([h.W, h.w[:, None]])), scale])
 
 
 def _centred(M):
