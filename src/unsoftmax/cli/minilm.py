@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def minilm_layer(layer: int = 0, *, whole: bool = False) -> AttentionLayer:
 
     Trained in float32, computed in float64.
     """
-    projections = find_projections(minilm_weights(), _name(layer), eps=_EPS if whole else None)
+    projections = _layer(layer, eps=_EPS if whole else None)
     built: AttentionLayer = from_projections(**projections, heads=_HEADS)
     return built
 
@@ -40,13 +41,12 @@ def minilm_heads(layer: int = 0, coordinate: int = 0) -> MultiHead:
 
     Trained in float32, computed in float64.
     """
-    found = find_projections(minilm_weights(), _name(layer))
-    return from_projections(**found, heads=_HEADS, coordinate=coordinate)
+    return from_projections(**_layer(layer), heads=_HEADS, coordinate=coordinate)
 
 
 def minilm_head(layer: int = 0, head: int = 0, coordinate: int = 0) -> SingleHead:
     """Build one of these heads, c being its own part of the value bias alone."""
-    weights = find_projections(minilm_weights(), _name(layer))
+    weights = _layer(layer)
     rows = np.array_split(np.arange(len(weights["v"])), _HEADS)[head]
     K, Q, v, w = (minilm_heads(layer, coordinate).arrays()[name][head] for name in "KQvw")
     c = float(weights["o"][coordinate, rows] @ weights["v_bias"][rows])
@@ -62,5 +62,6 @@ def minilm_weights() -> Mapping[str, Array]:
     return load_weights(folder / "model" / "model.safetensors")
 
 
-def _name(layer: int) -> str:
-    return f"encoder.layer.{layer}"
+def _layer(layer: int, eps: float | None = None) -> dict[str, Any]:
+    """Read a layer's projections, with eps its norm as well."""
+    return find_projections(minilm_weights(), f"encoder.layer.{layer}", eps=eps)
