@@ -266,6 +266,7 @@ PLAIN = us.LayerHead(np.ones((3, 2)), SQUARE)
         (([PLAIN], np.ones((3, 1))), ValueError, r"c must have shape \(m,\)"),
         (([PLAIN], np.ones(3), False, None, 3), ValueError, "dim must be that of the heads"),
         (([], np.ones(3), False, None, 0), ValueError, "at least 1"),
+        (([], np.ones(3), False, None, np.inf), ValueError, "dim must be finite"),
         (([SQUARE], np.ones(2)), TypeError, "heads must be LayerHeads; one is a ndarray"),
         (([PLAIN], np.ones(3), False, "post"), TypeError, "norm must be a LayerNorm; it is a str"),
         (

@@ -260,7 +260,8 @@ class AttentionLayer(FrozenModel):
         if norm is not None and not isinstance(norm, LayerNorm):
             raise TypeError(f"norm must be a LayerNorm; it is a {type(norm).__name__}.")
         self._c, self._residual, self._norm = c, bool(residual), norm
-        self._dim = self._heads[0].dim if self._heads else len(c) if dim is None else int(dim)
+        dim = None if dim is None else int(frozen("dim", dim))
+        self._dim = self._heads[0].dim if self._heads else len(c) if dim is None else dim
         self._refuse_shapes(dim)
         self._arrays = dict(_flat(self._heads, c, self._residual, norm))
         if not self._heads:

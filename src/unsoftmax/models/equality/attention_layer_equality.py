@@ -47,9 +47,9 @@ class AttentionLayerEquality(ModelEquality[AttentionLayer]):
     roundoffs: float = 8.0
     """Rounding of a product, in roundoffs and per dimension: heads closer than this are one, and
     smaller M are none. Too small: a sum that cancels leaves a head; too large: a head is lost."""
-    pairs_tried: int = 4
+    pairs_tried: int = 2
     """Pairs of heads, those that differ most, that sequences are made for. Fewer: a difference in
-    another pair may stay undecided."""
+    another pair may stay undecided; each costs 3 seconds at d = 384 and 12 heads."""
     enough: float = 16.0
     """The search ends at a sequence that differs by this many times the rounding. Larger: a
     search at d = 384 takes 15 seconds more often."""
@@ -65,7 +65,8 @@ class AttentionLayerEquality(ModelEquality[AttentionLayer]):
     """Powers of 4 up and down that sizes go from 1 and from √eps, where a norm bends."""
     nearly_whole: float = 1e-6
     """Tokens longer than a norm lets through are put this far below the largest length."""
-    witnesses: WitnessTuning = field(default=WitnessTuning())
+    witnesses: WitnessTuning = field(default=WitnessTuning(offsets=2, powers_of_four=8))
+    """Half as many sequences for a pair as for heads of one answer: they cost more."""
 
     def canonical(self, model: AttentionLayer) -> AttentionLayer:
         """Return the layer that stands for all that compute the same function."""
