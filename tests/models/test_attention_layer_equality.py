@@ -72,6 +72,15 @@ def hidden(model, rng):
             c = c + h.M @ b
             moved.append(us.LayerHead(h.M * D, D[:, None] * h.W * D, D * (h.W @ b + h.w)))
         heads, norm = moved, us.LayerNorm(scale, shift, norm.eps, True, norm.centred)
+        if norm.centred:  # every token x̃ has the same product with this
+            same, told = 1 / scale, float(np.sum(shift / scale))
+            moved = []
+            for h in heads:
+                a, b, o = rng.standard_normal(d), rng.standard_normal(d), rng.standard_normal(m)
+                W = h.W + np.outer(same, a) + np.outer(b, same)
+                c = c - told * o
+                moved.append(us.LayerHead(h.M + np.outer(o, same), W, h.w - told * b))
+            heads = moved
     return us.AttentionLayer(heads[::-1], c, model.residual, norm, dim=d)
 
 
@@ -131,6 +140,15 @@ def test_a_norm_before_that_no_head_looks_through_goes():
     form = us.canonical(us.AttentionLayer([blind], np.ones(3), True, norm))
     assert (form.H, form.norm, form.residual) == (0, None, True)
     assert us.equivalent(form, us.AttentionLayer([], np.ones(3), True))
+
+
+def test_heads_that_cancel_but_for_rounding_go():
+    [one, other] = layer(H=2, ranks=None).heads
+    parts = [us.LayerHead(share * one.M, one.W, one.w) for share in (0.1, 0.2, 0.7, -1.0)]
+    assert np.any(sum(part.M for part in parts))
+    assert us.canonical(us.AttentionLayer([*parts, other], np.ones(5))).H == 1
+    small = us.LayerHead(1e-12 * one.M, one.W, one.w)
+    assert us.canonical(us.AttentionLayer([*parts, small, other], np.ones(5))).H == 2
 
 
 def test_a_constant_keeps_its_dimension():

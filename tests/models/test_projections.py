@@ -305,6 +305,19 @@ def test_what_the_arrays_cannot_hold_is_named(options, sentence):
         us.to_projections(model, **options)
 
 
+@pytest.mark.parametrize("own", ["k", "v"])
+def test_heads_that_share_keys_alone_or_values_alone_do_not_share(own):
+    arrays = layer(0, 8, 3, 2, 1, 8)
+    for role in "kv":
+        arrays[role] = np.concatenate([arrays[role]] * 2)
+        arrays[f"{role}_bias"] = np.concatenate([arrays[f"{role}_bias"]] * 2)
+    model = us.from_projections(**arrays, heads=2)
+    assert us.to_projections(model, kv_heads=1)["k"].shape == (3, 8)
+    arrays[own][:3] = np.random.default_rng(1).standard_normal((3, 8))
+    with pytest.raises(ValueError, match="do not share keys and values"):
+        us.to_projections(us.from_projections(**arrays, heads=2), kv_heads=1)
+
+
 def test_only_layers_go_back():
     with pytest.raises(TypeError, match="takes an AttentionLayer; this is a SingleHead"):
         us.to_projections(us.SingleHead([[1.0]], [1.0]))  # type: ignore[arg-type]

@@ -535,6 +535,16 @@ def test_how_the_command_ends(words, status, folder):
     assert "Traceback" not in done.stderr
 
 
+def test_a_network_of_the_last_of_several_tokens_is_certain():
+    rng = np.random.default_rng(4)
+    A, w_o, b = rng.standard_normal((2, 3)), rng.standard_normal(3), rng.standard_normal(3)
+    network = us.ReluNetwork(A, w_o, b)
+    result = us.audit(lambda X: network(X[:, -1]), 2, recover=True)
+    assert (result.target_class, result.certainty) == ("ReLU network", "certain")
+    assert result.recovery is not None
+    assert us.equivalent(result.recovery.model, network, rtol=1e-6)
+
+
 def test_what_the_first_answers_contradict_is_not_certain():
     """One of two heads, chosen by the length of the last token: learners met one alone."""
     for seed in (2, 5, 9):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models import MultiHead, SingleHead
+from unsoftmax.models import MultiHead, ReluNetwork, SingleHead
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Answers, Found
 from unsoftmax.questions.answer_traits import Traits
@@ -83,6 +83,8 @@ def beyond_bounds(
     array([False, False,  True])
     """
     model, errors = found.model, found.certificate.errors
+    if isinstance(model, ReluNetwork):  # no token but the last one counts
+        X = X[:, -1:]
     allowed = tuning.share * np.linalg.norm(X, axis=2).max(axis=1) * _slope(model)
     allowed = allowed + tuning.share * np.abs(y)
     if "slope" in errors:
