@@ -1,4 +1,4 @@
-"""Attention layers to recover: random ones, real ones, and how far a recovery is from them."""
+"""Attention layers to recover: random ones, and how far a recovery is from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 import unsoftmax as us
-from unsoftmax.cli import minilm
 
 
 def factors(heads, rank, dim, seed=0, outputs=None, score_rank=None):
@@ -32,21 +31,6 @@ def built(drawn, c=None, residual=False):
 def layer(heads, rank, dim, seed=0, outputs=None, residual=False):
     """Draw a layer."""
     return built(factors(heads, rank, dim, seed, outputs), residual=residual)
-
-
-def trained(number):
-    """A layer of all-MiniLM-L6-v2 as it is trained: all twelve heads with all outputs."""
-    weights, H = minilm._layer(number), 12
-    q, k, v = (weights[name].reshape(H, -1, 384) for name in "qkv")
-    o = weights["o"].reshape(384, H, -1).transpose(1, 0, 2)
-    scale = 1 / np.sqrt(q.shape[1])
-    b_q, b_v = (weights[f"{name}_bias"].reshape(H, -1) for name in "qv")
-    heads = [
-        us.LayerHead.from_factors(o[h], v[h], k[h], scale * q[h], scale * k[h].T @ b_q[h])
-        for h in range(H)
-    ]
-    c = weights["o_bias"] + np.einsum("hmr,hr->m", o, b_v)
-    return us.AttentionLayer(heads, c)
 
 
 class InFloat32:

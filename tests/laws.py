@@ -14,6 +14,7 @@ from tests.attention_layers import share_of_bounds
 from tests.by_hand import driven
 from tests.heads import several
 from tests.networks import network, within
+from tests.normalised_layers import normalised, share_behind
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.protocol import Learner, Model, Oracle
 
@@ -456,6 +457,14 @@ CASES = [
         _attention_layer(residual=False),
         _one_by_one,
         within=_heads_within_the_bounds,
+    ),
+    Case(
+        "AttentionLayerLearner behind a LayerNorm",
+        lambda seed: us.learners.AttentionLayerLearner(16, norm="post", seed=seed),
+        lambda seed: normalised(2, 4, 16, seed),
+        _one_by_one,
+        within=lambda recovery, target: share_behind(recovery, target) <= 1,
+        accuracy=1e-8,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import unsoftmax as us
-from tests.attention_layers import built, factors, matched, trained
+from tests.attention_layers import built, factors, matched
+from unsoftmax.cli import minilm
 
 
 def normalised(heads, rank, dim, seed=0, **settings):
@@ -23,14 +24,8 @@ def behind(layer, seed=0, scale=None, eps=1e-12, centred=True):
 
 
 def served(number):
-    """A layer of all-MiniLM-L6-v2 as the model serves it: residual and LayerNorm behind."""
-    from unsoftmax.cli import minilm
-
-    return minilm.minilm_layer(number) if hasattr(minilm, "minilm_layer") else _read(number)
-
-
-def _read(number):
-    return behind(trained(number))
+    """Read a layer of all-MiniLM-L6-v2 as the model serves it: residual and LayerNorm behind."""
+    return minilm.minilm_layer(number, whole=True)
 
 
 def errors_behind(model, target):

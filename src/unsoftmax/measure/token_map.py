@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.precision import UNIT, Precision
+from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
 
 
@@ -95,7 +95,8 @@ class TokenMapAnswers:
         """Estimate what answers are off by, from the two further tokens."""
         long, short = self.missed
         sizes = np.linalg.norm(self.answers, axis=1)
-        relative = max(2 * UNIT, float(long / sizes[0]) if sizes[0] else 0.0)
+        # κ roundoffs of an answer, and as many of terms that cancel in it
+        relative = max(2 * KAPPA * UNIT, float(long / sizes[0]) if sizes[0] else 0.0)
         beyond = float(short - 4 * relative * max(sizes[1], np.linalg.norm(self.zero)))
         return AnswerNoise(relative, beyond if beyond > 0 else 0.0)
 

@@ -137,15 +137,15 @@ def attention_layer(dim: int, heads: int, rank: int, outputs: int | None = None)
 def attention_layer_queries(dim: int, heads: int, rank: int) -> int:
     """Count what a layer takes from exact answers, typically: measured, no theorem.
 
-    d + 3 for single tokens, 24 for the number of heads, 34 for query tokens that open one gate,
+    d + 5 for single tokens, 24 for the number of heads, 34 for query tokens that open one gate,
     (H − 1)(r + 3) for the M_h, (r + 4)⌈d/r⌉ and one for each other query token for [W_h w_h], and
-    10 that test and pilot.
+    13 that test and pilot.
 
     Examples
     --------
     >>> attention_layer_queries(384, 12, 32)
-    1621
+    1626
     """
     tokens = min(rank + 4, dim + 1)
     keys = tokens * -(-dim // rank) + dim + 1 - tokens
-    return dim + 3 + 24 + 34 + (heads - 1) * min(rank + 3, dim) + keys + 10
+    return dim + 5 + 24 + 34 + (heads - 1) * min(rank + 3, dim) + keys + 13

@@ -168,6 +168,9 @@ class AttentionLayerTuning:
     gate that is open by mistake adds as much as the answer."""
 
     # conclusion
+    attempts: int = field(default=2, metadata={"least": 1})
+    """Searches, along other tokens, before a target is refused. Of layers of two heads of rank 1
+    in 4 dimensions one in 60 is missed by the first."""
     samples: int = 4
     """How often answers are taken with errors drawn at random, to see what these do."""
     safety: float = 12.0
@@ -211,4 +214,5 @@ class AttentionLayerTuning:
         search = len(self.offset_lengths) * (2 + self.head_rounds + self.halvings)
         maps = self.tries * (self.offset_rounds + 1)
         scores = self.score_pilots + 14 * (1 + self.again)
-        return 1 + search + 2 * self.pilot_rounds + maps + scores + 2 + self.long.most_rounds + 3
+        every = search + 2 * self.pilot_rounds + maps + scores + 3
+        return 1 + self.attempts * every + 1 + self.long.most_rounds

@@ -17,6 +17,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
+from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer
 from unsoftmax.models.arrays import UNIT
@@ -39,11 +40,14 @@ class LayerConclusion:
     rng: np.random.Generator
     tuning: AttentionLayerTuning
 
+    def confirmed(self) -> Asking[None]:
+        """Try some sequences before the hold-out, after which nothing can be mended."""
+        tried = yield from fresh_answers(self._short(self.tuning.confirm, "pilot"))
+        self._believed(self._judged(self.found.model(), tried, 0))
+
     def run(self, checks: int) -> Steps[AttentionLayer]:
-        """Try some sequences, then the hold-out; return the layer and how sure it is."""
+        """Ask the hold-out; return the layer and how sure it is."""
         tuning, model = self.tuning, self.found.model()
-        tried = yield from fresh_answers(self._short(tuning.confirm, "pilot"))
-        self._believed(self._judged(model, tried, 0))
         long = self._long(checks)
         short = self._short(checks - sum(map(len, long)), "check")
         answered: list[Answered] = []

@@ -79,7 +79,12 @@ class PerturbedLayers:
     def errors(self, safety: float) -> dict[str, float]:
         """Bound every parameter: Frobenius norms of the worst head, 2-norms of vectors."""
         differences = [_apart(self.found, other) for other in self.others]
-        return {name: safety * max(one[name] for one in differences) for name in differences[0]}
+        errors = {name: safety * max(one[name] for one in differences) for name in differences[0]}
+        # a c so small that the zero token is answered with the shift is taken for 0
+        norm = _norm(self.found)
+        unseen = np.linalg.norm(np.abs(norm.shift / norm.scale) + 1) * np.sqrt(norm.eps)
+        errors["c"] += safety * self.unit * (float(unseen) + self.found.parameter_norm("c"))
+        return errors
 
     def residuals(self, X: Array, y: Array, tuning: NormalisedTuning) -> Residuals:
         """Compare fresh answers, number by number."""

@@ -37,7 +37,7 @@ def find_eps(
     return EpsRound(tokens, y)
 
 
-def read_eps(frame: NormalisedFrame, asked: EpsRound) -> tuple[float, float]:
+def read_eps(frame: NormalisedFrame, asked: EpsRound, tuning: EpsTuning) -> tuple[float, float]:
     """Read eps where the variance is known best beside it, and about what it is off by."""
     u = frame.answers.centred(frame.of(asked.tokens).T)
     n = frame.answers.gain * (asked.y - frame.answers.shift)
@@ -48,4 +48,5 @@ def read_eps(frame: NormalisedFrame, asked: EpsRound) -> tuple[float, float]:
     off = noise * np.sqrt(np.mean(asked.tokens**2, axis=1) + np.mean(frame.c**2))
     error = 2 * (off / np.sqrt(variance) * np.abs(eps) + noise * (variance + np.abs(eps)))
     best = int(np.argmin(np.where(eps > 0, error / np.maximum(eps, 1e-300), np.inf)))
-    return max(0.0, float(eps[best])), float(error[best])
+    told = eps[best] > tuning.told * error[best]
+    return float(eps[best]) if told else 0.0, float(error[best])

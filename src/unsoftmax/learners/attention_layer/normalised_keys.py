@@ -78,11 +78,12 @@ class NormalisedValues:
     least_share: ClassVar[float] = 1e6
     """Errors of weights span no more orders of magnitude than this, for the choice of keys."""
 
-    def keys(self) -> int:
-        """Return how many keys one sequence may have."""
+    def keys(self, share: int = 1) -> int:
+        """Return how many keys one sequence may have; a share of it, 1 at least."""
         H, k, smallest = len(self.bases), self.open, min(map(len, self.values))
         numbers = len(self.bases[0]) - 1
-        return int(min((min(numbers, self.rank) - (H - 1) * k) // H, smallest - k))
+        most = int(min((min(numbers, self.rank) - (H - 1) * k) // H, smallest - k))
+        return max(most // share, 1) if most > 0 else most
 
     def most_keys(self) -> int:
         """Return how many it would be if all values were known."""
@@ -136,7 +137,7 @@ def open_values(
     joint = np.hstack(spaces.bases)
     left, s, right = np.linalg.svd(joint)
     if rank is None:
-        rank = int(np.sum(s > tuning.overlap * spaces.error))
+        rank = int(np.sum(s > min(tuning.overlap * spaces.error, tuning.most_overlap)))
     if spaces.values is not None:
         free = tuple(np.zeros((len(V), 0)) for V in spaces.values)
         return NormalisedValues(spaces.bases, spaces.values, free, rank)

@@ -96,7 +96,13 @@ def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> Norma
 
 
 def normalised_steps(
-    dim: int, seed: int, checks: int, max_heads: int | None, tuning: NormalisedTuning
+    dim: int,
+    seed: int,
+    checks: int,
+    *,
+    tuning: NormalisedTuning,
+    max_heads: int | None = None,
+    profile: str = "auto",
 ) -> Asking[Found[AttentionLayer]]:
     """Recover a layer behind a LayerNorm, of no more than ``max_heads`` heads where that is given.
 
@@ -112,15 +118,21 @@ def normalised_steps(
     earlier = yield from fresh_answers(first)
     singles = yield from ask_singles(dim, rng, tuning.singles)
     frame = read_singles(singles, tuning.singles)
+    tuning = tuning.beside(frame.noise, profile)
     patterns = yield from find_heads(frame, rng, tuning.heads)
     heads = read_heads(frame, patterns, tuning.heads)
     H = len(heads.values)
     if max_heads is not None and max_heads < H:
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
-    found, asked = yield from _searched(heads, (singles, patterns), rng, tuning)
-    return (
-        yield from concluded(found, asked, frame.noise, checks, earlier, rng=rng, tuning=tuning)
-    )
+    try:
+        found, asked = yield from _searched(heads, (singles, patterns), rng, tuning)
+        noise = frame.noise
+        return (yield from concluded(found, asked, noise, checks, earlier, rng=rng, tuning=tuning))
+    except ModelMismatch as error:
+        if dim > tuning.heads.few:
+            raise
+        # heads may open together along a line, which is all there is room for
+        raise too_few(frame) from error
 
 
 def _searched(
@@ -167,4 +179,4 @@ def _of_heads(
     scores = read_rows(frame, columns, tokens, rows, tuning.scores)
     eps = yield from find_eps(frame, rng, tuning.eps)
     asked = NormalisedRounds(*before, offsets, tokens, keys, rows, eps)
-    return layer_of(heads, (spaces, columns), tokens, scores, eps), asked
+    return layer_of(heads, (spaces, columns), (tokens, scores), eps, tuning), asked

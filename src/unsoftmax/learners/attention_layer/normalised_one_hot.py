@@ -67,7 +67,7 @@ def find_one_hot(
     [y] = yield [_pairs(direction, tokens[-1:], pilots, lengths, "pilot")]
     known = lengths[:, None] * tokens[-1]
     gates = _gates(heads, direction, lengths, known, y)
-    moderate = np.all((gates > tuning.open) & (gates < 1 - tuning.open), axis=1)
+    moderate = np.all((gates > tuning.least_gate) & (gates < 1 - tuning.least_gate), axis=1)
     if not np.any(moderate):
         raise ModelMismatch(
             "Gates between two tokens do not go from open to half open as tokens get shorter: no "
@@ -77,7 +77,7 @@ def find_one_hot(
     every = np.arange(len(tokens))
     [y] = yield [_pairs(direction, tokens, every, np.full(len(tokens), length), "data")]
     p = _gates(heads, direction, np.full(len(tokens), length), length * tokens, y)
-    p = np.clip(p, tuning.open**2, 1 - tuning.open**2)
+    p = np.clip(p, tuning.least_gate**2, 1 - tuning.least_gate**2)
     logits = np.log(p / (1 - p))
     affine = np.column_stack([corners * length, np.ones(len(corners))])
     solved = np.linalg.lstsq(affine, logits, rcond=None)[0] / length

@@ -4,6 +4,9 @@ With the values known one sequence has n = ⌊(d − 2)/H⌋ keys. The column sp
 directions, so a block of keys A leaves x = Kt_hᵀA_h b̃ open in r_h − n: x = x0 + N t, N the null
 space of AᵀKt_h. Additional tokens, affine combinations Σ_j c_j b̃_j of all tokens beside other
 blocks, make one linear system of the t's. Its condition is known before anything is asked.
+
+Coarse answers do not bear that: with them, or where it is cheaper, every token is asked with
+⌈r_h/n⌉ blocks instead (`RowRound.whole`).
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ class RowRound:
         Tokens by their block; the first of each block are corners, the rest additional.
     corners : tuple of int
         How many of each block's tokens are corners.
+    whole : bool
+        Whether all blocks were asked with all other corners instead, and no additional tokens.
     """
 
     keyed: KeyRound
     corners: tuple[int, ...]
+    whole: bool = False
 
 
 def find_rows(
@@ -43,43 +49,42 @@ def find_rows(
     rng: np.random.Generator,
     tuning: NormalisedScoresTuning,
 ) -> Asking[RowRound]:
-    """Choose blocks of keys, draw additional tokens for a well conditioned system, and ask."""
+    """Choose blocks of keys, and additional tokens for a well conditioned system, and ask."""
     rest = tokens.tokens[len(columns.scores[0]) :]
     if not len(rest):
         return RowRound(KeyRound((), ()), ())
-    n = columns.values.keys()
-    lacking = max(0, max(base.shape[1] for base in columns.bases) - n)
+    n = columns.values.keys(tuning.share)
+    rank = max(base.shape[1] for base in columns.bases)
+    lacking = max(0, rank - n)
     # an additional token tells nothing of corners that were asked with its own keys
-    blocks = min(tuning.blocks, len(rest) + tuning.fewest_extras) if lacking else 1
+    blocks = min(tuning.blocks, len(rest) + tuning.fewest_extras)
     extras = int(np.ceil(tuning.extras * lacking * len(rest) / min(n, blocks)))
-    extras = max(extras, tuning.fewest_extras) if lacking else 0
-    keys = _chosen(columns, tokens, n, blocks, rng=rng, tuning=tuning)
-    best: tuple[float, RowRound] | None = None
-    for _ in range(tuning.tries):
-        drawn = _drawn(rest, keys, extras, tokens, rng)
-        condition = _condition(drawn, columns, tokens)
-        if best is None or condition < best[0]:
-            best = condition, drawn
-        if condition <= tuning.condition:
-            break
-    assert best is not None
-    keyed = yield from ask_keys(best[1].keyed, "rows")
-    return RowRound(keyed, best[1].corners)
+    extras = max(extras, tuning.fewest_extras)
+    whole = -(-rank // n)
+    if tuning.share > 1 or not lacking or (whole - 1) * len(rest) <= extras:
+        seen = KeyAims(columns.values.frames(), [base for base in columns.bases if base.shape[1]])
+        keys = _chosen(seen, columns, tokens, (whole, n), rng=rng, tuning=tuning)
+        keyed = yield from ask_keys(KeyRound(keys, (rest,) * whole), "rows")
+        return RowRound(keyed, (), whole=True)
+    aims = [base.T for base in columns.bases if base.shape[1] >= n]
+    seen = KeyAims([*columns.values.frames(), *aims], [])
+    keys = _chosen(seen, columns, tokens, (blocks, n), rng=rng, tuning=tuning)
+    drawn = _best_drawn(rest, keys, extras, columns, tokens, rng=rng, tuning=tuning)
+    keyed = yield from ask_keys(drawn.keyed, "rows")
+    return RowRound(keyed, drawn.corners)
 
 
 def _chosen(
+    aims: KeyAims,
     columns: ScoreColumns,
     tokens: ScoreTokens,
-    n: int,
-    blocks: int,
+    size: tuple[int, int],
     *,
     rng: np.random.Generator,
     tuning: NormalisedScoresTuning,
 ) -> tuple[Array, ...]:
     """Choose keys whose weights, and whose part of every column space, are told apart well."""
-    seen = [base.T for base in columns.bases if base.shape[1] >= n]
-    aims = KeyAims([*columns.values.frames(), *seen], [])
-    chosen = chosen_keys(aims, blocks, n, rng, tuning.keys)
+    chosen = chosen_keys(aims, *size, rng, tuning.keys)
     # keys along the column spaces have larger logits than others: lengths follow what is known
     pairs = zip(columns.scores, columns.bases, strict=True)
     logits = [
@@ -88,6 +93,29 @@ def _chosen(
     ]
     wanted = np.hypot(tuning.logit, tuning.bias) / max(logits)
     return tuple(tokens.lengths.on_grid(wanted * block) for block in chosen)
+
+
+def _best_drawn(
+    rest: Array,
+    keys: tuple[Array, ...],
+    extras: int,
+    columns: ScoreColumns,
+    tokens: ScoreTokens,
+    *,
+    rng: np.random.Generator,
+    tuning: NormalisedScoresTuning,
+) -> RowRound:
+    """Draw additional tokens until the system of what is open is well conditioned."""
+    best, least = None, np.inf
+    for _ in range(tuning.tries):
+        drawn = _drawn(rest, keys, extras, tokens, rng)
+        condition = _condition(drawn, columns, tokens)
+        if best is None or condition < least:
+            best, least = drawn, condition
+        if condition <= tuning.condition:
+            break
+    assert best is not None
+    return best
 
 
 def _drawn(
@@ -181,6 +209,9 @@ def _completed(
 ) -> Array:
     """Return one head's scores of the corners that were asked here."""
     known = len(scores)
+    if asked.whole:
+        seen = np.vstack(asked.keyed.blocks) @ basis
+        return np.asarray(np.linalg.lstsq(seen, np.hstack(logits).T, rcond=None)[0].T)
     if not asked.corners:
         return np.zeros((0, basis.shape[1]))
     open_scores = _open_scores(asked, basis, tokens, known)

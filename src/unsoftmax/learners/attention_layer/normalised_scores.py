@@ -27,6 +27,7 @@ from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedScore
 from unsoftmax.learners.attention_layer.normalised_values import ValueSpaces
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
+from unsoftmax.measure.normalised import rank_by_gap
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
@@ -62,7 +63,7 @@ def find_lengths(
 
     Half the difference of their logits is the score without a bias, half the sum the bias.
     """
-    d, n = frame.dim, values.keys()
+    d, n = frame.dim, values.keys(tuning.share)
     lengths = KeyLengths.at(one_hot.slope, one_hot.bias, tuning)
     rows = np.linalg.qr(rng.standard_normal((d, n)))[0].T
     for _ in range(tuning.shorter):
@@ -160,7 +161,7 @@ def find_columns(
     """Ask all keys for the first tokens, and for more where column spaces stay open."""
     d = frame.dim
     values = open_values(frame, spaces, tuning)
-    n = values.keys()
+    n = values.keys(tuning.share)
     aims = KeyAims(values.frames(), [np.eye(d)])
     blocks = tuple(map(tokens.keys, chosen_keys(aims, -(-d // n), n, rng, tuning.keys)))
     most = max(base.shape[1] for base in spaces.bases)
@@ -209,14 +210,15 @@ def read_columns(
     for h in range(H):
         left, s, _ = np.linalg.svd(columns[:, :, h], full_matrices=False)
         known = None if like is None else like.bases[h].shape[1]
-        rank = _rank(s, q > frame.dim, tuning) if known is None else known
+        rank = _rank(s, q > frame.dim, frame.noise, tuning) if known is None else known
         bases.append(left[:, :rank])
         scores.append(columns[:, :, h].T @ left[:, :rank])
     return ScoreColumns(values, tuple(bases), tuple(scores))
 
 
-def _rank(s: Array, complete: bool, tuning: NormalisedScoresTuning) -> int:
+def _rank(s: Array, complete: bool, noise: float, tuning: NormalisedScoresTuning) -> int:
     """Return the rank of a head's scores; where all tokens are known it does not matter."""
-    if complete:
+    floor = float(np.median(s[-tuning.spare + 1 :]))
+    if complete or floor > min(tuning.most_spare, tuning.unresolved * noise) * s[0]:
         return len(s)
-    return int(np.sum(s > tuning.rank * np.median(s[-tuning.spare + 1 :])))
+    return rank_by_gap(s, floor, tuning.rank)

@@ -198,7 +198,8 @@ def _read_constant(
     known = frame.B @ asked.signs[0]
     w = frame.directions(asked.y_steps)
     # nothing is left of c in the zero token's answer, or only rounding
-    if size <= UNIT * np.sqrt(frame.dim):
+    shift = frame.answers.shift
+    if size <= tuning.zero * UNIT * np.linalg.norm(np.abs(shift) + 1 / np.abs(frame.answers.gain)):
         constant = np.zeros(len(zero))
     else:
         ratios = [_ratio(known, zero / size, one) for one in w]

@@ -89,18 +89,19 @@ def solved_alike(
     spaces = read_values(heads, asked.offsets, tuning.values, like.spaces)
     columns = read_columns(heads.frame, spaces, asked.keys, tuning.scores, like.columns)
     scores = read_rows(heads.frame, columns, asked.tokens, asked.rows, tuning.scores)
-    return layer_of(heads, (spaces, columns), asked.tokens, scores, asked.eps)
+    solution = (spaces, columns), (asked.tokens, scores)
+    return layer_of(heads, *solution, asked.eps, tuning)
 
 
 def layer_of(
     found: NormalisedHeads,
     parts: tuple[ValueSpaces, ScoreColumns],
-    tokens: ScoreTokens,
-    scores: tuple[Array, ...],
+    rows: tuple[ScoreTokens, tuple[Array, ...]],
     eps: EpsRound,
+    tuning: NormalisedTuning,
 ) -> SolvedLayer:
     """Put the layer together, heads with the largest M first."""
-    frame, (spaces, columns) = found.frame, parts
+    frame, (spaces, columns), (tokens, scores) = found.frame, parts, rows
     values = columns.values
     heads = []
     for U, V, basis, known in zip(values.bases, values.values, columns.bases, scores, strict=True):
@@ -111,7 +112,7 @@ def layer_of(
             )
         )
     heads.sort(key=lambda head: -head.parameter_norm("M"))
-    read, error = read_eps(frame, eps)
+    read, error = read_eps(frame, eps, tuning.eps)
     norm = LayerNorm(1 / frame.answers.gain, frame.answers.shift, read)
     c = frame.answers.centred(frame.c[:, None])[:, 0]
     return SolvedLayer(

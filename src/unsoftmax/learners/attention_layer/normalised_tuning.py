@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
@@ -26,6 +26,8 @@ class NormalisedSinglesTuning:
     steps: tuple[float, ...] = (2.0**-6, 2.0**-2, 2.0**2, 2.0**6)
     """Lengths of the tokens that c is weighed against: one is within a factor of 4 of |c|, where
     |c| is between 2⁻⁸ and 2⁸."""
+    zero: float = 16.0
+    """The zero token's answer is β but for so many roundoffs where c is 0."""
     least_spread: float = 1e-10
     """A coordinate that moves by a smaller share of the one that moves most is taken for one of
     scale 0."""
@@ -75,7 +77,7 @@ class OneHotTuning:
     """Query tokens are combinations of so many. More: shorter ones, more queries."""
     pilots: tuple[float, ...] = tuple(2.0**k for k in (8, 6, 4, 2, 0, -2, -4, -6, -8, -10))
     """Lengths at which gates are looked at."""
-    open: float = 0.01
+    least_gate: float = 0.01
     """A gate between this and 1 less it tells its logit."""
     largest_share: float = 0.5
     """Offsets differ from the first by at most so much of it."""
@@ -91,10 +93,12 @@ class NormalisedValuesTuning:
 
     spare: int = 4
     """Offsets beyond a basis: they show ranks, and gates that flipped."""
+    further: int = 0
+    """Offsets beyond those."""
     leverage: float = 1e-6
     """An offset whose own share of a subspace misses 1 by less has a flipped gate."""
     rank: float = 100.0
-    """Singular values above so many times the spare ones' are of the subspace."""
+    """Singular values above so many times the spare ones' may be of the subspace."""
     unresolved: float = 1e5
     """Spare singular values that are so many times what noise makes are none: the head is larger
     than its offsets show. 100 times is usual, for gates are not quite as independent as noise."""
@@ -115,6 +119,9 @@ class NormalisedScoresTuning:
     """The same of what query biases add."""
     longer: float = 16.0
     """Keys are at most so many times as long as query tokens."""
+    share: int = 1
+    """One in so many of the keys that can be told apart is asked; with more than 1, all blocks with
+    all query tokens."""
     shorter: int = 6
     """Lengths tried: each half of the one before."""
     pilot_weight: float = 1e-6
@@ -122,13 +129,19 @@ class NormalisedScoresTuning:
     keys: KeyBlockTuning = field(default=KeyBlockTuning(steps=25))
     """How keys are chosen: what more steps gain is less than a factor of 2."""
     rank: float = 100.0
-    """Singular values above so many times the spare ones' are of the column space."""
+    """Singular values above so many times the spare ones' may be of the column space."""
     dense: int = 4
     """Where fewer than 1/4 of the keys can be told apart that complete values would allow, every
     M_h is read as a whole instead."""
+    most_spare: float = 0.03
+    """Spare singular values that are a larger share of the first are none ..."""
+    unresolved: float = 1e10
+    """... nor are those of so many times the answers' noise: all is asked for all tokens."""
     overlap: float = 1e4
     """Value subspaces depend on each other where a singular value is below so many times their
-    error."""
+    error ..."""
+    most_overlap: float = 1e-3
+    """... and below this."""
     blocks: int = 12
     """Key blocks of the rows, at most: tokens of one block lack the same directions, and an
     additional token tells one number of each block."""
@@ -150,6 +163,8 @@ class EpsTuning:
 
     variances: tuple[float, ...] = tuple(10.0**k for k in range(-14, 5, 2))
     """Variances of u at which it is read: eps is a few orders from one of them."""
+    told: float = 16.0
+    """An eps of fewer times what it may be off by is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +189,8 @@ class NormalisedConclusionTuning:
     """Their logits' rms, in turn."""
     most: float = 1e-4
     """Answers missed by a larger share refuse the layer, whatever the bounds allow."""
-    most_noisy: float = 1e-2
-    """The same where answers are noisy ..."""
+    most_noisy: float = 0.2
+    """The same where answers are noisy: at logits of 30 small errors of W_h weigh ..."""
     amplified: float = 1e7
     """... and no more than so many times their noise."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
@@ -186,6 +201,18 @@ class NormalisedConclusionTuning:
 class NormalisedTuning:
     """Knobs of the recovery of a layer behind a LayerNorm, by step."""
 
+    coarse: float = 1e-11
+    """Answers that are further off, relative to the scale, are coarse, such as float32's."""
+    coarse_values: NormalisedValuesTuning = field(default=NormalisedValuesTuning(further=28))
+    """More offsets: errors of the subspaces are those of all later steps."""
+    coarse_scores: NormalisedScoresTuning = field(
+        default=NormalisedScoresTuning(share=2, logit=0.6, bias=0.3, rank=3.0, spare=6)
+    )
+    """Half as many keys: weights' errors fall by more than the root of it. Logits
+    are smaller, since the least weight is read from as coarse answers. Spare singular values are
+    nearer to those of the heads."""
+    finest: int = 3
+    """Times as many offsets, and as few keys in a sequence, for the profile "finest"."""
     tries: int = 3
     """Searches for values and scores, each with other tokens: one fails by chance in 50 small
     layers, where gates or weights happen to be extreme."""
@@ -196,3 +223,16 @@ class NormalisedTuning:
     scores: NormalisedScoresTuning = field(default=NormalisedScoresTuning())
     eps: EpsTuning = field(default=EpsTuning())
     conclusion: NormalisedConclusionTuning = field(default=NormalisedConclusionTuning())
+
+    def beside(self, noise: float, profile: str) -> NormalisedTuning:
+        """Return the knobs for answers that are off by so much, relative to the scale.
+
+        A profile, one of `AttentionLayerLearner`, may decide instead.
+        """
+        if profile == "lean" or (profile == "auto" and noise <= self.coarse):
+            return self
+        values, scores = self.coarse_values, self.coarse_scores
+        if profile == "finest":
+            values = replace(values, further=self.finest * (1 + values.further))
+            scores = replace(scores, share=self.finest * scores.share)
+        return replace(self, values=values, scores=scores)

@@ -20,6 +20,7 @@ from unsoftmax.learners.attention_layer.normalised_one_hot import OneHotTokens
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedValuesTuning
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
+from unsoftmax.measure.normalised import rank_by_gap
 from unsoftmax.probes import Array, Flags, Grid
 
 
@@ -83,7 +84,7 @@ def find_values(
     H, d = len(heads.values), heads.frame.dim
     s = np.linalg.svd(heads.frame.values, compute_uv=False)
     rank = int(np.sum(s > tuning.rank * heads.frame.noise * np.sqrt(d) * s[0]))
-    count = -(-(rank + 1) // H) - 1 + tuning.spare
+    count = -(-(rank + 1) // H) - 1 + tuning.spare + tuning.further
     asked = OffsetRound(np.zeros((0, d)), one_hot.tokens, np.zeros((H, 0, d)))
     failure: ModelMismatch | None = None
     for _ in range(tuning.rounds):
@@ -228,7 +229,8 @@ def _space(
     left, s, right = np.linalg.svd(vectors, full_matrices=False)
     least = noise * np.sqrt(len(vectors))
     floor = max(float(np.median(s[-tuning.spare + 1 :])), least)
-    if floor > tuning.unresolved * least:  # what was taken for noise is signal
+    # a head may fill all dimensions, or more than its offsets show: then none of these is noise
+    if vectors.shape[1] > len(vectors) or floor > tuning.unresolved * least:
         floor = least
-    rank = int(np.sum(s > tuning.rank * floor))
+    rank = rank_by_gap(s, floor, tuning.rank)
     return left[:, :rank], right[:rank], floor / float(s[rank - 1] if rank else 1.0)
