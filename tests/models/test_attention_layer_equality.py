@@ -89,7 +89,7 @@ def hidden(model, rng):
 
 @pytest.mark.parametrize(("kind", "residual"), KINDS)
 def test_the_canonical_form_is_the_same_function_and_its_own_form(kind, residual):
-    for seed in range(3):
+    for seed in range(2):
         model = layer(seed, kind=kind, residual=residual)
         form = us.canonical(model)
         X = np.random.default_rng(seed).standard_normal((20, 4, 5))
@@ -106,7 +106,7 @@ def test_the_canonical_form_is_the_same_function_and_its_own_form(kind, residual
 
 @pytest.mark.parametrize(("kind", "residual"), KINDS)
 def test_all_layers_of_one_function_have_one_form(kind, residual):
-    for seed in range(4):
+    for seed in range(2):
         rng = np.random.default_rng(seed)
         model = layer(seed, kind=kind, residual=residual)
         other = hidden(model, rng)
@@ -162,9 +162,8 @@ def test_a_constant_keeps_its_dimension():
 @pytest.mark.parametrize(("kind", "residual"), KINDS)
 def test_every_parameter_makes_a_difference(kind, residual):
     model = layer(0, kind=kind, residual=residual)
-    for name in model.arrays():
-        if name in ("residual", "norm.before", "norm.centred"):
-            continue
+    norm = () if kind is None else ("norm.scale", "norm.shift", "norm.eps")
+    for name in (*(f"heads.1.{part}" for part in "OVKQw"), "c", *norm):
         other = nudged(model, name)
         result = us.equivalent(model, other)
         assert result.verdict == "different", name
@@ -203,7 +202,7 @@ def test_residuals_and_norms_are_told_apart():
     models = [us.AttentionLayer(heads, c, residual, norm)
               for residual in (False, True) for norm in norms]  # fmt: skip
     for k, one in enumerate(models):
-        for j, other in enumerate(models):
+        for j, other in enumerate(models[: k + 1]):
             result = us.equivalent(one, other)
             assert result.verdict == ("equal" if j == k else "different"), (one, other)
             assert (result.gap == np.inf) == (j != k)
