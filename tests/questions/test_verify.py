@@ -431,6 +431,13 @@ def test_with_a_larger_budget_a_ledger_goes_on(H, tmp_path):
     assert (few.verdict, few.tensor) == ("different", None)
 
 
+def test_weights_of_a_class_that_is_not_known_are_refused_in_a_sentence(tmp_path):
+    us.AttentionLayer([], [1.0, 2.0]).save(tmp_path / "layer.safetensors")
+    done = run(tmp_path, "verify", "layer.safetensors", "--weights", "layer.safetensors")
+    assert done.returncode == 2
+    assert "verify does not know AttentionLayers: recover the target" in done.stderr
+
+
 def test_wrong_arguments_are_sentences():
     model = several(2, 8, 0)
     with pytest.raises(TypeError, match="model must be one of SingleHead"):
@@ -439,6 +446,15 @@ def test_wrong_arguments_are_sentences():
         us.verify(several(2, 9, 0), model)
     with pytest.raises(us.OracleError):
         us.verify(lambda X: np.zeros((len(X), 3)), model)
+
+
+def test_a_layer_is_verified_by_one_output():
+    q, k, v, o = np.random.default_rng(0).standard_normal((4, 6, 6)) / 2
+    layer = us.from_projections(q, k, v, o, heads=2)
+    with pytest.raises(TypeError, match=r"verify one output: .* us\.from_projections\(…, coord"):
+        us.verify(layer, layer)
+    seen = us.from_projections(q, k, v, o, heads=2, coordinate=1)
+    assert us.verify(us.oracles.coordinate(layer, 1), seen)
 
 
 def test_the_command(tmp_path):

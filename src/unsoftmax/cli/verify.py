@@ -13,6 +13,7 @@ from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
     Debug,
+    Refusal,
     show_json,
     show_table,
     stdout,
@@ -43,6 +44,7 @@ from unsoftmax.cli.run_options import (
 )
 from unsoftmax.questions import Verification
 from unsoftmax.questions import verify as run
+from unsoftmax.questions.claimed_models import can_be_claimed
 from unsoftmax.questions.verification import VERIFICATION_FILE
 
 _STATUS = {"same": 0, "different": 1, "undecided": 3}
@@ -91,6 +93,11 @@ def verify(
         refuse_file(out)
     weights = model_path(weights)
     model, errors = model_of(weights), certified_errors(weights)
+    if not can_be_claimed(model):
+        raise Refusal(
+            f"verify does not know {type(model).__name__}s: recover the target with `unsoftmax "
+            "learn`, then compare what was recovered with these weights by `unsoftmax compare`."
+        )
     oracle = targets.resolve(target, coordinate, auth)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))

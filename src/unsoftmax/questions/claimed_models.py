@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
+from unsoftmax.models import AttentionLayer, MultiHead, ReluNetwork, SingleHead, Transformer
 from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
@@ -255,7 +255,18 @@ def claim_of(model: object, errors: Mapping[str, float] | None = None) -> Claim:
             made.left_open = LeftOpen(errors or {})
             return made
     known = ", ".join(kind.__name__ for kind in CLAIMS)
-    raise TypeError(f"model must be one of {known}; it is {type(model).__name__}.")
+    hint = ""
+    if isinstance(model, AttentionLayer):
+        hint = (
+            " Of a layer without residual and norm verify one output: the target's by "
+            "us.oracles.coordinate(oracle, k), the weights by us.from_projections(…, coordinate=k)."
+        )
+    raise TypeError(f"model must be one of {known}; it is {type(model).__name__}.{hint}")
+
+
+def can_be_claimed(model: object) -> bool:
+    """Tell whether `claim_of` knows the class of a model."""
+    return isinstance(model, tuple(CLAIMS))
 
 
 CLAIMS: Mapping[type, type] = {
