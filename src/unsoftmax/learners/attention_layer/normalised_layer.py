@@ -38,6 +38,7 @@ from unsoftmax.learners.attention_layer.normalised_heads import (
 )
 from unsoftmax.learners.attention_layer.normalised_keys import open_values
 from unsoftmax.learners.attention_layer.normalised_one_hot import find_one_hot
+from unsoftmax.learners.attention_layer.normalised_polish import find_polish, polished_spaces
 from unsoftmax.learners.attention_layer.normalised_rows import find_rows, read_rows
 from unsoftmax.learners.attention_layer.normalised_scores import (
     ScoreTokens,
@@ -177,6 +178,13 @@ def _of_heads(
     columns = read_columns(frame, spaces, keys, tuning.scores)
     rows = yield from find_rows(columns, tokens, rng, tuning.scores)
     scores = read_rows(frame, columns, tokens, rows, tuning.scores)
+    polish = None
+    if tuning.polish.asked and spaces.values is None:
+        polish = yield from find_polish(columns, tokens, scores, tuning.polish)
+    if polish is not None:
+        spaces = polished_spaces(frame, spaces, polish)
+        columns = read_columns(frame, spaces, keys, tuning.scores, columns)
+        scores = read_rows(frame, columns, tokens, rows, tuning.scores)
     eps = yield from find_eps(frame, rng, tuning.eps)
-    asked = NormalisedRounds(*before, offsets, tokens, keys, rows, eps)
+    asked = NormalisedRounds(*before, offsets, tokens, keys, rows, polish, eps)
     return layer_of(heads, (spaces, columns), (tokens, scores), eps, tuning), asked

@@ -18,6 +18,7 @@ from unsoftmax.learners.attention_layer.normalised_heads import (
     read_heads,
 )
 from unsoftmax.learners.attention_layer.normalised_keys import KeyRound
+from unsoftmax.learners.attention_layer.normalised_polish import PolishRound, polished_spaces
 from unsoftmax.learners.attention_layer.normalised_rows import RowRound, read_rows
 from unsoftmax.learners.attention_layer.normalised_scores import (
     ScoreColumns,
@@ -50,6 +51,7 @@ class NormalisedRounds:
     tokens: ScoreTokens
     keys: KeyRound
     rows: RowRound
+    polish: PolishRound | None
     eps: EpsRound
 
 
@@ -87,6 +89,8 @@ def solved_alike(
     frame = read_singles(asked.singles, tuning.singles)
     heads = read_heads(frame, asked.patterns, tuning.heads, like.gates)
     spaces = read_values(heads, asked.offsets, tuning.values, like.spaces)
+    if asked.polish is not None:
+        spaces = polished_spaces(heads.frame, spaces, asked.polish)
     columns = read_columns(heads.frame, spaces, asked.keys, tuning.scores, like.columns)
     scores = read_rows(heads.frame, columns, asked.tokens, asked.rows, tuning.scores)
     solution = (spaces, columns), (asked.tokens, scores)

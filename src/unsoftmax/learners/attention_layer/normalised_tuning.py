@@ -158,6 +158,21 @@ class NormalisedScoresTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class NormalisedPolishTuning:
+    """Knobs of reading value subspaces again."""
+
+    asked: bool = False
+    """Whether they are: coarse answers gain a factor of 10, exact ones nothing."""
+    length: float = 2.0**24
+    """Length of offsets."""
+    shorter: float = 2.0**-10
+    """Query tokens are so much shorter: what they add to an answer is small beside M_h a."""
+    longest: float = 1e3
+    """A token that opens a gate alone only where it is so many times as long as a typical one is
+    too near to one that opens another."""
+
+
+@dataclass(frozen=True, slots=True)
 class EpsTuning:
     """Knobs of reading eps."""
 
@@ -221,6 +236,7 @@ class NormalisedTuning:
     one_hot: OneHotTuning = field(default=OneHotTuning())
     values: NormalisedValuesTuning = field(default=NormalisedValuesTuning())
     scores: NormalisedScoresTuning = field(default=NormalisedScoresTuning())
+    polish: NormalisedPolishTuning = field(default=NormalisedPolishTuning())
     eps: EpsTuning = field(default=EpsTuning())
     conclusion: NormalisedConclusionTuning = field(default=NormalisedConclusionTuning())
 
@@ -235,4 +251,5 @@ class NormalisedTuning:
         if profile == "finest":
             values = replace(values, further=self.finest * (1 + values.further))
             scores = replace(scores, share=self.finest * scores.share)
-        return replace(self, values=values, scores=scores)
+        polish = replace(self.polish, asked=True)
+        return replace(self, values=values, scores=scores, polish=polish)
