@@ -12,6 +12,7 @@ import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
 from tests.attention_layers import share_of_bounds
 from tests.by_hand import driven
+from tests.feed_forward import layer, parameter_errors
 from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
@@ -211,6 +212,15 @@ def _attention_layer(residual: bool) -> Callable[[int], us.AttentionLayer]:
 
 def _heads_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
     return bool(share_of_bounds(recovery, target) < 1)
+
+
+def _feed_forward(dim: int, neurons: int, outputs: int, residual: bool = False) -> Any:
+    return lambda seed: layer(dim, neurons, outputs, seed, residual=residual)
+
+
+def _layer_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    errors, bounds = parameter_errors(recovery.model, target), recovery.certificate.errors
+    return all(errors[name] <= bounds[name] for name in errors)
 
 
 def _vectors(name: str, learner: Any, target: Any) -> Case:
@@ -465,6 +475,22 @@ CASES = [
         _one_by_one,
         within=lambda recovery, target: share_behind(recovery, target) <= 1,
         accuracy=1e-8,
+    ),
+    Case(
+        "FeedForwardLearner",
+        lambda seed: us.learners.FeedForwardLearner(6, seed=seed),
+        _feed_forward(6, 9, 6, residual=True),
+        _one_by_one,
+        within=_layer_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "FeedForwardLearner of other outputs",
+        lambda seed: us.learners.FeedForwardLearner(5, seed=seed),
+        _feed_forward(5, 8, 7),
+        _one_by_one,
+        within=_layer_within_the_bounds,
+        single=False,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

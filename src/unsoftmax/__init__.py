@@ -37,6 +37,7 @@ if _typing.TYPE_CHECKING:
     from unsoftmax.models import (
         AttentionLayer,
         Equivalence,
+        FeedForward,
         LayerHead,
         LayerNorm,
         MultiHead,
@@ -71,6 +72,7 @@ __all__ = [
     "DefenceComparison",
     "DimensionRefused",
     "Equivalence",
+    "FeedForward",
     "LayerHead",
     "LayerNorm",
     "LedgerError",

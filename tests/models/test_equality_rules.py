@@ -106,6 +106,7 @@ def test_every_class_has_one_rule_and_its_files_load(tmp_path):
         network,
         us.Transformer(np.eye(2), network),
         us.AttentionLayer([us.LayerHead(np.eye(2), np.eye(2))], np.ones(2)),
+        us.FeedForward(np.ones((3, 2)), np.ones(3), np.ones((2, 3)), np.ones(2), True),
     ]
     assert [rule.model for rule in RULES] == [type(model) for model in models]
     for model in models:
@@ -189,6 +190,27 @@ def test_distance_counts_jumps_the_affine_part_and_what_is_missing():
     none = HingeSum(parts.linear, parts.u[:0], parts.s[:0])
     assert 0 < squared_distance(parts, fewer, 1e-2) < squared_distance(parts, none, 1e-2)
     assert squared_distance(none, none, 1e-2) == 0.0
+
+
+def test_jumps_may_be_vectors():
+    """Of one number per answer they are what numbers are; two numbers are two networks."""
+    one, other = network(3, 6, 3), network(3, 6, 4)
+    shared = us.ReluNetwork(one.A, other.w_o, one.b, 0.1)
+    numbers = [HingeSum.of(g, 2.0) for g in (one, shared)]
+    linear = np.array([parts.linear for parts in numbers])
+    jumps = np.array([one.w_o, shared.w_o]).T
+    both = HingeSum.of_neurons(2.0 * one.A.T, one.b, jumps, linear)
+    back = np.array([True, False, True, True, False, False])
+    x = 3 * np.random.default_rng(1).standard_normal((50, 3))
+    for parts in (both, both.turned(back), both.turned(back).merged(1e-12)):
+        Y = np.column_stack([x / 2.0, np.ones(len(x))])
+        found = Y @ parts.linear.T + np.maximum(Y @ parts.u.T, 0.0) @ parts.s
+        np.testing.assert_allclose(found, np.array([one(x), shared(x)]).T, atol=1e-12)
+    assert squared_distance(both, both.turned(back), 1e-2) == pytest.approx(0.0, abs=1e-25)
+    ahead = both.turned(both.u[:, -1] > 0)
+    moved = replace(ahead, s=ahead.s + np.array([1e-3, 2e-3]))
+    assert squared_distance(ahead, moved, 1e-2) == pytest.approx(6 * 5e-6)
+    assert both.scaled(2.0).norm == pytest.approx(2 * both.norm)
 
 
 # -- witnesses

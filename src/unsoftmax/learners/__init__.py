@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unsoftmax.learners.antisymmetric_part import Antisymmetric
     from unsoftmax.learners.attention_layer.attention_layer_learner import AttentionLayerLearner
+    from unsoftmax.learners.feed_forward.feed_forward_learner import FeedForwardLearner
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
     from unsoftmax.learners.network_algorithm import NetworkAlgorithm
     from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
@@ -29,6 +30,7 @@ __all__ = [
     "ApproximateHead",
     "AttentionLayerLearner",
     "ExactHead",
+    "FeedForwardLearner",
     "LabelHead",
     "LowRankHead",
     "MultiHeadLearner",
@@ -51,6 +53,7 @@ MODELS = {
     "orthogonal-heads": "OrthogonalHeads",
     "antisymmetric": "Antisymmetric",
     "attention-layer": "AttentionLayerLearner",
+    "feed-forward": "FeedForwardLearner",
 }
 """``--model`` on the command line, and the learner that it names."""
 
@@ -59,6 +62,7 @@ _MODULES = {
     "ApproximateHead": "single_head.approximate.approximate_head",
     "AttentionLayerLearner": "attention_layer.attention_layer_learner",
     "ExactHead": "single_head.exact",
+    "FeedForwardLearner": "feed_forward.feed_forward_learner",
     "LabelHead": "single_head.labels.label_head",
     "LowRankHead": "single_head.low_rank",
     "MultiHeadLearner": "multi_head.multi_head_learner",

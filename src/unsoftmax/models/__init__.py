@@ -9,6 +9,7 @@ from typing import Any
 from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
+from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
@@ -21,6 +22,7 @@ from unsoftmax.models.transformer import Transformer
 __all__ = [
     "AttentionLayer",
     "Equivalence",
+    "FeedForward",
     "LayerHead",
     "LayerNorm",
     "MultiHead",

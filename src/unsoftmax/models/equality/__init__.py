@@ -18,6 +18,7 @@ from unsoftmax.models.equality.equivalence import (
     Tolerance,
     within_certificate,
 )
+from unsoftmax.models.equality.feed_forward_equality import FeedForwardEquality
 from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
 from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
@@ -35,6 +36,7 @@ RULES: Rules = (
     ReluNetworkEquality(),
     TransformerEquality(),
     AttentionLayerEquality(),
+    FeedForwardEquality(),
 )
 """The rule of every model class; a class comes before those that its models can be read as."""
 
@@ -44,12 +46,13 @@ def canonical(model: M, *, rules: Rules = RULES) -> M:
 
     Parameters
     ----------
-    model : SingleHead, MultiHead, ReluNetwork, Transformer or AttentionLayer
+    model : SingleHead, MultiHead, ReluNetwork, Transformer, AttentionLayer or FeedForward
         A head; when v = 0 its W and w have no effect and become 0. Or several: those with equal
         W and w are merged, those with v = 0 left out, the rest is ordered. Or a network:
         parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
         network's canonical form; where that is constant W and w become 0. Or a layer: heads in
         factors, merged and ordered by the norm of their M; what a norm hides is put to one value.
+        Or a feed-forward layer: as a network, the linear part last.
     rules : sequence of ModelEquality, optional
         One for each class; another one may have other tolerances for rounding.
     """
@@ -70,7 +73,7 @@ def equivalent(
 
     Parameters
     ----------
-    a, b : SingleHead, MultiHead, ReluNetwork, Transformer or AttentionLayer
+    a, b : SingleHead, MultiHead, ReluNetwork, Transformer, AttentionLayer or FeedForward
         The models; a head is compared with several as one of them, and a Transformer whose
         network is affine is a head, and a plain layer of one output is several heads. A network
         takes other sequences than the others and is different from them.

@@ -1,8 +1,9 @@
-"""A ReLU network as hyperplanes, jumps of the gradient, and one affine part.
+"""A ReLU network, or a feed-forward layer, as hyperplanes, jumps and one affine part.
 
 With Y = (x/λ, 1) a network is l·Y + Σ_k s_k·max(0, u_k·Y), ‖u_k‖ = 1: the gradient jumps by
 s_k u_k across u_k·Y = 0. Parallel neurons are one, and s·max(0, z) = s·z + s·max(0, −z) turns
-u_k around, so functions are equal exactly if hyperplanes, jumps and affine parts are.
+u_k around, so functions are equal exactly if hyperplanes, jumps and affine parts are. Of a layer
+with vector answers s_k is a vector, l a matrix, and the Jacobian jumps by s_k u_kᵀ.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from unsoftmax.probes import Array, Indices
 
 @dataclass(frozen=True, slots=True)
 class HingeSum:
-    """The affine part l, (d + 1,), unit normals u, (K, d + 1), and jumps s, (K,)."""
+    """The affine part l, unit normals u, (K, d + 1), and jumps s.
+
+    l is (d + 1,) and s (K,); where answers are vectors, l is (m, d + 1) and s (K, m).
+    """
 
     linear: Array
     u: Array
@@ -28,17 +32,24 @@ class HingeSum:
     @classmethod
     def of(cls, network: ReluNetwork, length: float) -> HingeSum:
         """Read a network off in the unit of length λ; constant neurons join the affine part."""
-        vectors = np.column_stack([length * network.A.T, network.b])
-        constant = ~np.any(network.A, axis=0)
         linear = np.zeros(network.dim + 1)
-        linear[-1] = network.c + np.maximum(network.b[constant], 0.0) @ network.w_o[constant]
-        used = ~constant & (network.w_o != 0)
-        norm = np.linalg.norm(vectors[used], axis=1)
-        return cls(linear, vectors[used] / norm[:, None], norm * network.w_o[used])
+        linear[-1] = network.c
+        return cls.of_neurons(length * network.A.T, network.b, network.w_o, linear)
+
+    @classmethod
+    def of_neurons(cls, A: Array, b: Array, s: Array, linear: Array) -> HingeSum:
+        """Add up l·Y and s_j·max(0, A_j·x + b_j), A in the unit of length."""
+        constant = ~np.any(A, axis=1)
+        linear = linear.copy()
+        linear[..., -1] += s[constant].T @ np.maximum(b[constant], 0.0)
+        used = ~constant & (_sizes(s) > 0)
+        vectors = np.column_stack([A, b])[used]
+        norm = np.linalg.norm(vectors, axis=1)
+        return cls(linear, vectors / norm[:, None], (norm * s[used].T).T)
 
     def turned(self, back: NDArray[np.bool_]) -> HingeSum:
         """Turn some hyperplanes around: s·relu(z) = s·z + s·relu(−z)."""
-        linear = self.linear + self.s[back] @ self.u[back]
+        linear = self.linear + self.s[back].T @ self.u[back]
         return HingeSum(linear, np.where(back[:, None], -self.u, self.u), self.s)
 
     def merged(self, parallel: float) -> HingeSum:
@@ -46,7 +57,7 @@ class HingeSum:
         u, s, linear = self.u, self.s.copy(), self.linear.copy()
         if not len(s):
             return self
-        size = np.abs(s)
+        size = _sizes(s)
         cosine = u @ u.T
         keep = np.full(len(s), True)
         rows, columns = np.nonzero(np.triu(1 - np.abs(cosine) < parallel, 1))
@@ -55,13 +66,17 @@ class HingeSum:
             if not (keep[i] and keep[j]) or np.linalg.norm(u[i] - turn * u[j]) > parallel:
                 continue
             if turn < 0:
-                linear += s[j] * u[j]
+                linear += np.multiply.outer(s[j], u[j])
             s[i] += s[j]
             size[i] += size[j]
             keep[j] = False
         # a sum this small beside its terms is their rounding
-        keep &= np.abs(s) > 16 * UNIT * size
+        keep &= _sizes(s) > 16 * UNIT * size
         return HingeSum(linear, u[keep], s[keep])
+
+    def scaled(self, factor: float) -> HingeSum:
+        """Return the sum times a factor."""
+        return HingeSum(factor * self.linear, self.u, factor * self.s)
 
     @property
     def norm(self) -> float:
@@ -71,7 +86,7 @@ class HingeSum:
     @property
     def reach(self) -> Array:
         """Largest values of the neurons where ‖Y‖ = 1, of those that are 0 at x = 0."""
-        return np.asarray(np.abs(self.s) * np.linalg.norm(self.u[:, :-1], axis=1))
+        return np.asarray(_sizes(self.s) * np.linalg.norm(self.u[:, :-1], axis=1))
 
 
 def squared_distance(first: HingeSum, second: HingeSum, near: float) -> float:
@@ -89,11 +104,11 @@ def squared_distance(first: HingeSum, second: HingeSum, near: float) -> float:
     i, j, turn = _nearest_pairs(first.u, second.u, near)
     if len(i):
         # s·relu(z) = s·z + s·relu(−z)
-        linear = linear - (second.s[j] * (turn < 0)) @ second.u[j]
-        change = first.s[i, None] * first.u[i] - (second.s[j] * turn)[:, None] * second.u[j]
+        linear = linear - (second.s[j].T * (turn < 0)) @ second.u[j]
+        change = _distances(first.s[i], first.u[i], second.s[j], turn[:, None] * second.u[j])
         # turned around to compare, a neuron is not 0 at x = 0
         most = np.where(turn > 0, first.reach[i] + second.reach[j], np.inf)
-        squares += float(np.sum(np.minimum(np.linalg.norm(change, axis=1), most) ** 2))
+        squares += float(np.sum(np.minimum(change, most) ** 2))
         left[i], missing[j] = False, False
     squares += float(np.sum(first.reach[left] ** 2) + np.sum(second.reach[missing] ** 2))
     return squares + float(np.sum(linear**2))
@@ -111,3 +126,16 @@ def _nearest_pairs(u: Array, other: Array, near: float) -> tuple[Indices, Indice
     both &= 1 - np.abs(cosine[i, j]) < near
     i, j = i[both], j[both]
     return i, j, np.sign(cosine[i, j])
+
+
+def _sizes(s: Array) -> Array:
+    """Return the sizes of jumps, numbers or vectors."""
+    return np.asarray(np.linalg.norm(s.reshape(len(s), -1), axis=1) if s.ndim > 1 else np.abs(s))
+
+
+def _distances(s: Array, u: Array, other: Array, v: Array) -> Array:
+    """Return ‖s_k u_kᵀ − t_k v_kᵀ‖ without the products, of unit vectors u and v."""
+    moved, turned = s - other, u - v
+    mixed = np.sum((moved * other).reshape(len(s), -1), axis=1) * np.sum(u * turned, axis=1)
+    squares = _sizes(moved) ** 2 + (_sizes(other) * np.linalg.norm(turned, axis=1)) ** 2 + 2 * mixed
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))

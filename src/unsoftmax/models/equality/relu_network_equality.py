@@ -8,7 +8,7 @@ functions may still be close: values in the cells on both sides of every hyperpl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -98,21 +98,39 @@ class ReluNetworkEquality(ModelEquality[ReluNetwork]):
 
     def _in_cells(self, a: ReluNetwork, b: ReluNetwork, length: float) -> Array:
         """Return points in the cells beside every hyperplane, at its foot and elsewhere on it."""
-        rng = np.random.default_rng(0)
-        d = a.dim
-        directions = rng.standard_normal((self.points, d))
-        x = [np.zeros((1, d)), length * 10.0 ** rng.uniform(-2, 4, (self.points, 1)) * directions]
-        for network in (a, b):
-            norm = np.linalg.norm(network.A, axis=0)
-            used = norm > 0
-            normal = (network.A[:, used] / norm[used]).T
-            foot = -(network.b[used] / norm[used])[:, None] * normal
-            reach = length + np.linalg.norm(foot, axis=1, keepdims=True)
-            along = rng.standard_normal(foot.shape)
-            along -= np.sum(along * normal, axis=1, keepdims=True) * normal
-            for on in (foot, foot + reach / np.sqrt(d) * along):
-                x += [on, *(on + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
-        return np.concatenate(x)
+        return points_in_cells([(g.A.T, g.b) for g in (a, b)], length, self.points)
+
+
+def points_in_cells(neurons: Iterable[tuple[Array, Array]], length: float, points: int) -> Array:
+    """Return points beside every hyperplane, at its foot and elsewhere on it, and at random.
+
+    Parameters
+    ----------
+    neurons : iterable of (ndarray (m, d), ndarray (m,))
+        Rows and biases.
+    length : float
+        Typical distance of a hyperplane from 0.
+    points : int
+        How many random ones there are.
+    """
+    rng = np.random.default_rng(0)
+    x: list[Array] = []
+    for A, b in neurons:
+        d = A.shape[1]
+        if not x:
+            directions = rng.standard_normal((points, d))
+            lengths = length * 10.0 ** rng.uniform(-2, 4, (points, 1))
+            x += [np.zeros((1, d)), lengths * directions]
+        norm = np.linalg.norm(A, axis=1)
+        used = norm > 0
+        normal = A[used] / norm[used, None]
+        foot = -(b[used] / norm[used])[:, None] * normal
+        reach = length + np.linalg.norm(foot, axis=1, keepdims=True)
+        along = rng.standard_normal(foot.shape)
+        along -= np.sum(along * normal, axis=1, keepdims=True) * normal
+        for on in (foot, foot + reach / np.sqrt(d) * along):
+            x += [on, *(on + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
+    return np.concatenate(x)
 
 
 def sum_of_sizes(network: ReluNetwork, x: Array) -> Array:

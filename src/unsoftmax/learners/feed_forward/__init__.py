@@ -1,0 +1,1 @@
+"""A whole feed-forward sub-layer from vector answers."""

@@ -1,0 +1,383 @@
+"""A whole feed-forward layer from vector answers: about six queries for each neuron.
+
+Target F(x) = B relu(A x + b) + c (+ x), A (m, d), B (d_out, m), asked at single tokens; neither m
+nor the residual need be known. Beyond arXiv 2601.16873, whose A_FFN takes numbers. 2md + d_out
+parameters take at least 2m queries where d_out is d; this takes about 2.1m + 1.5m + 2.1m + 61.
+
+The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps by B_j a_jᵀ.
+
+1. The length scale and the precision of the answers (`opening_look`).
+2. Along one line F is piecewise affine with a kink at every hyperplane; the slope's jump there is
+   B_j (a_j·x₁) (`arrangement.vector_kinks`). 2.1m queries.
+3. Steps from places on the line give differences of Jacobians, Σ B_j a_jᵀ over the kinks between
+   two places: less than d_out unknown rows, a linear system (`line_cells`). m + 2d queries.
+4. Each hyperplane is crossed once more where it is far from others, which gives B_j to many more
+   digits; with these step 3 is solved again, and gives A, and b (`hyperplane_spots`). 2.1m queries.
+5. On which side each neuron is active, and whether x is added, is in the Jacobian before the first
+   kink (`affine_part`). No queries.
+6. Coarse answers, such as float32's: all parameters are fitted once more, to tokens that are far
+   apart (`fitted_layer`). About 30m queries.
+7. The hold-out confirms or refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.vector_kinks import VectorKinkSearch, VectorKinkTuning
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.compose import limited
+from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
+from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning, LayerFitting
+from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, SpotTuning
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaim, LayerClaimTuning
+from unsoftmax.learners.feed_forward.line_cells import (
+    AskTokens,
+    CellReadings,
+    LineCells,
+    LineCellTuning,
+)
+from unsoftmax.learners.feed_forward.opening_look import (
+    OpeningLook,
+    OpeningLookTuning,
+    TargetOpening,
+)
+from unsoftmax.learners.settings import Configured, whole_number
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.probes import FARTHEST, Array, Round, Singles
+from unsoftmax.protocol import Answers, Outputs, Plan, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardTuning:
+    """How a layer is searched for, in the order of the search."""
+
+    opening: OpeningLookTuning = field(default=OpeningLookTuning())
+    line: VectorKinkTuning = field(default=VectorKinkTuning())
+    cells: LineCellTuning = field(default=LineCellTuning())
+    spots: SpotTuning = field(default=SpotTuning())
+    affine: AffinePartTuning = field(default=AffinePartTuning())
+    fitted: FittedLayerTuning = field(default=FittedLayerTuning())
+    claims: LayerClaimTuning = field(default=LayerClaimTuning())
+    neurons_per_dim: int = 16
+    neurons: int = 1024
+    """A target that shows more than neurons_per_dim·d + neurons kinks is refused."""
+    start: float = 0.5
+    """How far the line is from 0, in length scales: on a line through 0 the hyperplanes of a layer
+    without biases all meet."""
+    moved: float = 30.0
+    """A column of B found on the line, and again elsewhere, differs by no more than so many of its
+    errors."""
+    doubtful: float = 0.3
+    """Of coarse answers this share of the columns may."""
+    attempts: int = field(default=3, metadata={"least": 1})
+    """Lines before a target is refused; from the second on kinks are looked at once more, which
+    tells neurons apart whose columns of B are parallel."""
+    per_neuron: int = 16
+    rounds: int = 1000
+    """Limits of an attempt: queries, as the line takes 3 and the crossings 3, beside those of the
+    cells; and rounds, of which 50 are usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardLearner(Configured):
+    """Learn a feed-forward layer, the number of its neurons unknown, from its vector answers.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    norm : None
+        The layer has no normalisation.
+    seed : int
+        Decides the line and the hold-out: the same seed asks the same.
+    tuning : FeedForwardTuning
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, or not of its type.
+
+    Notes
+    -----
+    *Queries*: about 4.22m + (d + 1)(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per
+    answer, 5.7m where d_out is d; two to four times that where another line is needed, 30m to 60m
+    of float32 targets, of which up to about 32 neurons are recovered.
+    *Determined up to* the order of neurons and a positive factor between row of A and column of B:
+    rows are as long as columns. Neurons on one hyperplane are one; where they are active on
+    opposite sides, or x is a sum of neurons, a linear part is left that takes more neurons, and
+    a note says so. *Certificate*: of A, b, B, c, and ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖.
+    *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
+    *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(0)
+    >>> A, b, B = rng.standard_normal((9, 4)), rng.standard_normal(9), rng.standard_normal((4, 9))
+    >>> target = us.FeedForward(A, b, B, np.ones(4), residual=True)
+    >>> recovery = us.learn(target, us.learners.FeedForwardLearner(4))
+    >>> recovery.model
+    FeedForward(d=4, m=9, residual)
+    >>> bool(us.equivalent(recovery.model, target))
+    True
+    """
+
+    dim: int
+    norm: None = None
+    seed: int = 0
+    tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
+
+    revision: ClassVar[int] = 1
+    outputs: ClassVar[Outputs] = "vector"
+
+    def __post_init__(self) -> None:
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
+        if self.norm is not None:
+            raise ValueError(
+                f"norm must be None; it is {self.norm!r}. Layers behind a normalisation are not "
+                "recovered."
+            )
+
+    @property
+    def _most(self) -> int:
+        return self.tuning.neurons_per_dim * int(self.dim) + self.tuning.neurons
+
+    def plan(self) -> Plan:
+        """Say what learning costs at most; what it takes is known only with the neurons."""
+        m, d, tuning = self._most, int(self.dim), self.tuning
+        per_neuron = tuning.per_neuron + 2 * d
+        at_most = tuning.attempts * (m * per_neuron + 16 * d + 1024)
+        return Plan(
+            queries=None,
+            at_most=at_most,
+            tokens=at_most,
+            rounds=tuning.attempts * tuning.rounds,
+            formula="about 4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers "
+            f"per answer, 5.7m where d_out is d; refused beyond {at_most}",
+            longest_token=FARTHEST,
+            most_tokens=1,
+        )
+
+    def steps(self, checks: int) -> Steps[FeedForward]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        most = self.plan().at_most
+        error = ModelMismatch(
+            f"More than {most} queries would be needed: the target has more neurons than "
+            f"{self._most}, or is no feed-forward layer of one hidden layer of ReLUs."
+        )
+        return (yield from limited(self._steps(checks), error, queries=most))
+
+    def _steps(self, checks: int) -> Steps[FeedForward]:
+        rng = np.random.default_rng(self.seed)
+        opening = TargetOpening(self.dim, asks("opening"), rng, tuning=self.tuning.opening)
+        look = yield from opening.run()
+        for again in reversed(range(self.tuning.attempts)):
+            thorough = again < self.tuning.attempts - 1
+            try:
+                claim = yield from self._searched(look, thorough, rng)
+            except TooManyBreakpoints as error:
+                if not again or error.everywhere:
+                    raise _too_many(error) from error
+            except ModelMismatch:
+                if not again:
+                    raise
+            else:
+                break
+        return (yield from claim.tested(checks, rng))
+
+    def _searched(
+        self, look: OpeningLook, thorough: bool, rng: np.random.Generator
+    ) -> Generator[Round, Answers, LayerClaim]:
+        """Find all neurons along a line; read them again; compare what was asked beside it."""
+        found, asked = yield from self._found(look, thorough, rng)
+        sides = found.sides(self.tuning.affine)
+        x, y = (np.vstack([seen, more]) for seen, more in zip(asked, _near(look), strict=True))
+        plain = found.layer(sides, np.zeros(y.shape[1]))
+        weight = 1 / look.size_at(x) ** 2
+        c = weight @ (y - plain(x)) / np.sum(weight)
+        errors = found.errors(0.0)
+        along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
+        c_error = errors["constant"] + errors["slope"] * along + look.noise * look.size
+        model, errors = found.layer(sides, c), found.errors(c_error)
+        fitting = LayerFitting(look, asks("fit"), rng, self.tuning.fitted)
+        if sides.linear is None and fitting.wanted(model):
+            model, errors, kept = yield from fitting.run(model, found, (x, y))
+            found = found.taken(kept)
+            sides = replace(sides, back=sides.back[kept], whole=sides.whole[np.append(kept, True)])
+        claim = LayerClaim(
+            model,
+            look,
+            errors,
+            _notes(found, sides),
+            sides.sure and sides.linear is None,
+            tuning=self.tuning.claims,
+        )
+        claim, judgement = claim.judged(x, y, len(x))
+        claim.refuse(judgement)
+        return claim
+
+    def _found(
+        self, look: OpeningLook, thorough: bool, rng: np.random.Generator
+    ) -> Generator[Round, Answers, tuple[FoundNeurons, tuple[Array, Array]]]:
+        d = int(self.dim)
+        basis = np.linalg.qr(rng.standard_normal((d, 1)), mode="complete")[0].T
+        x0 = rng.standard_normal(d)
+        x0 *= self.tuning.start * look.length / np.linalg.norm(x0)
+
+        def ask_line(t: Array) -> Generator[Round, Answers, Array]:
+            return (yield from asks("line")(x0 + t[:, None] * basis[0]))
+
+        search = VectorKinkSearch(
+            ask_line,
+            look.length,
+            look.noise,
+            self._most,
+            thorough,
+            look.steepness,
+            tuning=self.tuning.line,
+        )
+        kinks = yield from search.run()
+        cells = LineCells(
+            asks("cells"),
+            kinks,
+            basis,
+            x0,
+            look.length,
+            search.own_error,
+            tuning=self.tuning.cells,
+        )
+        readings = yield from cells.run()
+        columns, column_error, _ = cells.jumps()
+        if not len(columns):
+            place = x0 + readings.places[:, None] * basis[0]
+            return _without_neurons(readings, basis), (place, readings.values)
+        rows = readings.solved(columns, column_error).along @ basis
+        bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
+        crossing = HyperplaneSpots(
+            asks("crossings"), rows, bias, look.length, look.error_at, rng, tuning=self.tuning.spots
+        )
+        spots = yield from crossing.run()
+        spots = self._checked(spots, columns, column_error, look)
+        lengths = np.hypot(np.linalg.norm(x0), readings.places)
+        readings = readings.with_rounded_tokens(rows, lengths)
+        readings = yield from cells.settled(readings, *spots.columns)
+        return _neurons(readings, spots, basis), spots.asked
+
+    def _checked(
+        self, spots: Spots, columns: Array, column_error: Array, look: OpeningLook
+    ) -> Spots:
+        """Refuse hyperplanes that bend elsewhere than the line's kinks say, or otherwise.
+
+        Of coarse answers a few may: they are kept as the line showed them, for the fit to judge.
+        """
+        again, error = spots.columns
+        moved = np.linalg.norm(again - columns, axis=1)
+        off = ~(moved <= self.tuning.moved * np.hypot(column_error, error))
+        coarse = look.noise > self.tuning.fitted.coarse
+        if np.sum(off) > (self.tuning.doubtful * len(off) if coarse else 0):
+            raise ModelMismatch(
+                f"{np.sum(off)} of {len(off)} hyperplanes that one line crosses are not there, or "
+                "other, elsewhere: the target has more than one hidden layer, or is no "
+                "feed-forward layer of ReLUs; or neurons whose columns of B are parallel were "
+                "taken for one."
+            )
+        size = np.linalg.norm(spots.bends, axis=1)
+        return spots.replaced(off, columns * size[:, None], column_error * size)
+
+
+def asks(phase: str) -> AskTokens:
+    """Return what asks single tokens in a phase."""
+
+    def ask(x: Array) -> Generator[Round, Answers, Array]:
+        [y] = yield [Singles(x, phase=phase, purpose="data")]
+        return y
+
+    return ask
+
+
+def _neurons(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeurons:
+    """Solve for all rows with the columns of the crossings."""
+    columns, column_error = spots.columns
+    solved = readings.solved(columns, column_error)
+    rows = solved.along @ basis
+    row_error = np.linalg.norm(solved.errors, axis=1)
+    along = np.linalg.norm(solved.errors * ((spots.ways - spots.points) @ basis.T), axis=1)
+    return FoundNeurons(
+        rows=rows,
+        row_error=row_error,
+        bias=spots.biases(rows),
+        bias_error=np.hypot(spots.error, along),
+        columns=columns,
+        column_error=column_error,
+        first=solved.first.T @ basis,
+        first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
+    )
+
+
+def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
+    """Return what an affine target shows: its Jacobian."""
+    none = np.zeros(0)
+    return FoundNeurons(
+        rows=np.zeros((0, len(basis))),
+        row_error=none,
+        bias=none,
+        bias_error=none,
+        columns=np.zeros((0, readings.y.shape[2])),
+        column_error=none,
+        first=readings.y[0].T @ basis,
+        first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
+    )
+
+
+def _near(look: OpeningLook) -> tuple[Array, Array]:
+    """Return what the opening asked, up to the length scale."""
+    near = np.linalg.norm(look.tokens, axis=1) <= look.length
+    return look.tokens[near], look.answers[near]
+
+
+def _notes(found: FoundNeurons, sides: Sides) -> tuple[str, ...]:
+    """Say what is determined."""
+    residual = "x is added" if sides.residual else "x is not added"
+    count = (
+        f"{len(found.rows)} hyperplanes were found; neurons on one hyperplane are one, and their "
+        "order and a positive factor for each are free."
+    )
+    if sides.linear is None:
+        sure = "is determined" if sides.sure else "is chosen: other sides may do as well"
+        return (count, f"On which side each neuron is active, and that {residual}, {sure}.")
+    why = (
+        "as where neurons on one hyperplane are active on opposite sides"
+        if sides.known
+        else "for d·d_out equations do not determine on which side each neuron is active"
+    )
+    rank = len(sides.linear[0])
+    return (
+        count,
+        f"A linear part of rank {rank} is left, {why}: it takes {2 * rank} neurons more. Jumps "
+        "across hyperplanes and one affine part are determined, and no more.",
+    )
+
+
+def _too_many(error: TooManyBreakpoints) -> ModelMismatch:
+    """Say in this learner's words that there are too many kinks."""
+    if error.everywhere:
+        return ModelMismatch(
+            "Along a line the answers bend everywhere: the target is smooth (GELU, SiLU, tanh, "
+            "attention, a normalisation), has more neurons than "
+            f"{error.most}, or its answers are too noisy to tell kinks from noise."
+        )
+    return ModelMismatch(
+        f"Along a line the answers have more than {error.most} kinks, or kinks too close to each "
+        "other for their precision: the target has more neurons, is no feed-forward layer of one "
+        "hidden layer of ReLUs, or its answers are too coarse."
+    )

@@ -1,0 +1,176 @@
+"""A layer of coarse answers, fitted to tokens that are far apart: three for every unknown.
+
+Places along a line and steps beside it are close to each other, and what rounding does to answers
+counts by 1/m of their distance. Where answers are as coarse as float32's, all parameters are
+solved for once more, from fresh tokens of the length scale (`solve.hinge_fit`): A and B to 1e-6
+instead of 1e-3. Errors drawn into the same equations give the certificate. A neuron that hardly any
+token tells from a linear part, or from none, keeps the error that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.probes import Array, Flags, Indices, Round
+from unsoftmax.protocol import Answers
+from unsoftmax.solve.hinge_fit import (
+    HingeFit,
+    HingeFitTuning,
+    HingeParameters,
+    balanced_parameters,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedLayerTuning:
+    """When and how a layer is fitted."""
+
+    coarse: float = 1e-11
+    """Relative error of answers from which on layers are fitted. Below, 5.7 queries for each neuron
+    give ten digits."""
+    per_unknown: float = 3.0
+    """Numbers asked for, per unknown one. With 2 the equations are nearly singular."""
+    lengths: tuple[float, ...] = (0.5, 2.0, 5.0)
+    """Lengths of the tokens, in lengths at which a random line through 0 crosses a neuron's
+    hyperplane, each neuron's in turn."""
+    most: int = 300_000
+    """Layers of more parameters are not fitted: it takes minutes."""
+    poor: float = 30.0
+    """Misses of so many errors of the answers are those of a wrong layer, and prove nothing."""
+    gone: float = 12.0
+    """Neurons whose product of row and column is below so many of its errors are none: of coarse
+    answers a line shows kinks that are not there."""
+    seen: float = 1.75
+    """Tokens on either side of its hyperplane that tell a neuron, per dimension."""
+    fit: HingeFitTuning = field(default=HingeFitTuning())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFitting:
+    """Asks fresh tokens, and fits a layer to them."""
+
+    look: OpeningLook
+    ask: AskTokens
+    rng: np.random.Generator
+    tuning: FittedLayerTuning
+
+    def wanted(self, layer: FeedForward) -> bool:
+        """Tell whether a layer gains by it."""
+        size = sum(array.size for array in layer.arrays().values())
+        return (
+            self.look.noise > self.tuning.coarse and len(layer.b) > 0 and size <= self.tuning.most
+        )
+
+    def run(
+        self, layer: FeedForward, found: FoundNeurons, asked: tuple[Array, Array]
+    ) -> Generator[Round, Answers, tuple[FeedForward, dict[str, float], Flags]]:
+        """Return the layer, standard deviations of its parameters, and which neurons are left.
+
+        Parameters
+        ----------
+        layer : FeedForward
+            Without a linear part.
+        found : FoundNeurons
+            Its neurons, with the errors that they had.
+        asked : tuple of ndarray
+            Tokens that were asked already, and their answers.
+        """
+        d_out = len(layer.c)
+        fresh = self._tokens(layer)
+        answers = yield from self.ask(fresh)
+        x, y = np.vstack([fresh, asked[0]]), np.vstack([answers, asked[1]])
+        fit = HingeFit(x, y - layer.residual * x if layer.residual else y, 1 / self.look.size_at(x))
+        kept = np.full(len(layer.b), True)
+        best = HingeParameters(layer.A, layer.b, layer.B, layer.c)
+        while True:
+            best, size = fit.run(best)
+            best = balanced_parameters(best)
+            own = self.look.noise / np.sqrt(d_out)
+            drawn = fit.errors(best, max(size, own / 2), self.rng)
+            if size > self.tuning.poor * own:
+                break  # something is missing or wrong: fresh answers will say so
+            real = _products(best) > self.tuning.gone * _product_errors(best, drawn)
+            if np.all(real):
+                break
+            kept[kept] = real
+            best = HingeParameters(best.A[real], best.b[real], best.B[:, real], best.c)
+        unseen = np.any(self._missing(best.A, best.b, fresh), axis=0)
+        errors = _errors(best, drawn)
+        for name, before in found.taken(np.flatnonzero(kept)[unseen]).errors(0.0).items():
+            errors[name] = float(np.hypot(errors[name], before))
+        errors["c"] = float(np.hypot(errors["c"], errors["constant"] * np.any(unseen)))
+        return FeedForward(best.A, best.b, best.B, best.c, layer.residual), errors, kept
+
+    def _tokens(self, layer: FeedForward) -> Array:
+        """Return tokens that see both sides of every hyperplane, float32 numbers."""
+        m, d = layer.A.shape
+        count = int(self.tuning.per_unknown * (m * (d + 1 + len(layer.c)) / len(layer.c) + 1))
+        size = np.linalg.norm(layer.A, axis=1)
+        crossed = np.maximum(np.sqrt(d) * np.abs(layer.b) / size, self.look.length)
+        tokens = self._drawn(np.resize(crossed, count))
+        missing = self._missing(layer.A, layer.b, tokens)
+        aimed = [tokens]
+        for side, wanted in zip((1.0, -1.0), missing, strict=True):
+            which = np.repeat(np.arange(m), wanted)
+            x = self._drawn(crossed[which])
+            # as far beyond the hyperplane as tokens usually are from it
+            beyond = side * np.abs(self.rng.standard_normal(len(x))) * crossed[which] / np.sqrt(d)
+            n = layer.A[which] / size[which, None]
+            z = np.sum(n * x, axis=1) + (layer.b / size)[which]
+            aimed.append(x + (beyond - z)[:, None] * n)
+        return np.vstack(aimed).astype(np.float32).astype(np.float64)
+
+    def _drawn(self, lengths: Array) -> Array:
+        x = self.rng.standard_normal((len(lengths), self.look.tokens.shape[1]))
+        lengths = lengths * self.rng.choice(self.tuning.lengths, len(lengths))
+        return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
+
+    def _missing(self, A: Array, b: Array, tokens: Array) -> Indices:
+        """Return how many tokens each neuron lacks where it is active, and where it is not."""
+        active = np.sum(tokens @ A.T + b > 0, axis=0)
+        wanted = int(self.tuning.seen * A.shape[1]) + 1
+        return np.asarray(np.maximum(wanted - np.array([active, len(tokens) - active]), 0))
+
+
+def _products(layer: HingeParameters) -> Array:
+    """Return the norms of all B_j a_jᵀ."""
+    return np.asarray(np.linalg.norm(layer.A, axis=1) * np.linalg.norm(layer.B, axis=0))
+
+
+def _product_errors(layer: HingeParameters, drawn: list[HingeParameters]) -> Array:
+    """Return root mean squares of what drawn errors change of them."""
+    rows, columns = np.linalg.norm(layer.A, axis=1), np.linalg.norm(layer.B, axis=0)
+    squares = [
+        (columns * np.linalg.norm(by.A, axis=1)) ** 2 + (rows * np.linalg.norm(by.B, axis=0)) ** 2
+        for by in drawn
+    ]
+    return np.asarray(np.sqrt(np.mean(squares, axis=0)))
+
+
+def _errors(layer: HingeParameters, drawn: list[HingeParameters]) -> dict[str, float]:
+    """Return root mean squares of what drawn errors change, rows as long as columns."""
+    rows, columns = np.linalg.norm(layer.A, axis=1), np.linalg.norm(layer.B, axis=0)
+    squares: dict[str, list[float]] = {}
+    for by in drawn:
+        new = balanced_parameters(layer.moved(by))
+        A, b, B, c = new.A - layer.A, new.b - layer.b, new.B - layer.B, new.c - layer.c
+        row, column = np.linalg.norm(A, axis=1), np.linalg.norm(B, axis=0)
+        c_size = float(np.linalg.norm(c))
+        one = {
+            "A": float(np.linalg.norm(A)),
+            "b": float(np.linalg.norm(b)),
+            "B": float(np.linalg.norm(B)),
+            "c": c_size,
+            "constant": float(np.linalg.norm([*(columns * b), *(column * layer.b), c_size])),
+            "slope": float(np.linalg.norm([*(columns * row), *(column * rows)])),
+        }
+        for name, size in one.items():
+            squares.setdefault(name, []).append(size**2)
+    return {name: float(np.sqrt(np.mean(each))) for name, each in squares.items()}

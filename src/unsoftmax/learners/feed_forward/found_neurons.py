@@ -1,0 +1,81 @@
+"""From neurons along a line to a feed-forward layer, with the errors of its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides, sides_of
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.probes import Array, Flags, Indices
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNeurons:
+    """Neurons b_j relu(a_j·x + β_j) with ‖b_j‖ = 1, all turned ahead of the line, and errors."""
+
+    rows: Array
+    """a_j (m, d)."""
+    row_error: Array
+    """(m,): 2-norms."""
+    bias: Array
+    bias_error: Array
+    columns: Array
+    """b_j (m, d_out)."""
+    column_error: Array
+    """(m,): 2-norms."""
+    first: Array
+    """(d_out, d): the Jacobian where no neuron is active."""
+    first_error: float
+
+    def taken(self, chosen: Flags | Indices) -> FoundNeurons:
+        """Return some of the neurons, with no error elsewhere."""
+        names = ("rows", "row_error", "bias", "bias_error", "columns", "column_error")
+        return replace(
+            self, first_error=0.0, **{name: getattr(self, name)[chosen] for name in names}
+        )
+
+    def sides(self, tuning: AffinePartTuning) -> Sides:
+        """Find the sides of all neurons, and the residual."""
+        error = np.hypot(self.first_error, self.slope_error)
+        return sides_of(self.rows, self.columns, self.first, error, tuning)
+
+    @property
+    def slope_error(self) -> float:
+        """Error of the sum of all b_j a_jᵀ, taken as independent (Frobenius norm)."""
+        size = np.linalg.norm(self.rows, axis=1)
+        return float(np.sqrt(np.sum(self.row_error**2 + (size * self.column_error) ** 2)))
+
+    def layer(self, sides: Sides, c: Array) -> FeedForward:
+        """Write the layer, each row of A as long as the column of B."""
+        turn = np.where(sides.back, -1.0, 1.0)
+        scale = self._scale()
+        A = (turn / scale)[:, None] * self.rows
+        b, B = turn / scale * self.bias, scale[:, None] * self.columns
+        if sides.linear is not None:
+            left, right = sides.linear
+            A, B = np.vstack([A, right, -right]), np.vstack([B, left, -left])
+            b = np.append(b, np.zeros(2 * len(right)))
+        return FeedForward(A, b, B.T, c, sides.residual)
+
+    def _scale(self) -> Array:
+        return np.asarray(np.sqrt(np.linalg.norm(self.rows, axis=1)))
+
+    def errors(self, c_error: float) -> dict[str, float]:
+        """Return standard deviations of A, b, B and c, and of the function."""
+        scale = self._scale()
+        row = self.row_error / np.maximum(scale**2, np.finfo(float).tiny)
+        A = scale * (1.5 * row + self.column_error)
+        B = scale * (self.column_error + row / 2)
+        b = self.bias_error / scale + np.abs(self.bias) / scale * row / 2
+        constant = self.bias_error**2 + (np.abs(self.bias) * self.column_error) ** 2
+        slope = np.hypot(self.slope_error, self.first_error)
+        return {
+            "A": float(np.linalg.norm(A)),
+            "b": float(np.linalg.norm(b)),
+            "B": float(np.linalg.norm(B)),
+            "c": c_error,
+            "constant": float(np.sqrt(np.sum(constant) + c_error**2)),
+            "slope": float(slope),
+        }

@@ -1,0 +1,137 @@
+"""Every neuron read once more, where its hyperplane is far from all others: two queries for each.
+
+A point p on k hyperplanes, z_i(p) = o for i ≤ k, and k directions n_i with a_i·n_i = 1 and
+a_j·n_i = 0 for the other j ≤ k: along n_i neuron i alone bends, up to the next hyperplane, and
+
+    F(p + R n_i) + F(p − R n_i) − 2 F(p) = b_i (R − |z_i(p)|),        2k + 1 queries for k neurons.
+
+Of the neurons along a line the neighbours are 1/m of the line away; here p is chosen out of many
+and n_i goes straight across, which gives b_i √d·10 times as precisely. With a_i of the right
+length, which the cells give once the b_i are right, its size gives z_i(p), and so the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.learners.feed_forward.line_cells import AskTokens, rounded_tokens
+from unsoftmax.probes import Array, Flags, Indices, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class SpotTuning:
+    """Where hyperplanes are crossed."""
+
+    group: int = 32
+    """Hyperplanes that meet at a point, d/2 at most. More: a little fewer queries, less room."""
+    tried: int = 48
+    """Points that the best is chosen from."""
+    room: float = 0.7
+    """Share of the way to the next hyperplane that is gone."""
+    off: float = 0.03
+    """The point is off its hyperplanes by this share of the way: on which side it is stays sure."""
+    reach: tuple[float, ...] = (0.3, 1.0, 3.0)
+    """Lengths of the points, in length scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spots:
+    """Second differences across single hyperplanes."""
+
+    bends: Array
+    """(m, d_out): b_i (R − z_i)."""
+    error: Array
+    """(m,): 2-norms."""
+    ways: Array
+    """R n_i (m, d)."""
+    points: Array
+    """p (m, d)."""
+    asked: tuple[Array, Array]
+    """All tokens, and their answers."""
+
+    @property
+    def columns(self) -> tuple[Array, Array]:
+        """Return the directions of the b_i, and what they are off by."""
+        size = np.linalg.norm(self.bends, axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.bends / size[:, None], self.error / size
+
+    def replaced(self, which: Flags, bends: Array, error: Array) -> Spots:
+        """Put others in the place of some."""
+        return replace(
+            self,
+            bends=np.where(which[:, None], bends, self.bends),
+            error=np.where(which, error, self.error),
+        )
+
+    def biases(self, rows: Array) -> Array:
+        """Return the biases of neurons whose rows are known, b_i of norm 1."""
+        z = np.sum(rows * self.ways, axis=1) - np.linalg.norm(self.bends, axis=1)
+        return np.asarray(z - np.sum(rows * self.points, axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class HyperplaneSpots:
+    """A reading of all neurons beside the line."""
+
+    ask: AskTokens
+    rows: Array
+    """a_j (m, d)."""
+    bias: Array
+    length: float
+    error_at: Callable[[Array], Array]
+    """Errors of answers to tokens (n, d), 2-norms."""
+    rng: np.random.Generator
+    tuning: SpotTuning = field(default=SpotTuning(), kw_only=True)
+
+    def run(self) -> Generator[Round, Answers, Spots]:
+        """Ask.
+
+        There must be a neuron.
+        """
+        groups = self._groups()
+        points, ways = np.zeros_like(self.rows), np.zeros_like(self.rows)
+        for group in groups:
+            points[group], ways[group] = self._spot(group)
+        middles = points[[group[0] for group in groups]]
+        tokens = np.vstack([middles, points + ways, points - ways])
+        answers = yield from self.ask(tokens)
+        at, ahead, behind = np.split(answers, np.cumsum([len(groups), len(points)]))
+        of = np.zeros(len(points), dtype=np.intp)
+        for g, group in enumerate(groups):
+            of[group] = g
+        lengths = np.linalg.norm(tokens, axis=1)
+        error = np.hypot(self.error_at(tokens), rounded_tokens(self.rows, lengths))
+        middle, *sides = np.split(error, np.cumsum([len(groups), len(points)]))
+        total = np.sqrt(4 * middle[of] ** 2 + sides[0] ** 2 + sides[1] ** 2)
+        return Spots(ahead + behind - 2 * at[of], total, ways, points, (tokens, answers))
+
+    def _groups(self) -> list[Indices]:
+        """Divide neurons into groups that meet at a point."""
+        m, d = self.rows.shape
+        size = max(1, min(self.tuning.group, d // 2))
+        order = self.rng.permutation(m)
+        return [order[k : k + size] for k in range(0, m, size)]
+
+    def _spot(self, group: Indices) -> tuple[Array, Array]:
+        """Return a point beside the group's hyperplanes, and the ways R n_i (k, d) from it."""
+        d = self.rows.shape[1]
+        across = np.linalg.pinv(self.rows[group]).T
+        tried = self.rng.standard_normal((self.tuning.tried, d)) / np.sqrt(d)
+        tried *= self.length * np.resize(self.tuning.reach, len(tried))[:, None]
+        tried -= (tried @ self.rows[group].T + self.bias[group]) @ across
+        others = np.delete(np.arange(len(self.rows)), group)
+        z = np.abs(tried @ self.rows[others].T + self.bias[others])
+        turn = np.abs(self.rows[others] @ across.T)
+        with np.errstate(divide="ignore"):
+            way = np.array([np.min(one[:, None] / turn, axis=0, initial=np.inf) for one in z])
+        size = self.length + np.linalg.norm(tried, axis=1)
+        usual = size[:, None] / np.linalg.norm(across, axis=1)
+        way = np.minimum(way, usual)
+        best = int(np.argmax(np.min(way / usual, axis=1)))
+        R = self.tuning.room * way[best]
+        return tried[best] + (self.tuning.off * R) @ across, R[:, None] * across

@@ -1,0 +1,133 @@
+"""What is claimed of a recovered feed-forward layer, and whether fresh answers bear it out.
+
+Every neuron is known to a share e_j of its product b_j a_jᵀ, from the answers' precision and the
+equations that it was solved from. Errors of different neurons are independent, so their squares
+add up, and ‖F̂(x) − F(x)‖ ≤ constant + slope·‖x‖ with slope² = Σ_j (e_j ‖a_j‖ ‖b_j‖)², times the
+number of standard deviations that is certified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.models.arrays import TINY
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.probes import Array, Singles
+from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
+
+
+@dataclass(frozen=True, slots=True)
+class LayerClaimTuning:
+    """How errors become a certificate, and how fresh answers are judged."""
+
+    deviations: float = 6.0
+    """Number of standard deviations that are certified; 2 to 3 were the most that was seen."""
+    accepted: float = 3e-9
+    coarse: float = 1e3
+    coarsest: float = 1e-2
+    certified: float = 1e-5
+    """Fresh answers may be missed by ``accepted`` of their size, by ``coarse`` times the answers'
+    own relative error, up to ``coarsest``, or by what is certified, up to ``certified``. A missing
+    neuron is missed by 1/m."""
+    widened: float = 2.0
+    """Where answers are missed by more than is certified, so many times what explains them is."""
+    near: tuple[float, ...] = (0.3, 1.0, 3.0)
+    """Lengths of half of the fresh tokens, in length scales."""
+    far: tuple[float, float] = (0.5, 6.0)
+    """Range of log10 of the others': dead neurons show far out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerClaim:
+    """A layer with its errors: standard deviations."""
+
+    model: FeedForward
+    look: OpeningLook
+    errors: dict[str, float]
+    """Of A, b, B and c, of the function's constant and its slope."""
+    notes: tuple[str, ...]
+    determined: bool
+    tuning: LayerClaimTuning = field(default=LayerClaimTuning(), kw_only=True)
+
+    def judged(self, x: Array, y: Array, queries: int) -> tuple[Self, Judgement]:
+        """Compare answers; return the claim as wide as they need it, too."""
+        if not len(x):
+            return self, judge(Residuals.of(np.zeros(0)), 0)
+        tuning, width = self.tuning, np.sqrt(y.shape[1])
+        missed, size = y - self.model(x), self.look.size_at(x)[:, None]
+        own = tuning.deviations * self.look.error_at(x)[:, None] / width
+        allowed = tuning.deviations * self._bound(x)[:, None]
+        limit = min(tuning.coarse * self.look.noise, tuning.coarsest)
+        certified = np.minimum(allowed / np.maximum(size, TINY), tuning.certified)
+        most = np.maximum(max(tuning.accepted, limit), certified)
+        compared = Residuals.of(missed, own=own, allowed=allowed, size=size, most=most)
+        judgement = judge(compared, queries)
+        strain = compared.strain
+        inside = np.all(np.abs(missed) <= most * size)
+        if strain > 1 and inside:
+            factor = tuning.widened * strain
+            wider = {name: factor * error for name, error in self.errors.items()}
+            claim = replace(self, errors=wider)
+            return claim, judge(replace(compared, allowed=factor * compared.allowed), queries)
+        return self, judgement
+
+    def _bound(self, x: Array) -> Array:
+        slope = self.errors["slope"] * np.linalg.norm(x, axis=1)
+        return np.asarray(self.errors["constant"] + slope)
+
+    def refuse(self, judgement: Judgement) -> None:
+        """Raise if fresh answers contradict the layer."""
+        if not judgement.refuses:
+            return
+        missed, allowed = judgement.worst
+        raise ModelMismatch(
+            f"The layer of {len(self.model.b)} neurons that was found misses fresh answers by "
+            f"{missed:.1e} of their size, where {allowed:.1e} is expected. The target is no "
+            "feed-forward layer of one hidden layer of ReLUs, or neurons are too close to each "
+            "other for these answers: another seed may separate them."
+        )
+
+    def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
+        """Ask the hold-out; return the layer and how sure it is, or refuse it."""
+        fresh = self._tokens(checks, rng)
+        asked = [Singles(fresh, phase="hold-out", purpose="check")] if checks else []
+        answered = yield from fresh_answers(asked)
+        y = answered[0][1] if answered else np.zeros((0, 1))
+        claim, judgement = self.judged(fresh[:, :], y, checks)
+        self.refuse(judgement)
+        errors = {name: self.tuning.deviations * e for name, e in claim.errors.items()}
+        if not self.determined:
+            errors |= dict.fromkeys(("A", "b", "B"), float("inf"))
+        certificate = Certificate(errors, claim._assumed(checks))
+        return Found(self.model, certificate, judgement.evidence, self.notes)
+
+    def _tokens(self, count: int, rng: np.random.Generator) -> Array:
+        """Return tokens of many lengths."""
+        x = rng.standard_normal((count, self.model.dim))
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        n = np.arange(count)
+        near = np.array(self.tuning.near)[n % len(self.tuning.near)]
+        far = 10.0 ** rng.uniform(*self.tuning.far, count)
+        return np.asarray(self.look.length * np.where(n % 2, far, near)[:, None] * x)
+
+    def _assumed(self, checks: int) -> tuple[str, ...]:
+        look, farthest = self.look, self.look.length * 10.0 ** self.tuning.far[1]
+        return (
+            "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
+            "column of B, in the order of the model; those of parallel neurons are of their sum.",
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
+            "The target is one hidden layer of ReLUs, and all its neurons were found: what the "
+            "hold-out tests, it cannot prove.",
+            f"Tokens up to a length of {farthest:.0e} were asked: no neuron's hyperplane is "
+            "farther from 0.",
+            f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
+            f"second differences; {self.tuning.deviations:g} deviations are taken.",
+            *look.why,
+            *(() if checks else ("Nothing was checked.",)),
+        )

@@ -1,0 +1,330 @@
+"""All input weights from steps beside one line: J_kδ at places between groups of kinks.
+
+At places t_k on the line x₀ + t x₁, between groups of fewer than d_out kinks, one query per place
+and direction δ of an orthonormal basis gives J_kδ, and
+
+    J_{k+1}δ − J_kδ = Σ_{j between} b_j (a_j·δ),
+
+b_j being the directions of the jumps that the line showed and a_j·x₁ > 0: about m + 2d queries for
+all a_j. Steps are so long that some cross a hyperplane: which ones is found by what they leave of
+the equations (`solve.crossed_columns`). Where that fails the direction is asked again with shorter
+steps. What was asked is solved once more when the b_j are known better (`hyperplane_spots`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from unsoftmax.arrangement.vector_kinks import LineKinks
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.probes import Array, Flags, Indices, Round
+from unsoftmax.protocol import Answers
+from unsoftmax.solve.crossed_columns import (
+    CrossedColumnTuning,
+    Unmixed,
+    WindowChain,
+    WindowColumns,
+)
+
+AskTokens = Callable[[Array], Generator[Round, Answers, Array]]
+"""Asks tokens (n, d), one round: answers (n, m)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineCellTuning:
+    """Where steps are taken, and how long they are."""
+
+    share: float = 0.85
+    """Kinks between two places, in dimensions that all jumps span. More: fewer queries; less is
+    left to see crossed hyperplanes by."""
+    rank: float = 1e-6
+    """Jumps span no dimension in which none is more than this."""
+    gain: float = 300.0
+    """Condition of a group's columns beyond which it is divided: parallel columns."""
+    crossings: tuple[float, ...] = (1e-3, 0.02, 0.02, 0.02, 0.25)
+    """Expected number of hyperplanes that a step crosses, if neurons have all directions alike, by
+    the dimensions to spare between two places. Longer steps are more precise; more of them have to
+    be asked again. With none to spare no crossing shows, with few not which it was."""
+    ends: float = 0.1
+    """Steps of the first and last place are this share of it: what is crossed there by neurons of
+    the group beside shows nowhere."""
+    shorter: float = 1 / 16
+    """Steps of a direction that is asked again."""
+    again: int = 5
+    """Limit on how often a direction is asked."""
+    apart: float = 0.02
+    """What a step went beyond a hyperplane must be what the neuron's row says, to this share of the
+    way to it."""
+    near: int = 512
+    """Number of hyperplanes of a place that a step is tried to have crossed."""
+    beyond: float = 4.0
+    """Where the first and the last place are, in distances of the farthest kink."""
+    columns: CrossedColumnTuning = field(default=CrossedColumnTuning())
+
+
+def rounded_tokens(rows: Array, lengths: Array) -> Array:
+    """Return what rounding tokens (lengths given) does to answers, columns of B of norm 1."""
+    return np.asarray(UNIT * lengths * np.linalg.norm(rows) / np.sqrt(rows.shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedRows:
+    """What readings along directions say of all neurons."""
+
+    good: Flags
+    """(d,): which directions are sure."""
+    along: Array
+    """a_j·δ (m, d)."""
+    errors: Array
+    """(m, d)."""
+    first: Array
+    """(d, d_out): J δ before the first kink."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellReadings:
+    """Differences from places on a line along all directions, per unit of length."""
+
+    t: Array
+    """Kinks of the line."""
+    steepness: Array
+    """a_j·x₁ (m,), as the line showed it."""
+    cuts: Indices
+    """Between which of them the places are: 0 … m."""
+    places: Array
+    values: Array
+    """Answers there, (places, d_out)."""
+    y: Array
+    """(places, d, d_out)."""
+    errors: Array
+    """(places, d): errors per number."""
+    step: Array
+    """(places, d)."""
+    tuning: LineCellTuning
+
+    def shorter(self, directions: Indices) -> CellReadings:
+        """Return the readings with shorter steps along some directions, to be asked."""
+        factor = np.ones(self.step.shape[1])
+        factor[directions] = self.tuning.shorter
+        return replace(self, step=self.step * factor, errors=self.errors / factor)
+
+    def with_rounded_tokens(self, rows: Array, lengths: Array) -> CellReadings:
+        """Count that tokens of these lengths were rounded, which the rows pass on.
+
+        On a line that neurons are nearly parallel to answers alone do not show it.
+        """
+        own = np.sqrt(2 / self.y.shape[2]) * rounded_tokens(rows, lengths)
+        return replace(self, errors=np.hypot(self.errors, own[:, None] / self.step))
+
+    def solved(self, columns: Array, column_error: Array) -> SolvedRows:
+        """Solve for all rows.
+
+        Parameters
+        ----------
+        columns : ndarray, shape (m, d_out)
+            Directions of the jumps, of norm 1.
+        column_error : ndarray, shape (m,)
+            What they are off by (2-norm).
+        """
+        if not len(columns):
+            none = np.zeros((0, self.y.shape[1]))
+            return SolvedRows(np.full(self.y.shape[1], True), none, none, self.y[0])
+        chain = self._chain(columns.T)
+        noise = np.hypot(self.errors[1:], self.errors[:-1])
+        noise = np.hypot(noise, self._from_columns(chain, column_error)[:, None])
+        found = chain.solve(self.y, noise)
+        good = found.solved & self._consistent(found, chain)
+        gains = np.concatenate([w.gain for w in chain.windows])
+        window = np.repeat(np.arange(len(chain.windows)), np.diff(self.cuts))
+        errors = gains[:, None] * np.maximum(noise, found.residual)[window]
+        return SolvedRows(good, found.alpha, errors, found.readings[0])
+
+    def _chain(self, columns: Array) -> WindowChain:
+        windows = tuple(WindowColumns.of(columns, int(a), int(b)) for a, b in pairwise(self.cuts))
+        near = tuple(
+            np.argsort(np.abs(self.t - place))[: self.tuning.near] for place in self.places
+        )
+        return WindowChain(columns, windows, near, self.tuning.columns)
+
+    def _from_columns(self, chain: WindowChain, column_error: Array) -> Array:
+        """Return what errors of the columns typically do to the differences, per number."""
+        typical = []
+        for k, w in enumerate(chain.windows):
+            alpha = np.median(np.abs(w.inverse @ (self.y[k + 1] - self.y[k]).T), axis=1)
+            typical.append(np.linalg.norm(alpha * column_error[w.first : w.last]))
+        return np.asarray(1.5 * np.array(typical) / np.sqrt(self.y.shape[2]))
+
+    def _consistent(self, found: Unmixed, chain: WindowChain) -> Flags:
+        """Tell which directions cross just the hyperplanes that were found to be crossed."""
+        alpha, good = found.alpha, np.full(found.alpha.shape[1], True)
+        for k, place in enumerate(self.places):
+            to = ((place - self.t) * self.steepness)[:, None] / self.step[k]
+            moved = to + alpha
+            excess = np.where(np.sign(moved) != np.sign(to), np.abs(moved), 0.0)
+            for i, crossed in enumerate(found.crossed):
+                for at, column, f in crossed:
+                    if at == k:
+                        excess[column, i] -= f
+            good &= np.all(np.abs(excess) <= self.tuning.apart * np.abs(to), axis=0)
+            if k in (0, len(self.places) - 1):
+                # crossed by a neuron of the group beside, a row comes out as the way to it
+                w = chain.windows[0 if k == 0 else -1]
+                own = slice(w.first, w.last)
+                edge = np.abs(moved[own]) < self.tuning.apart * np.abs(to[own])
+                good &= ~np.any(edge, axis=0)
+        return good
+
+
+@dataclass(frozen=True, slots=True)
+class LineCells:
+    """Places on a line, and steps from them."""
+
+    ask: AskTokens
+    kinks: LineKinks
+    basis: Array
+    """Orthonormal directions (d, d), the line's own first."""
+    origin: Array
+    """x₀."""
+    length: float
+    own_error: Callable[[float], float]
+    """Error of an answer (2-norm) at t."""
+    tuning: LineCellTuning = field(default=LineCellTuning(), kw_only=True)
+
+    def run(self) -> Generator[Round, Answers, CellReadings]:
+        """Ask from all places along all directions, until all are sure.
+
+        Raises
+        ------
+        ModelMismatch
+            Some contradict the neurons that the line showed.
+        """
+        columns, column_error, steepness = self.jumps()
+        cuts = self._cuts()
+        places, d_out = self._places(cuts), columns.shape[1]
+        own = np.array([self.own_error(t) for t in places]) * np.sqrt(2 / d_out)
+        values = yield from self.ask(self.origin + places[:, None] * self.basis[0])
+        shape = (len(places), len(self.basis))
+        step = np.repeat(self._steps(places)[:, None], shape[1], axis=1)
+        readings = CellReadings(
+            t=self.kinks.t,
+            steepness=steepness,
+            cuts=cuts,
+            places=places,
+            values=values,
+            y=np.zeros((*shape, d_out)),
+            errors=own[:, None] / step,
+            step=step,
+            tuning=self.tuning,
+        )
+        asked = yield from self._asked(readings, np.arange(shape[1]))
+        return (yield from self.settled(asked, columns, column_error))
+
+    def settled(
+        self, readings: CellReadings, columns: Array, column_error: Array
+    ) -> Generator[Round, Answers, CellReadings]:
+        """Ask again, with shorter steps, where readings contradict the columns.
+
+        Raises
+        ------
+        ModelMismatch
+            Some do, however short the steps are.
+        """
+        for again in range(self.tuning.again + 1):
+            left = np.flatnonzero(~readings.solved(columns, column_error).good)
+            if not len(left):
+                break
+            if again == self.tuning.again:
+                raise ModelMismatch(
+                    f"In {len(left)} of {len(self.basis)} directions the answers beside a line "
+                    f"contradict the {len(self.kinks.t)} neurons that it showed: the target is no "
+                    "feed-forward layer of one hidden layer of ReLUs, or has neurons too close to "
+                    "each other for these answers."
+                )
+            readings = yield from self._asked(readings.shorter(left), left)
+        return readings
+
+    def _asked(
+        self, readings: CellReadings, directions: Indices
+    ) -> Generator[Round, Answers, CellReadings]:
+        """Take steps along some directions."""
+        x = self.origin + readings.places[:, None] * self.basis[0]
+        step = readings.step[:, directions, None]
+        answers = yield from self.ask(
+            (x[:, None] + step * self.basis[directions]).reshape(-1, len(self.basis))
+        )
+        y = readings.y.copy()
+        y[:, directions] = answers.reshape(len(x), len(directions), -1) - readings.values[:, None]
+        y[:, directions] /= step
+        return replace(readings, y=y)
+
+    def jumps(self) -> tuple[Array, Array, Array]:
+        """Return the directions of the jumps, what they are off by, and the jumps' sizes."""
+        jumps = self.kinks.jumps.reshape(-1, len(self.kinks.pieces[0].value))
+        size = np.linalg.norm(jumps, axis=1)
+        slopes = np.array([piece.slope_error for piece in self.kinks.pieces])
+        return jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size, size
+
+    @property
+    def _rank(self) -> int:
+        """Dimension of what all jumps span."""
+        values = np.linalg.svd(self.jumps()[0], compute_uv=False)
+        return int(np.sum(values > self.tuning.rank * np.max(values, initial=0.0)))
+
+    @property
+    def _group(self) -> int:
+        """Largest number of kinks between two places."""
+        rank = self._rank
+        return max(1, min(int(self.tuning.share * rank), rank - 1))
+
+    def _cuts(self) -> Indices:
+        """Divide the kinks into groups, at wide pieces."""
+        n, most = len(self.kinks.t), self._group
+        groups = -(-n // most)
+        if not groups:
+            return np.zeros(1, dtype=np.intp)
+        room = self._steps((self.kinks.t[1:] + self.kinks.t[:-1]) / 2)
+        slack = (most - n / groups) / 2
+        ends = [0]
+        for g in range(1, groups):
+            low = max(ends[-1] + 1, int(np.ceil(g * n / groups - slack)))
+            high = min(n - 1, int(g * n / groups + slack), ends[-1] + most)
+            low = min(low, high)
+            ends.append(low + int(np.argmax(room[low - 1 : high])))
+        whole = [0]
+        for a, b in zip(ends, [*ends[1:], n], strict=True):
+            whole += self._divided(a, b, room)
+        return np.array(whole)
+
+    def _divided(self, a: int, b: int, room: Array) -> list[int]:
+        """Divide kinks a … b − 1 while their jumps are nearly dependent; return the ends."""
+        columns = self.jumps()[0][a:b]
+        if b - a == 1 or np.linalg.cond(columns) < self.tuning.gain:
+            return [b]
+        low, high = a + 1 + (b - a - 2) // 4, b - 1 - (b - a - 2) // 4
+        cut = low + int(np.argmax(room[low - 1 : high]))
+        return [*self._divided(a, cut, room), *self._divided(cut, b, room)]
+
+    def _places(self, cuts: Indices) -> Array:
+        """Return a place between each two groups, and one beyond either end."""
+        t = self.kinks.t
+        if not len(t):
+            return np.zeros(1)
+        inner = cuts[1:-1]
+        end = self.tuning.beyond * max(float(np.abs(t).max()), self.length)
+        return np.concatenate([[-end], (t[inner - 1] + t[inner]) / 2, [end]])
+
+    def _steps(self, places: Array) -> Array:
+        """Return steps that cross as many hyperplanes as is wanted, in the mean."""
+        t = self.kinks.t
+        if not len(t):
+            return np.full(len(places), self.length)
+        crossed = np.array([np.sum(1 / np.abs(place - t)) for place in places])
+        spare = min(max(0, self._rank - self._group), len(self.tuning.crossings) - 1)
+        step = self.tuning.crossings[spare] * np.pi / 2 / crossed
+        end = (places < t[0]) | (places > t[-1])
+        return np.asarray(np.where(end, self.tuning.ends * step, step))

@@ -1,0 +1,170 @@
+"""How long tokens should be, and how precise answers are: 31 + 30 queries before anything else.
+
+A line through 0 is asked at lengths over twelve decades: where the slope changes hyperplanes are
+crossed, and the mean of these lengths is the length scale Λ. Beside six points of about that length
+second differences over two steps tell rounding, which is the same for both, from a function that
+bends everywhere, whose second difference grows as the square of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.measure.precision import UNIT, Precision
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningLookTuning:
+    """What is looked at first."""
+
+    ratio: float = 8.0
+    shortest: int = -5
+    longest: int = 9
+    """Lengths are powers of ``ratio``, from 3·10⁻⁵ to 1.3·10⁸: hyperplanes at other distances than
+    these are not looked for."""
+    clear: float = 100.0
+    """A change of the slope counts from so many roundoffs on."""
+    beside: tuple[float, ...] = (0.3, 1.0, 3.0, 0.3, 1.0, 3.0)
+    """Lengths of the points beside which second differences are taken, in length scales."""
+    step: float = 2.0**-18
+    """The shorter step, in length scales: kinks are rarely as close to a point."""
+    wider: float = 16.0
+    """The longer step, in shorter ones."""
+    smooth: float = 64.0
+    """Answers bend everywhere if the longer step's second differences are so many times the
+    other's: 256 times where they do, once where they are roundoff."""
+    roundings: float = 2.0
+    """Errors are at least so many roundings of an answer: sums round more than once, and tokens do,
+    which second differences do not show where no neuron is active."""
+    coarsest: float = 1e-3
+    """Answers with larger relative errors are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningLook:
+    """What is known of a target before the search."""
+
+    length: float
+    """Λ: lengths at which a line through 0 crosses hyperplanes."""
+    size: float
+    steepness: float
+    """Answers to x have about the norm ``size + steepness·‖x‖``."""
+    noise: float
+    """Standard deviation of an answer's error (2-norm), relative to that."""
+    tokens: Array
+    answers: Array
+    """What was asked along the line, (n, d) and (n, d_out)."""
+    why: tuple[str, ...]
+
+    def error_at(self, x: Array) -> Array:
+        """Return errors of answers to tokens (n, d), 2-norms."""
+        return np.asarray(self.noise * self.size_at(x))
+
+    def size_at(self, x: Array) -> Array:
+        """Return sizes of answers to tokens (n, d)."""
+        return np.asarray(self.size + self.steepness * np.linalg.norm(x, axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOpening:
+    """Asks what an `OpeningLook` holds."""
+
+    dim: int
+    ask: AskTokens
+    rng: np.random.Generator
+    tuning: OpeningLookTuning = field(default=OpeningLookTuning(), kw_only=True)
+
+    def run(self) -> Generator[Round, Answers, OpeningLook]:
+        """Look at the target.
+
+        Raises
+        ------
+        ModelMismatch
+            It bends everywhere, answers with one number, or by chance.
+        """
+        tuning = self.tuning
+        lengths = tuning.ratio ** np.arange(tuning.shortest, tuning.longest + 1.0)
+        t = np.concatenate([-lengths[::-1], [0.0], lengths])
+        u = self._unit(1)[0]
+        tokens = t[:, None] * u
+        answers = yield from self.ask(tokens)
+        if answers.shape[1] < 2:
+            raise ModelMismatch(
+                "The target answers with one number. This learner reads vectors: "
+                "ReluNetworkLearner recovers such a network from numbers."
+            )
+        constant = not np.any(np.ptp(answers, axis=0))
+        precision = Precision() if constant else Precision.of_format([answers])
+        length = self._length(t, answers, precision)
+        size, steepness = _sizes(t, answers, length)
+        look = OpeningLook(length, size, steepness, UNIT, tokens, answers, precision.why)
+        return (yield from self._measured(look, precision))
+
+    def _length(self, t: Array, answers: Array, precision: Precision) -> float:
+        """Return the mean length, in logarithms, at which the slope changes."""
+        roundoff = max(precision.share_of(1.0), UNIT)
+        slopes = np.diff(answers, axis=0) / np.diff(t)[:, None]
+        size = np.linalg.norm(answers, axis=1)
+        coarse = roundoff * (size[1:] + size[:-1]) / np.diff(t)
+        change = np.linalg.norm(np.diff(slopes, axis=0), axis=1)
+        change[change < self.tuning.clear * (coarse[1:] + coarse[:-1])] = 0.0
+        at = np.abs(t[1:-1])
+        used = (at > 0) & (change > 0)
+        if not np.any(used):
+            return 1.0
+        # a change seen between two lengths lies between them
+        mean = np.average(np.log2(at[used]), weights=change[used])
+        return float(2.0 ** np.round(mean))
+
+    def _measured(
+        self, look: OpeningLook, precision: Precision
+    ) -> Generator[Round, Answers, OpeningLook]:
+        tuning = self.tuning
+        n = len(tuning.beside)
+        points = look.length * np.array(tuning.beside)[:, None] * self._unit(n)
+        step = tuning.step * look.length * self._unit(n)
+        x = np.concatenate([points + k * step for k in (-tuning.wider, -1, 0, 1, tuning.wider)])
+        answers = yield from self.ask(x)
+        before, behind, at, ahead, beyond = np.split(answers, 5)
+        narrow = np.linalg.norm(behind + ahead - 2 * at, axis=1)
+        wide = np.linalg.norm(before + beyond - 2 * at, axis=1)
+        if np.median(wide) > tuning.smooth * np.median(narrow) and np.median(narrow):
+            raise ModelMismatch(
+                "The answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, "
+                "a normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to "
+                "be found; no learner here recovers a smooth layer."
+            )
+        # the deviation of a second difference is √6 times that of an answer; one of them may have
+        # a kink between, and where few neurons are active answers are nearly exact
+        noise = float(np.sort(narrow / look.size_at(points))[-2]) / np.sqrt(6)
+        width = np.sqrt(answers.shape[1])
+        rounding = precision.relative + precision.unit
+        rounding += precision.absolute * width / look.size_at(points).min()
+        noise = max(noise, tuning.roundings * rounding)
+        if noise > tuning.coarsest:
+            raise ModelMismatch(
+                f"The answers are off by {noise:.0e} of their size, by rounding or noise: too "
+                f"coarse to see single neurons ({tuning.coarsest:.0e} is the limit)."
+            )
+        return replace(look, noise=noise)
+
+    def _unit(self, count: int) -> Array:
+        x = self.rng.standard_normal((count, self.dim))
+        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def _sizes(t: Array, answers: Array, length: float) -> tuple[float, float]:
+    """Return the size of answers near 0, and how it grows."""
+    norms = np.linalg.norm(answers, axis=1)
+    near = np.abs(t) <= length
+    far = ~near
+    steepness = float(np.max(norms[far] / np.abs(t[far]), initial=0.0))
+    size = float(np.max(norms[near], initial=0.0)) + steepness * length
+    return size or 1.0, steepness

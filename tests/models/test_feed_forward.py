@@ -1,0 +1,230 @@
+"""A feed-forward layer: the forward map against a loop, files, arguments, and which are equal."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.feed_forward import layer
+
+
+def loop(f, x):
+    """F(x) for one point, neuron by neuron, as the definition reads."""
+    rows = zip(f.A, f.b, strict=True)
+    z = [math.fsum([b, *(a * t for a, t in zip(row, x, strict=True))]) for row, b in rows]
+    y = [
+        math.fsum([c, *(w * max(0.0, t) for w, t in zip(row, z, strict=True))])
+        for row, c in zip(f.B, f.c, strict=True)
+    ]
+    return np.array(y) + (x if f.residual else 0.0)
+
+
+@pytest.mark.parametrize(("d", "m", "d_out"), [(1, 0, 2), (3, 5, 1), (2, 7, 2), (4, 2, 6)])
+def test_answers_are_the_definition(d, m, d_out):
+    for seed in range(4):
+        f = layer(d, m, d_out, seed, residual=d == d_out and seed % 2 == 1)
+        x = 3 * np.random.default_rng(seed).standard_normal((8, d))
+        np.testing.assert_allclose(f(x), [loop(f, point) for point in x], rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(f(x), f(x[:, None, :]))
+        assert f(x).shape == (8, d_out)
+        assert f(np.zeros((0, d))).shape == (0, d_out)
+
+
+def test_a_norm_is_before_or_behind():
+    f, rng = layer(4, 6, 4, 0, residual=True), np.random.default_rng(1)
+    scale, shift, x = rng.standard_normal(4), rng.standard_normal(4), rng.standard_normal((9, 4))
+    behind, before = (us.LayerNorm(scale, shift, 1e-3, before=where) for where in (False, True))
+    parameters = f.A, f.b, f.B, f.c
+    np.testing.assert_array_equal(us.FeedForward(*parameters, True, behind)(x), behind(f(x)))
+    plain = us.FeedForward(*parameters)
+    np.testing.assert_array_equal(
+        us.FeedForward(*parameters, True, before)(x), plain(before(x)) + x
+    )
+
+
+@pytest.mark.parametrize("norm", [None, "behind", "before"])
+def test_layers_survive_files_pickles_and_copies(norm, tmp_path):
+    where = {None: None, "behind": False, "before": True}[norm]
+    f = layer(3, 5, 3, 0, residual=True)
+    if where is not None:
+        f = us.FeedForward(f.A, f.b, f.B, f.c, True, us.LayerNorm([1, 2, 3], None, 0.1, where))
+    f.save(tmp_path / "layer.safetensors")
+    x = np.random.default_rng(0).standard_normal((5, 3))
+    for other in (us.load(tmp_path / "layer.safetensors"), pickle.loads(pickle.dumps(f))):
+        assert isinstance(other, us.FeedForward)
+        assert repr(other) == repr(f)
+        np.testing.assert_array_equal(other(x), f(x))
+    np.testing.assert_array_equal(copy.deepcopy(f)(x), f(x))
+    assert us.models.has_parameters(f.arrays())
+    assert isinstance(us.models.from_parameters(f.arrays()), us.FeedForward)
+
+
+def test_arrays_are_copies_and_never_change():
+    A = np.ones((3, 2))
+    f = us.FeedForward(A, np.ones(3), np.ones((2, 3)), np.ones(2))
+    A[:] = 7.0
+    np.testing.assert_array_equal(f.A, 1.0)
+    for array in f.arrays().values():
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0.0
+    assert f.dim == 2
+    assert f.norm is None
+    assert f.parameter_norm("A") == pytest.approx(6**0.5)
+    assert repr(layer(3, 4, 5, 0)) == "FeedForward(d=3, m=4, d_out=5)"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"A": np.ones(3)}, r"A must have shape \(m, d\)"),
+        ({"A": np.ones((3, 0))}, "with d ≥ 1"),
+        ({"b": np.ones(2)}, r"b must have shape \(3,\) beside A"),
+        ({"B": np.ones((3, 2))}, r"B must have shape \(2, 3\)"),
+        ({"c": np.ones((2, 1))}, r"c must have shape \(d_out,\)"),
+        ({"c": [1.0, np.nan]}, "c must be finite"),
+        ({"B": np.ones((3, 3)), "c": np.ones(3), "residual": True}, "they must be the same"),
+        ({"norm": us.LayerNorm(np.ones(3), None, 0.0)}, "A norm behind this layer has 2 numbers"),
+        ({"norm": us.LayerNorm(np.ones(3), None, 0.0, True)}, "A norm before this layer has 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    fits: Any = {"A": np.ones((3, 2)), "b": np.ones(3), "B": np.ones((2, 3)), "c": np.ones(2)}
+    us.FeedForward(**fits, residual=True)
+    with pytest.raises(ValueError, match=message):
+        us.FeedForward(**{**fits, **change})
+
+
+def test_a_norm_is_a_layer_norm():
+    with pytest.raises(TypeError, match="norm must be a LayerNorm; it is a str"):
+        us.FeedForward([[1.0]], [1.0], [[1.0]], [1.0], norm="post")  # type: ignore[arg-type]
+
+
+# -- equality
+
+
+def rewritten(f, seed):
+    """The same function: scaled, split, flipped, reordered, the residual as neurons."""
+    rng = np.random.default_rng(seed)
+    A, b, B, c = f.A.copy(), f.b.copy(), f.B.copy(), f.c.copy()
+    factor = np.exp2(rng.integers(-3, 4, len(b)))  # exact
+    A, b, B = A * factor[:, None], b * factor, B / factor
+    flip = rng.random(len(b)) < 0.4
+    linear = B[:, flip] @ A[flip]
+    c += B[:, flip] @ b[flip]
+    A[flip], b[flip] = -A[flip], -b[flip]
+    before = f.norm is not None and f.norm.before
+    if f.residual and not before:
+        linear = linear + np.eye(f.dim)
+    E = np.eye(f.dim)
+    half = B[:, :1] / 2
+    B[:, 0] /= 2
+    A = np.vstack([A, A[:1], E, -E, np.zeros((1, f.dim))])
+    b = np.concatenate([b, b[:1], np.zeros(2 * f.dim), [2.0]])
+    B = np.hstack([B, half, linear, -linear, np.ones((len(c), 1))])
+    order = rng.permutation(len(b))
+    return us.FeedForward(A[order], b[order], B[:, order], c - 2.0, f.residual and before, f.norm)
+
+
+NORMS: dict[str, Any] = {
+    "none": None,
+    "before": us.LayerNorm([1.0, -2.0, 0.5, 3.0], [0.1, 0.2, 0.3, 0.4], 1e-3, True),
+    "behind": us.LayerNorm([1.0, -2.0, 0.5, 3.0], [0.1, 0.2, 0.3, 0.4], 1e-3),
+    "RMS behind": us.LayerNorm([-1.0, 2.0, 0.5, 3.0], None, 1e-3, centred=False),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_same_function_written_otherwise_is_equal(norm, residual):
+    for seed, m in enumerate([1, 6, 30]):
+        f = layer(4, m, 4, seed)
+        f = us.FeedForward(f.A, f.b, f.B, f.c, residual, NORMS[norm])
+        other = rewritten(f, seed)
+        x = np.random.default_rng(seed).standard_normal((50, 4))
+        np.testing.assert_allclose(f(x), other(x), rtol=1e-9, atol=1e-9)
+        assert us.equivalent(f, other, rtol=1e-11)
+        forms = us.canonical(f), us.canonical(other)
+        np.testing.assert_allclose(forms[0](x), f(x), rtol=1e-9, atol=1e-9)
+        for name, array in forms[0].arrays().items():
+            np.testing.assert_allclose(forms[1].arrays()[name], array, rtol=1e-9, atol=1e-11)
+
+
+def test_what_a_norm_hides_is_no_difference():
+    f, norm = layer(4, 6, 4, 0), NORMS["behind"]
+    one = us.FeedForward(f.A, f.b, f.B, f.c, norm=norm)
+    mean = np.outer(np.ones(4), np.arange(6.0))  # the same in all outputs
+    other = us.FeedForward(f.A, f.b, f.B + mean, f.c + 5.0, norm=norm)
+    assert us.equivalent(one, other)
+    turned = us.LayerNorm(-norm.scale, norm.shift, 9 * norm.eps)
+    assert us.equivalent(one, us.FeedForward(f.A, f.b, -3 * f.B, -3 * f.c, norm=turned))
+    rms = us.LayerNorm(norm.scale, norm.shift, norm.eps, centred=False)
+    pair = [us.FeedForward(f.A, f.b, B, f.c, norm=rms) for B in (f.B, f.B + mean)]
+    assert us.equivalent(pair[0], pair[1]).verdict == "different"
+    before = us.LayerNorm(norm.scale, norm.shift, norm.eps, True)
+    along = 1.0 / norm.scale  # what the norm lets nothing through of, but for its shift
+    moved = us.FeedForward(f.A + along, f.b - along @ norm.shift, f.B, f.c, norm=before)
+    assert us.equivalent(us.FeedForward(f.A, f.b, f.B, f.c, norm=before), moved)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("part", ["A", "b", "B", "c", "residual", "scale", "shift", "eps"])
+def test_what_differs_is_different_and_a_witness_shows_it(norm, part):
+    f = layer(4, 6, 4, 0)
+    f = us.FeedForward(f.A, f.b, f.B, f.c, False, NORMS[norm])
+    arrays = f.arrays()
+    if part == "residual":
+        arrays["residual"] = np.array(1.0)
+    else:
+        name = part if part in arrays else f"norm.{part}"
+        if name not in arrays or (norm == "before" and part == "eps"):
+            return
+        moved = np.array(arrays[name])
+        moved.flat[0] += 1e-3 * (1.0 + abs(moved.flat[0]))
+        arrays[name] = moved
+    other = us.FeedForward.from_arrays(arrays)
+    verdict = us.equivalent(f, other)
+    assert verdict.verdict == "different"
+    assert verdict.witness is not None
+    X = verdict.witness[None]
+    assert np.abs(f(X) - other(X)).max() > 1e-8
+
+
+def test_eps_before_is_seen():
+    f = layer(4, 6, 4, 0)
+    norms = [us.LayerNorm(np.ones(4), None, eps, before=True) for eps in (1e-3, 2e-3)]
+    one, other = (us.FeedForward(f.A, f.b, f.B, f.c, norm=norm) for norm in norms)
+    assert us.equivalent(one, other).verdict == "different"
+
+
+def test_a_layer_of_one_output_is_a_network():
+    f = layer(3, 6, 1, 0)
+    network = us.ReluNetwork(f.A.T, f.B[0], f.b, float(f.c[0]))
+    assert us.equivalent(f, network)
+    assert us.equivalent(f, layer(3, 6, 2, 0)).by == "shape"
+    assert us.equivalent(layer(4, 3, 4, 0), us.SingleHead(np.eye(4), np.ones(4))).by == "shape"
+
+
+def test_a_certificate_decides_what_the_tolerance_does_not():
+    f = layer(4, 6, 4, 0)
+    moved = us.FeedForward(f.A, f.b, f.B * (1 + 1e-6), f.c)
+    assert not us.equivalent(f, moved)
+    wide, narrow = ({"constant": size, "slope": size} for size in (1e-4, 1e-9))
+    assert us.equivalent(f, moved, errors=wide).by == "certificate"
+    assert us.equivalent(f, moved, errors=narrow).verdict == "different"
+    assert us.equivalent(f, f, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_the_unit_of_length_does_not_matter(size):
+    f = layer(4, 12, 4, 1)
+    far = us.FeedForward(f.A, size * f.b, f.B, f.c)
+    assert us.equivalent(far, rewritten(far, 0))
+    assert us.equivalent(far, us.FeedForward(f.A, 1.0001 * size * f.b, f.B, f.c)).verdict == (
+        "different"
+    )
