@@ -42,9 +42,12 @@ class FittedLayerTuning:
     hyperplane, each neuron's in turn."""
     most: int = 300_000
     """Layers of more parameters are not fitted: it takes minutes."""
+    drawn: float = 3.0
+    """How many times as large errors are drawn as the misses are: rounding is no chance, and of 100
+    layers of 8 neurons one was off by 10 standard deviations of drawn ones."""
     poor: float = 30.0
     """Misses of so many errors of the answers are those of a wrong layer, and prove nothing."""
-    gone: float = 12.0
+    gone: float = 4.0
     """Neurons whose product of row and column is below so many of its errors are none: of coarse
     answers a line shows kinks that are not there."""
     seen: float = 1.75
@@ -93,7 +96,7 @@ class LayerFitting:
             best, size = fit.run(best)
             best = balanced_parameters(best)
             own = self.look.noise / np.sqrt(d_out)
-            drawn = fit.errors(best, max(size, own / 2), self.rng)
+            drawn = fit.errors(best, self.tuning.drawn * max(size, own / 2), self.rng)
             if size > self.tuning.poor * own:
                 break  # something is missing or wrong: fresh answers will say so
             real = _products(best) > self.tuning.gone * _product_errors(best, drawn)

@@ -323,7 +323,9 @@ class LineCells:
         t = self.kinks.t
         if not len(t):
             return np.full(len(places), self.length)
-        crossed = np.array([np.sum(1 / np.abs(place - t)) for place in places])
+        least = 16 * UNIT * (self.length + np.abs(places))  # two kinks may be at one place
+        apart = (np.maximum(np.abs(x - t), one) for x, one in zip(places, least, strict=True))
+        crossed = np.array([np.sum(1 / each) for each in apart])
         spare = min(max(0, self._rank - self._group), len(self.tuning.crossings) - 1)
         step = self.tuning.crossings[spare] * np.pi / 2 / crossed
         end = (places < t[0]) | (places > t[-1])
