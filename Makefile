@@ -15,11 +15,11 @@ FEW_LAWS := '(declared or no_longer or stopped) and (balanced or LowRankHead or 
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo test core oldest extras evidence lint bench bench-endpoints docs clean
+.PHONY: help setup demo demo-layer test core oldest extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready  ## install everything into a local virtual environment
 
@@ -36,6 +36,10 @@ $(VENV)/.ready: $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## recover a head of a real model from its answers alone
 	$(BIN)/unsoftmax demo --out demo
+
+demo-layer: $(VENV)/.demo  ## recover a whole attention layer of it, and put it back into the model
+	$(BIN)/unsoftmax demo --model layer --out demo-layer
+	$(BIN)/python examples/minilm/sentence_embeddings.py demo-layer/model.safetensors
 
 test: setup  ## run the test suite
 	$(TESTS) --numprocesses 2 --cov --cov-report= tests

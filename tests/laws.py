@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
+from tests.attention_layers import layer as attention_layer
+from tests.attention_layers import share_of_bounds
 from tests.by_hand import driven
 from tests.feed_forward import layer, parameter_errors
 from tests.heads import several
 from tests.networks import network, within
+from tests.normalised_layers import normalised, share_behind
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.protocol import Learner, Model, Oracle
 
@@ -201,6 +204,14 @@ def _vector_head(dim: int, width: int) -> Callable[[int], Any]:
         )
 
     return make
+
+
+def _attention_layer(residual: bool) -> Callable[[int], us.AttentionLayer]:
+    return lambda seed: attention_layer(2, 2, 6, seed, residual=residual)
+
+
+def _heads_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    return bool(share_of_bounds(recovery, target) < 1)
 
 
 def _feed_forward(dim: int, neurons: int, outputs: int, residual: bool = False) -> Any:
@@ -442,6 +453,28 @@ CASES = [
         lambda seed: us.learners.Antisymmetric(us.learners.LowRankHead(9, 2, seed=seed)),
         _low_rank(9, 2),
         _odd_part_of_softplus,
+    ),
+    Case(
+        "AttentionLayerLearner",
+        lambda seed: us.learners.AttentionLayerLearner(6, seed=seed),
+        _attention_layer(residual=True),
+        _one_by_one,
+        within=_heads_within_the_bounds,
+    ),
+    Case(
+        "AttentionLayerLearner, half as many keys",
+        lambda seed: us.learners.AttentionLayerLearner(6, profile="fine", seed=seed),
+        _attention_layer(residual=False),
+        _one_by_one,
+        within=_heads_within_the_bounds,
+    ),
+    Case(
+        "AttentionLayerLearner behind a LayerNorm",
+        lambda seed: us.learners.AttentionLayerLearner(16, norm="post", seed=seed),
+        lambda seed: normalised(2, 4, 16, seed),
+        _one_by_one,
+        within=lambda recovery, target: share_behind(recovery, target) <= 1,
+        accuracy=1e-8,
     ),
     Case(
         "FeedForwardLearner",

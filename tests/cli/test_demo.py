@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from typer.testing import CliRunner
 
 import unsoftmax as us
 from unsoftmax.cli.commands import app
-from unsoftmax.cli.minilm import minilm_head, minilm_heads
+from unsoftmax.cli.minilm import minilm_head, minilm_heads, minilm_layer
 from unsoftmax.figures.comparison import draw_head, draw_heads, draw_layer
 
 
@@ -96,6 +99,24 @@ def test_the_picture_of_several_heads(tmp_path):
         model = us.MultiHead(rng.standard_normal((H, 4, 4)), rng.standard_normal((H, 4)))
         draw_heads(model, model, tmp_path / f"{H}.png")
         assert (tmp_path / f"{H}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_whole_layer_and_back_into_the_model(tmp_path, trials):
+    if not trials(0, 1):
+        pytest.skip("half a minute: see make evidence")
+    done = CliRunner().invoke(app, ["demo", "--model", "layer", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)
+    assert (told["heads"], told["evidence"]["passed"]) == (12, True)
+    for name, most in {"scale": 1e-12, "M": 1e-9, "W": 5e-7, "eps": 1e-6}.items():
+        assert told["relative_errors"][name] <= most
+    layer = us.load(tmp_path / "model.safetensors")
+    assert us.equivalent(layer, minilm_layer(whole=True), rtol=1e-6)
+    assert (tmp_path / "recovery.png").stat().st_size > 0
+    example = Path(__file__).parents[2] / "examples" / "minilm" / "sentence_embeddings.py"
+    put_back = subprocess.run([sys.executable, example, tmp_path / "model.safetensors"],
+                          capture_output=True, text=True, check=True, timeout=60)  # fmt: skip
+    assert float(put_back.stdout.split()[-1].rstrip(".")) <= 1e-6
 
 
 def test_all_heads_at_once(tmp_path, trials):

@@ -268,15 +268,21 @@ IMPOSTORS: dict[str, Any] = {
     "a sliding window": lambda m: lambda X: m(X[:, -3:]),
     "negative answers cut off": lambda m: us.oracles.clipped(m, 0.0, 1e9),
     "the mean": lambda m: lambda X: X.mean(axis=1) @ m.v[0],
-    "another seed": lambda m: several(3, 16, 99),
+    "another seed": lambda m: several(3, 16, 1000),
 }
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS)
-def test_what_is_no_such_model_is_different(impostor, trials):
-    for seed in range(trials(3, 100)):
+def test_what_is_no_such_model_is_different(impostor, trials, evidence):
+    """Undecided, now and then, where what it misses could be a coarse arithmetic's."""
+    verdicts = Counter[str]()
+    for seed in range(runs := trials(3, 100)):
         model = several(3, 16, seed)
-        assert us.verify(IMPOSTORS[impostor](model), model, seed=seed).verdict == "different"
+        verdicts[us.verify(IMPOSTORS[impostor](model), model, seed=seed).verdict] += 1
+    told = {name: verdicts[name] for name in ("different", "undecided", "same")}
+    evidence(f"verify, no such model: {impostor}", runs=runs, **told)
+    assert not verdicts["same"]
+    assert verdicts["undecided"] <= runs / 50
 
 
 STRANGE: dict[str, Any] = {

@@ -23,10 +23,11 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.minilm import minilm_head, minilm_heads
+from unsoftmax.cli.minilm import minilm_head, minilm_heads, minilm_layer
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare
-from unsoftmax.learners import ExactHead, LowRankHead, MultiHeadLearner
-from unsoftmax.models import MultiHead, SingleHead
+from unsoftmax.learners import AttentionLayerLearner, ExactHead, LowRankHead, MultiHeadLearner
+from unsoftmax.models import AttentionLayer, MultiHead, SingleHead, canonical
+from unsoftmax.models.products import distances
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner
 
@@ -35,8 +36,11 @@ from unsoftmax.protocol import Learner
 def demo(
     *,
     model: Annotated[
-        Literal["exact", "low-rank", "multi-head"] | None,
-        typer.Option(help="Recover one head this way (by default both ways), or all 12 at once."),
+        Literal["exact", "low-rank", "multi-head", "layer"] | None,
+        typer.Option(
+            help="Recover one head this way (by default both ways), all 12 from one output, or the "
+            "whole layer with residual and LayerNorm from all outputs."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the model, the numbers and a picture.")] = (
         Path("demo")
@@ -53,6 +57,8 @@ def demo(
     prepare(out, ("model.safetensors", "recovery.json", "recovery.png"))
     if model == "multi-head":
         _all_heads(out, report, as_json)
+    elif model == "layer":
+        _whole_layer(out, report, as_json)
     else:
         _one_head(model, out, report, as_json)
 
@@ -108,6 +114,35 @@ def _all_heads(out: Path, report: bool, as_json: bool) -> None:
     _written(out, drawn, "")
 
 
+def _whole_layer(out: Path, report: bool, as_json: bool) -> None:
+    from unsoftmax.figures.comparison import draw_layer
+
+    served = minilm_layer(whole=True)
+    run = _run(served, AttentionLayerLearner(served.dim))
+    run.recovery.save(out)
+    truth = canonical(served)
+    draw_layer(truth, _beside(run.recovery.model, truth), out / "recovery.png")
+    drawn = finish(out, RECOVERY_FILE, report=report)
+    if as_json:
+        show_json({**run.to_json(), "heads": run.recovery.model.H, "out": str(out)})
+        return
+    show_columns(
+        "all-MiniLM-L6-v2, layer 0: attention, residual and LayerNorm (d = 384, 12 heads of 32)",
+        {"--model attention-layer": [("heads found", str(run.recovery.model.H)), *run.rows()]},
+    )
+    for note in run.recovery.notes:
+        stdout.print(f"Note: {note}", markup=False, highlight=False)
+    _written(out, drawn, "")
+
+
+def _beside(found: AttentionLayer, truth: AttentionLayer) -> AttentionLayer:
+    """Order the canonical heads found as the true ones they are nearest to."""
+    found = canonical(found)
+    apart = distances([head.scores for head in truth.heads], [head.scores for head in found.heads])
+    heads = [found.heads[h] for h in np.argmin(apart, axis=1)]
+    return AttentionLayer(heads, found.c, found.residual, found.norm)
+
+
 def _written(out: Path, drawn: tuple[str, ...], same: str) -> None:
     stdout.print(
         f"Written: {out}/model.safetensors, recovery.json, recovery.png{and_more(drawn)}{same}",
@@ -156,7 +191,7 @@ class _Run:
         return [*rows, ("seconds (the target)", f"{self.seconds:.1f} ({self.seconds_target:.1f})")]
 
 
-def _run(truth: SingleHead | MultiHead, learner: Learner[Any]) -> _Run:
+def _run(truth: SingleHead | MultiHead | AttentionLayer, learner: Learner[Any]) -> _Run:
     """Learn what is behind a function, and only then compare."""
     spent = 0.0
 
@@ -174,8 +209,10 @@ def _run(truth: SingleHead | MultiHead, learner: Learner[Any]) -> _Run:
     return _Run(recovery, learner.plan().formula, _errors(recovery.model, truth), seconds, spent)
 
 
-def _errors(found: Any, truth: SingleHead | MultiHead) -> dict[str, float]:
+def _errors(found: Any, truth: SingleHead | MultiHead | AttentionLayer) -> dict[str, float]:
     """Return relative errors, the largest over heads; infinite if a head is missing."""
+    if isinstance(truth, AttentionLayer):
+        return _layer_errors(found, canonical(truth))
     if isinstance(truth, SingleHead):
         pairs = [(found, truth)]
     elif len(found.v) == len(truth.v):
@@ -186,6 +223,23 @@ def _errors(found: Any, truth: SingleHead | MultiHead) -> dict[str, float]:
         name: max(_relative(getattr(mine, name), getattr(true, name)) for mine, true in pairs)
         for name in "Wvw"
     }
+
+
+def _layer_errors(found: AttentionLayer, truth: AttentionLayer) -> dict[str, float]:
+    """Return errors of what a layer's function determines."""
+    if (found.H, found.norm is None) != (truth.H, truth.norm is None):
+        return dict.fromkeys("MWwc", float("inf"))
+    found = _beside(found, truth)
+    pairs = list(zip(found.heads, truth.heads, strict=True))
+    errors = {
+        name: max(_relative(getattr(mine, name), getattr(true, name)) for mine, true in pairs)
+        for name in "MWw"
+    }
+    errors["c"] = _relative(found.c, truth.c)
+    if found.norm is not None and truth.norm is not None:
+        mine, true = found.norm.arrays(), truth.norm.arrays()
+        errors |= {name: _relative(mine[name], true[name]) for name in ("scale", "shift", "eps")}
+    return errors
 
 
 def _relative(found: Array, true: Array) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unsoftmax.learners.antisymmetric_part import Antisymmetric
+    from unsoftmax.learners.attention_layer.attention_layer_learner import AttentionLayerLearner
     from unsoftmax.learners.feed_forward.feed_forward_learner import FeedForwardLearner
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
     from unsoftmax.learners.network_algorithm import NetworkAlgorithm
@@ -27,6 +28,7 @@ __all__ = [
     "BY_NAME",
     "Antisymmetric",
     "ApproximateHead",
+    "AttentionLayerLearner",
     "ExactHead",
     "FeedForwardLearner",
     "LabelHead",
@@ -50,6 +52,7 @@ MODELS = {
     "transformer": "TransformerLearner",
     "orthogonal-heads": "OrthogonalHeads",
     "antisymmetric": "Antisymmetric",
+    "attention-layer": "AttentionLayerLearner",
     "feed-forward": "FeedForwardLearner",
 }
 """``--model`` on the command line, and the learner that it names."""
@@ -57,6 +60,7 @@ MODELS = {
 _MODULES = {
     "Antisymmetric": "antisymmetric_part",
     "ApproximateHead": "single_head.approximate.approximate_head",
+    "AttentionLayerLearner": "attention_layer.attention_layer_learner",
     "ExactHead": "single_head.exact",
     "FeedForwardLearner": "feed_forward.feed_forward_learner",
     "LabelHead": "single_head.labels.label_head",

@@ -1,0 +1,303 @@
+"""A whole attention layer from vector answers, at about one query per d unknown numbers.
+
+Target o(X) = c + Σ_h M_h Σ_i softmax_i(x_i·(W_h x_N + w_h)) x_i, plus x_N with a residual
+connection; M_h = W_o^h W_v^h, [W_h w_h] = K_hᵀ[Q_h b_q,h]/√d_h. An answer has m numbers, so d + Σ_h
+(rank M_h (d + m − rank) + rank A_h (2d + 1 − rank)) unknowns take that many over m queries at
+least: 1,474 for MiniLM's layers, which take 1,626 to 1,643. No paper that we know of has it.
+
+The mathematics, with z = o − c − M b:
+
+1. Single tokens: o([x]) = M x + c, M = Σ M_h, and the answers' noise (`measure.token_map`).
+2. [b + a; b] has z = Σ_h σ(a·(W_h b + w_h)) M_h a. Saturated, its rank is H and its columns of
+   zeros and ones are the gates (`head_search`); then b that open one gate (`opening_tokens`).
+3. Those give M_h a for some a, the range U_h, and V_h = (U⁺)_h M (`map_reading`).
+4. [b + a_1; …; b + a_n; b] has z = Σ_h M_h A p_h: all weights p_h by one joint least squares
+   problem, log(p_h,i/p_h,0) = a_i·(W_h b + w_h) (`score_reading`). W_h has low rank: some b are
+   asked with all keys, the others with as many as its column space needs.
+5. Coarse answers: ranges once more, and the same answers decoded again (`range_polish`).
+6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`layer_conclusion`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.head_search import HeadSearch
+from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
+from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
+from unsoftmax.learners.attention_layer.normalised_singles import stays_bounded
+from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
+from unsoftmax.learners.attention_layer.range_polish import RangePolish
+from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
+from unsoftmax.learners.attention_layer.score_reading import ScoreReading
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.compose import Asking, limited
+from unsoftmax.learners.settings import Configured, one_of, whole_number
+from unsoftmax.measure.token_map import TokenMapAnswers
+from unsoftmax.models import AttentionLayer
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Outputs, Plan, Steps
+from unsoftmax.theory import counts
+
+PROFILES = ("auto", "lean", "fine", "finest")
+NORMS = ("none", "post")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayerLearner(Configured):
+    """Learn an attention layer, the number of its heads and their sizes unknown, from vectors.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    max_heads : int, optional
+        More distinct heads than this are refused; 64 by default.
+    head_dim : int, optional
+        Rank of every M_h. Found if it is not given, with three queries more per head.
+    norm : {"none", "post"}, optional
+        What stands around the layer: nothing, or a LayerNorm behind it and its residual connection
+        ("post"). Found if it is not given, with three queries more: answers of plain layers grow
+        with single tokens, others do not.
+    profile : {"auto", "lean", "fine", "finest"}
+        How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
+        twice as many, for answers of float32; "finest" four to eight times. "auto" is lean where
+        answers are of float64 and fine where they are coarser.
+    seed : int
+        Decides tokens and the hold-out: the same seed asks the same.
+    tuning : AttentionLayerTuning
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, or not of its type.
+
+    Notes
+    -----
+    *Queries*, for H heads of rank r and blocks of n keys, H·r ≤ d: about
+    d + 76 + (H − 1)(r + 3) + (r + 4)⌈d/n⌉ + (d − r − 3)⌈r/n⌉ and up to 40 more, with n = r for
+    exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
+    at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
+    values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
+    place.
+    *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
+    of W_h: returned are M_h = O V with orthonormal columns of O, and W_h = KᵀQ with orthonormal
+    rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
+    one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
+    for every head. Refused: heads with W_h = 0 or W_h = c·W_g, which switch like no head or like
+    another one; layers with a LayerNorm.
+    *Source*: beyond arXiv 2601.16873.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(0)
+    >>> heads = [us.LayerHead(M, W) for M, W in rng.standard_normal((2, 2, 6, 6))]
+    >>> target = us.AttentionLayer(heads, c=rng.standard_normal(6), residual=True)
+    >>> recovery = us.learn(target, us.learners.AttentionLayerLearner(6))
+    >>> bool(us.equivalent(recovery.model, target, rtol=1e-9)), recovery.model.residual
+    (True, True)
+    """
+
+    dim: int
+    max_heads: int | None = None
+    head_dim: int | None = None
+    norm: str | None = None
+    profile: str = "auto"
+    seed: int = 0
+    tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
+
+    revision: ClassVar[int] = 1
+    outputs: ClassVar[Outputs] = "vector"
+
+    def __post_init__(self) -> None:
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
+        one_of("profile", self.profile, PROFILES)
+        if self.norm is not None:
+            one_of("norm", self.norm, NORMS)
+        for name, value in (("max_heads", self.max_heads), ("head_dim", self.head_dim)):
+            if value is not None:
+                whole_number(name, value, 1)
+        if self.head_dim is not None and self.head_dim > self.dim:
+            raise ValueError(f"head_dim must be at most dim = {self.dim}; it is {self.head_dim}.")
+
+    @property
+    def _most(self) -> int:
+        return self.tuning.most_heads if self.max_heads is None else int(self.max_heads)
+
+    def plan(self) -> Plan:
+        """Say what learning costs at most; what it takes is known only with the heads."""
+        if self.norm == "post":
+            return self._plan_behind()
+        d, H, tuning = int(self.dim), self._most, self.tuning
+        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
+        searches = len(tuning.offset_lengths) * tuning.most_search(H)
+        pilots = tuning.pilot_rounds * (tuning.pilot_tokens + 2) + 3 * tuning.score_pilots
+        maps = tuning.tries * (H * d + tuning.checked) + H * d
+        scores = (2 + tuning.again) * d * (d + 1)
+        search = searches + pilots + maps + scores + tuning.confirm
+        behind = normalised_cost(d, H, tuning.normalised)
+        at_most = max(d + 8 + tuning.attempts * search, behind.queries)
+        queries = counts.attention_layer_queries(d, H, r)
+        formula = (
+            "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
+            f"exact answers, twice that behind float32: {queries:,} for {H} of rank {r}"
+        )
+        return Plan(
+            queries=None,
+            at_most=at_most,
+            tokens=max(2 * at_most + tuning.attempts * scores, behind.tokens),
+            rounds=max(tuning.most_rounds, behind.rounds),
+            formula=formula,
+            longest_token=FARTHEST,
+            most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
+        )
+
+    def _plan_behind(self) -> Plan:
+        """Say what a layer behind a LayerNorm costs."""
+        d, H, tuning = int(self.dim), self._most, self.tuning.normalised
+        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
+        behind, fresh = normalised_cost(d, H, tuning), tuning.conclusion
+        return Plan(
+            queries=None,
+            at_most=behind.queries,
+            tokens=behind.tokens,
+            rounds=behind.rounds,
+            formula=(
+                "about d + 90 + rank M + 4H + (r + 4)·d/n + 1.14(d − r − 3), n = (d − H − 1)/H, "
+                "for H heads of rank r with exact answers, twice that behind float32: "
+                f"{counts.normalised_layer_queries(d, H, r):,} for {H} of rank {r}"
+            ),
+            longest_token=FARTHEST,
+            most_tokens=max(d + 1, fresh.long.most_tokens(d, *fresh.lengths)),
+        )
+
+    def steps(self, checks: int) -> Steps[AttentionLayer]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        plan = self.plan()
+        error = ModelMismatch(
+            f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: the "
+            "target is no layer of softmax attention, or its answers are too noisy."
+        )
+        steps = self._steps(checks)
+        try:
+            return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
+        except np.linalg.LinAlgError as singular:
+            raise ModelMismatch(
+                "The answers lead to equations that are singular: the target is no layer of "
+                "softmax attention, or its answers are too coarse."
+            ) from singular
+
+    def _steps(self, checks: int) -> Steps[AttentionLayer]:
+        if self.norm == "post" or (
+            self.norm is None and (yield from stays_bounded(int(self.dim), self.seed))
+        ):
+            return (
+                yield from normalised_steps(
+                    int(self.dim),
+                    self.seed,
+                    checks,
+                    tuning=self.tuning.normalised,
+                    max_heads=self.max_heads,
+                    profile=self.profile,
+                )
+            )
+        rng = np.random.default_rng(self.seed)
+        tokens = yield from self._tokens(rng)
+        for again in reversed(range(self.tuning.attempts)):
+            try:
+                conclusion = yield from self._searched(tokens, rng)
+            except (ModelMismatch, np.linalg.LinAlgError):
+                if not again:
+                    raise
+            else:
+                break
+        return (yield from conclusion.run(checks))
+
+    def _searched(
+        self, tokens: TokenMapAnswers, rng: np.random.Generator
+    ) -> Asking[LayerConclusion]:
+        """Search for all heads; what was found predicts a few fresh answers."""
+        tuning, noise = self.tuning, tokens.noise()
+        effort = tuning.effort(self.profile, noise.relative)
+        found = yield from HeadSearch(LayerMap.of(tokens), noise, self._most, rng, tuning).run()
+        layer = LayerMap.of(tokens, found.residual)
+        opening = yield from OpeningSearch(layer, noise, found.gates, rng, tuning).run()
+        maps = yield from MapReading(
+            tokens, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
+        ).run()
+        values = maps.solved()
+        n = self._keys(values, noise.relative, effort.share)
+        typical = float(opening.typical.max()), float(opening.bias.max())
+
+        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
+            other = maps.with_errors(noise, rng)
+            return other.layer(), other.solved()
+
+        reading = ScoreReading(layer, values, noise, n, effort, typical, redrawn, rng, tuning)
+        answers = LayerAnswers(maps, (yield from reading.run()))
+        if effort.polish and not maps.whole:
+            answers = yield from self._polished(answers, reading, opening)
+        samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
+        conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning)
+        yield from conclusion.confirmed()
+        return conclusion
+
+    def _tokens(self, rng: np.random.Generator) -> Asking[TokenMapAnswers]:
+        """Ask single tokens; refuse what is not affine there."""
+        scale = self.tuning.token_scale
+        asked = TokenMapAnswers.probes(int(self.dim), scale, rng)
+        tokens = TokenMapAnswers.of(asked, (yield asked), scale)
+        noise = tokens.noise()
+        if np.any(tokens.missed > self.tuning.unexplained * tokens.explained()):
+            raise ModelMismatch(
+                "Single tokens are answered by no affine map: one misses it by "
+                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
+                f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
+                "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
+            )
+        if noise.relative > self.tuning.affine:
+            raise ModelMismatch(
+                f"Answers are off by {noise.relative:.1e} of their size, as single tokens show it: "
+                "they are too coarse or too noisy to recover a layer from, or the target is no "
+                "affine map of single tokens."
+            )
+        return tokens
+
+    def _keys(self, values: HeadMaps, noise: float, share: int) -> int:
+        """Choose how many keys a query has."""
+        H = len(values.ranks)
+        singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
+        least = max(self.tuning.dependent, self.tuning.dependent_noise * noise)
+        most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
+        if not most:
+            raise NotIdentifiable(
+                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
+                "show their weights at once: MultiHeadLearner learns them from one output.",
+                determined={},
+            )
+        return max(1, most // share)
+
+    def _polished(
+        self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens
+    ) -> Asking[LayerAnswers]:
+        """Read ranges again, and what keys weigh beside the new ones."""
+        found = answers.solved()
+        length = float(np.linalg.norm(opening.a))
+        polish = RangePolish(reading.layer, found.values, found.scores, length, self.tuning)
+        again = yield from polish.run()
+        if again is None:
+            return answers
+        maps = replace(answers.values, saturated=again)
+        reading = replace(reading, values=maps.solved())
+        scores = yield from reading.mended(answers.scores)
+        return LayerAnswers(maps, scores)

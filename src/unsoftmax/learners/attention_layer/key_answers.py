@@ -1,0 +1,152 @@
+"""From answers to many keys at once to each head's scores [W_h w_h]: pure arithmetic.
+
+[b + s a_1; …; b + s a_n; b] is answered by c + M b + s Σ_h M_h A p_h, A = [a_1 … a_n], p_h the
+weights that head h gives the keys. One joint least squares problem gives all of them, and
+
+    log(p_h,i/p_h,0)/s = a_i·(W_h b + w_h),    p_h,0 = 1 − Σ_i p_h,i:
+
+n scores of each head from one answer. Query tokens that are asked with all keys show the columns
+W_h b + w_h themselves, and so their space, with the orthonormal basis C_h; of the others C_hᵀ(W_h
+b + w_h) is enough, r_h numbers from a block of keys that was chosen for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy
+
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.probes import Array, Indices
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Decoded attention weights of some answers."""
+
+    keys: Array
+    """(Q, H, n)."""
+    query: Array
+    """(Q, H)."""
+
+    @property
+    def least(self) -> Array:
+        """The smallest weight of an answer, (Q,)."""
+        return np.asarray(np.minimum(self.keys.min(axis=(1, 2)), self.query.min(axis=1)))
+
+    def logits(self) -> Array:
+        """log(p_i/p_0), (Q, H, n); NaN where a weight is not positive."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logits = np.log(self.keys / self.query[..., None])
+        return np.where(np.isfinite(logits), logits, np.nan)
+
+
+def decoded(values: HeadMaps, keys: Array, z: Array) -> Weights:
+    """Solve for the weights of keys (n, d) in what they add to answers, z (Q, m)."""
+    H, n = len(values.U), len(keys)
+    Q, R = np.linalg.qr(values.through(keys).reshape(-1, H * n))
+    weights = scipy.linalg.solve_triangular(R, Q.T @ z.T).T.reshape(-1, H, n)
+    return Weights(weights, 1 - weights.sum(axis=2))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAnswers:
+    """Answers to blocks of keys beside query tokens.
+
+    Attributes
+    ----------
+    keys : ndarray (blocks, n, d)
+    tokens : ndarray (T, d)
+    block, token : ndarray (Q,)
+        Which block was asked beside which query token.
+    scale : ndarray (Q,)
+        s, a power of two.
+    y : ndarray (Q, m)
+    """
+
+    keys: Array
+    tokens: Array
+    block: Indices
+    token: Indices
+    scale: Array
+    y: Array
+
+    def weights(self, layer: LayerMap, values: HeadMaps) -> list[tuple[Indices, Weights]]:
+        """Decode every answer, block by block."""
+        z = layer.beyond(self.y, self.tokens[self.token]) / self.scale[:, None]
+        found = []
+        for k, keys in enumerate(self.keys):
+            asked = np.flatnonzero(self.block == k)
+            if len(asked):
+                found.append((asked, decoded(values, keys, z[asked])))
+        return found
+
+    def scores(self, layer: LayerMap, values: HeadMaps) -> Array:
+        """Return a_i·(W_h b + w_h) of all that was asked: (T, H, blocks·n), NaN elsewhere."""
+        blocks, n, _ = self.keys.shape
+        scores = np.full((len(self.tokens), len(values.U), blocks, n), np.nan)
+        for asked, weights in self.weights(layer, values):
+            logits = weights.logits() / self.scale[asked, None, None]
+            scores[self.token[asked], :, self.block[asked]] = logits
+        return scores.reshape(len(self.tokens), len(values.U), blocks * n)
+
+    def replaced(self, again: Indices, scale: Array, y: Array) -> KeyAnswers:
+        """Return the answers with some of them asked again, at other scales."""
+        scales, answers = self.scale.copy(), self.y.copy()
+        scales[again], answers[again] = scale, y
+        return replace(self, scale=scales, y=answers)
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> KeyAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+        return replace(self, y=self.y + noise.drawn(self.y, rng))
+
+
+def columns_of(answers: KeyAnswers, scores: Array) -> Array:
+    """Return W_h b + w_h of query tokens that were asked with all keys: (H, d, T)."""
+    keys = answers.keys.reshape(-1, answers.keys.shape[2])
+    flat = scores.transpose(2, 1, 0).reshape(len(keys), -1)
+    solved = np.linalg.lstsq(keys, flat, rcond=None)[0]
+    return np.asarray(solved.reshape(-1, *scores.shape[1::-1]).transpose(1, 0, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadScores:
+    """Each head's [W_h w_h] = C_h R_h, C_h with orthonormal columns."""
+
+    C: list[Array]
+    """(d, r_h) each."""
+    R: list[Array]
+    """(r_h, d + 1) each, the last column for w_h."""
+
+    def vectors(self, h: int, b: Array) -> Array:
+        """Return W_h b + w_h, (n, d), of tokens (n, d)."""
+        return np.asarray((b @ self.R[h][:, :-1].T + self.R[h][:, -1]) @ self.C[h].T)
+
+
+def assembled(
+    columns: Array, C: list[Array], first: KeyAnswers, further: KeyAnswers, scores: Array
+) -> HeadScores:
+    """Put the scores together that all query tokens gave.
+
+    Parameters
+    ----------
+    columns : ndarray (H, d, T₁)
+        W_h b + w_h of the first query tokens.
+    C : list of ndarray (d, r_h)
+        Bases of the column spaces.
+    first, further : KeyAnswers
+        What the first query tokens were asked, and what all others.
+    scores : ndarray (T₂, H, n₂)
+        Scores of the others.
+    """
+    tokens = np.vstack([first.tokens, further.tokens])
+    homogeneous = np.hstack([tokens, np.ones((len(tokens), 1))])
+    keys = further.keys.reshape(-1, further.keys.shape[2])
+    rows = []
+    for h, C_h in enumerate(C):
+        others = np.linalg.lstsq(keys @ C_h, scores[:, h].T, rcond=None)[0]
+        seen = np.hstack([C_h.T @ columns[h], others])
+        rows.append(np.linalg.solve(homogeneous, seen.T).T)
+    return HeadScores(C, rows)

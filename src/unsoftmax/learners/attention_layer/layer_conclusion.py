@@ -1,0 +1,187 @@
+"""How the recovery of a layer ends: fresh sequences, and a certificate or a refusal.
+
+A fresh answer y may be off the prediction by errors of its own (rounding of the answer, and of the
+scores inside) and by what errors of the parameters do. The second is seen on samples: layers that
+were computed from the same answers with errors drawn at random (`recovered_layer`). They predict
+each fresh sequence as well, so that errors that cancel in answers are not added up. All is
+compared by norms of whole answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models import AttentionLayer
+from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.attention import mean_shift, softmax, token_scores
+from unsoftmax.probes import Array, Purpose, Sequences
+from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.long_sequences import draw_long, looked_at
+from unsoftmax.validate.sequences import by_length
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConclusion:
+    """A recovered layer, what errors make of it, and how it is tried."""
+
+    found: RecoveredLayer
+    samples: Sequence[RecoveredLayer]
+    noise: AnswerNoise
+    notes: tuple[str, ...]
+    rng: np.random.Generator
+    tuning: AttentionLayerTuning
+
+    def confirmed(self) -> Asking[None]:
+        """Try some sequences before the hold-out, after which nothing can be mended."""
+        tried = yield from fresh_answers(self._short(self.tuning.confirm, "pilot"))
+        self._believed(self._judged(self.found.model(), tried, 0))
+
+    def run(self, checks: int) -> Steps[AttentionLayer]:
+        """Ask the hold-out; return the layer and how sure it is."""
+        tuning, model = self.tuning, self.found.model()
+        long = self._long(checks)
+        short = self._short(checks - sum(map(len, long)), "check")
+        answered: list[Answered] = []
+        if checks:
+            answered = yield from fresh_answers(short, further=tuning.long.rounds(long))
+        judgement = self._judged(model, answered, checks)
+        if checks:
+            self._believed(judgement)
+        looked = looked_at(self.found, answered, long) if checks else "Nothing was checked."
+        certificate = Certificate(self._bounds(model), self._assumed(looked))
+        return Found(model, certificate, judgement.evidence, self.notes)
+
+    # -- fresh sequences
+
+    def _short(self, count: int, purpose: Purpose) -> list[Sequences]:
+        """Draw sequences of a few lengths in turn, one family per length."""
+        tuning, d, drawn = self.tuning, self.found.dim, []
+        for k in range(count):
+            tokens = self.rng.standard_normal((tuning.lengths[k % len(tuning.lengths)], d))
+            drawn.append(
+                self._scaled(
+                    tokens[1:] / np.sqrt(d),
+                    tokens[0] / np.sqrt(d),
+                    tuning.logits[k % len(tuning.logits)],
+                )
+            )
+        phase = "hold-out" if purpose == "check" else "confirmation"
+        return by_length(drawn, phase, purpose)
+
+    def _long(self, count: int) -> list[Sequences]:
+        drawn = draw_long(self.found, count, self.rng, self._scaled, self.tuning.long)
+        return by_length(map(_in_float32, drawn), "hold-out, long")
+
+    def _scaled(self, others: Array, query: Array, logits: float) -> Array:
+        """Make a sequence whose largest logits, over heads, are as wanted: s·a·w + s²·a·W b."""
+        tokens = np.vstack([others, query])
+        beside = np.stack([np.zeros_like(query), query])
+        bias, whole = self.found.scores_of(beside)
+        linear, square = (
+            float(np.max(np.sqrt(np.mean((tokens @ u.T) ** 2, axis=0))))
+            for u in (bias, whole - bias)
+        )
+        if not linear and not square:
+            return _in_float32(tokens)
+        root = np.sqrt(linear**2 + 4 * square * logits)
+        return _in_float32(2 * logits / (linear + root) * tokens)
+
+    # -- judging
+
+    def _judged(
+        self, model: AttentionLayer, answered: Sequence[Answered], queries: int
+    ) -> Judgement:
+        return judge([self._residuals(model, X, y) for X, y in answered if len(X)], queries)
+
+    def _residuals(self, model: AttentionLayer, X: Array, y: Array) -> Residuals:
+        """Compare norms: what answers miss, and may miss."""
+        tuning, predicted = self.tuning, model(X)
+        moved = [np.linalg.norm(one.model()(X) - predicted, axis=1) for one in self.samples]
+        length = np.linalg.norm(X, axis=2).max(axis=1)
+        size = np.linalg.norm(model.c) + length * self._gain()
+        own = self._rounding(X) + self.noise.absolute
+        own = own + tuning.roundoffs * self.noise.relative * np.maximum(
+            size, np.linalg.norm(y, axis=1)
+        )
+        return Residuals.of(
+            np.linalg.norm(y - predicted, axis=1),
+            own=own,
+            allowed=tuning.fresh_safety * np.max(moved, axis=0),
+            size=size,
+            most=max(min(tuning.most, tuning.most_noise * self.noise.relative), tuning.least_most),
+        )
+
+    def _gain(self) -> float:
+        """Return how long a token of length 1 is on average when it is mapped."""
+        layer = self.found.layer
+        return float(np.linalg.norm(layer.M) / np.sqrt(self.found.dim))
+
+    def _rounding(self, X: Array) -> Array:
+        """Bound what the rounding of scores inside the target moves answers by."""
+        unit, found = self.tuning.roundoffs * self.noise.relative, self.found
+        moved = np.zeros(len(X))
+        vectors, lengths = found.scores_of(X[:, -1]), np.linalg.norm(X, axis=2)
+        for h, V in enumerate(found.values.V):
+            weights = softmax(token_scores(X, vectors[:, h]))
+            values = X @ V.T
+            mean = np.einsum("bn,bnr->br", weights, values)
+            away = np.linalg.norm(values - mean[:, None], axis=2)
+            scores = unit * lengths * np.linalg.norm(vectors[:, h], axis=1)[:, None]
+            moved += mean_shift(weights, away, scores)
+        return moved
+
+    def _believed(self, judgement: Judgement) -> None:
+        """Refuse a layer that fresh answers contradict."""
+        if judgement.evidence.passed:
+            return
+        missed, allowed = judgement.worst
+        raise ModelMismatch(
+            f"The recovered layer of {len(self.found.values.U)} heads misses a fresh answer by "
+            f"{missed:.1e} of its size where {allowed:.1e} is expected: the target is no layer of "
+            "softmax attention with scores x·(W x_N + w) (a window, positions, a nonlinearity in "
+            "the values, a second layer), or its answers are too coarse."
+        )
+
+    # -- what is promised
+
+    def _bounds(self, model: AttentionLayer) -> dict[str, float]:
+        far = [self.found.distances(one) for one in self.samples]
+        largest = {name: max(one[name] for one in far) for name in far[0]}
+        sizes = {
+            # terms of a token's size may cancel in c
+            "c": float(np.linalg.norm(model.c)) + self._gain(),
+            "M": max(float(np.linalg.norm(V)) for V in self.found.values.V),
+            "W": max(float(np.linalg.norm(R[:, :-1])) for R in self.found.scores.R),
+            "w": max(float(np.linalg.norm(R[:, -1])) for R in self.found.scores.R),
+        }
+        rounding = max(self.tuning.roundoffs * UNIT, self.noise.relative)
+        return {
+            name: self.tuning.safety * largest[name] + rounding * sizes[name] for name in largest
+        }
+
+    def _assumed(self, looked: str) -> tuple[str, ...]:
+        absolute = f", and by {self.noise.absolute:.1e}" if self.noise.absolute else ""
+        return (
+            "The target is a layer of softmax attention heads, and all of them were found: what "
+            "the hold-out tests, it cannot prove. A head with M = 0 is invisible.",
+            f"Whole answers are off by {self.noise.relative:.1e} of their norm{absolute}, as "
+            "single tokens show it; bounds are for all numbers of a head together, the largest of "
+            "all heads.",
+            f"Bounds are {self.tuning.safety:.0f} times what errors of that size, drawn at random "
+            f"{self.tuning.samples} times, make of parameters.",
+            looked,
+        )
+
+
+def _in_float32(X: Array) -> Array:
+    """Round tokens to float32 numbers, which every target reads alike."""
+    return X.astype(np.float32).astype(np.float64)

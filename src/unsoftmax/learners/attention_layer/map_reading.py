@@ -1,0 +1,220 @@
+"""Every head's map M_h, from saturated queries: what to ask, how many, and whether to believe it.
+
+[b_h + a_j; b_h] with a_j = a + η‖a‖δ_j, δ_j orthonormal, the same for all heads: J − 1 offsets with
+J = ⌈rank M/H⌉ + 4, for all heads but the one whose margin is smallest (`value_answers`). A range
+that fills its vectors gets twice as many. Where another head's gate flipped its M_g a is in the
+answer, or the vector is the only one with its direction: that one is asked again with an eighth of
+the step. Random saturated queries then are sums of some M_h a, or all is asked again with half the
+step. Where the ranges are dependent, or nearly so beside the answers' noise, all d offsets are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.offset_questions import asked_beside, asked_in_pairs
+from unsoftmax.learners.attention_layer.opening_tokens import OpeningTokens
+from unsoftmax.learners.attention_layer.value_answers import (
+    GateAnswers,
+    HeadMaps,
+    LayerMap,
+    OffsetAnswers,
+    ValueAnswers,
+    leading,
+)
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.binary_grid import on_one_grid
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.probes import Array, Flags
+
+
+@dataclass(frozen=True, slots=True)
+class MapReading:
+    """What maps are read with."""
+
+    tokens: TokenMapAnswers
+    layer: LayerMap
+    noise: AnswerNoise
+    gates: GateAnswers
+    opening: OpeningTokens
+    head_dim: int | None
+    whole: bool
+    """Whether every map is read in all directions in any case."""
+    rng: np.random.Generator
+    tuning: AttentionLayerTuning
+
+    def run(self) -> Asking[ValueAnswers]:
+        """Ask offsets until the maps explain random saturated queries."""
+        tuning = self.tuning
+        margins = np.sort(self.opening.margins)[1:]  # the smallest is not asked
+        step = float(np.min(margins / tuning.deviations, initial=tuning.spread))
+        for _ in range(tuning.tries):
+            found = yield from self._read(step)
+            if (yield from self._explained(found)):
+                return found
+            step /= 2
+        raise ModelMismatch(
+            "Where gates are 0 or 1 the answers are no sums of the maps that were read there: they "
+            "are not linear in the tokens (a tanh, a clipped or quantised answer), or two heads "
+            "are too close to be told apart."
+        )
+
+    def _read(self, step: float) -> Asking[ValueAnswers]:
+        """Ask offsets a step from the base until every range is known."""
+        d, H, tuning = self.layer.M.shape[1], len(self.opening.b), self.tuning
+        total = int(np.linalg.matrix_rank(self.layer.heads, tol=self._map_noise(1.0)))
+        count = -(-total // H) + tuning.spare_offsets - 1
+        if self.head_dim is not None:
+            count = self.head_dim
+        directions = np.zeros((d, 0))
+        offsets = self._none()
+        for _ in range(tuning.offset_rounds):
+            count = d if self.whole else min(count, d)
+            fresh = self.rng.standard_normal((d, count - len(offsets.steps)))
+            directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
+            new = directions[:, len(offsets.steps) :].T
+            offsets = yield from self._asked(offsets, step * np.linalg.norm(offsets.base) * new)
+            answers = yield from self._unflipped(self._ranked(offsets, step), step)
+            offsets = answers.offsets
+            if count == d:
+                break
+            if max(answers.ranks) <= count:
+                if self._independent(answers, step):
+                    return answers
+                count = d
+            count *= 2
+        return replace(answers, whole=True)
+
+    def _none(self) -> OffsetAnswers:
+        opening, m = self.opening, len(self.layer.c)
+        H, d = opening.b.shape
+        left_out = int(np.argmin(opening.margins))
+        share, y = np.ones((H - 1, 0)), np.zeros((H - 1, 0, m))
+        return OffsetAnswers(opening.a, np.zeros((0, d)), share, opening.b, left_out, y)
+
+    def _asked(self, offsets: OffsetAnswers, steps: Array) -> Asking[OffsetAnswers]:
+        """Ask more offsets; steps keep their directions when they are shortened."""
+        base, b = offsets.base, offsets.b[offsets.asked]
+        coarser = round(-np.log2(self.tuning.nearer) * self.tuning.flip_rounds)
+        _, steps = on_one_grid(base, steps, spare=4 + coarser)
+        y = np.zeros((0, len(steps), offsets.y.shape[2]))
+        if len(b):
+            y = yield from asked_beside(base + steps, b, "maps")
+        return replace(
+            offsets,
+            steps=np.vstack([offsets.steps, steps]),
+            share=np.hstack([offsets.share, np.ones((len(b), len(steps)))]),
+            y=np.concatenate([offsets.y, y], axis=1),
+        )
+
+    def _ranked(self, offsets: OffsetAnswers, step: float) -> ValueAnswers:
+        """Count the singular values of each head's range that are above the errors."""
+        answers = ValueAnswers(
+            self.tokens, self.layer.residual, self.gates, offsets, (), self.whole
+        )
+        noise = self._map_noise(step)
+        ranks = [
+            max(1, int(np.count_nonzero(np.linalg.svd(span, compute_uv=False) > noise)))
+            for span in answers.spans()
+        ]
+        return replace(answers, ranks=tuple(ranks))
+
+    def _unflipped(self, answers: ValueAnswers, step: float) -> Asking[ValueAnswers]:
+        """Ask again with shorter steps where another gate seems to have flipped."""
+        for _ in range(self.tuning.flip_rounds):
+            offsets = answers.offsets
+            shortest = self.tuning.nearer**self.tuning.flip_rounds
+            flipped = self._flipped(answers) | self._alone(answers)
+            place = np.nonzero(flipped & (offsets.share > shortest))
+            if not len(place[0]):
+                break
+            share, y = offsets.share.copy(), offsets.y.copy()
+            share[place] *= self.tuning.nearer
+            a = offsets.base + share[place][:, None] * offsets.steps[place[1]]
+            b = offsets.b[offsets.asked][place[0]]
+            y[place] = yield from asked_in_pairs(a, b, "maps, flips", "again")
+            answers = self._ranked(replace(offsets, share=share, y=y), step)
+        return answers
+
+    def _flipped(self, answers: ValueAnswers) -> Flags:
+        """Tell where answers have another head's M_g a in them, (H − 1, J)."""
+        vectors = answers.vectors()
+        beside = answers.offsets.beside(self.layer, vectors)
+        flat = beside.reshape(-1, len(self.layer.c))
+        flips = np.rint(np.linalg.lstsq(vectors.T, flat.T, rcond=None)[0].T)
+        without = np.linalg.norm(flat - flips @ vectors, axis=1)
+        found = flips.any(axis=1) & (without < np.linalg.norm(flat, axis=1) / 2)
+        return np.asarray(found.reshape(beside.shape[:2]))
+
+    def _alone(self, answers: ValueAnswers) -> Flags:
+        """Tell which vectors alone have some direction of their head's range, (H − 1, J).
+
+        What another head adds lies outside the range of all others: the vector's leverage is 1.
+        """
+        found = np.zeros(answers.offsets.share.shape, dtype=bool)
+        spans = answers.spans()
+        for k, h in enumerate(answers.offsets.asked):
+            rank = answers.ranks[h]
+            if rank < len(spans[h]):
+                left = np.linalg.svd(spans[h], full_matrices=False)[0][1:, :rank]
+                found[k] = 1 - np.sum(left**2, axis=1) < self.tuning.alone
+        return np.asarray(found & (found.mean(axis=1, keepdims=True) <= self.tuning.most_flipped))
+
+    def _map_noise(self, step: float) -> float:
+        """Return what errors may make of a singular value of maps, read with such a step."""
+        size = float(np.linalg.norm(self.layer.heads, 2))
+        share = max(self.noise.relative * self.tuning.rank_noise, self.tuning.rank_share)
+        return share * size / step
+
+    def _independent(self, answers: ValueAnswers, step: float) -> bool:
+        """Whether the ranges are so independent, beside their errors, that maps are right."""
+        if sum(answers.ranks) > len(self.layer.c):
+            return False
+        spans = answers.spans()
+        U = [leading(s, r) for s, r in zip(spans, answers.ranks, strict=True)]
+        least = float(np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)[-1])
+        size = float(np.linalg.norm(self.layer.heads, 2))
+        # an error of a vector turns the range by its share of the smallest vector
+        thinnest = min(
+            np.linalg.svd(s, compute_uv=False)[r - 1]
+            for s, r in zip(spans, answers.ranks, strict=True)
+        )
+        turned = self.noise.relative * size / (step * thinnest)
+        return bool(turned <= self.tuning.independent * least)
+
+    def _explained(self, answers: ValueAnswers) -> Asking[bool]:
+        """Ask random saturated queries, and compare them with sums of maps."""
+        tuning, d = self.tuning, self.layer.M.shape[1]
+        values = answers.solved()
+        a, b = self._random(tuning.checked)
+        y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
+        z = self.layer.beyond(y, b)
+        through = values.through(a)
+        errors = self._errors(values, answers.whole)
+        for k in range(tuning.checked):
+            gates = np.linalg.lstsq(through[:, :, k], z[k], rcond=None)[0]
+            missed = float(np.linalg.norm(through[:, :, k] @ np.rint(gates) - z[k]))
+            if missed > errors * np.linalg.norm(a[k]) * np.sqrt(d):
+                return False
+        return True
+
+    def _random(self, count: int) -> tuple[Array, Array]:
+        a, b = self.rng.standard_normal((2, count, self.layer.M.shape[1]))
+        lengths = np.linalg.norm(self.gates.a), np.linalg.norm(self.gates.b, axis=1).mean()
+        a, b = (
+            length * x / np.linalg.norm(x, axis=1, keepdims=True)
+            for length, x in zip(lengths, (a, b), strict=True)
+        )
+        rounded = on_one_grid(a, b)
+        return rounded[0], rounded[1]
+
+    def _errors(self, values: HeadMaps, whole: bool) -> float:
+        """Return what the maps may be off by, per length of a token."""
+        U = np.concatenate(list(values.U), axis=1)
+        condition = 1.0 if whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
+        size = float(np.linalg.norm(self.layer.heads, 2))
+        return self.tuning.checked_to * self.noise.relative * condition * size

@@ -1,0 +1,213 @@
+"""Step 2 behind a LayerNorm: how many heads, and P_w M_h a of one offset a; 24 to 56 queries.
+
+Two tokens [b+a; b], so long that every gate is 0 or 1, are answered with
+
+    μ w = K(b) + Σ_h g_h m_h,   m_h = s P_w M_h a,   g_h ∈ {0, 1}.
+
+The query tokens b are of a plane, so that K(b) is in T = span(K of the plane). Outside of T, H is
+the rank of the answers, and their null space Z gives every μ: W Z = K diag(1/μ) Z. The sum of
+all m_h is B a − σP_w a, which is in their span for one σ alone: its size is s, its sign that of g.
+Gates are the 0/1 columns in the span of the rows {Σ m_h, sums}, the first entry 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.normalised_singles import NormalisedFrame
+from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedHeadsTuning
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.normalised import scales_by_null_space
+from unsoftmax.probes import Array, Indices, Pairs
+from unsoftmax.solve.gate_columns import gate_columns
+
+
+@dataclass(frozen=True, slots=True)
+class PatternRound:
+    """What was asked, and its answers (the field that begins with y)."""
+
+    offset: Array
+    plane: Array
+    tokens: Array
+    y: Array
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedHeads:
+    """Heads by what one offset does.
+
+    Attributes
+    ----------
+    frame : NormalisedFrame
+        In true units.
+    values : ndarray, shape (H, d − 1)
+        m_h = P_w M_h a.
+    offset : ndarray, shape (d,)
+        a, as asked.
+    gates : ndarray, shape (n + 1, H)
+        0 or 1: the first row all heads together, then every query token.
+    """
+
+    frame: NormalisedFrame
+    values: Array
+    offset: Array
+    gates: Array
+
+
+def find_heads(
+    frame: NormalisedFrame, rng: np.random.Generator, tuning: NormalisedHeadsTuning
+) -> Asking[PatternRound]:
+    """Ask until there are exactly H patterns of gates.
+
+    Raises
+    ------
+    NotIdentifiable
+        There are too few dimensions.
+    ModelMismatch
+        Gates are not 0 or 1.
+    """
+    failure: ModelMismatch | None = None
+    for longer in tuning.longer:
+        asked = _drawn(frame.dim, tuning.queries, longer, rng, tuning)
+        for _ in range(tuning.rounds):
+            asked = yield from _answered(asked)
+            try:
+                read_heads(frame, asked, tuning)
+            except ModelMismatch as error:
+                failure = error
+                asked = _with_more(asked, longer, rng, tuning)
+            else:
+                return asked
+    assert failure is not None
+    raise failure
+
+
+def read_heads(
+    frame: NormalisedFrame,
+    asked: PatternRound,
+    tuning: NormalisedHeadsTuning,
+    gates: Array | None = None,
+) -> NormalisedHeads:
+    """Read H and m_h, as `find_heads` asks until they are read; gates may be known."""
+    known = frame.of(asked.tokens)
+    w = frame.directions(asked.y)
+    inside = _orthonormal(np.column_stack([frame.B @ asked.plane, frame.c]), frame.noise)
+    outside = w - w @ inside @ inside.T
+    _, s, right = np.linalg.svd(outside.T, full_matrices=True)
+    noise = frame.noise * np.sqrt(len(known) * frame.dim)
+    H = int(np.sum(s > tuning.rank * noise)) if gates is None else gates.shape[1]
+    if H == 0:
+        raise ModelMismatch("No second token changes an answer: there are no heads.")
+    room = len(frame.B) - inside.shape[1]
+    if room <= H:
+        raise too_few(frame)
+    if min(tuning.columns.most, len(known) - 2) < H:
+        raise ModelMismatch(
+            f"{H} or more heads: more than {tuning.columns.most} are not told apart."
+        )
+    scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, right[H:].T)
+    if not np.all(scales > 0):
+        raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
+    sums = w / scales[:, None] - known
+    sigma, rows = _with_total(frame, asked, sums, H, tuning)
+    if gates is None:
+        gates = _told_apart(rows, H, tuning)
+    values = np.linalg.lstsq(gates, rows, rcond=None)[0] / abs(sigma)
+    return NormalisedHeads(frame.scaled(sigma), np.asarray(values), asked.offset, gates)
+
+
+def too_few(frame: NormalisedFrame) -> NotIdentifiable:
+    """Say that answers have too few numbers for the heads there are."""
+    return NotIdentifiable(
+        f"{frame.dim} dimensions are too few behind a LayerNorm for the heads there are: of the "
+        f"{frame.dim - 1} numbers that an answer tells, too few are left to tell heads apart.",
+        determined={"shift": frame.answers.shift, "scale": np.abs(1 / frame.answers.gain)},
+    )
+
+
+def _with_total(
+    frame: NormalisedFrame, asked: PatternRound, sums: Array, H: int, tuning: NormalisedHeadsTuning
+) -> tuple[float, Array]:
+    """Find σ; return it with Σ m_h above the rows Σ g_h m_h."""
+    span = np.linalg.svd(sums.T, full_matrices=False)[0][:, :H]
+    own, residual = frame.B @ asked.offset, frame.answers.projection @ asked.offset
+    own_out, residual_out = own - span @ (span.T @ own), residual - span @ (span.T @ residual)
+    sigma = float(own_out @ residual_out / (residual_out @ residual_out))
+    if abs(sigma) < tuning.residual:
+        raise NotIdentifiable(
+            "No residual connection is seen: behind a norm the sign and the size of all M_h and c "
+            "are free without one.",
+            determined={"shift": frame.answers.shift},
+        )
+    return sigma, np.vstack([own - sigma * residual, sums])
+
+
+def _told_apart(rows: Array, H: int, tuning: NormalisedHeadsTuning) -> Array:
+    """Find the gates of all rows, all of the first being 1."""
+    gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], tuning.columns)
+    if gates.shape[1] != H:
+        raise ModelMismatch(
+            f"Two-token answers are sums of {H} gates, of which {gates.shape[1]} are found: some "
+            "are not 0 or 1 for the longest tokens, or something else is added to the heads."
+        )
+    return gates
+
+
+def _drawn(
+    dim: int, count: int, longer: float, rng: np.random.Generator, tuning: NormalisedHeadsTuning
+) -> PatternRound:
+    """Draw an offset and query tokens of a plane, on one coarse grid."""
+    # along a line the scales of answers with open gates are known by c alone
+    r = max(2 if dim > tuning.few else 1, min(tuning.plane, (dim - 4) // 3))
+    most = tuning.coefficient
+    plane = rng.integers(-most, most + 1, (dim, r)).astype(np.float64)
+    size = most * (most + 1) / 3 * np.sqrt(r)  # rms of an entry of a query token
+    unit = longer * 2.0 ** np.floor(np.log2(tuning.length / size))
+    offset = np.round(size * rng.standard_normal(dim)) * unit
+    return PatternRound(
+        offset, unit * plane, _combined(unit * plane, count, rng, most), np.zeros((0, dim))
+    )
+
+
+def _combined(plane: Array, count: int, rng: np.random.Generator, most: int) -> Array:
+    coefficients = rng.integers(-most, most + 1, (count, plane.shape[1]))
+    coefficients[:, 0] = np.where(coefficients[:, 0] == 0, 1, coefficients[:, 0])
+    return np.asarray(coefficients @ plane.T)
+
+
+def _with_more(
+    asked: PatternRound, longer: float, rng: np.random.Generator, tuning: NormalisedHeadsTuning
+) -> PatternRound:
+    more = _combined(asked.plane, tuning.more, rng, tuning.coefficient)
+    return replace(asked, tokens=np.vstack([asked.tokens, more]))
+
+
+def _answered(asked: PatternRound) -> Asking[PatternRound]:
+    """Ask the query tokens that have no answer yet."""
+    fresh = asked.tokens[len(asked.y) :]
+    n = len(fresh)
+    first: Indices = np.zeros(n, dtype=np.intp)
+    pairs = Pairs(
+        asked.offset[None],
+        fresh,
+        first,
+        np.arange(n),
+        np.ones(n),
+        np.ones(n),
+        phase="heads",
+        purpose="data",
+    )
+    [y] = yield [pairs]
+    return replace(asked, y=np.vstack([asked.y, y]))
+
+
+def _orthonormal(columns: Array, noise: float) -> Array:
+    """Return a basis of the span of columns, those that are 0 left out."""
+    columns = columns[:, np.linalg.norm(columns, axis=0) > 0]
+    columns = columns / np.linalg.norm(columns, axis=0)
+    left, s, _ = scipy.linalg.svd(columns, full_matrices=False)
+    return np.asarray(left[:, s > noise * np.sqrt(len(columns)) * s[0]])

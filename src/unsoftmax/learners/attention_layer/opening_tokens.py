@@ -1,0 +1,153 @@
+"""Query tokens that open one head's gate and close all others', and how far offsets may move.
+
+Logits l_h = a·(W_h b + w_h) are affine in b. With the vectors M_h a known, one answer at a scale
+where gates are between 0 and 1 gives all of them: at b = 0 and at 32 random b they give every
+head's logit on the span of these b. The shortest b there with l_h ≥ r_h and l_g ≤ −r_g for all
+other heads, r_g the head's typical logit, has margins of 1/‖b‖ typical logits, and offsets within
+a seventh of that keep all gates. About 36 queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.offset_questions import asked_beside
+from unsoftmax.learners.attention_layer.value_answers import GateAnswers, LayerMap
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.binary_grid import on_one_grid
+from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.probes import Array
+from unsoftmax.solve.least_distance import shortest_within
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningTokens:
+    """One query token for each head, and the offset beside which it opens that head's gate."""
+
+    a: Array
+    """(d,), a power of two times the offset that heads were found with."""
+    b: Array
+    """(H, d)."""
+    margins: Array
+    """The smallest logit of each token, in typical logits of its head, (H,)."""
+    typical: Array
+    """Root mean square logit of unit offsets beside unit query tokens, (H,)."""
+    bias: Array
+    """The same of the bias alone, as one offset shows it, (H,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitPlane:
+    """Logits of one offset, affine on the span of some query tokens."""
+
+    a: Array
+    directions: Array
+    """(K, d)."""
+    at_zero: Array
+    """(H,)."""
+    slopes: Array
+    """(K, H)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSearch:
+    """The search for these tokens."""
+
+    layer: LayerMap
+    noise: AnswerNoise
+    gates: GateAnswers
+    rng: np.random.Generator
+    tuning: AttentionLayerTuning
+
+    def run(self) -> Asking[OpeningTokens]:
+        """Ask pilots, then one query token for each direction of their span."""
+        d, tuning = len(self.gates.a), self.tuning
+        octaves = float(np.log2(np.linalg.norm(self.gates.a) / tuning.pilot_length))
+        K = min(tuning.pilot_tokens, d)
+        basis = np.linalg.qr(self.rng.standard_normal((d, K)))[0].T
+        down = round(octaves)
+        down = yield from self._pilot(basis[0], down)
+        for _ in range(tuning.pilot_rounds):
+            a, b = self._scaled(basis, down)
+            logits = yield from self._logits(a, np.vstack([np.zeros(d), b]), "opening tokens")
+            if np.isfinite(logits).all():
+                plane = LogitPlane(a, b, logits[0], logits[1:] - logits[0])
+                return self._chosen(plane)
+            down += 1
+        raise _unreadable()
+
+    def _scaled(self, directions: Array, down: int) -> tuple[Array, Array]:
+        """Return the offset 2^−down times as long, and query tokens as long as it allows."""
+        a = self.gates.a * 2.0**-down
+        length = float(np.linalg.norm(a)) * self.tuning.shorter
+        _, b = on_one_grid(a, length * directions)
+        return a, b
+
+    def _pilot(self, direction: Array, down: int) -> Asking[int]:
+        """Find the scale at which the largest logit is about ``pilot_logit``."""
+        least = 2 * self.tuning.gate_off
+        for _ in range(self.tuning.pilot_rounds):
+            a, b = self._scaled(direction[None], down)
+            logits = yield from self._logits(a, b, "opening tokens, scale")
+            largest = float(np.max(np.abs(logits))) if np.isfinite(logits).all() else np.inf
+            if least <= largest < np.inf:
+                # logits grow as the square of the scale
+                return down + round(float(np.log2(largest / self.tuning.pilot_logit)) / 2)
+            down += 3 if largest == np.inf else -3
+        raise _unreadable()
+
+    def _logits(self, a: Array, b: Array, phase: str) -> Asking[Array]:
+        """Ask one offset beside query tokens (K, d); return logits (K, H), NaN where saturated."""
+        y = (yield from asked_beside(a[None], b, phase))[:, 0]
+        vectors = self.gates.vectors(self.layer)
+        vectors *= np.linalg.norm(a) / np.linalg.norm(self.gates.a)
+        gates = np.linalg.lstsq(vectors.T, self.layer.beyond(y, b).T, rcond=None)[0].T
+        off = self.tuning.gate_off
+        open_ = (gates > off) & (gates < 1 - off)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(open_, np.log(gates / (1 - gates)), np.nan)
+
+    def _chosen(self, plane: LogitPlane) -> OpeningTokens:
+        """Choose the tokens, and how long they and the offset are."""
+        tuning, H = self.tuning, len(plane.at_zero)
+        rms = np.sqrt(np.mean(plane.slopes**2, axis=0))
+        if not rms.all():
+            raise _still()
+        b, margins = np.zeros((H, plane.directions.shape[1])), np.zeros(H)
+        for h in range(H):
+            signs = np.where(np.arange(H) == h, 1.0, -1.0)
+            y = shortest_within((signs * plane.slopes / rms).T)
+            if y is None:
+                raise _still()
+            margins[h] = 1 / np.linalg.norm(y)
+            b[h] = margins[h] * y @ plane.directions
+        least = float(margins.min())
+        # the bias may take a quarter of a margin, and what is left must saturate; the ratio of
+        # both lengths stays, or the grid of the offset takes the query token's last bits
+        over_bias = tuning.over_bias * float(np.max(np.abs(plane.at_zero) / rms)) / least
+        needed = 2 * tuning.saturated / (least * float(rms.min()))
+        longer = max(1.0, over_bias, float(np.sqrt(needed)))
+        stretch = max(needed / longer, longer)
+        a, b = on_one_grid(plane.a * 2.0 ** np.ceil(np.log2(stretch)), longer * b)
+        lengths = np.linalg.norm(plane.a), np.linalg.norm(plane.directions[0])
+        typical = rms / (lengths[0] * lengths[1])
+        return OpeningTokens(a, b, margins, typical, np.abs(plane.at_zero) / lengths[0])
+
+
+def _unreadable() -> ModelMismatch:
+    return ModelMismatch(
+        "No length of tokens shows the gates of all heads between 0 and 1: scores are no x·(W x_N "
+        "+ w), those of some heads are a million times those of others, or answers are too coarse."
+    )
+
+
+def _still() -> NotIdentifiable:
+    return NotIdentifiable(
+        "No query token opens one head's gate alone: two heads switch together beside every query "
+        "token (W and 2W, or more heads than dimensions), or a head has no W.",
+        determined={},
+    )

@@ -1,0 +1,81 @@
+"""A layer as its answers give it, with what errors of these do to it.
+
+Everything that is computed from answers is computed again from the same answers with errors drawn
+as large as theirs may be (decision 20 does the same for several heads): how far maps, scores and
+predictions move is what is certified, a safety factor apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.learners.attention_layer.key_answers import HeadScores
+from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
+from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models import AttentionLayer, LayerHead
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLayer:
+    """c, every M_h and every [W_h w_h]."""
+
+    layer: LayerMap
+    values: HeadMaps
+    scores: HeadScores
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.layer.M.shape[1])
+
+    def scores_of(self, queries: Array) -> Array:
+        """Map query tokens (B, d) to all heads' vectors W_h x + w_h, (B, H, d)."""
+        return np.stack([self.scores.vectors(h, queries) for h in range(len(self.scores.C))], 1)
+
+    def model(self) -> AttentionLayer:
+        """Return it as a model, in factors."""
+        heads = [
+            LayerHead.from_factors(O=U, V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
+            for U, V, C, R in zip(
+                self.values.U, self.values.V, self.scores.C, self.scores.R, strict=True
+            )
+        ]
+        return AttentionLayer(heads, self.layer.c, residual=self.layer.residual)
+
+    def distances(self, other: RecoveredLayer) -> dict[str, float]:
+        """Return how far the parameters of another recovery are, the largest over heads."""
+        mine, its = (
+            [(M, C @ R) for M, C, R in zip(x.values.maps, x.scores.C, x.scores.R, strict=True)]
+            for x in (self, other)
+        )
+        pairs = list(zip(mine, its, strict=True))
+        return {
+            "c": float(np.linalg.norm(self.layer.c - other.layer.c)),
+            "M": max(float(np.linalg.norm(M - N)) for (M, _), (N, _) in pairs),
+            "W": max(float(np.linalg.norm((A - B)[:, :-1])) for (_, A), (_, B) in pairs),
+            "w": max(float(np.linalg.norm((A - B)[:, -1])) for (_, A), (_, B) in pairs),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAnswers:
+    """All answers that a layer is computed from."""
+
+    values: ValueAnswers
+    scores: ScoreAnswers
+
+    def solved(self) -> RecoveredLayer:
+        """Compute the layer."""
+        layer, values = self.values.layer(), self.values.solved()
+        return RecoveredLayer(layer, values, self.scores.solved(layer, values))
+
+    def sampled(self, noise: AnswerNoise, rng: np.random.Generator) -> RecoveredLayer:
+        """Compute it from answers with errors drawn as large as theirs may be."""
+        values, scores = (part.with_errors(noise, rng) for part in (self.values, self.scores))
+        assert isinstance(values, ValueAnswers)
+        assert isinstance(scores, ScoreAnswers)
+        return LayerAnswers(values, scores).solved()

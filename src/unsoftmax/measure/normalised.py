@@ -1,0 +1,206 @@
+"""What answers behind a LayerNorm tell: directions, each with one unknown scale.
+
+An answer is y = β + Γn with Γ = diag(γ), n = Pu/√(‖Pu‖²/d + eps), P = I − 11ᵀ/d: all that is
+left of u is the direction of Pu, and little of its length. With g = 1/γ, y − β is orthogonal to
+g, for g·Γn = Σ n_i = 0. With the rows of R an orthonormal basis of g⊥,
+
+    w = R(y − β) = λ·P_w u,   P_w = RΓP,   λ = 1/√(‖Pu‖²/d + eps) > 0,
+
+are the d − 1 numbers that an answer tells. Answers are off by about the same in every direction,
+and so are these, whatever γ is. Where u is linear in unknowns, u = k + C q, the equation
+μw = P_w k + P_w C q is linear in q and μ = 1/λ: one unknown more than without a norm
+(`UnknownScales`). *Source*: beyond
+arXiv 2601.16873; docs/theorems/vector_answers.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import scipy
+
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class NormedAnswers:
+    """The norm behind a target, as far as directions need it.
+
+    Attributes
+    ----------
+    shift : ndarray, shape (d,)
+        β.
+    gain : ndarray, shape (d,)
+        g = 1/γ, all of its signs perhaps turned round.
+    basis : ndarray, shape (d − 1, d)
+        R: an orthonormal basis of g⊥ in its rows.
+    """
+
+    shift: Array
+    gain: Array
+    basis: Array
+
+    @classmethod
+    def of(cls, shift: Array, gain: Array) -> Self:
+        """Complete a shift and a gain by a basis."""
+        complete, _ = scipy.linalg.qr(gain[:, None])
+        return cls(shift, gain, np.asarray(complete[:, 1:].T.copy()))
+
+    @property
+    def projection(self) -> Array:
+        """P_w = RΓP (d − 1, d), of the sign that the gain has."""
+        scaled = self.basis / self.gain
+        return np.asarray(scaled - scaled.mean(axis=1, keepdims=True))
+
+    def directions(self, y: Array) -> Array:
+        """Map answers (n, d) to w (n, d − 1)."""
+        return (y - self.shift) @ self.basis.T
+
+    def centred(self, w: Array) -> Array:
+        """Map columns P_w u (d − 1, k) to Pu (d, k)."""
+        return np.asarray(self.gain[:, None] * (self.basis.T @ w))
+
+    def with_sign(self, sign: float) -> NormedAnswers:
+        """Turn the gain round where ``sign`` is negative."""
+        return replace(self, gain=np.copysign(1.0, sign) * self.gain)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGain:
+    """g with what tells whether there is one.
+
+    Attributes
+    ----------
+    gain : ndarray, shape (d,)
+        The vector orthogonal to all centred answers; ‖g∘(y − β)‖² = d in the mean.
+    missed : float
+        How far answers are from orthogonal to it: the least singular value of theirs.
+    next : float
+        The next singular value. Where it is as small, a second vector is orthogonal too.
+    """
+
+    gain: Array
+    missed: float
+    next: float
+
+
+def spreads(centred: Array) -> Array:
+    """Return the rms of every coordinate of answers y − β (n, d)."""
+    return np.asarray(np.sqrt(np.mean(centred**2, axis=0)))
+
+
+def gain_of(centred: Array) -> FoundGain:
+    """Find g from answers y − β (n, d), n ≥ d, to tokens so long that eps does not count.
+
+    Coordinates are weighed by their spread, so that γ may have any sizes.
+
+    Examples
+    --------
+    >>> n = np.array([[1.0, -1.0, 0.0], [1.0, 0.0, -1.0], [2.0, -1.0, -1.0]])
+    >>> n = n * np.sqrt(3 / np.sum(n**2, axis=1, keepdims=True))
+    >>> found = gain_of(n * [1.0, -10.0, 0.1])
+    >>> np.abs(1 / found.gain).round(9)
+    array([ 1. , 10. ,  0.1])
+    """
+    spread = spreads(centred)
+    _, s, right = np.linalg.svd(centred / spread, full_matrices=False)
+    gain = right[-1] / spread
+    lengths = np.sum((centred * gain) ** 2, axis=1)
+    gain = gain * np.sqrt(centred.shape[1] / np.mean(lengths))
+    return FoundGain(gain, float(s[-1] / s[0]), float(s[-2] / s[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownScales:
+    """Solve μw = k + C q for μ and q, for many w and k with the same columns C.
+
+    C is eliminated first: μ is what brings w and k together outside the span of C.
+    """
+
+    orthonormal: Array
+    triangle: Array
+
+    @classmethod
+    def beside(cls, columns: Array) -> Self:
+        """Take C (m, q)."""
+        orthonormal, triangle = np.linalg.qr(columns)
+        return cls(orthonormal, triangle)
+
+    def solved(self, w: Array, k: Array) -> tuple[Array, Array, Array]:
+        """Return μ (n,), q (n, columns) and what is missed, relative to k's outer part (n,).
+
+        ``w`` and ``k`` are (n, m).
+        """
+        Q = self.orthonormal
+        w_out, k_out = w - w @ Q @ Q.T, k - k @ Q @ Q.T
+        mu = np.sum(w_out * k_out, axis=1) / np.sum(w_out**2, axis=1)
+        inner = (mu[:, None] * w - k) @ Q
+        q = scipy.linalg.solve_triangular(self.triangle, inner.T).T
+        outer = np.linalg.norm(mu[:, None] * w_out - k_out, axis=1)
+        return mu, q, outer / np.linalg.norm(k, axis=1)
+
+
+def column_scales(directions: Array, signs: Array, sums: Array) -> FoundGain:
+    """Find the lengths s of columns known by direction alone, from sums of all of them.
+
+    Parameters
+    ----------
+    directions : ndarray, shape (m, d)
+        n_j ∥ the j-th column.
+    signs : ndarray, shape (k, d)
+        Coefficients ±1 of k ≥ 2 sums.
+    sums : ndarray, shape (m, k)
+        Directions of Σ_j ξ_j s_j n_j.
+
+    Returns
+    -------
+    FoundGain
+        With s in the place of the gain: of mean square 1, its first entry positive.
+    """
+    k, (m, d) = len(signs), directions.shape
+    system = np.zeros((k * m, d + k))
+    for i in range(k):
+        rows = slice(i * m, (i + 1) * m)
+        system[rows, :d] = directions * signs[i]
+        system[rows, d + i] = -sums[:, i] / np.linalg.norm(sums[:, i]) * np.sqrt(d)
+    _, s, right = np.linalg.svd(system, full_matrices=False)
+    scales = right[-1, :d]
+    scales = np.copysign(1.0, scales[0]) * scales / np.sqrt(np.mean(scales**2))
+    return FoundGain(scales, float(s[-1] / s[0]), float(s[-2] / s[0]))
+
+
+def rank_by_gap(s: Array, floor: float, above: float) -> int:
+    """Return how many singular values lie above their widest gap.
+
+    Only those above ``above`` times ``floor``, the noise, count; what is below it is as if at it.
+
+    Examples
+    --------
+    >>> rank_by_gap(np.array([1.0, 0.01, 1e-11, 1e-13]), 1e-13, 30.0)
+    2
+    """
+    count = int(np.sum(s > above * floor))
+    if not count:
+        return 0
+    below = np.append(s[1:], floor)[:count]
+    return 1 + int(np.argmax(s[:count] / np.maximum(below, floor)))
+
+
+def scales_by_null_space(w: Array, k: Array, null: Array) -> Array:
+    """Find λ with w_j/λ_j − k_j in one space of low dimension, its null space known.
+
+    Where the columns of z = W diag(1/λ) − K have Z with z diag(λ) Z = 0, W Z = K diag(λ) Z is
+    linear in λ.
+
+    Parameters
+    ----------
+    w, k : ndarray, shape (m, n)
+        W and K; only the part of both in the span of K tells.
+    null : ndarray, shape (n, f)
+        Z.
+    """
+    left = np.einsum("mk,kf->mfk", k, null).reshape(-1, k.shape[1])
+    scales: Array = np.linalg.lstsq(left, (w @ null).ravel(), rcond=None)[0]
+    return scales

@@ -1,0 +1,96 @@
+"""Attention layers to recover: random ones, and how far a recovery is from them."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+import unsoftmax as us
+
+
+def factors(heads, rank, dim, seed=0, outputs=None, score_rank=None):
+    """Make O, V, K, Q, w of random heads, maps and scores of unit tokens of about 1."""
+    rng = np.random.default_rng([heads, rank, dim, seed])
+    m, s = outputs or dim, score_rank or rank
+    drawn = []
+    for _ in range(heads):
+        U, V = rng.standard_normal((m, rank)), rng.standard_normal((rank, dim))
+        K, Q = rng.standard_normal((2, s, dim)) / dim**0.25
+        w = K.T @ rng.standard_normal(s) / 3
+        drawn.append([U / np.sqrt(heads * rank), V / np.sqrt(dim / rank), K, 2 * Q / np.sqrt(s), w])
+    return drawn
+
+
+def built(drawn, c=None, residual=False):
+    """Make a layer of factors; c is random unless given."""
+    m = len(drawn[0][0])
+    c = np.random.default_rng(m).standard_normal(m) if c is None else c
+    return us.AttentionLayer([us.LayerHead.from_factors(*head) for head in drawn], c, residual)
+
+
+def layer(heads, rank, dim, seed=0, outputs=None, residual=False):
+    """Draw a layer."""
+    return built(factors(heads, rank, dim, seed, outputs), residual=residual)
+
+
+class InFloat32:
+    """A layer as libraries compute it: projections, then scores, then values, all in float32."""
+
+    def __init__(self, drawn, c, residual=False):
+        self.U, self.V, self.K, self.Q, self.w = (
+            np.array([head[k] for head in drawn], dtype=np.float32) for k in range(5)
+        )
+        self.c, self.residual = np.asarray(c, dtype=np.float32), residual
+
+    def __call__(self, X):
+        x = X.astype(np.float32)
+        q = np.einsum("bd,hrd->bhr", x[:, -1], self.Q)
+        keys = np.einsum("bnd,hrd->bhnr", x, self.K)
+        scores = np.einsum("bhnr,bhr->bhn", keys, q) + np.einsum("bnd,hd->bhn", x, self.w)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        values = np.einsum("bnd,hrd->bhnr", x, self.V)
+        pooled = np.einsum("bhn,bhnr->bhr", weights, values)
+        answers = np.einsum("bhr,hmr->bm", pooled, self.U) + self.c
+        return (answers + x[:, -1] if self.residual else answers).astype(np.float64)
+
+
+def matched(model, target):
+    """Pairs of heads, found and true, matched by their maps."""
+    assert model.H == target.H
+    far = np.array([[np.linalg.norm(f.M - t.M) for t in target.heads] for f in model.heads])
+    rows, columns = linear_sum_assignment(far)
+    return [(model.heads[f], target.heads[t]) for f, t in zip(rows, columns, strict=True)]
+
+
+def largest_errors(model, target):
+    """The largest error of each parameter over heads, by name."""
+    pairs = matched(model, target)
+    found = {
+        name: max(
+            (float(np.linalg.norm(getattr(f, name) - getattr(t, name))) for f, t in pairs),
+            default=0.0,
+        )
+        for name in ("M", "W", "w")
+    }
+    return found | {"c": float(np.linalg.norm(model.c - target.c))}
+
+
+def relative_errors(model, target):
+    """The largest relative errors of M_h and of [W_h w_h]."""
+    pairs = matched(model, target)
+
+    def scores(head):
+        return np.hstack([head.W, head.w[:, None]])
+
+    def worst(part):
+        return max(np.linalg.norm(part(f) - part(t)) / np.linalg.norm(part(t)) for f, t in pairs)
+
+    return float(worst(lambda head: head.M)), float(worst(scores))
+
+
+def share_of_bounds(recovery, target):
+    """The largest share of its bound that an error of a parameter takes."""
+    errors = largest_errors(recovery.model, target)
+    bounds = recovery.certificate.errors
+    return max(errors[name] / bounds[name] for name in bounds)

@@ -1,0 +1,119 @@
+"""Directions of answers behind a LayerNorm, each with one unknown scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unsoftmax.measure.normalised import (
+    NormedAnswers,
+    UnknownScales,
+    column_scales,
+    gain_of,
+    rank_by_gap,
+    scales_by_null_space,
+    spreads,
+)
+from unsoftmax.models import LayerNorm
+
+
+def norm(dim, seed=0, scale=None):
+    rng = np.random.default_rng([dim, seed])
+    scale = rng.uniform(0.5, 2, dim) * rng.choice([-1, 1], dim) if scale is None else scale
+    return LayerNorm(scale, rng.standard_normal(dim), 1e-12), rng
+
+
+@pytest.mark.parametrize("dim", [3, 8, 40])
+def test_directions_are_those_of_what_was_normalised(dim):
+    layer_norm, rng = norm(dim)
+    answers = NormedAnswers.of(layer_norm.shift, 1 / layer_norm.scale)
+    u = rng.standard_normal((20, dim))
+    w, expected = answers.directions(layer_norm(u)), u @ answers.projection.T
+    scales = np.sum(w * expected, axis=1) / np.sum(expected**2, axis=1)
+    assert np.allclose(w, scales[:, None] * expected, rtol=0, atol=1e-13)
+    assert np.allclose(scales, 1 / u.std(axis=1), rtol=1e-12)
+    assert np.allclose(answers.centred(expected.T).T, u - u.mean(axis=1, keepdims=True))
+    assert np.allclose(answers.basis @ answers.basis.T, np.eye(dim - 1))
+
+
+def test_the_sign_of_the_gain_is_that_of_the_projection():
+    layer_norm, _ = norm(6)
+    answers = NormedAnswers.of(layer_norm.shift, 1 / layer_norm.scale)
+    assert np.array_equal(answers.with_sign(-2.0).projection, -answers.projection)
+    assert np.array_equal(answers.with_sign(2.0).gain, answers.gain)
+
+
+@pytest.mark.parametrize("decades", [0, 3, 6])
+def test_the_gain_is_found_of_any_sizes(decades):
+    dim = 12
+    scale = 10 ** np.linspace(-decades / 2, decades / 2, dim) * (-1.0) ** np.arange(dim)
+    layer_norm, rng = norm(dim, scale=scale)
+    centred = layer_norm(rng.standard_normal((dim + 3, dim)) * 1e9) - layer_norm.shift
+    found = gain_of(centred)
+    gain = found.gain * np.sign(found.gain[0] * scale[0])
+    # the shift was added and taken off again
+    rounding = 1e-15 * (1 + np.abs(layer_norm.shift / scale).max())
+    assert np.max(np.abs(gain * scale - 1)) <= 100 * rounding
+    assert found.missed < 1e-6 * found.next
+    assert np.all(spreads(centred) > 0)
+
+
+def test_without_a_mean_taken_off_there_is_no_gain():
+    rng = np.random.default_rng(0)
+    rms = LayerNorm(np.ones(9), None, 1e-6, centred=False)
+    found = gain_of(rms(rng.standard_normal((14, 9))))
+    assert found.missed > 1e-2 * found.next
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lengths_of_columns_follow_from_sums(seed):
+    rng = np.random.default_rng(seed)
+    columns = rng.standard_normal((11, 12)) * rng.uniform(0.1, 10, 12)
+    signs = rng.choice([-1.0, 1.0], (2, 12))
+    directions = columns / np.linalg.norm(columns, axis=0)
+    sums = columns @ signs.T * [3.0, 0.2]
+    found = column_scales(directions, signs, sums)
+    ratios = found.gain / np.linalg.norm(columns, axis=0)
+    assert np.allclose(ratios, ratios[0], rtol=1e-11)
+    assert ratios[0] > 0
+    assert found.missed < 1e-10 * found.next
+
+
+def test_one_unknown_scale_beside_linear_unknowns():
+    rng = np.random.default_rng(1)
+    columns, q = rng.standard_normal((15, 9)), rng.standard_normal((7, 9))
+    k, mu = rng.standard_normal((7, 15)), rng.uniform(0.5, 2, 7)
+    w = (k + q @ columns.T) / mu[:, None]
+    found_mu, found_q, missed = UnknownScales.beside(columns).solved(w, k)
+    assert np.allclose(found_mu, mu, rtol=1e-12)
+    assert np.allclose(found_q, q, rtol=0, atol=1e-12)
+    assert np.all(missed < 1e-13)
+    w[3, 0] += 1e-3
+    assert UnknownScales.beside(columns).solved(w, k)[2][3] > 1e-6
+
+
+def test_scales_follow_from_the_null_space_of_patterns():
+    rng = np.random.default_rng(2)
+    gates, values = rng.integers(0, 2, (3, 20)).astype(float), rng.standard_normal((25, 3))
+    plane = rng.standard_normal((25, 5))
+    known = plane @ rng.standard_normal((5, 20))
+    scales = rng.uniform(0.5, 2, 20)
+    w = (known + values @ gates) * scales
+    null = np.linalg.svd(gates * scales)[2][3:].T
+    inside = np.linalg.qr(plane)[0]
+    found = scales_by_null_space(inside.T @ w, inside.T @ known, null)
+    # the part of the values in the plane is part of the unknowns' equations too
+    assert np.allclose(found, scales, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("s", "rank"),
+    [
+        ([1.0, 0.5, 1e-12, 1e-13, 1e-14], 2),
+        ([1.0, 0.5, 0.1], 3),
+        ([1.0, 1e-6, 3e-13, 1e-14], 2),
+        ([1e-14, 1e-14], 0),
+    ],
+)
+def test_a_rank_is_where_the_gap_is_widest(s, rank):
+    assert rank_by_gap(np.array(s), 1e-14, 20.0) == rank

