@@ -6,7 +6,6 @@ import numpy as np
 
 import unsoftmax as us
 from tests.attention_layers import built, factors, matched
-from unsoftmax.cli import minilm
 
 
 def normalised(heads, rank, dim, seed=0, **settings):
@@ -21,11 +20,6 @@ def behind(layer, seed=0, scale=None, eps=1e-12, centred=True):
     shift = 0.1 * rng.standard_normal(layer.dim)
     norm = us.LayerNorm(drawn if scale is None else scale, shift, eps, centred=centred)
     return us.AttentionLayer(layer.heads, layer.c, residual=True, norm=norm)
-
-
-def served(number):
-    """Read a layer of all-MiniLM-L6-v2 as the model serves it: residual and LayerNorm behind."""
-    return minilm.minilm_layer(number, whole=True)
 
 
 def errors_behind(model, target):

