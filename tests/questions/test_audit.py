@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.attention_layers import layer as attention_layer
 from tests.by_hand import driven
 from tests.cli.test_cli import run
+from tests.feed_forward import layer as feed_forward
 from tests.heads import several
+from tests.normalised_layers import normalised
 from tests.oracles.http_server import serving
 from tests.questions.population import (
     OF_A_CLASS,
@@ -40,6 +43,7 @@ from unsoftmax.questions import Audit
 from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
 from unsoftmax.questions.identification import Identifier, typical_cost
 from unsoftmax.questions.target_classes import SketchTuning
+from unsoftmax.theory import counts
 
 QUICK = us.Retries(tries=1)
 
@@ -274,6 +278,18 @@ def test_vectors_are_looked_at_by_one_coordinate():
     assert (result.target_class, result.answers["coordinate"]) == ("several heads", 2)
     assert "number 2" in result.notes[0]
     assert us.audit(us.oracles.coordinate(both, 1), 6).target_class == "single head"
+
+
+def test_the_learner_of_all_numbers_at_once_is_named():
+    layer = attention_layer(2, 3, 6, residual=True)
+    notes = us.audit(layer, 6).notes
+    assert "AttentionLayerLearner(dim=6)" in notes[2]
+    assert f"about {counts.attention_layer_queries(6, 2, 3):,} queries" in notes[2]
+    notes = us.audit(feed_forward(4, 3, 4, 0), 4).notes
+    assert "FeedForwardLearner(dim=4)" in notes[1]
+    result = us.audit(normalised(2, 3, 6), 6)
+    assert result.target_class == "normalised vectors"
+    assert "AttentionLayerLearner" in result.recoverable
 
 
 def test_a_residual_connection_is_taken_off():

@@ -29,6 +29,7 @@ from unsoftmax.questions.identification import (
     typical_cost,
 )
 from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts
+from unsoftmax.theory import counts
 
 AUDIT_FILE = "audit.json"
 AUDIT_FORMAT = 1
@@ -37,6 +38,14 @@ NOT_AFFORDED = "Recovery was not begun, it is beyond the budget: it typically ta
 ONE_COORDINATE = (
     "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
     "most. us.oracles.coordinate chooses another one."
+)
+WHOLE_LAYER = (
+    "All {width} numbers together give the whole layer: AttentionLayerLearner(dim={dim}) takes "
+    "about {queries:,} queries if it has heads of rank {rank}, {heads} in all."
+)
+WHOLE_NETWORK = (
+    "All {width} numbers together give the whole network: FeedForwardLearner(dim={dim}) takes "
+    "about six queries for each neuron."
 )
 RESIDUAL = (
     "Answers are the last token and, added to it, this: a layer with a residual connection. What "
@@ -377,6 +386,19 @@ def _cost(found: Identity, identifier: Identifier, prices: Prices) -> RecoveryCo
     )
 
 
+def _by_vectors(found: Identity, dim: int) -> list[str]:
+    """Say which learner takes all numbers at once, where one of them shows what they are of."""
+    width, heads = found.traits.width, found.facts.get("heads", 1)
+    if found.target_class == "ReLU network":
+        return [WHOLE_NETWORK.format(width=width, dim=dim)]
+    if found.target_class not in ("single head", "several heads") or width < heads:
+        return []
+    rank = found.facts.get("rank", max(1, min(dim, width) // heads))
+    queries = counts.attention_layer_queries(dim, heads, rank)
+    named = {"width": width, "dim": dim, "heads": heads, "rank": rank}
+    return [WHOLE_LAYER.format(queries=queries, **named)]
+
+
 def _notes(found: Identity, identifier: Identifier) -> list[str]:
     notes, traits = [], found.traits
     if traits.width > 1:
@@ -384,6 +406,8 @@ def _notes(found: Identity, identifier: Identifier) -> list[str]:
         notes.append(said)
     if traits.residual:
         notes.append(RESIDUAL)
+    if traits.width > 1:
+        notes += _by_vectors(found, int(identifier.dim))
     if found.beyond:
         notes.append(NOT_AFFORDED.format(beyond="; ".join(found.beyond)))
     return notes

@@ -427,7 +427,10 @@ CLASSES: dict[ClassName, TargetClass] = {
         "The function of single tokens (the network behind the sum of all value projections); the "
         "heads by no learner yet."
     ),
-    "normalised vectors": TargetClass("Nothing by a learner that there is yet."),
+    "normalised vectors": TargetClass(
+        "An attention layer with its residual connection and LayerNorm, if it is one, by "
+        "AttentionLayerLearner from vectors; nothing else by a learner that there is yet."
+    ),
     "position-dependent": TargetClass("Nothing by a learner that there is yet."),
     "none of these": TargetClass("Nothing by a learner that there is."),
     "undecided": TargetClass("Not known."),
