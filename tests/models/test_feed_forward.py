@@ -228,3 +228,12 @@ def test_the_unit_of_length_does_not_matter(size):
     assert us.equivalent(far, us.FeedForward(f.A, 1.0001 * size * f.b, f.B, f.c)).verdict == (
         "different"
     )
+
+
+def test_layers_without_neurons_are_compared():
+    none = us.FeedForward(np.zeros((0, 3)), [], np.zeros((2, 0)), [1.0, 2.0])
+    idle = us.FeedForward(np.zeros((1, 3)), [-1.0], np.ones((2, 1)), [1.0, 2.0])
+    one = us.FeedForward(np.ones((1, 3)), [0.0], np.ones((2, 1)), [1.0, 2.0])
+    assert us.equivalent(none, none)
+    assert us.equivalent(none, idle)
+    assert us.equivalent(none, one).verdict == "different"

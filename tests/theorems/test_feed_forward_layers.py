@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -359,3 +361,36 @@ def test_without_a_hold_out_nothing_is_checked():
     recovery = us.learn(hidden(layer(6, 9, 6, 0)), Learner(6), holdout=0)
     assert "Nothing was checked." in recovery.certificate.assumes
     assert not recovery.evidence.passed
+
+
+@pytest.mark.parametrize(("d", "m", "seed", "noise"), [(8, 20, 1, 1e-5), (4, 3, 0, 3e-5)])
+def test_noise_in_which_neurons_drown_is_refused(d, m, seed, noise):
+    """A layer without neurons was returned for these, with a bound that it broke."""
+    target, rng = layer(d, m, d, seed), np.random.default_rng(seed)
+
+    def noisy(X):
+        y = target(X)
+        return y * (1 + noise * rng.standard_normal(y.shape))
+
+    with pytest.raises(us.ModelMismatch, match="too noisy to see single neurons"):
+        us.learn(noisy, us.learners.FeedForwardLearner(d))
+
+
+def test_rounds_are_those_of_the_plan():
+    learner = us.learners.FeedForwardLearner(4)
+    few = replace(learner.tuning, rounds=1)
+    learner = us.learners.FeedForwardLearner(4, tuning=few)
+    assert learner.plan().rounds == 3
+    with pytest.raises(us.ModelMismatch, match="or 3 rounds would be needed"):
+        us.learn(layer(4, 6, 4, 0), learner)
+
+
+def test_targets_whose_tokens_are_rounded_end_in_words():
+    """Rounding may leave nothing but zeros of a small system."""
+    target = layer(4, 3, 4, 0)
+    for seed in range(3):
+        with suppress(us.ModelMismatch):
+            us.learn(
+                lambda X: target(X.astype(np.float32).astype(float)),
+                us.learners.FeedForwardLearner(4, seed=seed),
+            )

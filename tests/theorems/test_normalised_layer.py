@@ -340,3 +340,12 @@ def test_knobs_are_one_dataclass():
     target = normalised(2, 8, 16)
     recovery = learned(target, 16, tuning=replace(tuning, normalised=norm))
     assert us.equivalent(recovery.model, target, rtol=1e-8)
+
+
+@pytest.mark.parametrize("profile", ["lean", "fine", "finest"])
+def test_exact_answers_need_no_profile(profile):
+    target = normalised(2, 4, 16, seed=3)
+    recovery = us.learn(
+        lambda X: target(X), us.learners.AttentionLayerLearner(16, norm="post", profile=profile)
+    )
+    assert share_behind(recovery, target) <= 1

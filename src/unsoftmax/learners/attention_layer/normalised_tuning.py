@@ -241,9 +241,10 @@ class NormalisedTuning:
     def beside(self, noise: float, profile: str) -> NormalisedTuning:
         """Return the knobs for answers that are off by so much, relative to the scale.
 
-        A profile, one of `AttentionLayerLearner`, may decide instead.
+        A profile, one of `AttentionLayerLearner`, may decide instead where answers are coarse:
+        exact ones have square systems enough.
         """
-        if profile == "lean" or (profile == "auto" and noise <= self.coarse):
+        if profile == "lean" or noise <= self.coarse:
             return self
         scores = self.coarse_scores
         if profile == "finest":

@@ -170,12 +170,20 @@ class FeedForwardLearner(Configured):
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        most = self.plan().at_most
+        plan = self.plan()
         error = ModelMismatch(
-            f"More than {most} queries would be needed: the target has more neurons than "
-            f"{self._most}, or is no feed-forward layer of one hidden layer of ReLUs."
+            f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: the "
+            f"target has more neurons than {self._most}, or is no feed-forward layer of one hidden "
+            "layer of ReLUs."
         )
-        return (yield from limited(self._steps(checks), error, queries=most))
+        steps = self._steps(checks)
+        try:
+            return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
+        except np.linalg.LinAlgError as singular:
+            raise ModelMismatch(
+                "The answers lead to equations that are singular: the target is no feed-forward "
+                "layer of one hidden layer of ReLUs, or its answers are too coarse."
+            ) from singular
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
         rng = np.random.default_rng(self.seed)

@@ -122,10 +122,13 @@ class LayerClaim:
             "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
             "column of B, in the order of the model; those of parallel neurons are of their sum.",
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
-            "The target is one hidden layer of ReLUs, and all its neurons were found: what the "
-            "hold-out tests, it cannot prove.",
-            f"Tokens up to a length of {farthest:.0e} were asked: no neuron's hyperplane is "
-            "farther from 0.",
+            "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "
+            "were found: what the hold-out tests, it cannot prove.",
+            f"Tokens up to a length of {farthest:.0e} were asked. Every neuron's hyperplane meets "
+            "a random line within that length: one that is far out and nearly parallel to the "
+            "line may be missing.",
+            f"No neuron adds less than {self.tuning.deviations * look.noise:.1e} of the answers' "
+            "size: a smaller one may be missing. The bounds of A, b and B are of those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {self.tuning.deviations:g} deviations are taken.",
             *look.why,

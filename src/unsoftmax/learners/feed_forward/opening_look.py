@@ -45,6 +45,11 @@ class OpeningLookTuning:
     which second differences do not show where no neuron is active."""
     coarsest: float = 1e-3
     """Answers with larger relative errors are refused."""
+    noisiest: float = 2e-6
+    """The same for errors that are no rounding of answers: at 1e-5 kinks drown, and what is left
+    of neurons is taken for none."""
+    rounded: float = 8.0
+    """Errors of up to so many roundings of an answer are the arithmetic's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +148,21 @@ class TargetOpening:
             )
         # the deviation of a second difference is √6 times that of an answer; one of them may have
         # a kink between, and where few neurons are active answers are nearly exact
-        noise = float(np.sort(narrow / look.size_at(points))[-2]) / np.sqrt(6)
+        measured = float(np.sort(narrow / look.size_at(points))[-2]) / np.sqrt(6)
         width = np.sqrt(answers.shape[1])
         rounding = precision.relative + precision.unit
         rounding += precision.absolute * width / look.size_at(points).min()
-        noise = max(noise, tuning.roundings * rounding)
+        noise = max(measured, tuning.roundings * rounding)
         if noise > tuning.coarsest:
             raise ModelMismatch(
                 f"The answers are off by {noise:.0e} of their size, by rounding or noise: too "
                 f"coarse to see single neurons ({tuning.coarsest:.0e} is the limit)."
+            )
+        if measured > max(tuning.noisiest, tuning.rounded * rounding):
+            raise ModelMismatch(
+                f"The answers are off by {measured:.0e} of their size, and no rounding explains "
+                f"it: too noisy to see single neurons ({tuning.noisiest:.0e} is the limit). Ask a "
+                "target that answers the same question the same way."
             )
         return replace(look, noise=noise)
 

@@ -130,12 +130,12 @@ def _nearest_pairs(u: Array, other: Array, near: float) -> tuple[Indices, Indice
 
 def _sizes(s: Array) -> Array:
     """Return the sizes of jumps, numbers or vectors."""
-    return np.asarray(np.linalg.norm(s.reshape(len(s), -1), axis=1) if s.ndim > 1 else np.abs(s))
+    return np.asarray(np.linalg.norm(s, axis=1) if s.ndim > 1 else np.abs(s))
 
 
 def _distances(s: Array, u: Array, other: Array, v: Array) -> Array:
     """Return ‖s_k u_kᵀ − t_k v_kᵀ‖ without the products, of unit vectors u and v."""
     moved, turned = s - other, u - v
-    mixed = np.sum((moved * other).reshape(len(s), -1), axis=1) * np.sum(u * turned, axis=1)
+    mixed = np.sum(moved * other, axis=tuple(range(1, s.ndim))) * np.sum(u * turned, axis=1)
     squares = _sizes(moved) ** 2 + (_sizes(other) * np.linalg.norm(turned, axis=1)) ** 2 + 2 * mixed
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
