@@ -97,8 +97,9 @@ class HeadSearch:
         rank = self._rank(rows, y)
         if not rank or not self._rank(z, y):
             raise NotIdentifiable(
-                "No answer depends on other tokens than the last: no head is seen, so no W is "
-                "determined. The target is an affine map of the last token, or constant.",
+                "Of two tokens the first adds nothing to an answer, whatever the query token is: "
+                "no head is seen, so no W is determined. The target is an affine map of the last "
+                "token, or constant, or its heads have W = 0.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return left[:, :rank], rank

@@ -168,11 +168,17 @@ class LayerConclusion:
             name: self.tuning.safety * largest[name] + rounding * sizes[name] for name in largest
         }
 
+    @property
+    def _invisible(self) -> float:
+        """Up to which share of the others' a head's values are not told from errors."""
+        return max(self.tuning.rank_noise * self.noise.relative, self.tuning.rank_share)
+
     def _assumed(self, looked: str) -> tuple[str, ...]:
         absolute = f", and by {self.noise.absolute:.1e}" if self.noise.absolute else ""
         return (
             "The target is a layer of softmax attention heads, and all of them were found: what "
-            "the hold-out tests, it cannot prove. A head with M = 0 is invisible.",
+            "the hold-out tests, it cannot prove. A head with M = 0 is invisible, and one with M "
+            f"below {self._invisible:.0e} of the others' may be.",
             f"Whole answers are off by {self.noise.relative:.1e} of their norm{absolute}, as "
             "single tokens show it; bounds are for all numbers of a head together, the largest of "
             "all heads.",

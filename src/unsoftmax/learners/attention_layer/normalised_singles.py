@@ -188,7 +188,10 @@ def _read_norm(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormedAns
     """Read β and g from the answers to tokens at which c and eps do not count."""
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(tuning.far):
-        raise ModelMismatch("Answers grow with single tokens: there is no norm behind the layer.")
+        raise ModelMismatch(
+            "Answers to single tokens grow with them, as behind no LayerNorm: with "
+            'norm="none" the layer is taken for a plain one.'
+        )
     pairs = asked.y_signs[: len(asked.y_minus)] + asked.y_minus
     shift = np.mean(pairs, axis=0) / 2
     spread = spreads(far - shift)
