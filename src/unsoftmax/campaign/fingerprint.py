@@ -83,18 +83,34 @@ class Fingerprint:
         return np.array([witness.y for witness in self.asked])
 
     def spans(self, *, alone: bool = False) -> list[Span]:
-        """Return the questions, one family per shape; ``alone``: one per call."""
+        """Return the questions, one family per shape; ``alone``: one per call.
+
+        One that is alone of its shape is asked beside itself then: in another batch than before.
+        """
         found = []
         for family, shape in enumerate(sorted({witness.X.shape for witness in self.asked})):
             X = np.stack([witness.X for witness in self.asked if witness.X.shape == shape])
             probes = Sequences(X, phase="fingerprint", purpose="check")
+            if alone and len(X) == 1:
+                twice = Sequences(np.repeat(X, 2, axis=0), phase="fingerprint", purpose="check")
+                found.append(Span(family, 0, 2, twice))
+                continue
             step = 1 if alone else len(X)
             found += [Span(family, k, k + step, probes) for k in range(0, len(X), step)]
         return found
 
     def in_order(self, answers: dict[tuple[int, int], Array]) -> Array:
         """Arrange rows, by family and start of their piece, in the order of the questions."""
-        return np.concatenate([answers[place] for place in sorted(answers)])
+        pieces = [answers[place] for place in sorted(answers)]
+        families = [family for family, _ in sorted(answers)]
+        alone = [len(y) == 2 and self._sizes[f] == 1 for f, y in zip(families, pieces, strict=True)]
+        return np.concatenate([y[:1] if one else y for one, y in zip(alone, pieces, strict=True)])
+
+    @property
+    def _sizes(self) -> list[int]:
+        """How many questions each family has."""
+        shapes = [witness.X.shape for witness in self.asked]
+        return [shapes.count(shape) for shape in sorted({*shapes})]
 
     def differs(self, now: Array) -> bool:
         """Whether any answer differs by more than one target's may."""

@@ -82,7 +82,7 @@ class AttentionLayerLearner(Configured):
 
     Notes
     -----
-    *Queries*, for H heads of rank r and blocks of n keys, H·r ≤ d: about
+    *Queries*: for H heads of rank r and blocks of n keys, H·r ≤ d, about
     d + 76 + (H − 1)(r + 3) + (r + 4)⌈d/n⌉ + (d − r − 3)⌈r/n⌉ and up to 40 more, with n = r for
     exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
     at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
@@ -93,7 +93,7 @@ class AttentionLayerLearner(Configured):
     rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
     one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
     for every head. Refused: heads with W_h = 0 or W_h = c·W_g, which switch like no head or like
-    another one; layers with a LayerNorm.
+    another one; layers with a norm before them, or RMSNorm.
     *Source*: beyond arXiv 2601.16873.
 
     Examples

@@ -283,7 +283,7 @@ def default_learner(dim: int, seed: int) -> Learner[Any]:
 
 def is_known(oracle: object) -> bool:
     """Whether a target is a model of ours, which need not be asked."""
-    return hasattr(oracle, "arrays") and hasattr(oracle, "norm")
+    return hasattr(oracle, "arrays") and hasattr(oracle, "parameter_norm")
 
 
 def defend(
