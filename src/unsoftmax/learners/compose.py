@@ -6,7 +6,8 @@ target or asks the same under a condition:
 
     restricted     tokens of a subspace: the target as a function on R^k
     antisymmetric  f(X) − f(−X) instead of f(X): two queries each (Section 4.1)
-    limited        no more queries and rounds than planned
+    limited        no more queries and rounds than a limit
+    as_planned     no more than the plan; singular equations are a refusal
     named          the same rounds under another phase
     together       several generators in step: what they ask at the same time is one round
 
@@ -27,8 +28,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Design, Embedded, Probes, Round
-from unsoftmax.protocol import Answers
+from unsoftmax.protocol import Answers, Plan
 
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Round, Answers, T]
@@ -110,6 +112,23 @@ def limited(
         return asked
 
     return mapped(steps, ask=counted)
+
+
+def as_planned(steps: Asking[T], plan: Plan, excess: str, contrary: str) -> Asking[T]:
+    """Refuse a target that takes more than is planned, or whose equations are singular.
+
+    ``excess`` says what the first means, ``contrary`` what the target is not in the second case.
+    """
+    error = ModelMismatch(
+        f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: {excess}."
+    )
+    try:
+        return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
+    except np.linalg.LinAlgError as singular:
+        raise ModelMismatch(
+            f"The answers lead to equations that are singular: the target is {contrary}, or its "
+            "answers are too coarse."
+        ) from singular
 
 
 def named(steps: Asking[T], name: str) -> Asking[T]:

@@ -37,7 +37,7 @@ from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.compose import Asking, limited
+from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
 from unsoftmax.models import AttentionLayer
@@ -183,19 +183,9 @@ class AttentionLayerLearner(Configured):
 
     def steps(self, checks: int) -> Steps[AttentionLayer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        plan = self.plan()
-        error = ModelMismatch(
-            f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: the "
-            "target is no layer of softmax attention, or its answers are too noisy."
-        )
-        steps = self._steps(checks)
-        try:
-            return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
-        except np.linalg.LinAlgError as singular:
-            raise ModelMismatch(
-                "The answers lead to equations that are singular: the target is no layer of "
-                "softmax attention, or its answers are too coarse."
-            ) from singular
+        excess = "the target is no layer of softmax attention, or its answers are too noisy"
+        contrary = "no layer of softmax attention"
+        return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[AttentionLayer]:
         if self.norm == "post" or (

@@ -31,7 +31,7 @@ import numpy as np
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.vector_kinks import VectorKinkSearch, VectorKinkTuning
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.compose import limited
+from unsoftmax.learners.compose import as_planned
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
 from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning, LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
@@ -170,20 +170,12 @@ class FeedForwardLearner(Configured):
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        plan = self.plan()
-        error = ModelMismatch(
-            f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: the "
-            f"target has more neurons than {self._most}, or is no feed-forward layer of one hidden "
-            "layer of ReLUs."
+        excess = (
+            f"the target has more neurons than {self._most}, or is no feed-forward layer of one "
+            "hidden layer of ReLUs"
         )
-        steps = self._steps(checks)
-        try:
-            return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
-        except np.linalg.LinAlgError as singular:
-            raise ModelMismatch(
-                "The answers lead to equations that are singular: the target is no feed-forward "
-                "layer of one hidden layer of ReLUs, or its answers are too coarse."
-            ) from singular
+        contrary = "no feed-forward layer of one hidden layer of ReLUs"
+        return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
         rng = np.random.default_rng(self.seed)
