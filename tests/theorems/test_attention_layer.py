@@ -44,7 +44,7 @@ def learned(target, dim, **settings):
 def test_random_layers_are_recovered_within_their_certificates(shape, trials, evidence):
     H, r, d = shape
     worst, shares, most = np.zeros(2), [], 0
-    for seed in range(trials(3, 300)):
+    for seed in range(trials(3, 340)):
         target = layer(H, r, d, seed)
         recovery = learned(target, d, seed=seed)
         worst = np.maximum(worst, relative_errors(recovery.model, target))
@@ -69,7 +69,7 @@ def test_random_layers_are_recovered_within_their_certificates(shape, trials, ev
 def test_float32_layers_are_recovered_within_their_certificates(shape, trials, evidence):
     H, r, d = shape
     worst, shares, refused = np.zeros(2), [], 0
-    for seed in range(trials(2, 100)):
+    for seed in range(trials(2, 150)):
         drawn, c = factors(H, r, d, seed), np.random.default_rng(seed).standard_normal(d)
         try:
             recovery = learned(InFloat32(drawn, c), d, seed=seed)
