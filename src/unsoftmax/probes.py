@@ -310,6 +310,39 @@ class Embedded(Probes):
         return {**within, "basis": self.basis}
 
 
+@dataclass(frozen=True, slots=True)
+class Spaced(Probes):
+    """Probes of ``inner`` with zero tokens before the query token: it is so much farther away."""
+
+    inner: Probes
+    zeros: int
+
+    @classmethod
+    def of(cls, inner: Probes, zeros: int) -> Spaced:
+        """Space probes under their own phase and purpose."""
+        return cls(inner, zeros, phase=inner.phase, purpose=inner.purpose)
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return self.inner.tokens + self.zeros
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.inner.dim
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, span: slice) -> Array:
+        X = self.inner[span]
+        zeros = np.zeros((len(X), self.zeros, self.dim))
+        return np.concatenate([X[:, :-1], zeros, X[:, -1:]], axis=1)
+
+    def design(self) -> Design:  # noqa: D102
+        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
+        return {**within, "zeros": np.array([self.zeros], dtype=np.intp)}
+
+
 def _named(name: str, rows: Rows) -> Design:
     if isinstance(rows, LazyRows):
         return {f"{name}.{part}": array for part, array in rows.design().items()}
