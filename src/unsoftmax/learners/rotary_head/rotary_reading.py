@@ -6,13 +6,14 @@ with W(1) = B L, and r query tokens X that span the row space,
     T = (Bᵀ W(2) X)(L X)⁻¹ = P R(1) P⁻¹,    P = (BᵀKᵀ) up to one complex number per plane,
     Kᵀ = B P,    Q = R(−1) P⁻¹ L.
 
-*Errors*: T is off by δT, W(1) by E; then W(Δ) by at most κ(P)·E + |Δ − 1|·‖P‖‖P⁻¹δT P‖‖P⁻¹L‖ to
-first order, taken twice for what moving eigenvalues to the unit circle changes.
+*Errors*: an error δT of T moves W(Δ) = B T^{Δ−1} L by a part that grows with |Δ − 1|. Readings are
+moved by as much as they may be off, in random directions, and all is found again: the bound is
+several times the most that W(Δ) moved.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,13 +34,15 @@ class RotaryTuning:
     gain: float = 2.0**40
     """Offsets are so many times as long as logits ask for, query tokens as much shorter: a query
     token's own score is then 2⁻⁸⁰ of the logits, and no reading needs it."""
-    still: float = 2.0
-    """Planes that turn by less than so many times the bound on their turning, per token, count as
-    not turning."""
     farthest: int = 20
     """The certificate's bound on W is for distances from 0 to this."""
-    told: float = 4.0
-    """Frequencies that were told may differ from those found by so many times their bounds."""
+    perturbed: int = 4
+    """Readings are moved so many times to see what W(Δ) makes of it."""
+    margin: float = 4.0
+    """Bounds are so many times the most that W(Δ) moved: few directions were tried."""
+    told_apart: float = 4.0
+    """Frequencies that were told may differ from those found by so many times what these may be
+    off by."""
     crooked: float = 1e-3
     """Where what is read turns no planes but for this share, it is no rotation of planes."""
 
@@ -62,98 +65,148 @@ class TurnedReading:
 
     model: RotaryHead
     values: Values
+    """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
     near: FactoredReading
     """W(1)."""
-    spaced: SpacedAnswers | None
-    """A W(2) X; None where W is 0."""
-    planes: TurningPlanes
+    spaced: SpacedAnswers
+    """A W(2) X."""
+    tuning: RotaryTuning
 
     def position_errors(self) -> PositionErrors:
-        """Bound the errors of all W(Δ)."""
-        return _errors(self.near, self.spaced, self.planes, self.values)
+        """Bound the errors of all W(Δ), by perturbing what they are made of."""
+        readings = _Readings.of(self.near, self.spaced, self.values)
+        return readings.errors(self.tuning)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
+        return (*self.values.precision.why, *self.near.columns.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """What planes are found from, each with a bound on its error."""
+
+    basis: Array
+    """B, (d, r)."""
+    L: Array
+    """W(1) = B L."""
+    tokens: Array
+    """X, one query token per row."""
+    there: Array
+    """Bᵀ W(2) X."""
+    W_error: float
+    """Of W(1), Frobenius."""
+    there_error: float
+    """Of Bᵀ W(2) X, Frobenius."""
+
+    @classmethod
+    def of(cls, near: FactoredReading, spaced: SpacedAnswers, values: Values) -> _Readings:
+        skeleton, L, X = near.skeleton, near.right.matrix, spaced.queries
+        near = replace(near, values=values)
+        E, grows = near.bounds()[0]["W"], skeleton.amplification()
+        there = skeleton.coordinates(spaced.measured(values).T)
+        longest = float(np.linalg.norm(L @ X.T, axis=0).max())
+        stretch = float(np.linalg.norm(skeleton.rows, 2))
+        read = spaced.reading(values, spaced.beta * longest, stretch).total
+        # a range that is off by E is off by as much beside W(2) X
+        return cls(skeleton.basis, L, X, there, E, grows.gain * read + grows.tilt * E)
+
+    @property
+    def step(self) -> Array:
+        """T = (Bᵀ W(2) X)(L X)⁻¹."""
+        here = self.L @ self.tokens.T
+        return np.asarray(np.linalg.solve(here.T, self.there.T).T)
+
+    def perturbed(self, rng: np.random.Generator) -> _Readings:
+        """Move all by as much as they may be off, in random directions."""
+        off, away = (rng.standard_normal(x.shape) for x in (self.L, self.there))
+        return replace(
+            self,
+            L=self.L + self.W_error * off / np.linalg.norm(off),
+            there=self.there + self.there_error * away / np.linalg.norm(away),
+        )
+
+    def errors(self, tuning: RotaryTuning) -> PositionErrors:
+        """Bound what W(Δ) may be off by: several times what it moves when readings do."""
+        if not np.isfinite(self.W_error + self.there_error):
+            return PositionErrors(np.inf, np.inf)
+        rng = np.random.default_rng(0)
+        near = turning = 0.0
+        mine = _turned_to(self.L, self.step, tuning)
+        for _ in range(tuning.perturbed):
+            other = self.perturbed(rng)
+            others = _turned_to(other.L, other.step, tuning)
+            moved = [float(np.linalg.norm(x - y)) for x, y in zip(mine, others, strict=True)]
+            near = max(near, self.W_error, *moved[:2])
+            turning = max(turning, moved[2] / (tuning.farthest - 1))
+        return PositionErrors(tuning.margin * near, tuning.margin * turning)
+
+
+def _turned_to(L: Array, T: Array, tuning: RotaryTuning) -> tuple[Array, Array, Array]:
+    """Return Bᵀ W(Δ) at Δ = 0, 2 and ``farthest``, T being taken to turn planes alone."""
+    planes = turning_planes(T, 0.0)
+    Q = np.linalg.solve(planes.P, L)
+    turn = np.zeros(len(Q))
+    turn = _padded(planes.angles, len(Q))
+    rotary, odd = Rotary(turn), len(Q) % 2
+    Q = np.pad(Q, ((0, odd), (0, 0)))
+    P = np.pad(planes.P, ((0, 0), (0, odd)))
+    there = (rotary.turned(Q.T, np.array(n)).T for n in (-1.0, 1.0, tuning.farthest - 1.0))
+    first, second, far = (np.asarray(P @ turned) for turned in there)
+    return first, second, far
 
 
 def turned(
-    near: FactoredReading,
-    spaced: SpacedAnswers,
-    told: Rotary | None,
-    tuning: RotaryTuning,
+    near: FactoredReading, spaced: SpacedAnswers, told: Rotary | None, tuning: RotaryTuning
 ) -> TurnedReading:
     """Find the planes that T turns, and the keys and queries that they are made of."""
-    values, L = near.values, near.right.matrix
-    T = _step(near, spaced, values)
-    planes = turning_planes(T, 0.0)
-    errors = _errors(near, spaced, planes, values)
-    size = float(np.linalg.norm(L))
-    unsure = errors.turning / size if size else 0.0
-    planes = turning_planes(T, tuning.still * unsure)
+    readings = _Readings.of(near, spaced, near.values)
+    errors, size = readings.errors(tuning), float(np.linalg.norm(readings.L))
+    unsure = errors.turning / size if size and np.isfinite(errors.turning) else 0.0
+    planes = turning_planes(readings.step, unsure)
     if planes.off_circle > max(tuning.crooked, unsure):
         raise ModelMismatch(
             "Scores change with distance, and not as planes that turn: a step of one token "
             f"lengthens or shortens some by {planes.off_circle:.1e}. These are no rotary "
             "positions; no learner here recovers them."
         )
-    found = planes.angles
+    angles = planes.angles
     if told is not None:
-        found = _as_told(found, told, tuning.told * unsure)
-    return TurnedReading(_head(near, planes, found), values, near, spaced, planes)
-
-
-def _step(near: FactoredReading, spaced: SpacedAnswers, values: Values) -> Array:
-    """Return T = (Bᵀ W(2) X)(L X)⁻¹."""
-    here = near.right.matrix @ spaced.queries.T
-    there = near.skeleton.coordinates(spaced.measured(values).T)
-    return np.asarray(np.linalg.solve(here.T, there.T).T)
+        angles = _as_told(angles, told, tuning.told_apart * unsure)
+    model = _head(near, planes, angles)
+    return TurnedReading(model, near.values, near, spaced, tuning)
 
 
 def _head(near: FactoredReading, planes: TurningPlanes, angles: Array) -> RotaryHead:
     """Return the head with Kᵀ = B P and R(1) Q = P⁻¹ L."""
     K = (near.skeleton.basis @ planes.P).T
     turned_once = np.linalg.solve(planes.P, near.right.matrix)
-    odd = len(K) % 2
+    rotary, odd = Rotary(_padded(angles, len(K))), len(K) % 2
     K, turned_once = (np.pad(x, ((0, odd), (0, 0))) for x in (K, turned_once))
-    rotary = Rotary(np.pad(angles, (0, len(K) // 2 - len(angles))))
     Q = rotary.turned(turned_once.T, np.array(-1.0)).T
     return RotaryHead(K, Q, near.values.v, rotary, c=near.values.c)
+
+
+def _padded(angles: Array, rank: int) -> Array:
+    """Return the angles of all planes of ``rank`` rows: 0 for those that do not turn."""
+    return np.pad(angles, (0, (rank + 1) // 2 - len(angles)))
 
 
 def _as_told(found: Array, told: Rotary, unsure: float) -> Array:
     """Return the told frequencies in the order of those found; refuse others."""
     folded = np.abs(np.angle(np.exp(1j * told.frequencies)))
-    folded = np.sort(folded[folded > unsure])[::-1]
-    if len(found) < len(folded) or not np.all(
-        np.abs(np.sort(found)[::-1][: len(folded)] - folded) <= unsure
-    ):
+    folded = np.sort(folded)[::-1]
+    size = max(len(found), len(folded))
+    mine, given = (np.pad(x, (0, size - len(x))) for x in (found, folded))
+    if not np.all(np.abs(mine - given) <= unsure):
         raise ModelMismatch(
             "Scores turn with distance at other frequencies than those of the given rotary: "
             f"{_listed(found)} radians per token were found, {_listed(folded)} were given. With "
             "rotary=True they are found."
         )
-    return folded
+    return np.asarray(given[: len(found)])
 
 
 def _listed(frequencies: Array) -> str:
     shown = ", ".join(f"{f:.4g}" for f in frequencies[:3])
     return (shown + ", …" if len(frequencies) > 3 else shown) or "none"
-
-
-def _errors(
-    near: FactoredReading, spaced: SpacedAnswers | None, planes: TurningPlanes, values: Values
-) -> PositionErrors:
-    errors, _ = near.bounds()
-    E, L = errors["W"], near.right.matrix
-    if spaced is None:
-        return PositionErrors(E, 0.0)
-    X, grows = spaced.queries, near.skeleton.amplification()
-    inverse = np.linalg.pinv(L @ X.T)
-    T = _step(near, spaced, values)
-    longest = float(np.linalg.norm(L @ X.T, axis=0).max())
-    stretch = float(np.linalg.norm(near.skeleton.rows, 2))
-    read = spaced.reading(values, spaced.beta * longest, stretch).total
-    of_inverse = float(np.linalg.norm(inverse, 2))
-    tilted = grows.tilt * E * float(np.linalg.norm(inverse @ T @ L @ X.T, 2))
-    of_step = (grows.gain * read + tilted + float(np.linalg.norm(T, 2)) * E) * of_inverse
-    P, back = planes.P, np.linalg.inv(planes.P)
-    kappa = float(np.linalg.norm(P, 2) * np.linalg.norm(back, 2))
-    turning = 2 * kappa * of_step * float(np.linalg.norm(P, 2) * np.linalg.norm(back @ L, 2))
-    return PositionErrors(kappa * E, turning)

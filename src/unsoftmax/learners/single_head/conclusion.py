@@ -145,15 +145,8 @@ def certificate_of(
     ``bounds``: those of the head, where they are known already.
     """
     errors, further = bounds or head.bounds()
-    precision = head.values.precision
     assumes = (
-        "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
-        "same share of the softmax from every single token, as a sink may, counts to v.",
-        f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
-        f"{_size_of(head.values)} from rounding, beside what is named here.",
-        "Where a value of the head is a sum of products, their rounding is not above that of the "
-        "root mean square of all values.",
-        *precision.why,
+        *assumed_of_values(head.values),
         *looked[: int(bool(checks))],
         *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
         *(
@@ -167,6 +160,19 @@ def certificate_of(
         *further,
     )
     return Certificate(errors, assumes)
+
+
+def assumed_of_values(values: Values) -> tuple[str, ...]:
+    """Say what bounds on a head's errors assume of its values and of the answers' precision."""
+    return (
+        "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
+        "same share of the softmax from every single token, as a sink may, counts to v.",
+        f"An answer is off by at most {KAPPA:.0f} × {values.precision.unit:.1e} × "
+        f"{_size_of(values)} from rounding, beside what is named here.",
+        "Where a value of the head is a sum of products, their rounding is not above that of the "
+        "root mean square of all values.",
+        *values.precision.why,
+    )
 
 
 def _size_of(values: Values) -> str:
@@ -207,15 +213,18 @@ def _supported(
             return wider, bounds, evidence
         factor *= tuning.step * max(1.0, evidence.max_residual / evidence.tolerance)
         if not factor <= limit:  # also when there is nothing to compare
-            _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
+            bounded = bool(np.isfinite(errors["W"]))
+            refuse_head(head.model.dim, head.values, judgement, bounded, otherwise)
         wider = _coarser(head, factor)
         bounds = wider.bounds()
 
 
-def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:
+def refuse_head(
+    dim: int, values: Values, judgement: Judgement, bounded: bool, otherwise: str
+) -> NoReturn:
     """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
     if not bounded or judgement.blunt:
-        precision = head.values.precision
+        precision = values.precision
         seen = (
             "Answers in float64 do not determine W: what their rounding leaves open"
             if precision.exact
@@ -225,12 +234,12 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
             f"{seen} moves every fresh answer more than can be told apart. v is determined."
             + why(precision)
             + advice(precision),
-            determined={"v": head.values.v, "c": head.values.c},
+            determined={"v": values.v, "c": values.c},
         )
     raise ModelMismatch(
         f"The recovered head misses fresh answers by {judgement.worst[0]:.1e} of their size "
         f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
-        f"head over {head.model.dim} dimensions{otherwise}."
+        f"head over {dim} dimensions{otherwise}."
     )
 
 

@@ -30,6 +30,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_head.rotary_learner import RotaryHeadTuning, RotaryTask
 from unsoftmax.learners.settings import Configured, flag, positive, whole_number
 from unsoftmax.learners.single_head.column_space import (
     ColumnTuning,
@@ -53,6 +54,7 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.scales import amplified, even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
+from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
@@ -81,6 +83,8 @@ class LowRankTuning:
     rows: RowTuning = field(default=RowTuning())
     grid: LogitGridTuning = field(default=LogitGridTuning())
     conclusion: ConclusionTuning = field(default=ConclusionTuning())
+    rotary: RotaryHeadTuning = field(default=RotaryHeadTuning())
+    """All of them where there are rotary positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,7 @@ class LowRankHead(Configured):
     biases: bool = False
     tolerance: float | None = None
     seed: int = 0
+    rotary: bool | Rotary = field(default=False, kw_only=True)
     tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
 
     revision: ClassVar[int] = 2
@@ -176,6 +181,8 @@ class LowRankHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        if self.rotary:
+            return (yield from self._positions().steps(checks))
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else tuning.single_gain
@@ -192,6 +199,14 @@ class LowRankHead(Configured):
         above = "" if self.rank is None else f", or its rank is above {self.rank}"
         otherwise = above + or_biased(self.biases)
         return (yield from conclude(head, first, rng, otherwise, self._conclusion()))
+
+    def _positions(self) -> RotaryTask:
+        """Say what is to be learned of a head with positions."""
+        told = self.rotary if isinstance(self.rotary, Rotary) else None
+        rank = None if self.rank is None else int(self.rank)
+        at_most = self.plan().at_most
+        tuning = self.tuning.rotary
+        return RotaryTask(int(self.dim), rank, told, int(self.seed), at_most, tuning)
 
     def _read(
         self, values: Values, rng: np.random.Generator
