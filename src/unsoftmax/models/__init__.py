@@ -16,6 +16,8 @@ from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.projection_names import find_projections
 from unsoftmax.models.projections import from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
 
@@ -27,6 +29,8 @@ __all__ = [
     "LayerNorm",
     "MultiHead",
     "ReluNetwork",
+    "Rotary",
+    "RotaryHead",
     "SingleHead",
     "Transformer",
     "canonical",
