@@ -311,6 +311,34 @@ class Embedded(Probes):
 
 
 @dataclass(frozen=True, slots=True)
+class Beside(OffsetProbes):
+    """Every token a_i before every query token b_j: [α_j a_i; β_j b_j], by query token first."""
+
+    alpha: Array
+    beta: Array
+
+    def __len__(self) -> int:
+        return int(self.offsets.shape[0]) * int(self.queries.shape[0])
+
+    def table(self, y: Array) -> Array:
+        """Arrange answers as (query tokens, tokens before them)."""
+        return y.reshape(int(self.queries.shape[0]), -1)
+
+    def __getitem__(self, span: slice) -> Array:
+        j, i = np.divmod(np.arange(*span.indices(len(self))), int(self.offsets.shape[0]))
+        a, b = self.alpha[j, None] * self.offsets[i], self.beta[j, None] * self.queries[j]
+        return np.stack([a, b], axis=1)
+
+    def design(self) -> Design:  # noqa: D102
+        return {
+            **_named("offsets", self.offsets),
+            **_named("queries", self.queries),
+            "alpha": self.alpha,
+            "beta": self.beta,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Spaced(Probes):
     """Probes of ``inner`` with zero tokens before the query token: it is so much farther away."""
 

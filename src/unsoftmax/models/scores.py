@@ -150,6 +150,17 @@ class RotaryScores:
         turned = self.rotary.turned(self.arrays["Q"].T, np.array(distance))
         return np.asarray(self.arrays["K"].T @ turned.T)
 
+    def whole(self, distance: float) -> Array:
+        """Return what scores (x, 1) with (x_N, 1), (d + 1, d + 1): W(Δ) with biases.
+
+        A shift of all scores changes nothing: of key biases it has b_k·(R(Δ) − I)(Q x_N + b_q).
+        """
+        queries = np.column_stack([self.arrays["Q"], self.arrays["q_bias"]])
+        turned = self.rotary.turned(queries.T, np.array(float(distance))).T
+        return np.vstack(
+            [self.arrays["K"].T @ turned, self.arrays["k_bias"] @ (turned - queries)]
+        )
+
     @property
     def norm(self) -> float:
         """‖W(0)‖_F."""

@@ -9,11 +9,12 @@ their length: windows and frequencies that change beyond one show there or nowhe
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors, TurnedReading
+from unsoftmax.learners.rotary_head.rotary_reading import PositionedHead, PositionErrors
 from unsoftmax.learners.single_head.conclusion import (
     UNTESTED,
     ConclusionTuning,
@@ -55,8 +56,11 @@ class RotaryHoldoutTuning:
         return max(3, *(min(n, most) for n, _ in (*self.short, *self.long)))
 
 
+H = TypeVar("H", bound=PositionedHead)
+
+
 def conclude_turned(
-    head: TurnedReading,
+    head: H,
     first: FirstRound,
     rng: np.random.Generator,
     otherwise: str,
@@ -121,12 +125,12 @@ def _length(model: RotaryHead, X: Array, wanted: float, tuning: RotaryHoldoutTun
 
 
 def _supported(
-    head: TurnedReading,
+    head: H,
     answered: list[Answered],
     checks: int,
     otherwise: str,
     tuning: ConclusionTuning,
-) -> tuple[TurnedReading, Judgement]:
+) -> tuple[H, Judgement]:
     """Return the head with bounds that the hold-out supports, or refuse it.
 
     Answers are taken to be coarser than they look until it passes, as far as may be.
@@ -149,13 +153,13 @@ def _supported(
         wider = _coarser(head, factor)
 
 
-def _coarser(head: TurnedReading, factor: float) -> TurnedReading:
+def _coarser(head: H, factor: float) -> H:
     precision = head.values.precision.coarser(factor, "The hold-out is not predicted exactly")
-    return replace(head, values=replace(head.values, precision=precision))
+    return replace(head, values=replace(head.values, precision=precision))  # type: ignore[type-var]
 
 
 def _compared(
-    head: TurnedReading, errors: PositionErrors, X: Array, y: Array, tuning: ConclusionTuning
+    head: PositionedHead, errors: PositionErrors, X: Array, y: Array, tuning: ConclusionTuning
 ) -> Residuals:
     """Compare answers with the head, to first order in the errors of its scores."""
     model, values = head.model, head.values
@@ -165,7 +169,8 @@ def _compared(
     distances = np.arange(X.shape[1])[::-1].astype(np.float64)
     met = min(1.0, tuning.judge.alignment / X.shape[2])
     off = met * errors.at(distances) if np.isfinite(errors.near) else np.full(len(distances), 0.0)
-    moved = lengths * lengths[:, -1:] * (off + met * off[-1])
+    seen = np.hypot(lengths, 1.0) if errors.biases else lengths
+    moved = seen * seen[:, -1:] * (off + off[-1])
     moved = moved + _score_rounding(model, lengths, distances, values)
     size = lengths.max(axis=1) * values.norm + abs(values.c)
     through_v = np.abs(pooled_tokens(X, weights)) @ values.v_error
@@ -195,7 +200,7 @@ def _score_rounding(model: RotaryHead, lengths: Array, distances: Array, values:
 
 
 def _tested(
-    head: TurnedReading, errors: PositionErrors, answered: list[Answered], tuning: ConclusionTuning
+    head: PositionedHead, errors: PositionErrors, answered: list[Answered], tuning: ConclusionTuning
 ) -> bool:
     """Whether some fresh answer tests the scores: they move it by more than it may miss."""
     model, several = head.model, [(X, y) for X, y in answered if X.shape[1] > 1]
@@ -210,20 +215,24 @@ def _tested(
     return False
 
 
-def _certificate(head: TurnedReading, errors: PositionErrors, longest: int) -> Certificate:
+def _certificate(head: PositionedHead, errors: PositionErrors, longest: int) -> Certificate:
     """Bound W(Δ) at distances up to ``RotaryTuning.farthest``, v and c; say what that assumes."""
     values, farthest = head.values, head.tuning.farthest
-    bounds = {
-        "W": float(errors.at(np.array([0.0, farthest])).max()),
-        "v": float(np.linalg.norm(values.v_error)),
-        "c": values.c_error,
-    }
+    W_error = float(errors.at(np.array([0.0, farthest])).max())
+    bounds = {"W": W_error, "v": float(np.linalg.norm(values.v_error)), "c": values.c_error}
+    if errors.biases:
+        bounds["w"] = W_error
     return Certificate(
         bounds,
         (
             *assumed_of_values(values),
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q for distances Δ from 0 to {farthest}; "
-            f"beyond it grows by {errors.turning:.1e} a token.",
+            f"beyond it grows by {errors.turning:.1e} a token."
+            + (
+                " The bound on w is one on Kᵀ R(Δ) b_q and on (Q, b_q)ᵀ (R(−Δ) − I) b_k."
+                if errors.biases
+                else ""
+            ),
             "It is several times what W(Δ) moves by when readings move by as much as they may be "
             "off, in a few random directions.",
             f"Fresh sequences were of up to {longest} tokens: positions farther apart may be "

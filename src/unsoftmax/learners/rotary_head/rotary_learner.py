@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_head.biased_reading import BiasedTuning, read_biased
 from unsoftmax.learners.rotary_head.rotary_conclusion import (
     RotaryHoldoutTuning,
     conclude_turned,
 )
 from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning, TurnedReading, turned
-from unsoftmax.learners.single_head.column_space import ColumnTuning, find_columns
+from unsoftmax.learners.single_head.column_space import ColumnTuning, find_columns, growths
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.factored_reading import ZeroReading
 from unsoftmax.learners.single_head.first_round import (
@@ -44,7 +45,9 @@ from unsoftmax.measure.scales import amplified
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.spaced_answers import ask_spaced
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.protocol import Found
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Found, Plan
+from unsoftmax.theory import counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class RotaryHeadTuning:
     rows: RowTuning = field(default=RowTuning())
     grid: LogitGridTuning = field(default=LogitGridTuning())
     positions: RotaryTuning = field(default=RotaryTuning())
+    biases: BiasedTuning = field(default=BiasedTuning())
     holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
     conclusion: ConclusionTuning = field(default=ConclusionTuning())
     """Of a head whose W is 0."""
@@ -68,6 +72,7 @@ class RotaryTask:
 
     dim: int
     rank: int | None
+    biases: bool
     told: Rotary | None
     """The frequencies, where they are known."""
     seed: int
@@ -78,12 +83,18 @@ class RotaryTask:
     def steps(self, checks: int) -> Asking[Found[Any]]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, tuning = np.random.default_rng(self.seed), self.tuning
+        ahead = self.at_most + checks
         given = FirstRoundSettings(
-            listens=True, ahead=self.at_most + checks, tuning=tuning.first_round
+            self.biases, listens=True, ahead=ahead, tuning=tuning.first_round
         )
         first = yield from ask_first_round(self.dim, checks, rng, given)
+        otherwise = _otherwise(self.rank, self.biases)
+        if self.biases:
+            assert self.rank is not None
+            both = tuning.positions, tuning.biases
+            read = yield from read_biased(first.values, self.rank, self.told, rng, both)
+            return (yield from conclude_turned(read, first, rng, otherwise, tuning.holdout))
         head = yield from self._read(first.values, rng)
-        otherwise = _otherwise(self.rank)
         if isinstance(head, ZeroReading):
             return (yield from conclude(head, first, rng, otherwise, tuning.conclusion))
         return (yield from conclude_turned(head, first, rng, otherwise, tuning.holdout))
@@ -108,10 +119,49 @@ class RotaryTask:
         return turned(near, spaced, self.told, tuning.positions)
 
 
-def _otherwise(rank: int | None) -> str:
+def _otherwise(rank: int | None, biases: bool) -> str:
     """Say what else may explain a target that is not predicted."""
     above = "" if rank is None else f", or the rank of its keys and queries is not {rank}"
+    biased = "" if biases else ", or it has biases: then biases=True"
     return (
-        ", or its positions are not rotary or change beyond some distance, or it has biases: then "
-        f"biases=True{above}, or keys or queries of a plane depend on those of others"
+        f", or its positions are not rotary or change beyond some distance{above}{biased}, or keys "
+        "or queries of a plane depend on those of others"
     )
+
+
+def rotary_plan(dim: int, rank: int | None, biases: bool, tuning: RotaryHeadTuning) -> Plan:
+    """Say beforehand what a head with positions costs; only a bound where r is not known."""
+    d, r = int(dim), int(dim if rank is None else rank)
+    queries = counts.rotary_head_queries(d, r, biases=biases)
+    searched, steps = (2 * d, 2 * growths(d)) if rank is None else (0, 0)
+    formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
+    formula += ", and at most 2d to find r" if rank is None else ""
+    pilots = tuning.biases.pilots * tuning.biases.lengths if biases else 0
+    again = pilots if biases else 2 * (r + 1)
+    return Plan(
+        queries=None if rank is None or biases else queries,
+        at_most=queries + searched + again,
+        tokens=2 * (queries + searched) - d - biases,
+        rounds=30 + steps,
+        formula=formula + (f", and {tuning.biases.pilots} to {pilots} pilots" if biases else ""),
+        longest_token=FARTHEST,
+        most_tokens=tuning.holdout.most_tokens(d),
+    )
+
+
+def refuse_beside_rotary(
+    rotary: bool | Rotary, rank: int | None, biases: bool, tolerance: float | None
+) -> None:
+    """Refuse a setting ``rotary`` that is none, and what it cannot be beside."""
+    if rotary is False:
+        return
+    if rotary is not True and not isinstance(rotary, Rotary):
+        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
+    if tolerance is not None:
+        raise ValueError("tolerance is not taken beside rotary: exact values are needed.")
+    if biases and not rank:
+        raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
+    if isinstance(rotary, Rotary) and rank is not None and 2 * len(rotary) < rank:
+        raise ValueError(
+            f"rotary has {len(rotary)} frequencies, too few for the planes of rank = {rank}."
+        )

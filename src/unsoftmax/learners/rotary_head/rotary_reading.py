@@ -14,6 +14,7 @@ several times the most that W(Δ) moved.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -53,10 +54,34 @@ class PositionErrors:
 
     near: float
     turning: float
+    biases: bool = False
+    """Whether they are on W(Δ) with biases, for tokens (x, 1)."""
 
     def at(self, distances: Array) -> Array:
         """Bound ‖Ŵ(Δ) − W(Δ)‖_F."""
         return np.asarray(self.near + np.abs(distances - 1) * self.turning)
+
+
+class PositionedHead(Protocol):
+    """A recovered head with positions, with what bounds its errors; a dataclass."""
+
+    @property
+    def model(self) -> RotaryHead:
+        """The head."""
+
+    @property
+    def values(self) -> Values:
+        """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
+
+    @property
+    def tuning(self) -> RotaryTuning:
+        """Knobs."""
+
+    def position_errors(self) -> PositionErrors:
+        """Bound the errors of all W(Δ)."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +189,30 @@ def turned(
     errors, size = readings.errors(tuning), float(np.linalg.norm(readings.L))
     unsure = errors.turning / size if size and np.isfinite(errors.turning) else 0.0
     planes = turning_planes(readings.step, unsure)
+    angles = angles_of(planes, told, unsure, tuning)
+    model = _head(near, planes, angles)
+    return TurnedReading(model, near.values, near, spaced, tuning)
+
+
+def angles_of(
+    planes: TurningPlanes, told: Rotary | None, unsure: float, tuning: RotaryTuning
+) -> Array:
+    """Return the angles of planes that turn, as told where they were; ``unsure`` by as much.
+
+    Raises
+    ------
+    ModelMismatch
+        These are no rotations, or not those that were told.
+    """
     if planes.off_circle > max(tuning.crooked, unsure):
         raise ModelMismatch(
             "Scores change with distance, and not as planes that turn: a step of one token "
             f"lengthens or shortens some by {planes.off_circle:.1e}. These are no rotary "
             "positions; no learner here recovers them."
         )
-    angles = planes.angles
-    if told is not None:
-        angles = _as_told(angles, told, tuning.told_apart * unsure)
-    model = _head(near, planes, angles)
-    return TurnedReading(model, near.values, near, spaced, tuning)
+    if told is None:
+        return planes.angles
+    return _as_told(planes.angles, told, tuning.told_apart * unsure)
 
 
 def _head(near: FactoredReading, planes: TurningPlanes, angles: Array) -> RotaryHead:

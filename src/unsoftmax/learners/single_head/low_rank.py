@@ -30,7 +30,12 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_head.rotary_learner import RotaryHeadTuning, RotaryTask
+from unsoftmax.learners.rotary_head.rotary_learner import (
+    RotaryHeadTuning,
+    RotaryTask,
+    refuse_beside_rotary,
+    rotary_plan,
+)
 from unsoftmax.learners.settings import Configured, flag, positive, whole_number
 from unsoftmax.learners.single_head.column_space import (
     ColumnTuning,
@@ -157,9 +162,12 @@ class LowRankHead(Configured):
                 raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
         if self.tolerance is not None:
             positive("tolerance", self.tolerance)
+        refuse_beside_rotary(self.rotary, self.rank, self.biases, self.tolerance)
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound when the rank is not known."""
+        if self.rotary is not False:
+            return rotary_plan(self.dim, self.rank, bool(self.biases), self.tuning.rotary)
         d, biases = int(self.dim), bool(self.biases)
         r = d if self.rank is None else int(self.rank)
         once = counts.low_rank_head(d, r, biases=biases)
@@ -181,7 +189,7 @@ class LowRankHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        if self.rotary:
+        if self.rotary is not False:
             return (yield from self._positions().steps(checks))
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
@@ -206,7 +214,8 @@ class LowRankHead(Configured):
         rank = None if self.rank is None else int(self.rank)
         at_most = self.plan().at_most
         tuning = self.tuning.rotary
-        return RotaryTask(int(self.dim), rank, told, int(self.seed), at_most, tuning)
+        biases, seed = bool(self.biases), int(self.seed)
+        return RotaryTask(int(self.dim), rank, biases, told, seed, at_most, tuning)
 
     def _read(
         self, values: Values, rng: np.random.Generator

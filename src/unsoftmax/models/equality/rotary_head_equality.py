@@ -107,7 +107,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
     def share(self, a: RotaryHead, b: RotaryHead, errors: Mapping[str, float]) -> float:
         """Compare W(Δ) for distances up to ``farthest``, v and c with the bound on each."""
         several = range(self.farthest + 1)
-        apart = [_scored(a, n) - _scored(b, n) for n in several] if np.any(a.v) else []
+        apart = [a.scores.whole(n) - b.scores.whole(n) for n in several] if np.any(a.v) else []
         W = max((norm_of(x[:-1, :-1]) for x in apart), default=0.0)
         biases = max((norm_of(np.append(x[-1], x[:-1, -1])) for x in apart), default=0.0)
         return max(
@@ -122,7 +122,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
         planes = len(a.rotary) + len(b.rotary)
         size, worst = 0.0, (0, 0.0)
         for distance in range(max(self.farthest, 2 * planes) + 1):
-            mine, other = _scored(a, distance), _scored(b, distance)
+            mine, other = a.scores.whole(distance), b.scores.whole(distance)
             size = max(size, norm_of(mine), norm_of(other))
             worst = max(worst, (distance, norm_of(mine - other)), key=lambda pair: pair[1])
         return size, *worst
@@ -133,7 +133,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
         powers = 4.0 ** np.arange(-self.witnesses.powers_of_four, self.witnesses.powers_of_four + 1)
         yield np.zeros((1, 1, d))
         yield powers[:, None, None] * _unit(a.v - b.v)
-        left, _, right = np.linalg.svd(_scored(a, distance) - _scored(b, distance))
+        left, _, right = np.linalg.svd(a.scores.whole(distance) - b.scores.whole(distance))
         count = self.witnesses.offsets + 4
         tokens = rng.standard_normal((2, count, d)) / np.sqrt(d)
         value, key = _unit(a.v + b.v), left[:-1, 0]
@@ -157,13 +157,6 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
         size = longest * norm_of(head.v) + abs(head.c)
         size = size + np.ptp(X @ head.v, axis=1) * key * query * turns
         return np.asarray(self.roundoffs * UNIT * (head.dim + X.shape[1]) * size)
-
-
-def _scored(head: RotaryHead, distance: int) -> Array:
-    """Return what scores (x, 1) with (x_N, 1), (d + 1, d + 1), key biases beside that at Δ = 0."""
-    queries = np.column_stack([head.Q, head.q_bias])
-    turned = head.rotary.turned(queries.T, np.array(float(distance))).T
-    return np.vstack([head.K.T @ turned, head.k_bias @ (turned - queries)])
 
 
 def _folded(frequencies: Array) -> Array:
