@@ -17,7 +17,7 @@ turns planes. Source: beyond Theorem 5.1; positions are in no paper.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,7 +28,13 @@ from unsoftmax.learners.rotary_head.rotary_conclusion import (
     conclude_turned,
 )
 from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning, TurnedReading, turned
-from unsoftmax.learners.single_head.column_space import ColumnTuning, find_columns, growths
+from unsoftmax.learners.settings import positive
+from unsoftmax.learners.single_head.column_space import (
+    ColumnTuning,
+    SpanningColumns,
+    find_columns,
+    growths,
+)
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.factored_reading import ZeroReading
 from unsoftmax.learners.single_head.first_round import (
@@ -47,6 +53,7 @@ from unsoftmax.measure.spaced_answers import ask_spaced
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Found, Plan
+from unsoftmax.solve.skeleton import pivots, rank_by_gap
 from unsoftmax.theory import counts
 
 
@@ -66,6 +73,64 @@ class RotaryHeadTuning:
     """Of a head whose W is 0."""
 
 
+class Positioned(Protocol):
+    """A learner of a head that may have rotary positions."""
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+
+    @property
+    def biases(self) -> bool:
+        """Whether there may be biases."""
+
+    @property
+    def seed(self) -> int:
+        """Of tokens, offsets and hold-out."""
+
+    @property
+    def rotary(self) -> bool | Rotary:
+        """Whether there are positions, or their frequencies."""
+
+    @property
+    def rotary_base(self) -> float | None:
+        """Base of the frequencies."""
+
+
+def rotary_task(
+    learner: Positioned, rank: int | None, tuning: RotaryHeadTuning
+) -> RotaryTask | None:
+    """Return what a learner is to learn of positions, None where it knows of none.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
+    rotary, told = learner.rotary, None
+    if not isinstance(rotary, (bool, np.bool_, Rotary)):
+        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
+    rank = None if rank is None else int(rank)
+    if isinstance(rotary, Rotary):
+        told = rotary
+    if learner.rotary_base is not None:
+        positive("rotary_base", learner.rotary_base)
+        if told is not None:
+            raise ValueError("rotary_base is given beside rotary: one of them says the same.")
+        if rank is None:
+            raise ValueError("rank must be given beside rotary_base: it is as many frequencies.")
+        told = Rotary.of(float(learner.rotary_base), rank)
+    if told is None and not rotary:
+        return None
+    if learner.biases and not rank:
+        raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
+    if told is not None and rank is not None and 2 * len(told) < rank:
+        raise ValueError(
+            f"rotary has {len(told)} frequencies, too few for the planes of rank = {rank}."
+        )
+    return RotaryTask(int(learner.dim), rank, bool(learner.biases), told, int(learner.seed), tuning)
+
+
 @dataclass(frozen=True, slots=True)
 class RotaryTask:
     """What is to be learned of a head with positions."""
@@ -76,14 +141,32 @@ class RotaryTask:
     told: Rotary | None
     """The frequencies, where they are known."""
     seed: int
-    at_most: int
-    """Queries of the whole run, for answers that drift."""
     tuning: RotaryHeadTuning
+
+    def plan(self) -> Plan:
+        """Say beforehand what it costs; only a bound where r is not known, or with pilots."""
+        d, r, biases = self.dim, self.dim if self.rank is None else self.rank, self.biases
+        queries = counts.rotary_head_queries(d, r, biases=biases)
+        known, asking = self.rank is not None, self.tuning.biases
+        searched = 0 if known else 2 * d
+        pilots = asking.pilots * asking.lengths
+        formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
+        formula += f", and {asking.pilots} to {pilots} pilots" if biases else ""
+        formula += "" if known else ", and at most 2d to find r"
+        return Plan(
+            queries=queries if known and not biases else None,
+            at_most=queries + searched + (pilots if biases else 2 * (r + 1)),
+            tokens=2 * (queries + searched) - d - biases,
+            rounds=30 + (0 if known else 2 * growths(d)),
+            formula=formula,
+            longest_token=FARTHEST,
+            most_tokens=self.tuning.holdout.most_tokens(d),
+        )
 
     def steps(self, checks: int) -> Asking[Found[Any]]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, tuning = np.random.default_rng(self.seed), self.tuning
-        ahead = self.at_most + checks
+        ahead = self.plan().at_most + checks
         given = FirstRoundSettings(
             self.biases, listens=True, ahead=ahead, tuning=tuning.first_round
         )
@@ -108,7 +191,7 @@ class RotaryTask:
         split = amplified(tuning.positions.gain)
         probes = LowRankProbes(values, Z, T, split, False, tuning.grid)
         columns = yield from find_columns(probes, self.rank, tuning.columns)
-        values = columns.grid.values
+        columns, values = _independent(columns), columns.grid.values
         if not len(columns.tokens):
             return ZeroReading(values, columns.left_out)
         probes = replace(probes, values=values)
@@ -119,6 +202,30 @@ class RotaryTask:
         return turned(near, spaced, self.told, tuning.positions)
 
 
+def _independent(columns: SpanningColumns) -> SpanningColumns:
+    """Leave out tokens whose columns depend on the others': r may be below the given one."""
+    if not len(columns.tokens):
+        return columns
+    grid, seen = columns.grid, columns.grid.measured()
+    error = grid.gates().logit_error / grid.scale
+    noise = float(np.sqrt(max(seen.shape) * np.mean(error**2)))
+    rank = rank_by_gap(np.linalg.svd(seen, compute_uv=False), noise)
+    if rank == len(columns.tokens) or not np.isfinite(noise):
+        return columns
+    kept = pivots(seen.T, rank)
+    left_out = max(noise, columns.left_out)
+    if not rank:
+        return replace(columns, tokens=columns.tokens[kept], left_out=left_out)
+    note = f"Keys and queries were found to have rank {rank} together, below the one given."
+    return replace(
+        columns,
+        grid=grid.kept(kept),
+        tokens=columns.tokens[kept],
+        left_out=left_out,
+        notes=(*columns.notes, note),
+    )
+
+
 def _otherwise(rank: int | None, biases: bool) -> str:
     """Say what else may explain a target that is not predicted."""
     above = "" if rank is None else f", or the rank of its keys and queries is not {rank}"
@@ -127,41 +234,3 @@ def _otherwise(rank: int | None, biases: bool) -> str:
         f", or its positions are not rotary or change beyond some distance{above}{biased}, or keys "
         "or queries of a plane depend on those of others"
     )
-
-
-def rotary_plan(dim: int, rank: int | None, biases: bool, tuning: RotaryHeadTuning) -> Plan:
-    """Say beforehand what a head with positions costs; only a bound where r is not known."""
-    d, r = int(dim), int(dim if rank is None else rank)
-    queries = counts.rotary_head_queries(d, r, biases=biases)
-    searched, steps = (2 * d, 2 * growths(d)) if rank is None else (0, 0)
-    formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
-    formula += ", and at most 2d to find r" if rank is None else ""
-    pilots = tuning.biases.pilots * tuning.biases.lengths if biases else 0
-    again = pilots if biases else 2 * (r + 1)
-    return Plan(
-        queries=None if rank is None or biases else queries,
-        at_most=queries + searched + again,
-        tokens=2 * (queries + searched) - d - biases,
-        rounds=30 + steps,
-        formula=formula + (f", and {tuning.biases.pilots} to {pilots} pilots" if biases else ""),
-        longest_token=FARTHEST,
-        most_tokens=tuning.holdout.most_tokens(d),
-    )
-
-
-def refuse_beside_rotary(
-    rotary: bool | Rotary, rank: int | None, biases: bool, tolerance: float | None
-) -> None:
-    """Refuse a setting ``rotary`` that is none, and what it cannot be beside."""
-    if rotary is False:
-        return
-    if rotary is not True and not isinstance(rotary, Rotary):
-        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
-    if tolerance is not None:
-        raise ValueError("tolerance is not taken beside rotary: exact values are needed.")
-    if biases and not rank:
-        raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
-    if isinstance(rotary, Rotary) and rank is not None and 2 * len(rotary) < rank:
-        raise ValueError(
-            f"rotary has {len(rotary)} frequencies, too few for the planes of rank = {rank}."
-        )

@@ -208,7 +208,8 @@ def angles_of(
         raise ModelMismatch(
             "Scores change with distance, and not as planes that turn: a step of one token "
             f"lengthens or shortens some by {planes.off_circle:.1e}. These are no rotary "
-            "positions; no learner here recovers them."
+            "positions, or keys or queries of a plane depend on those of others, whose rank is then "
+            "below that of their planes; no learner here recovers them."
         )
     if told is None:
         return planes.angles
