@@ -36,9 +36,7 @@ def scores_apart(found, true, distances):
 def within_bounds(recovery, target):
     """Whether W(Δ) up to Δ = 20, biases included where there are, v and c are within bounds."""
     model, errors = recovery.model, recovery.certificate.errors
-    apart = max(
-        np.linalg.norm(model.scores.whole(n) - target.scores.whole(n)) for n in range(21)
-    )
+    apart = max(np.linalg.norm(model.scores.whole(n) - target.scores.whole(n)) for n in range(21))
     return (
         apart <= errors["W"]
         and np.linalg.norm(model.v - target.v) <= errors["v"]
@@ -62,9 +60,7 @@ def keys_and_queries(head, X, positions_of_keys, position_of_query):
 def nearly_rotary(head):
     """Functions that are no head with rotary positions, many of them nearly one."""
     d, r = head.dim, len(head.K)
-    slower = us.RotaryHead(
-        head.K, head.Q, head.v, us.Rotary(head.rotary.frequencies / 4), c=head.c
-    )
+    slower = us.RotaryHead(head.K, head.Q, head.v, us.Rotary(head.rotary.frequencies / 4), c=head.c)
 
     def far(X):
         return np.arange(X.shape[1])[::-1]
@@ -104,9 +100,7 @@ def nearly_rotary(head):
         "positions counted from the other end": from_the_start,
         "a plain head beside it": lambda X: head(X) + 1e-3 * us.SingleHead(np.eye(d), head.v)(X),
         "tanh in the values": tanh,
-        "keys that decay": lambda X: answered(
-            head, head.scores.of(X) * 0.99 ** far(X), X
-        ),
+        "keys that decay": lambda X: answered(head, head.scores.of(X) * 0.99 ** far(X), X),
         "a temperature by length": lambda X: answered(
             head, head.scores.of(X) * np.log(1 + X.shape[1]), X
         ),

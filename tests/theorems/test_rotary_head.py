@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.truth import Counted
 NEAR = range(21)
 
 
-def learn(target, rank=None, **settings):
+def learn(target, rank=None, **settings) -> us.Recovery[Any]:
     learner = us.learners.LowRankHead(target.dim, rank, rotary=True, **settings)
     return us.learn(hidden(target), learner)
 
@@ -36,9 +37,7 @@ def longest_miss(found, target, seed):
 # -- what is promised
 
 
-@pytest.mark.parametrize(
-    ("d", "r", "most"), [(8, 8, 1.15), (64, 16, 1.02), (64, 64, 1.02)]
-)
+@pytest.mark.parametrize(("d", "r", "most"), [(8, 8, 1.15), (64, 16, 1.02), (64, 64, 1.02)])
 def test_nearly_as_many_queries_as_parameters(d, r, most, trials, evidence):
     near, far, long, shares = [], [], [], []
     for seed in range(trials(3 if d < 10 else 1, 100)):
@@ -68,9 +67,7 @@ def test_nearly_as_many_queries_as_parameters(d, r, most, trials, evidence):
     )
 
 
-@pytest.mark.parametrize(
-    ("d", "r", "most"), [(8, 8, 1.2), (64, 16, 1.03), (64, 64, 1.02)]
-)
+@pytest.mark.parametrize(("d", "r", "most"), [(8, 8, 1.2), (64, 16, 1.03), (64, 64, 1.02)])
 def test_with_biases(d, r, most, trials, evidence):
     near, far, long, shares = [], [], [], []
     for seed in range(trials(3 if d < 10 else 1, 100)):
@@ -101,7 +98,8 @@ def test_with_biases(d, r, most, trials, evidence):
 def test_the_frequencies_are_found(trials):
     for seed, base in itertools.product(range(trials(1, 30)), (1e4, 5e5, 1e6)):
         target = rotary_head(16, 16, seed, base=base)
-        found = us.canonical(learn(target, 16, seed=seed).model).rotary.frequencies
+        model: us.RotaryHead = us.canonical(learn(target, 16, seed=seed).model)
+        found = model.rotary.frequencies
         assert np.allclose(found, target.rotary.frequencies, rtol=0, atol=1e-10)
 
 
@@ -246,7 +244,7 @@ def test_keys_of_a_rank_below_that_of_their_planes_are_refused():
     "learner", [us.learners.ExactHead(8), us.learners.LowRankHead(8), us.learners.SensingHead(8, 8)]
 )
 def test_learners_without_positions_name_them(learner):
-    with pytest.raises(us.ModelMismatch, match="depend on positions.*rotary=True"):
+    with pytest.raises(us.ModelMismatch, match=r"depend on positions.*rotary=True"):
         us.learn(hidden(rotary_head(8, 8, 0)), learner)
 
 

@@ -71,15 +71,25 @@ class Rotary:
         """θ_k, (r/2,)."""
         return self._frequencies
 
-    def turned(self, queries: Array, distances: Array) -> Array:
+    @property
+    def folded(self) -> Array:
+        """abs(θ) with θ in (−π, π], (r/2,): what distances that are whole numbers show of it."""
+        given = self._frequencies
+        within = np.abs(given) <= np.pi  # as they are: taking 2π off and on would round them
+        return np.where(
+            within, np.abs(given), np.abs(np.remainder(given + np.pi, 2 * np.pi) - np.pi)
+        )
+
+    def turned(self, queries: ArrayLike, distances: ArrayLike) -> Array:
         """Turn queries (…, r) by distances that broadcast with (…): R(Δ) q.
 
         Examples
         --------
-        >>> Rotary([np.pi / 2]).turned(np.array([1.0, 0.0]), np.array([1.0])).round(9)
+        >>> Rotary([np.pi / 2]).turned(np.array([1.0, 0.0]), np.array(1.0)).round(9)
         array([0., 1.])
         """
-        angles = np.asarray(distances)[..., None] * self._frequencies
+        queries = np.asarray(queries, dtype=np.float64)
+        angles = np.asarray(distances, dtype=np.float64)[..., None] * self._frequencies
         cosine, sine = np.cos(angles), np.sin(angles)
         x, y = queries[..., 0::2], queries[..., 1::2]
         turned = np.empty((*np.broadcast_shapes(x.shape, angles.shape)[:-1], queries.shape[-1]))

@@ -129,6 +129,15 @@ class RotaryHead(FrozenModel):
         """Constant added to every answer."""
         return float(self._arrays["c"])
 
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm; "W" is W(0), and "w" the biases' part of the scores."""
+        if name == "W":
+            return self._scores.norm
+        if name == "w":
+            whole = self._scores.whole(1)
+            return float(np.linalg.norm(np.append(whole[:, -1], whole[-1, :-1])))
+        return super().parameter_norm(name)
+
     def W_at(self, distance: float) -> Array:
         """Return W(Δ) = Kᵀ R(Δ) Q, (d, d): what scores a token Δ before the query token."""
         return self._scores.at(distance)

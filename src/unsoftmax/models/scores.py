@@ -157,9 +157,7 @@ class RotaryScores:
         """
         queries = np.column_stack([self.arrays["Q"], self.arrays["q_bias"]])
         turned = self.rotary.turned(queries.T, np.array(float(distance))).T
-        return np.vstack(
-            [self.arrays["K"].T @ turned, self.arrays["k_bias"] @ (turned - queries)]
-        )
+        return np.vstack([self.arrays["K"].T @ turned, self.arrays["k_bias"] @ (turned - queries)])
 
     @property
     def norm(self) -> float:

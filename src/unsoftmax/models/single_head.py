@@ -50,7 +50,7 @@ class SingleHead(ValuedAttention):
 
     _noun = "head"
 
-    @overload  # type: ignore[override]
+    @overload
     @classmethod
     def from_factors(
         cls,

@@ -12,9 +12,10 @@ coordinates P is P⁻¹ δT P, which moves T^n = P Rⁿ P⁻¹ by at most n‖P�
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import scipy
+from numpy.typing import NDArray
 
 from unsoftmax.probes import Array
 
@@ -59,20 +60,18 @@ def turning_planes(T: Array, still: float) -> TurningPlanes:
     y = vectors[:, order]
     y = y * np.sqrt(2)  # of norm √2: both columns are about as long as a unit vector
     planes = np.stack([y.real, -y.imag], axis=2).reshape(len(T), -1)
-    halves, angles = _half_turns(T, values), np.angle(values[order])
+    halves, angles = _half_turns(values, vectors), np.angle(values[order])
     rest = len(T) - planes.shape[1] - halves.shape[1]
     P = np.hstack([halves, planes, _still(T, rest)])
     whole = np.full(halves.shape[1] // 2, np.pi)
     return TurningPlanes(P, np.concatenate([whole, angles]), off_circle)
 
 
-def _half_turns(T: Array, values: Array) -> Array:
+def _half_turns(values: NDArray[Any], vectors: NDArray[Any]) -> Array:
     """Return a basis of what T turns to its opposite, two columns a plane."""
-    count = int(np.count_nonzero((values.imag == 0) & (values.real < 0))) // 2 * 2
-    if not count:
-        return np.zeros((len(T), 0))
-    _, Z, _ = scipy.linalg.schur(T, sort=lambda re, im: im == 0 and re < 0)
-    return np.asarray(Z[:, :count])
+    opposite = np.flatnonzero((values.imag == 0) & (values.real < 0))
+    basis = np.linalg.qr(vectors[:, opposite].real)[0]
+    return np.asarray(basis[:, : len(opposite) // 2 * 2])
 
 
 def _still(T: Array, count: int) -> Array:

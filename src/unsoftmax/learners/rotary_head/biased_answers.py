@@ -80,7 +80,7 @@ class BiasedAnswers:
         with np.errstate(invalid="ignore", divide="ignore"):
             gamma = np.log(self.fillers[0])
         t = self.first.logits(self.v, self.c) - gamma[:, None]
-        return np.linalg.solve(self.first.a, (t / self.first.alpha[:, None]).T)
+        return np.asarray(np.linalg.solve(self.first.a, (t / self.first.alpha[:, None]).T))
 
     @property
     def basis(self) -> Array:
@@ -117,7 +117,9 @@ class BiasedAnswers:
         assert self.other is not None
         side, r = self.keys(still, told), len(self.first.b)
         t, other = self.other.logits(self.v, self.c), self.other
-        rows = [side.rows(alpha * other.a, b) for alpha, b in zip(other.alpha, other.b, strict=True)]
+        rows = [
+            side.rows(alpha * other.a, b) for alpha, b in zip(other.alpha, other.b, strict=True)
+        ]
         queries = [np.linalg.lstsq(M, y, rcond=None)[0] for M, y in zip(rows, t, strict=True)]
         q_bias = queries[-1]
         tokens = np.vstack([self.first.b, other.b[:-1]])

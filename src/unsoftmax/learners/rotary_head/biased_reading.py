@@ -142,7 +142,9 @@ def _first_tokens(Z: Array, b: Array, scale: float, values: Values) -> Asking[Bi
     read = Weighed(Z, b, alpha, first.table(y))
     answers = BiasedAnswers(read, at_one, at_two, values.v, values.c)
     gammas = np.array([[np.nan if x <= 0 else np.log(x) for x in of] for of in answers.fillers])
-    _refuse_unread(np.concatenate([read.logits(values.v, values.c).ravel(), gammas.ravel()]), values)
+    _refuse_unread(
+        np.concatenate([read.logits(values.v, values.c).ravel(), gammas.ravel()]), values
+    )
     return answers
 
 

@@ -209,7 +209,7 @@ def _independent(columns: SpanningColumns) -> SpanningColumns:
     grid, seen = columns.grid, columns.grid.measured()
     error = grid.gates().logit_error / grid.scale
     noise = float(np.sqrt(max(seen.shape) * np.mean(error**2)))
-    rank = rank_by_gap(np.linalg.svd(seen, compute_uv=False), noise)
+    rank = rank_by_gap(np.asarray(np.linalg.svd(seen, compute_uv=False)), noise)
     if rank == len(columns.tokens) or not np.isfinite(noise):
         return columns
     kept = pivots(seen.T, rank)

@@ -208,8 +208,8 @@ def angles_of(
         raise ModelMismatch(
             "Scores change with distance, and not as planes that turn: a step of one token "
             f"lengthens or shortens some by {planes.off_circle:.1e}. These are no rotary "
-            "positions, or keys or queries of a plane depend on those of others, whose rank is then "
-            "below that of their planes; no learner here recovers them."
+            "positions, or keys or queries of a plane depend on those of others and have a lower "
+            "rank than their planes; no learner here recovers them."
         )
     if told is None:
         return planes.angles
@@ -233,8 +233,7 @@ def _padded(angles: Array, rank: int) -> Array:
 
 def _as_told(found: Array, told: Rotary, unsure: float) -> Array:
     """Return the told frequencies in the order of those found; refuse others."""
-    folded = np.abs(np.angle(np.exp(1j * told.frequencies)))
-    folded = np.sort(folded)[::-1]
+    folded = np.sort(told.folded)[::-1]
     size = max(len(found), len(folded))
     mine, given = (np.pad(x, (0, size - len(x))) for x in (found, folded))
     if not np.all(np.abs(mine - given) <= unsure):

@@ -123,9 +123,9 @@ class ExactHead(Configured):
     biases: bool = False
     probes: Literal["balanced", "paper", "gaussian", "paper-unit"] = "balanced"
     seed: int = 0
+    tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
-    tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
 
     revision: ClassVar[int] = 3
 

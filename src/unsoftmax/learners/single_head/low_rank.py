@@ -148,9 +148,9 @@ class LowRankHead(Configured):
     biases: bool = False
     tolerance: float | None = None
     seed: int = 0
+    tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
-    tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
 
     revision: ClassVar[int] = 2
 

@@ -54,7 +54,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
         if not np.any(model.v):
             none = np.zeros((0, model.dim))
             return RotaryHead(none, none, model.v, Rotary(np.zeros(0)), c=model.c)
-        angles = _folded(model.rotary.frequencies)
+        angles = model.rotary.folded
         parts, frequencies = [], []
         for angle in np.unique(angles)[::-1]:
             keys, queries = _products(model, np.flatnonzero(angles == angle), angle)
@@ -67,7 +67,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
 
     def simplest(self, model: RotaryHead) -> FrozenModel:
         """Return a head whose planes do not turn as a head without positions."""
-        if np.any(_folded(model.rotary.frequencies)):
+        if np.any(model.rotary.folded):
             return model
         return SingleHead.from_factors(
             model.K, model.Q, model.v, model.K.T @ model.q_bias, c=model.c
@@ -157,13 +157,6 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
         size = longest * norm_of(head.v) + abs(head.c)
         size = size + np.ptp(X @ head.v, axis=1) * key * query * turns
         return np.asarray(self.roundoffs * UNIT * (head.dim + X.shape[1]) * size)
-
-
-def _folded(frequencies: Array) -> Array:
-    """Return |θ| with θ in (−π, π]: what distances that are whole numbers show of it."""
-    within = np.abs(frequencies) <= np.pi  # these as they are: another way round would round them
-    whole = np.abs(np.remainder(frequencies + np.pi, 2 * np.pi) - np.pi)
-    return np.asarray(np.where(within, np.abs(frequencies), whole))
 
 
 def _products(
