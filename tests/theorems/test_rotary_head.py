@@ -232,6 +232,11 @@ def test_impostors_are_refused(name, biases, trials, evidence):
     evidence(f"rotary impostor: {name}", refused=f"{count} of {count}")
 
 
+def test_with_biases_a_rank_above_that_of_the_keys_is_named():
+    with pytest.raises(us.ModelMismatch, match="rank=4"):
+        learn(rotary_head(8, 4, 0, biases=0.3), 8, biases=True)
+
+
 def test_keys_of_a_rank_below_that_of_their_planes_are_refused():
     target = rotary_head(8, 8, 0)
     K = target.K.copy()

@@ -30,6 +30,7 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array, Beside, Sequences, Spaced
+from unsoftmax.solve.skeleton import rank_by_gap
 from unsoftmax.solve.turning_planes import TurningPlanes
 
 
@@ -50,6 +51,9 @@ class BiasedTuning:
     quarter of this to four times as much; larger logits of a thousand lose digits."""
     near: float = 4.0
     """Where it is this many times more or less, tokens are made shorter or longer."""
+    dependent: float = 1e-10
+    """Columns of which a combination is smaller than this share of the largest depend on each
+    other: the rank is below the one given."""
     stretches: tuple[float, ...] = (1.0, 0.5, 2.0)
     """Offsets beside a further query token are so many times as long: of these the one at which
     its equations are conditioned best. At one length alone some token's are singular by chance."""
@@ -91,6 +95,7 @@ def read_biased(
     scale = yield from _pilots(Z, T, values, asking)
     answers = yield from _first_tokens(Z, scale * T[:rank], scale, values)
     values = values.told_by(answers.first.y.ravel())
+    _refuse_dependent(answers, asking)
     basis = answers.basis
     direction = values.v / np.linalg.norm(values.v)
     within = offsets.balanced(basis.T @ direction, rng).made() @ basis.T + direction
@@ -146,6 +151,17 @@ def _first_tokens(Z: Array, b: Array, scale: float, values: Values) -> Asking[Bi
         np.concatenate([read.logits(values.v, values.c).ravel(), gammas.ravel()]), values
     )
     return answers
+
+
+def _refuse_dependent(answers: BiasedAnswers, tuning: BiasedTuning) -> None:
+    """Refuse a rank that is above that of the columns."""
+    singular = np.asarray(np.linalg.svd(answers.columns, compute_uv=False))
+    rank = rank_by_gap(singular, share=tuning.dependent)
+    if rank < len(singular):
+        raise ModelMismatch(
+            f"Keys and queries have rank {rank} together, below the {len(singular)} assumed: "
+            f"LowRankHead with rank={rank}, biases=True and rotary=True is for these."
+        )
 
 
 def _asked(rows: Array, b: Array, alpha: Array, zeros: int, phase: str) -> Asking[Weighed]:

@@ -156,7 +156,7 @@ class RotaryTask:
         return Plan(
             queries=queries if known and not biases else None,
             at_most=queries + searched + (pilots if biases else 2 * (r + 1)),
-            tokens=2 * (queries + searched) - d - biases,
+            tokens=2 * (queries + searched) - d - biases + r * (r + biases),
             rounds=30 + (0 if known else 2 * growths(d)),
             formula=formula,
             longest_token=FARTHEST,
