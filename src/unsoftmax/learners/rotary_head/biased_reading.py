@@ -38,9 +38,9 @@ from unsoftmax.solve.turning_planes import TurningPlanes
 class BiasedTuning:
     """How a head with biases is asked."""
 
-    pilots: int = 3
+    pilots: int = 4
     """Queries for each length tried; the last of them has a zero token."""
-    lengths: int = 4
+    lengths: int = 8
     """Lengths tried at most."""
     lowered: int = 3
     """Octaves by which tokens are shortened where a pilot is saturated."""
@@ -49,8 +49,11 @@ class BiasedTuning:
     wanted: float = 0.4
     """Root mean square of the pilots' logits. W is read within a factor of ten of its best from a
     quarter of this to four times as much; larger logits of a thousand lose digits."""
-    near: float = 4.0
-    """Where it is this many times more or less, tokens are made shorter or longer."""
+    above: float = 4.0
+    """Where it is this many times more, tokens are made shorter."""
+    below: float = 8.0
+    """Where it is this many times less, tokens are made longer: a few pilots may be small by
+    chance, and logits that are too large cost more than those that are too small."""
     dependent: float = 1e-10
     """Columns of which a combination is smaller than this share of the largest depend on each
     other: the rank is below the one given."""
@@ -131,10 +134,11 @@ def _pilots(Z: Array, T: Array, values: Values, tuning: BiasedTuning) -> Asking[
             power -= tuning.lowered
             continue
         ratio = max(float(np.sqrt(np.mean(t**2))), 2.0**-40) / tuning.wanted
-        if 1 / tuning.near <= ratio <= tuning.near:
+        if 1 / tuning.below <= ratio <= tuning.above:
             return scale
-        # logits are between linear and quadratic in the length of tokens
-        power -= int(np.copysign(np.ceil(abs(np.log2(ratio)) / 2), ratio - 1))
+        # logits are quadratic in the length of tokens, or less
+        octaves = np.log2(ratio) / 2
+        power -= int(np.ceil(octaves))
     raise AssertionError
 
 
@@ -212,7 +216,8 @@ def _solved(
     head = answers.head(0.0)
     errors = _errors(answers, head.scores, values, tuning)
     size = float(np.linalg.norm(head.W_at(1)))
-    unsure = errors.turning / size if size and np.isfinite(errors.turning) else 0.0
+    unsure = errors.turning / size if size else 0.0
+    unsure = unsure if np.isfinite(unsure) else 1.0  # the hold-out will say
     planes: TurningPlanes = answers.planes(answers.basis, unsure)[0]
     angles = angles_of(planes, told, unsure, tuning)
     given = None if told is None else angles

@@ -187,7 +187,8 @@ def turned(
     """Find the planes that T turns, and the keys and queries that they are made of."""
     readings = _Readings.of(near, spaced, near.values)
     errors, size = readings.errors(tuning), float(np.linalg.norm(readings.L))
-    unsure = errors.turning / size if size and np.isfinite(errors.turning) else 0.0
+    unsure = errors.turning / size if size else 0.0
+    unsure = unsure if np.isfinite(unsure) else 1.0  # the hold-out will say
     planes = turning_planes(readings.step, unsure)
     angles = angles_of(planes, told, unsure, tuning)
     model = _head(near, planes, angles)
