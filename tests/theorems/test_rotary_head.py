@@ -123,8 +123,8 @@ def test_frequencies_that_are_known():
     for settings in ({"rotary": us.Rotary.of(1e4, 8)}, {"rotary_base": 1e4}):
         recovery = us.learn(hidden(target), us.learners.LowRankHead(8, 8, **settings))
         assert us.equivalent(recovery.model, target)
-        frequencies = us.canonical(recovery.model).rotary.frequencies
-        assert np.array_equal(frequencies, target.rotary.frequencies)
+        found: Any = us.canonical(recovery.model)
+        assert np.array_equal(found.rotary.frequencies, target.rotary.frequencies)
     for settings in ({"rotary": us.Rotary.of(1.01e4, 8)}, {"rotary_base": 1.01e4}):
         with pytest.raises(us.ModelMismatch, match="other frequencies"):
             us.learn(hidden(target), us.learners.LowRankHead(8, 8, **settings))

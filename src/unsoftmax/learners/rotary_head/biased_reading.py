@@ -21,6 +21,7 @@ from unsoftmax.learners.rotary_head.rotary_reading import (
     PositionErrors,
     RotaryTuning,
     angles_of,
+    unsure_of,
 )
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -158,7 +159,10 @@ def _first_tokens(Z: Array, b: Array, scale: float, values: Values) -> Asking[Bi
 
 
 def _refuse_dependent(answers: BiasedAnswers, tuning: BiasedTuning) -> None:
-    """Refuse a rank that is above that of the columns."""
+    """Refuse a rank above that of the columns, where logits are read well enough to tell."""
+    first = answers.first
+    if np.max(np.abs(first.logits(answers.v, answers.c))) > 2 * tuning.largest:
+        return
     singular = np.asarray(np.linalg.svd(answers.columns, compute_uv=False))
     rank = rank_by_gap(singular, share=tuning.dependent)
     if rank < len(singular):
@@ -216,8 +220,7 @@ def _solved(
     head = answers.head(0.0)
     errors = _errors(answers, head.scores, values, tuning)
     size = float(np.linalg.norm(head.W_at(1)))
-    unsure = errors.turning / size if size else 0.0
-    unsure = unsure if np.isfinite(unsure) else 1.0  # the hold-out will say
+    unsure = unsure_of(errors, size, values, tuning)
     planes: TurningPlanes = answers.planes(answers.basis, unsure)[0]
     angles = angles_of(planes, told, unsure, tuning)
     given = None if told is None else angles

@@ -18,8 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
+from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.spaced_answers import SpacedAnswers
 from unsoftmax.models.rotary import Rotary
@@ -44,6 +45,8 @@ class RotaryTuning:
     told_apart: float = 4.0
     """Frequencies that were told may differ from those found by so many times what these may be
     off by."""
+    unknown: float = 0.1
+    """Where a step of one token is known to no more than this share, nothing is known of it."""
     crooked: float = 1e-3
     """Where what is read turns no planes but for this share, it is no rotation of planes."""
 
@@ -187,12 +190,29 @@ def turned(
     """Find the planes that T turns, and the keys and queries that they are made of."""
     readings = _Readings.of(near, spaced, near.values)
     errors, size = readings.errors(tuning), float(np.linalg.norm(readings.L))
-    unsure = errors.turning / size if size else 0.0
-    unsure = unsure if np.isfinite(unsure) else 1.0  # the hold-out will say
+    unsure = unsure_of(errors, size, near.values, tuning)
     planes = turning_planes(readings.step, unsure)
     angles = angles_of(planes, told, unsure, tuning)
     model = _head(near, planes, angles)
     return TurnedReading(model, near.values, near, spaced, tuning)
+
+
+def unsure_of(errors: PositionErrors, size: float, values: Values, tuning: RotaryTuning) -> float:
+    """Return what may be off in the turning per token, as a share of the scores.
+
+    Raises
+    ------
+    NotIdentifiable
+        It is so much that nothing is known of it.
+    """
+    unsure = errors.turning / size if size else 0.0
+    if not unsure <= tuning.unknown:
+        raise NotIdentifiable(
+            "The answers do not determine how scores turn with distance: what they leave open is "
+            f"{unsure:.1e} of the scores per token. v is determined." + why(values.precision),
+            determined={"v": values.v, "c": values.c},
+        )
+    return unsure
 
 
 def angles_of(
