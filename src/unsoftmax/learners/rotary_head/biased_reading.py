@@ -55,7 +55,7 @@ class BiasedTuning:
     below: float = 8.0
     """Where it is this many times less, tokens are made longer: a few pilots may be small by
     chance, and logits that are too large cost more than those that are too small."""
-    dependent: float = 1e-10
+    dependent: float = 1e-12
     """Columns of which a combination is smaller than this share of the largest depend on each
     other: the rank is below the one given."""
     stretches: tuple[float, ...] = (1.0, 0.5, 2.0)
@@ -121,7 +121,7 @@ def _pilots(Z: Array, T: Array, values: Values, tuning: BiasedTuning) -> Asking[
     """Find the length, a power of two, at which logits are moderate."""
     # logits of a random W of norm √d are s²/√d
     power = int(np.round(np.log2(tuning.wanted * np.sqrt(len(Z))) / 2))
-    places = np.arange(tuning.pilots) % len(Z)
+    places, before = np.arange(tuning.pilots) % len(Z), np.inf
     for tried in count(1):
         scale = 2.0**power
         a, b = scale * Z[places], scale * T[places]
@@ -131,8 +131,11 @@ def _pilots(Z: Array, T: Array, values: Values, tuning: BiasedTuning) -> Asking[
         t = np.array([one.logits(values.v, values.c)[0, 0] for one in each])
         if tried == tuning.lengths:
             return scale
-        if not np.all(np.abs(t) <= tuning.largest):  # NaN too
-            power -= tuning.lowered
+        largest = float(np.max(np.where(np.isfinite(t), np.abs(t), np.inf)))
+        if largest > tuning.largest:
+            if largest > before / 2:  # biases alone make it so
+                return scale * 2.0**tuning.lowered
+            before, power = largest, power - tuning.lowered
             continue
         ratio = max(float(np.sqrt(np.mean(t**2))), 2.0**-40) / tuning.wanted
         if 1 / tuning.below <= ratio <= tuning.above:
@@ -161,7 +164,7 @@ def _first_tokens(Z: Array, b: Array, scale: float, values: Values) -> Asking[Bi
 def _refuse_dependent(answers: BiasedAnswers, tuning: BiasedTuning) -> None:
     """Refuse a rank above that of the columns, where logits are read well enough to tell."""
     first = answers.first
-    if np.max(np.abs(first.logits(answers.v, answers.c))) > 2 * tuning.largest:
+    if np.max(np.abs(first.logits(answers.v, answers.c))) > tuning.largest:
         return
     singular = np.asarray(np.linalg.svd(answers.columns, compute_uv=False))
     rank = rank_by_gap(singular, share=tuning.dependent)
