@@ -199,7 +199,7 @@ def test_the_certificate_holds(trials, evidence):
 
 @pytest.mark.parametrize("spread", [1.0, 2.0])
 def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evidence):
-    refused, count, near = 0, trials(3, 60), []
+    refused, count, near = 0, trials(8, 60), []
     for seed in range(count):
         target = rotary_head(8, 8, seed, biases=spread)
         try:
