@@ -263,6 +263,15 @@ def _too_many(error: TooManyBreakpoints) -> ModelMismatch:
     )
 
 
+def _wavering(target: LiftedTarget, right: float, left: float) -> float:
+    """Estimate what answers for tokens of length 1 are off by: a side has one slope."""
+    x, y = (part.ravel() for part in target.opening or (np.zeros(0), np.zeros(0)))
+    x, y = np.append(x, [1.0, -1.0]), np.append(y, [right, left])
+    slope, side = y / x, x > 0
+    off = slope - np.where(side, slope[side].mean(), slope[~side].mean())
+    return float(np.sqrt(np.sum(off**2) / max(len(off) - 2, 1)))
+
+
 def _on_a_line(
     target: LiftedTarget, tuning: LiftTuning
 ) -> Generator[Round, Answers, tuple[LiftedTarget, PiecewiseLinear]]:
@@ -270,6 +279,7 @@ def _on_a_line(
     points = WrittenPoints(target.lift, np.array([[1.0], [-1.0]]))
     right, left = yield from ask_points(points, "both sides")
     noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))), tuning.noise)
+    noise = noise.raised(_wavering(target, float(right), float(left)), tuning.noise)
     jump, g0 = float(right + left), np.array([-left])
     error = np.sqrt(2) * noise.deviation
     if abs(jump) <= 4 * noise.deviation:
