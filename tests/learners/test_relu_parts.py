@@ -258,6 +258,17 @@ def test_errors_of_what_is_known_are_no_structure():
     assert search.sweep(circle, None).noise.search == target.noise.search
 
 
+def test_a_neuron_smaller_than_its_error_is_left_out_and_its_error_kept():
+    form = random_form(np.random.default_rng(0), 4, 5, error=1e-9)
+    form.a[2] *= 1e-10 / np.linalg.norm(form.a[2])
+    cleared = form.cleared
+    assert len(cleared) == 4
+    assert cleared.g_error + cleared.error.sum() == pytest.approx(form.g_error + form.error.sum())
+    Y = np.random.default_rng(1).standard_normal((50, 4))
+    Y /= np.linalg.norm(Y, axis=1, keepdims=True)
+    assert np.all(np.abs(cleared(Y) - form(Y)) <= cleared.g_error)
+
+
 # -- claims
 
 
