@@ -96,7 +96,8 @@ class Design:
         for some in self.within:
             stop = start + len(some.sequences)
             steps += [start + k for k in some.steps]
-            defects += [Defect.of(row, one[start:stop]) for row in some.coefficients]
+            within = one[start:stop]
+            defects += [Defect.of(row, within, some.nearly) for row in some.coefficients]
             start = stop
         for n in range(len(self.words)):
             both = one[[n % self.reworded]].beside(two[[self.again + n]])
