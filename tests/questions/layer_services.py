@@ -1,4 +1,4 @@
-"""Layers that are said to be served, targets that serve them as libraries do, and changes of them."""
+"""Layers that are said to be served, targets that serve them, and changes of them."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def served_layer(model: us.AttentionLayer, dtype: Any, bias: float = 0.0, seed: 
     c = np.array(model.c)
     for head in model.heads:
         a = head.arrays()
-        O, V = (a["O"], a["V"]) if "O" in a else (a["M"], np.eye(model.dim))
+        U, V = (a["O"], a["V"]) if "O" in a else (a["M"], np.eye(model.dim))
         K, Q = (a["K"], a["Q"]) if "K" in a else (np.eye(model.dim), a["W"])
         b = bias * rng.standard_normal(len(V))
-        c = c - O @ b
-        parts.append(in_format(dtype, O, V, K, Q, a["w"], b))
+        c = c - U @ b
+        parts.append(in_format(dtype, U, V, K, Q, a["w"], b))
     (c,) = in_format(dtype, c)
 
     def answer(X: Any) -> Any:
         X = X.astype(dtype)
         seen = normed(norm, X, dtype) if norm is not None and norm.before else X
         total = np.tile(c, (len(X), 1))
-        for O, V, K, Q, w, b in parts:
+        for U, V, K, Q, w, b in parts:
             q = seen[:, -1] @ Q.T
             scores = np.einsum("bnr,br->bn", seen @ K.T, q) + seen @ w
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights = weights / weights.sum(axis=1, keepdims=True)
             values = np.matmul(weights[:, None], seen @ V.T + b)[:, 0]
-            total = total + values @ O.T
+            total = total + values @ U.T
         total = total + X[:, -1] if model.residual else total
         return total if norm is None or norm.before else normed(norm, total, dtype)
 
@@ -107,18 +107,19 @@ def any_layer(rng: Any, wide: float = 2.0) -> us.AttentionLayer:
     """Draw an attention layer of any size and shape."""
     d, m, residual, norm = drawn_place(rng, wide)
     H, r = int(rng.choice([1, 1, 2, 3, 6])), int(rng.integers(1, d + 1))
-    heads, s, t = [], *10.0 ** rng.uniform(-wide / 2, wide / 2, 2)
+    heads: list[us.LayerHead] = []
+    s, t = (float(x) for x in 10.0 ** rng.uniform(-wide / 2, wide / 2, 2))
     for _ in range(H):
         K, Q = rng.standard_normal((2, r, d)) * np.sqrt(s) / np.sqrt(d)
-        O, V = rng.standard_normal((m, r)) * t, rng.standard_normal((r, d)) / np.sqrt(d)
+        U, V = rng.standard_normal((m, r)) * t, rng.standard_normal((r, d)) / np.sqrt(d)
         w = K.T @ rng.standard_normal(r) if rng.random() < 0.5 else None
         kind = rng.choice(["factors", "dense", "no scores", "decades"])
         if kind == "factors":
-            heads.append(us.LayerHead.from_factors(O, V, K, Q, w))
+            heads.append(us.LayerHead.from_factors(U, V, K, Q, w))
         elif kind == "no scores":
-            heads.append(us.LayerHead(O @ V, np.zeros((d, d)), w))
+            heads.append(us.LayerHead(U @ V, np.zeros((d, d)), w))
         else:
-            M = O @ V * (10.0 ** rng.uniform(-wide, wide, (m, 1)) if kind == "decades" else 1.0)
+            M = U @ V * (10.0 ** rng.uniform(-wide, wide, (m, 1)) if kind == "decades" else 1.0)
             heads.append(us.LayerHead(M, K.T @ Q, w))
     c = t * rng.standard_normal(m) * rng.integers(2)
     return us.AttentionLayer(heads, c, residual, norm)
@@ -142,3 +143,39 @@ def changed_array(model: Any, name: str, size: float, rng: Any) -> Any:
     x = arrays[name]
     arrays[name] = x + size * np.sqrt(np.mean(x**2)) * rng.standard_normal(x.shape)
     return type(model).from_arrays(arrays)
+
+
+def to_bits(x: Any, bits: int) -> Any:
+    """Round to so many significant bits."""
+    mantissa, exponent = np.frexp(np.asarray(x, np.float64))
+    return np.ldexp(np.round(mantissa * 2.0**bits) / 2.0**bits, exponent)
+
+
+def in_tensor_cores(model: Any, bits: int) -> Any:
+    """The same with products of operands that are rounded to so many bits, all else in float32."""
+
+    def product(a: Any, b: Any) -> Any:
+        return np.matmul(to_bits(a, bits), to_bits(b, bits)).astype(np.float32)
+
+    norm = model.norm
+
+    def answer(X: Any) -> Any:
+        X = X.astype(np.float32)
+        seen = normed(norm, X, np.float32) if norm is not None and norm.before else X
+        total = np.tile(model.c.astype(np.float32), (len(X), 1))
+        if isinstance(model, us.FeedForward):
+            total = total + product(
+                np.maximum(product(seen[:, -1], model.A.T) + model.b, 0), model.B.T
+            )
+        else:
+            for head in model.heads:
+                u = product(seen[:, -1:], head.W.T) + head.w
+                scores = product(u, seen.transpose(0, 2, 1))
+                weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+                weights = weights / weights.sum(axis=2, keepdims=True)
+                total = total + product(weights, product(seen, head.M.T))[:, 0]
+        total = total + X[:, -1] if model.residual else total
+        total = total if norm is None or norm.before else normed(norm, total, np.float32)
+        return total.astype(np.float32)
+
+    return answer

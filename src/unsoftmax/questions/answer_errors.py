@@ -117,6 +117,9 @@ class AnswerErrorTuning:
     rarely all as large as their bound): identities that are missed by more do not hold."""
     coarsest_float64: float = 2.0**-24
     """The same where answers are float64 numbers, from float32 arithmetic at the coarsest."""
+    nearly: float = 4.0
+    """What holds nearly shows so much of the roundoff of rounded operands, in steps that these do
+    not hold. Larger: a wrong claim misses by less than twice what it is allowed itself."""
     false_alarm: float = 1e-9
     """Probability with which noise alone passes its bound, per answer."""
     witnesses: int = 4
@@ -134,14 +137,14 @@ class Defect:
     seen: Seen
 
     @classmethod
-    def of(cls, weights: Sequence[float], seen: Seen, nearly: bool = False) -> Defect:
+    def of(cls, weights: Sequence[float], seen: Seen, curved: bool = False) -> Defect:
         """Take the answers to the identity's sequences.
 
-        An identity that holds ``nearly``, for short steps along a smooth function, is one of the
-        misses y − f̂: what it is off by for the claim it is off by for the target.
+        Of a ``curved`` function, in short steps, it is one of the misses y − f̂: what it is off by
+        for the claim it is off by for the target.
         """
         c = np.array(weights)
-        return cls(np.abs(c @ (seen.missed if nearly else seen.y)), c, seen)
+        return cls(np.abs(c @ (seen.missed if curved else seen.y)), c, seen)
 
     def roundoffs(self, precision: Precision, hidden: Array) -> float:
         """Return the roundoff that explains it, beyond what the answers' format does."""
@@ -236,6 +239,7 @@ def measured(
     twice: tuple[Seen, Seen],
     defects: Sequence[Defect],
     tuning: AnswerErrorTuning,
+    nearly: Sequence[Defect] = (),
 ) -> AnswerErrors:
     """Read format, arithmetic and noise off answers.
 
@@ -249,6 +253,8 @@ def measured(
         Sequences that were asked twice.
     defects : sequence of Defect
         What identities are missed by.
+    nearly : sequence of Defect
+        What sums are missed by that are nearly the same for every model; none is strange.
     """
     found = Precision.of_format([np.unique(y)])
     # inside, a target is taken to be no more precise than its answers; and terms that cancel in
@@ -259,6 +265,7 @@ def measured(
     roundoff = max((d.roundoffs(found, hidden) for d in defects), default=0.0)
     # float64 answers come from float64 or float32 arithmetic, not from any that is coarser
     strange = roundoff > (tuning.coarsest if single else tuning.coarsest_float64)
+    roundoff = max([roundoff, *(tuning.nearly * d.roundoffs(found, hidden) for d in nearly)])
     # and no arithmetic is as coarse as that: then the target is no model of the class
     roundoff = tuning.safety * roundoff if roundoff <= tuning.coarsest else 0.0
     one, two = twice

@@ -49,9 +49,6 @@ class ClaimProbeTuning:
     that round their inputs to float16 or bfloat16 must show it."""
     step: float = 2.0**-10
     """Steps within which a network must be affine, in units of its tokens."""
-    smooth_step: float = 2.0**-14
-    """The same for what curves behind a norm: by 2⁻²⁸, of which a wrong claim explains all but its
-    share."""
     step_bits: int = 9
     """Bits of the steps' entries."""
     tries: int = 16
@@ -220,8 +217,10 @@ class Identities:
     coefficients: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...] = ()
     """Places of the tokens that show whether operands are rounded (`operand_rounding`)."""
-    nearly: bool = False
-    """Whether they hold but for what curves within short steps."""
+    curved: bool = False
+    """Whether they hold but for what curves within short steps, for the claim as for the target."""
+    nearly: tuple[tuple[int, ...], ...] = ()
+    """Sums that are the same for any two models, but for a share of what these differ by."""
 
 
 def in_other_words(sequences: list[Array]) -> list[Array]:
@@ -257,21 +256,25 @@ def straight(
 ) -> Identities:
     """Return f(x − δ) − 2f(x) + f(x + δ) where the claim has no bend between: f is affine there.
 
-    A smooth f curves by δ², in steps that are shorter still. Steps are short, so that other networks of the class have no bend between either, as a rule.
+    A smooth f curves by δ². Where answers are vectors, f(x + δ) − f(x) as well: a wrong claim
+    misses it by δ as a share of what it misses f by; a target that rounds what it multiplies
+    misses it by more. Steps are short, so that other networks of the class have no bend between
+    either, as a rule.
+
     Of points at the length where random tokens meet this share of the bends, that one is taken
     which meets most neurons that the sequences asked leave out.
     """
     length = _bend_length(claim, share, tuning) or _typical(claim, asked)
-    short = tuning.smooth_step if claim.smooth else tuning.step
     drawn = length / np.sqrt(claim.dim) * rng.standard_normal((tuning.tries, claim.dim))
     points = [*drawn, *_aimed(claim, asked, length, rng, tuning)]
     tokens = [(_grid(x) * _few_bits(x / _grid(x), tuning.bits))[None] for x in points]
     for x in by_worth(claim, asked, tokens, tuning):
-        step = short * _few_bits(rng.standard_normal(claim.dim), tuning.step_bits)
+        step = tuning.step * _few_bits(rng.standard_normal(claim.dim), tuning.step_bits)
         found = [x - _grid(x) * step, x, x + _grid(x) * step]
-        if _affine_between(claim, np.array(found), short):
+        if _affine_between(claim, np.array(found), tuning.step):
             break
-    return Identities(found, ((1, -2, 1),), nearly=claim.smooth)
+    nearly = ((-1, 1, 0), (0, -1, 1)) if claim.outputs is not None else ()
+    return Identities(found, ((1, -2, 1),), curved=claim.smooth, nearly=nearly)
 
 
 def _typical(claim: Claim, asked: list[Array]) -> float:

@@ -33,7 +33,7 @@ SCALE, SHIFT, EPS = (f"{name} of the norm" for name in ("scale", "shift", "eps")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerClaimTuning:
+class ServedLayerTuning:
     """Knobs of how claims of layers are evaluated."""
 
     directions: int = 4
@@ -68,7 +68,7 @@ class Behind:
     @property
     def answers(self) -> Array:
         """y, (B, m)."""
-        return self.u if self.norm is None else self.norm(self.u)
+        return np.asarray(self.u if self.norm is None else self.norm(self.u))
 
     @property
     def rows(self) -> Array:
@@ -77,9 +77,8 @@ class Behind:
             return self.factors
         m = self.u.shape[1]
         lost = np.square(self.z) * (2 - np.mean(self.z**2, axis=1, keepdims=True))
-        return np.abs(self.factors) * np.sqrt(
-            np.maximum(0.0, 1 - (float(self.norm.centred) + lost) / m)
-        )
+        kept = np.maximum(0.0, 1 - (float(self.norm.centred) + lost) / m)
+        return np.asarray(np.abs(self.factors) * np.sqrt(kept))
 
     def moved(self, g: Array) -> Array:
         """Return J g_i for changes g_i of u, (B, N, m)."""
@@ -114,7 +113,9 @@ class ServedVectors(Claim):
 
     _by_question: tuple[str, ...] = ()
     """Beginnings of the names of tensors of which one change moves all numbers of an answer."""
-    tuning = LayerClaimTuning()
+    tuning = ServedLayerTuning()
+    _sum: AttentionLayer | FeedForward
+    """The layer without its norm behind."""
 
     def __init__(self, model: AttentionLayer | FeedForward) -> None:
         super().__init__(model)
@@ -133,6 +134,10 @@ class ServedVectors(Claim):
         """Return the tokens as the layer sees them."""
         return X if self.before is None else self.before(X)
 
+    def sums(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to what a norm behind is given, (B, m)."""
+        return np.asarray(self._sum(X))
+
     def token_sizes(self, X: Array) -> Array:
         """Return ‖t_i‖ (B, N), as large as what seen tokens are made of."""
         if self.before is None:
@@ -146,7 +151,7 @@ class ServedVectors(Claim):
 
     def separate(self, tensor: str, moves: Array) -> Array:  # noqa: D102
         if tensor == EPS:
-            return np.max(moves, keepdims=True)[0]
+            return np.array([np.max(moves)])
         if moves.shape[1] == 1:
             return moves[:, 0]
         by_question = self.before is not None and tensor in (SCALE, SHIFT)
@@ -220,9 +225,7 @@ class ServedLayer(ServedVectors):
     def __init__(self, model: AttentionLayer) -> None:
         super().__init__(model)
         self.affine = model.norm is None
-        self._sum = AttentionLayer(
-            model.heads, model.c, model.residual, self.before, dim=model.dim
-        )
+        self._sum = AttentionLayer(model.heads, model.c, model.residual, self.before, dim=model.dim)
 
     def tensors(self) -> dict[str, tuple[float, int]]:  # noqa: D102
         d, m, found = self.dim, len(self.layer.c), {}
@@ -274,22 +277,24 @@ class ServedLayer(ServedVectors):
         behind = Behind.of(self.behind, self._sum(X))
         queries = np.linalg.norm(seen[:, -1], axis=1, keepdims=True)
         longest = sizes.max(axis=1, keepdims=True)
-        terms = np.tile(np.abs(self.layer.c), (len(X), 1))
-        if self.layer.residual:
-            terms = terms + np.abs(X[:, -1])
+        # heads round one by one: their errors add up as random numbers do
+        squares: Array = np.zeros_like(behind.u)
         rounder = np.maximum(1.0, sizes[:, -1:] / np.where(queries > 0, queries, np.inf))
         moves = {}
         for h, head in enumerate(self.layer.heads):
             g = _by_scores(head, seen, weights[:, h])
             scored = np.linalg.norm(u[:, h], axis=1, keepdims=True) * rounder
-            terms = terms + longest * long_sums(X) * value_rows(head)
-            terms = terms + scored * np.einsum("bnm,bn->bm", np.abs(g), sizes)
+            own = longest * long_sums(X) * value_rows(head)
+            own = own + scored * np.einsum("bnm,bn->bm", np.abs(g), sizes)
+            squares += own**2
             by_w = _lengths(behind.moved(g), seen - pooled[:, h, None])
             moves[f"w of head {h}"] = by_w
             moves[f"W of head {h}"] = by_w * queries
             lengths = np.linalg.norm(pooled[:, h], axis=1, keepdims=True)
             moves[f"M of head {h}"] = behind.rows * lengths
         moves |= {"c": behind.rows, **behind.own_moves(), **self.moves_before(X)}
+        added = np.abs(X[:, -1]) if self.layer.residual else 0.0
+        terms = np.sqrt(squares) + np.abs(self.layer.c) + added
         return self._answers(behind.answers, behind.rounded(terms), moves, longest)
 
 
@@ -350,8 +355,7 @@ class ServedFeedForward(ServedVectors):
         behind = Behind.of(self.behind, self._sum(x))
         inside = (sizes * np.linalg.norm(A, axis=1) + np.abs(b)) * on
         terms = 2 * np.sqrt(inside**2 @ np.square(B).T) + np.abs(behind.u) + np.abs(self.layer.c)
-        if self.layer.residual:
-            terms = terms + np.abs(x)
+        terms = terms + np.abs(x) if self.layer.residual else terms
         by_b = _active_rows(behind, B, on)
         relus = np.linalg.norm(np.maximum(z, 0.0), axis=1, keepdims=True)
         moves = {
@@ -388,7 +392,8 @@ def _by_scores(head: LayerHead, seen: Array, weights: Array) -> Array:
 def _lengths(g: Array, tokens: Array) -> Array:
     """Return ‖Σ_i g_ik t_i‖, (B, m), by the tokens' inner products."""
     gram = tokens @ tokens.transpose(0, 2, 1)
-    return np.sqrt(np.maximum(0.0, np.sum(g * (gram @ g), axis=1)))
+    squares = np.sum(g * (gram @ g), axis=1)
+    return np.asarray(np.sqrt(np.maximum(0.0, squares)))
 
 
 def _active_rows(behind: Behind, B: Array, on: NDArray[np.bool_]) -> Array:
@@ -400,4 +405,4 @@ def _active_rows(behind: Behind, B: Array, on: NDArray[np.bool_]) -> Array:
     along = active * (behind.z @ own) / B.shape[0]
     squares = active @ np.square(own).T - 2 * behind.z * (along @ own.T)
     squares += np.square(behind.z) * np.sum(along**2, axis=1, keepdims=True)
-    return np.abs(behind.factors) * np.sqrt(np.maximum(0.0, squares))
+    return np.asarray(np.abs(behind.factors) * np.sqrt(np.maximum(0.0, squares)))

@@ -1,7 +1,7 @@
 """What a claimed model says of any sequence: its answer, how far that may round, what moves it.
 
 A *claim* is a model with known parameters that a target may or may not serve. Every class of
-`claims.CLAIMS` knows:
+`known_claims.CLAIMS` knows:
 
 - the answer f̂(X), and how many roundoffs a target that computes it as libraries do may be off;
 - the *moves* ‖∂f/∂θ‖ for every tensor θ. A change of θ in a random direction by ε‖θ‖ moves the

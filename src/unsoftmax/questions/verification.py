@@ -40,9 +40,10 @@ from unsoftmax.questions.answer_errors import (
 )
 from unsoftmax.questions.claim_probes import ClaimProbeTuning
 from unsoftmax.questions.claimed_models import Claim
-from unsoftmax.questions.claims import claim_of
+from unsoftmax.questions.known_claims import claim_of
+from unsoftmax.questions.located import Located, Search
 from unsoftmax.questions.question_design import Design
-from unsoftmax.questions.tensor_search import Located, Search, TensorSearchTuning, changed_tensor
+from unsoftmax.questions.tensor_search import TensorSearchTuning, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
@@ -194,7 +195,7 @@ class Verifier:
     errors: Mapping[str, float] | None = None
     """Bounds on the model's parameters, as in a certificate."""
     tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         claim_of(self.model, self.errors)
@@ -252,7 +253,8 @@ class Verifier:
         errors = design.errors(one, two, tuning.errors)
         found = judged(claim, one, errors, tuning)
         asked = [*design.first, *design.second]
-        if errors.deviation and found.verdict == "undecided":
+        averages = bool(errors.deviation and found.verdict == "undecided")
+        if averages:
             one, errors = yield from averaged(claim, design, one, errors, tuning)
             found = judged(claim, one, errors, tuning)
             asked += tuning.noise_rounds * design.first
@@ -262,7 +264,8 @@ class Verifier:
                 rng = np.random.default_rng([self.seed, 1])
                 # the budget decides how far, not what: with a larger one a ledger goes on
                 room, tunings = MOST - len(asked), (tuning.probes, tuning.search)
-                search = changed_tensor(claim, errors, room, rng, *tunings)
+                sharp = errors if averages else design.errors(one, two, tuning.errors, sharp=True)
+                search = changed_tensor(claim, sharp, room, rng, *tunings)
                 spent = Budget(len(asked), sum(map(len, asked)))
                 located = yield from _affordable(search, self.budget, spent)
             notes = (*found.notes, *([f"{NOT_FOUND} {located.why}"] if located.why else []))
