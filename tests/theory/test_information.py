@@ -118,7 +118,7 @@ def joint_of(theta, sizes):
     [(5, 3, 5, 3), (7, 2, 7, 3), (7, 3, 3, 3), (8, 1, 4, 3), (8, 3, 4, 2), (9, 2, 9, 2)],
 )
 def test_free_parameters_of_heads_before_a_network(H, m, rank, inputs, values):
-    """The rank of the Jacobian at random sequences; no step is long enough to cross a hyperplane."""
+    """The rank of the Jacobian at random sequences, of which none is next to a hyperplane."""
     d, h, sizes = 3, 1e-7, (H, 3, m, rank, inputs, values)
     rng = np.random.default_rng([H, m])
     theta = rng.standard_normal(joint_of(None, sizes))
