@@ -119,6 +119,36 @@ def relu_network_queries(dim: int, neurons: int, biases: bool = True, polish: bo
     return m * dim + (12 * m + 330 if biases else 11 * m + 260) + thin + every
 
 
+def multi_head_transformer(dim: int, heads: int, neurons: int) -> int:
+    """Count the free parameters of several heads before a ReLU network.
+
+    All W_h, w_h and B_h, b and c: H·d(d + m + 1) + m + 1 numbers. Output weights are ±1, as a
+    positive factor may move between them and the first layers.
+
+    Examples
+    --------
+    >>> multi_head_transformer(4, 2, 8), multi_head_transformer(8, 6, 32)
+    (113, 2001)
+    """
+    return heads * dim * (dim + neurons + 1) + neurons + 1
+
+
+def multi_head_transformer_queries(dim: int, heads: int, neurons: int) -> int:
+    """Count what several heads before a ReLU network take, typically: measured, no theorem.
+
+    The network's own, H(d² + 3d) + 5H + 2d + 20 for all heads in the first cell, and (H − 1)d + 2
+    in each of m others.
+
+    Examples
+    --------
+    >>> multi_head_transformer_queries(8, 6, 32), multi_head_transformer_queries(32, 8, 64)
+    (2815, 26844)
+    """
+    first = heads * (dim * dim + 3 * dim) + 5 * heads + 2 * dim + 20
+    cells = neurons * ((heads - 1) * dim + 2) if heads > 1 else 0
+    return relu_network_queries(dim, neurons) - 24 + first + cells
+
+
 def attention_layer_queries(dim: int, heads: int, rank: int) -> int:
     """Count what a layer takes from exact answers, typically: measured, no theorem.
 
