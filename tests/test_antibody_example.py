@@ -8,6 +8,7 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ class Tensor:
     """What torch pickles as a call of its own function."""
 
     def __init__(self, storage, offset, shape, strides):
-        self.arguments = (storage, offset, shape, strides, False, {})
+        self.arguments: tuple[Any, ...] = (storage, offset, shape, strides, False, {})
 
 
 def as_torch_pickles(content):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +24,13 @@ def several(seed, H=3, d=4, m=6, rank=None, biases=True):
     if rank:
         return us.MultiHeadTransformer.from_factors(K, Q, B, w_o, b, w, c)
     return us.MultiHeadTransformer(K.swapaxes(1, 2) @ Q, B, w_o, b, w, c)
+
+
+def shown(result):
+    """The witness of a difference."""
+    assert result.verdict == "different"
+    assert result.witness is not None
+    return result.witness[None]
 
 
 def changed(model, **arrays):
@@ -118,10 +126,8 @@ def test_different_with_a_witness(name, by):
         array = model.arrays()[name].copy()
         array[(0,) * array.ndim] += by
         other = changed(model, **{name: array})
-        result = us.equivalent(model, other)
-        assert result.verdict == "different"
-        assert result.witness is not None
-        assert model(result.witness[None]) != other(result.witness[None])
+        X = shown(us.equivalent(model, other))
+        assert model(X) != other(X)
         assert us.equivalent(model, other, rtol=1e3 * by)
 
 
@@ -141,9 +147,8 @@ def test_one_head_is_a_transformer():
             W = one.W.copy()
             W[0, 1] += 1e-6
             other = us.Transformer(W, one.network, one.w)
-            result = us.equivalent(several_heads, other)
-            assert result.verdict == "different"
-            assert several_heads(result.witness[None]) != other(result.witness[None])
+            X = shown(us.equivalent(several_heads, other))
+            assert several_heads(X) != other(X)
 
 
 def test_an_affine_network_makes_it_several_heads_and_a_constant_one_makes_it_none():
@@ -163,9 +168,8 @@ def test_an_affine_network_makes_it_several_heads_and_a_constant_one_makes_it_no
         assert us.equivalent(constant, us.MultiHead(W[:0], v[:0], w[:0], 0.5))
         assert us.canonical(constant).H == 0
     bent = several(0)
-    result = us.equivalent(bent, heads)
-    assert result.verdict == "different"
-    assert bent(result.witness[None]) != heads(result.witness[None])
+    X = shown(us.equivalent(bent, heads))
+    assert bent(X) != heads(X)
 
 
 def test_a_head_that_single_tokens_do_not_show_is_told():
@@ -174,9 +178,7 @@ def test_a_head_that_single_tokens_do_not_show_is_told():
     model = several(3)
     moved = 1e-3 * rng.standard_normal(model.B[0].shape)
     other = changed(model, B=model.B + np.array([1.0, -1.0, 0.0])[:, None, None] * moved)
-    result = us.equivalent(model, other)
-    assert result.verdict == "different"
-    assert len(result.witness) > 1
+    assert shown(us.equivalent(model, other)).shape[1] > 1
     # one head less is another function; a head that the network does not see is none
     fewer = changed(model, B=model.B * [[[1]], [[1]], [[0]]])
     assert us.equivalent(model, fewer).verdict == "different"
@@ -206,6 +208,7 @@ def test_what_a_certificate_allows():
     allowed = us.equivalent(model, moved, errors=bounds)
     assert allowed
     assert allowed.by == "certificate"
+    assert allowed.share is not None
     assert 0 < allowed.share <= 1
     for name in bounds:
         if name != "constant":
@@ -244,7 +247,7 @@ def test_equality_and_its_witness_never_contradict(seed):
     result = us.equivalent(a, b)
     X = rng.standard_normal((20, 3, 2))
     if result.verdict == "different":
-        assert a(result.witness[None]) != b(result.witness[None])
+        assert a(shown(result)) != b(shown(result))
     else:
         assert result
         np.testing.assert_allclose(a(X), b(X), rtol=1e-8, atol=1e-8)
@@ -278,11 +281,11 @@ def test_what_does_not_fit():
         us.MultiHeadTransformer(W, np.inf * B, np.ones(4))
     with pytest.raises(ValueError, match="several heads takes sequences"):
         us.MultiHeadTransformer(W, B, np.ones(4))(np.zeros((2, 3)))
-    network = us.ReluNetwork(np.ones((5, 4)), np.ones(4))
+    network: Any = us.ReluNetwork(np.ones((5, 4)), np.ones(4))
     with pytest.raises(ValueError, match=r"V must have shape \(H, 5, d\)"):
         us.MultiHeadTransformer.from_heads(W, np.ones((2, 4, 3)), network)
     with pytest.raises(TypeError, match="ReluNetwork"):
-        us.MultiHeadTransformer.from_heads(W, np.ones((2, 4, 3)), W)
+        us.MultiHeadTransformer.from_heads(W, np.ones((2, 4, 3)), cast("Any", W))
 
 
 def test_a_file_that_lacks_a_part_is_damaged(tmp_path):

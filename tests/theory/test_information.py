@@ -109,7 +109,7 @@ def joint_of(theta, sizes):
     cut = np.split(theta, np.cumsum(lengths)[:-1])
     K, Q, b_q, O, V, A, w_o, b, c = map(np.reshape, cut, shapes)  # noqa: E741
     w = np.einsum("hrd,hr->hd", K, b_q)
-    return us.MultiHeadTransformer.from_factors(K, Q, A @ O @ V, w_o, b, w, c)
+    return us.MultiHeadTransformer.from_factors(K, Q, A @ O @ V, w_o, b, w, float(c))
 
 
 @pytest.mark.parametrize("H", [1, 3])

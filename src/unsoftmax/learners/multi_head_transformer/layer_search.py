@@ -1,0 +1,184 @@
+"""One search for the whole layer behind a network that is known: heads, then first layers.
+
+1. The heads, from one wide cell (`first_cell`).
+2. Their values in K other cells, K being the number of distinct neurons (`cell_values`).
+3. One linear system gives all first layers B_h (`layer_solution`).
+4. Every pooled token that was asked is put through the layer: where one left its cell, the cell is
+   asked again with shorter offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.arrangement.base_points import BasePointTuning, ConeDirections, NetworkHinges
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.cell_values import (
+    CellValues,
+    CellValueTuning,
+    read_cell_values,
+)
+from unsoftmax.learners.multi_head_transformer.first_cell import (
+    FirstCell,
+    FirstCellTuning,
+    find_heads,
+    open_cell,
+)
+from unsoftmax.learners.multi_head_transformer.layer_solution import (
+    LayerSolutionTuning,
+    SolvedLayer,
+    solve_layer,
+)
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.models import MultiHead, MultiHeadTransformer
+from unsoftmax.probes import Array, Flags, Indices
+
+
+class DependentCells(Exception):
+    """Fewer cells than neurons tell anything new: no cone lies between some hyperplanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSearchTuning:
+    """Knobs of one search, by step."""
+
+    cells: BasePointTuning = field(default=BasePointTuning())
+    first: FirstCellTuning = field(default=FirstCellTuning())
+    values: CellValueTuning = field(default=CellValueTuning())
+    solution: LayerSolutionTuning = field(default=LayerSolutionTuning())
+    starts: tuple[tuple[int, float], ...] = (
+        (1, 1.0),
+        (1, 1.0),
+        (16, 100.0),
+        (64, 1.0),
+        (16, 100.0),
+    )
+    """For each search: intervals that half a circle begins with, and how much longer than usual
+    the baselines between them are. Others begin in another cell."""
+    shorter: float = 0.5
+    """Every search has offsets shorter by this than the one before: the first cell may have been
+    left where no ray showed it."""
+    corrections: int = 6
+    """Times that cells which the recovered layer says were left are asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredTransformer:
+    """A recovered layer, not in canonical form, and what its parts may be off by."""
+
+    model: MultiHeadTransformer
+    errors: dict[str, float]
+    """Estimated errors: of W and w of the worst head; and ``slope``, of the network of what all
+    heads pool, per unit of that."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSearch:
+    """What is searched for, behind which network."""
+
+    learned: LearnedNetwork
+    hinges: NetworkHinges
+    sought: SoughtHeads
+    rng: np.random.Generator
+    tuning: LayerSearchTuning
+
+    def run(self, number: int) -> Asking[RecoveredTransformer]:
+        """Search for the ``number``-th time.
+
+        Raises
+        ------
+        Exception
+            One of `search_outcomes.ENDINGS`: another search may do better.
+        """
+        tuning = self.tuning
+        cones = ConeDirections.drawn(self.hinges, self.rng, tuning.cells)
+        wide = cones.widest(len(tuning.starts))
+        x = wide[number % len(wide)]
+        share = tuning.shorter**number
+        cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
+        found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
+        if found.model.H < 2:
+            return self._of_one_head(found)
+        directions = cones.spanning(x, self.rng)
+        if directions is None:
+            raise DependentCells
+        return (yield from self._with_values(cell, found, directions))
+
+    def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
+        """Put one head before the network that single tokens show: B is its first layer."""
+        network, heads = self.learned.network, found.model
+        model = MultiHeadTransformer(
+            heads.W, network.A.T[None], network.w_o, network.b, heads.w, network.c
+        )
+        return RecoveredTransformer(model, self._errors(found, 0.0), found.notes)
+
+    def _with_values(
+        self, cell: FirstCell, found: RecoveredHeads, directions: Array
+    ) -> Asking[RecoveredTransformer]:
+        tuning, heads = self.tuning, found.model
+        shares = np.ones(len(directions))
+        values, shares = yield from self._values(heads, directions, shares)
+        for _ in range(tuning.corrections):
+            v = np.concatenate([heads.v[None], values.v])
+            active = np.concatenate([cell.active[None], values.active])
+            solved = solve_layer(self.hinges, v, active, tuning.solution)
+            left = self._left(solved, values)
+            if not len(left):
+                break
+            shares[left] /= 2
+            again, now = yield from self._values(heads, directions[left], shares[left])
+            shares[left], values = now, values.with_cells(left, again)
+        else:
+            raise CoincidentJumps
+        model = MultiHeadTransformer(heads.W, solved.B, solved.w_o, solved.b, heads.w, solved.c)
+        error = float(
+            np.sqrt(np.sum(values.error**2) + len(values.error) * found.largest["v"] ** 2)
+        )
+        count = len(self.hinges) + 1
+        errors = self._errors(found, np.sqrt(count) * solved.inverse * error)
+        return RecoveredTransformer(model, errors, self._notes(found, solved))
+
+    def _values(
+        self, heads: MultiHead, directions: Array, shares: Array
+    ) -> Asking[tuple[CellValues, Array]]:
+        return (
+            yield from read_cell_values(
+                self.hinges, heads, directions, shares, self.rng, self.tuning.values
+            )
+        )
+
+    def _left(self, solved: SolvedLayer, values: CellValues) -> Indices:
+        """Return the cells that some pooled token left, as the layer has it."""
+        K = len(self.hinges)
+        # neurons as they were learned: turned ones are back again
+        turned = solved.turned if solved.turned is not None else np.zeros(K, dtype=np.bool_)
+        left = []
+        for k, system in enumerate(values.systems):
+            z = np.einsum("nhd,hkd->nk", system.pooled(), solved.B[:, :K]) + solved.b[:K]
+            active: Flags = (z > 0) != turned
+            if np.any(active != system.active):
+                left.append(k)
+        return np.array(left, dtype=np.intp)
+
+    def _errors(self, found: RecoveredHeads, slope: float) -> dict[str, float]:
+        largest = found.largest
+        return {"W": largest["W"], "w": largest["w"], "slope": slope + self.learned.slope}
+
+    def _notes(self, found: RecoveredHeads, solved: SolvedLayer) -> tuple[str, ...]:
+        m = len(self.hinges)
+        extra = " Two neurons more carry a linear part." if solved.linear else ""
+        return (*found.notes, f"{m} distinct neurons.{extra}")
+
+
+def without_heads(learned: LearnedNetwork) -> MultiHeadTransformer:
+    """Return a network that is constant as a layer without heads."""
+    d = learned.dim
+    return MultiHeadTransformer(
+        np.zeros((0, d, d)), np.zeros((0, 0, d)), np.zeros(0), None, None, learned.network.c
+    )
