@@ -34,8 +34,12 @@ class BasePointTuning:
     beside: int = 4
     """Random points of each hyperplane, on both sides of which a cell is taken besides: their
     (1, s) differ in one neuron, so that all of them span K + 1 dimensions."""
-    first: int = 32
+    first: int = 64
     """Centres of so many of the widest cells are tried for the first one."""
+    beyond: float = 5.0
+    gates: float = 45.0
+    """Query tokens are so many times as long as the farthest hyperplane on their way, and this over
+    the root of the margin, for W of norm 1: heads' logits are then several hundred."""
     independent: float = 1e-9
     """Vectors (1, s) span K + 1 dimensions if the last pivot is above this share of the first."""
 
@@ -92,6 +96,12 @@ class NetworkHinges:
         normals = self.A / np.linalg.norm(self.A, axis=1, keepdims=True)
         return np.asarray(np.min(np.abs(x @ normals.T), axis=1, initial=np.inf))
 
+    def reach(self, x: Array) -> Array:
+        """Return from which length on points along directions x (n, d) are in their cones."""
+        with np.errstate(divide="ignore"):
+            lengths = np.abs(self.b) / np.abs(x @ self.A.T)
+        return np.asarray(np.max(lengths, axis=1, initial=0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class ConeDirections:
@@ -115,9 +125,16 @@ class ConeDirections:
         return cls(hinges, x[np.sort(first)[: tuning.kept * needed]], tuning)
 
     def widest(self, count: int) -> Array:
-        """Return the centres of the widest cones (≤ count, d), the widest first."""
+        """Return the centres of the widest cones (≤ count, d).
+
+        First come those where the query tokens of a search may be shortest: beyond the network's
+        hyperplanes, and so long that offsets within the cone switch heads.
+        """
         centres = self._centred(self.x[: max(count, self.tuning.first)])
-        order = np.argsort(-self.hinges.margin(centres), kind="stable")
+        margin, reach = self.hinges.margin(centres), self.hinges.reach(centres)
+        with np.errstate(divide="ignore"):
+            length = np.maximum(self.tuning.beyond * reach, self.tuning.gates / np.sqrt(margin))
+        order = np.argsort(length, kind="stable")
         return np.asarray(centres[order[:count]])
 
     def spanning(self, first: Array, rng: np.random.Generator) -> Array | None:

@@ -21,7 +21,7 @@ from unsoftmax.arrangement.base_points import NetworkHinges, sizes
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Flags, Indices, Pairs, Probes, Singles
+from unsoftmax.probes import Array, Flags, Indices, Pairs, Round, Singles
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class CellValueTuning:
     checks: int = 1
     """Rows more than unknowns: they show that a pooled token left the cell."""
     candidates: int = 3
-    few: int = 32
+    few: int = 256
     """Rows from which as many as unknowns are picked, per unknown, and so many at least."""
     agrees: float = 1e-7
     """Rows that check are missed by this at most, in units of the neurons' size (∇g is known to
@@ -46,6 +46,9 @@ class CellValueTuning:
     """A system whose last pivot is below this share of its first does not tell the values."""
     float64: float = 4e-16
     """Error of an answer, relative to what its terms add up to."""
+    misses: float = 3.0
+    """Errors of answers, of N and of ∇g are taken for so many times the root mean square of what
+    rows that check are missed by, and the answers' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,7 @@ class CellSystem:
         a = _between(u, _count(wanted, tuning), rng) if wanted else u[:0]
         gates = scipy.special.expit(radius * (a @ u.T))
         if wanted:
-            checks, rest = slice(0, tuning.checks), slice(tuning.checks, None)
-            rows = _rows(gates[rest], a[rest])
-            R, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
-            diagonal = sizes(R, wanted)
-            if np.min(diagonal) <= tuning.singular * np.max(diagonal):
-                raise CoincidentJumps
-            picked = np.concatenate([pivots[:wanted] + tuning.checks, np.arange(len(a))[checks]])
+            picked = _picked(_rows(gates, a), tuning)
             a, gates = a[picked], gates[picked]
         return cls(b, active, radius, a, gates)
 
@@ -138,40 +135,58 @@ def read_cell_values(
     """
     shares = shares.copy()
     left = np.arange(len(directions))
-    found: dict[int, tuple[CellSystem, Array, float]] = {}
+    found: dict[int, tuple[CellSystem, Array, float, float]] = {}
     for _ in range(tuning.halvings):
         systems = _systems(hinges, heads, directions[left], shares[left], rng, tuning)
-        asked: list[Probes] = [
-            Singles(np.array([one.b for one in systems]), phase="base points", purpose="data")
-        ]
-        if len(heads.v) > 1:
-            asked.append(_rows_of(systems))
-        N, *answers = yield asked
-        y = answers[0].reshape(len(systems), -1) if answers else np.zeros((len(systems), 0))
+        answers = yield _round_of(systems)
         again: list[int] = []
-        for n, (k, one) in enumerate(zip(left.tolist(), systems, strict=True)):
+        for k, one, N, y in zip(left.tolist(), systems, *_parted(systems, answers), strict=True):
             g = hinges.gradients(one.active[None])[0]
-            v, missed, inverse = one.solved(y[n], float(N[n]), g)
+            v, missed, inverse = one.solved(y, N, g)
             if missed > tuning.agrees * hinges.steepness:
                 again.append(k)
-                continue
-            length = float(np.linalg.norm(one.b))
-            off = tuning.float64 * hinges.steepness * length / one.radius
-            found[k] = one, v, off * inverse
+            else:
+                found[k] = one, v, missed, inverse
         left = np.array(again, dtype=np.intp)
         if not len(left):
-            break
+            return _together([found[k] for k in range(len(directions))], hinges, tuning), shares
         shares[left] /= 2
-    else:
-        raise CoincidentJumps
-    every = [found[k] for k in range(len(directions))]
-    values = CellValues(
-        np.array([v for _, v, _ in every]),
-        np.array([one.active for one, _, _ in every]),
-        np.array([error for _, _, error in every]),
-        [one for one, _, _ in every],
+    raise CoincidentJumps
+
+
+def _together(
+    cells: list[tuple[CellSystem, Array, float, float]],
+    hinges: NetworkHinges,
+    tuning: CellValueTuning,
+) -> CellValues:
+    """Put cells together: each one's system, v, what checks are missed by, and ‖inverse‖."""
+    missed = np.array([missed for _, _, missed, _ in cells])
+    off = tuning.misses * float(np.sqrt(np.mean(missed**2))) if len(missed) else 0.0
+    errors = []
+    for one, _, _, inverse in cells:
+        own = tuning.float64 * hinges.steepness * float(np.linalg.norm(one.b)) / one.radius
+        errors.append((off + own) * inverse)
+    return CellValues(
+        np.array([v for _, v, _, _ in cells]),
+        np.array([one.active for one, _, _, _ in cells]),
+        np.array(errors),
+        [one for one, _, _, _ in cells],
     )
-    return values, shares
+
+
+def _round_of(systems: list[CellSystem]) -> Round:
+    """Ask every cell's base point and rows."""
+    points = np.array([one.b for one in systems])
+    asked: Round = [Singles(points, phase="base points", purpose="data")]
+    rows = _rows_of(systems)
+    return [*asked, rows] if len(rows) else asked
+
+
+def _parted(systems: list[CellSystem], answers: list[Array]) -> tuple[list[float], list[Array]]:
+    """Return N and the rows' answers of every cell."""
+    rows = answers[1] if len(answers) > 1 else np.zeros(0)
+    ends = np.cumsum([len(one.a) for one in systems])[:-1]
+    return [float(N) for N in answers[0]], np.split(rows, ends)
 
 
 def _systems(
@@ -225,4 +240,22 @@ def _between(u: Array, count: int, rng: np.random.Generator) -> Array:
 
 def _count(wanted: int, tuning: CellValueTuning) -> int:
     """Return how many rows are drawn for so many unknowns."""
-    return max(tuning.candidates * wanted, tuning.few) + tuning.checks
+    return max(tuning.candidates * wanted, tuning.few)
+
+
+def _picked(rows: Array, tuning: CellValueTuning) -> Indices:
+    """Pick as many rows (n, k) as unknowns, and those that check them.
+
+    A row checks best that all of the picked ones have a share in: any of them that was answered
+    from another cell shows.
+    """
+    wanted = rows.shape[1]
+    R, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
+    diagonal = sizes(np.asarray(R, dtype=np.float64), wanted)
+    if np.min(diagonal) <= tuning.singular * np.max(diagonal):
+        raise CoincidentJumps
+    # rows = shares @ picked, in the order of the pivots
+    shares = scipy.linalg.solve_triangular(R[:wanted, :wanted], R[:wanted, wanted:])
+    least = np.min(np.abs(shares), axis=0, initial=np.inf)
+    checks = wanted + np.argsort(-least, kind="stable")[: tuning.checks]
+    return np.concatenate([pivots[:wanted], pivots[checks]])

@@ -14,14 +14,19 @@ import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.columns import read_columns
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
+from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
 from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
+from unsoftmax.learners.multi_head.value_system import HeadValues
+from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers
 from unsoftmax.learners.multi_head_transformer.cell_view import CellLengths
 from unsoftmax.measure.precision import Precision
+from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Pairs, Singles
 
 
@@ -55,9 +60,12 @@ class FirstCellTuning:
     saturate the others."""
     least_logits: float = 200.0
     """The same of the head with the smallest W_h x."""
+    doubled: float = 2.0
+    """All u_h are read at query tokens so many times as long as well: W_h x is their difference,
+    to many more digits than from tokens that differ by a step within the cell."""
     longer: float = 20.0
-    """Query tokens at which w_h is read first are so many times as long: there W_h x, which is known
-    from before, tells where the heads are but for a few per cent."""
+    """Where w_h hides the heads there, they are read first at tokens so many times as long: W_h x,
+    which is known from before, tells where they are but for a few per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +101,9 @@ class FirstCell:
         seen = replace(self.seen, c=float(y[0] - b @ self.seen.s), lengths=lengths)
         return replace(self, seen=seen)
 
-    def search(self, sought: SoughtHeads, rng: np.random.Generator, others: Array) -> TokenSearch:
-        """Return the steps of a search with ℓ·x; ``others`` (d − 1, d) complete x to a basis."""
-        plane = SearchPlane(self.seen.lengths.length * self.x, others[:2], others[2:])
+    def search(self, sought: SoughtHeads, rng: np.random.Generator, turn: Array) -> TokenSearch:
+        """Return the steps of a search with ℓ·x, in the plane of the first two rows of ``turn``."""
+        plane = SearchPlane(self.seen.lengths.length * self.x, turn[:2], turn[2:])
         return TokenSearch(sought, self.seen, plane, 0.0, rng)
 
 
@@ -163,35 +171,80 @@ def find_heads(
     """
     tuning = cell.tuning
     d, length = len(cell.x), cell.seen.lengths.length
-    Q, _ = np.linalg.qr(np.column_stack([cell.x, rng.standard_normal((d, d - 1))]))
-    turn, _ = np.linalg.qr(rng.standard_normal((d, d)))
-    others = turn.T
-    search = cell.search(sought, rng, others)
+    turn = np.linalg.qr(rng.standard_normal((d, d)))[0].T
+    search = cell.search(sought, rng, turn)
     crossings = yield from search.crossings(*start)
     if not len(crossings.u):
         return (yield from search.without_crossings())
     values, u = yield from search.values(crossings)
-    shorter = min(length, _shorter(cell, u / length))
-    here = yield from cell.at_length(shorter)
-    search = here.search(sought, rng, others)
+    shorter = min(length / tuning.doubled, _shorter(cell, u / length))
+    reads = CellBases(cell, sought, values, turn, rng)
+    longer = tuning.doubled * shorter
     try:
-        token, s = yield from search.base(values, u * shorter / length)
+        _, far, _ = yield from reads.at(longer, u * longer / length)
     except CoincidentJumps:
         # w_h moves the logits too far
-        longer = min(length, shorter * tuning.longer)
-        there = yield from cell.at_length(longer)
-        token, _ = yield from there.search(sought, rng, others).base(values, u * longer / length)
-        w = token.seen.u - longer * u / length
-        token, s = yield from search.base(values, u * shorter / length + w)
-    return (yield from search.heads_from(token, s, tuning.heads.columns))
+        first = min(length, shorter * tuning.longer)
+        _, there, _ = yield from reads.at(first, u * first / length)
+        w = there.seen.u - first * u / length
+        _, far, _ = yield from reads.at(longer, u * longer / length + w)
+    w = far.seen.u - longer * u / length
+    search, near, s = yield from reads.at(shorter, u * shorter / length + w)
+    directions = search.directions(near)[:-1]
+    answers = WindowAnswers.none(near, directions)
+    columns = yield from read_columns(answers, s, sought.rank, rng, tuning.heads.columns)
+    search.refuse_vague(near, columns)
+    oriented = yield from orient(near, rng, tuning.heads.orientation)
+    found = assembled(near, columns, directions, oriented, biases=False)
+    return _with_query_biases(found, oriented, near, far)
+
+
+@dataclass(frozen=True, slots=True)
+class CellBases:
+    """Readings of all u_h at query tokens of one direction."""
+
+    cell: FirstCell
+    sought: SoughtHeads
+    values: HeadValues
+    turn: Array
+    rng: np.random.Generator
+
+    def at(self, length: float, u: Array) -> Asking[tuple[TokenSearch, TokenHeads, Array]]:
+        """Read the u_h at ``length``·x, where they are about u (H, d); and the logits measured."""
+        there = yield from self.cell.at_length(length)
+        search = there.search(self.sought, self.rng, self.turn)
+        token, s = yield from search.base(self.values, u)
+        return search, token, s
+
+
+def _with_query_biases(
+    found: RecoveredHeads, oriented: OrientedHeads, near: TokenHeads, far: TokenHeads
+) -> RecoveredHeads:
+    """Divide u_h at ℓ·x into ℓ W_h x and w_h, by u_h at a longer token.
+
+    ``found`` has all of u_h as W_h.
+    """
+    step = far.length - near.length
+    share = near.length / step
+    w = near.seen.u - share * (far.seen.u - near.seen.u)
+    off = np.array(
+        [[window.error * window.t for window in token.seen.windows] for token in (near, far)]
+    )
+    w_error, along = off.T @ [1 + share, share], off.sum(axis=0) / step
+    model, count = found.model, len(oriented.index)
+    turned, every = np.zeros((model.H, model.dim)), np.zeros((2, model.H))
+    turned[:count] = np.array(oriented.sign)[:, None] * w[oriented.index]
+    every[:, :count] = along[oriented.index], w_error[oriented.index]
+    W = model.W - turned[:, :, None] * (near.b / near.length**2)
+    errors = {**found.errors, "W": np.hypot(found.errors["W"], every[0]), "w": every[1]}
+    return replace(found, model=MultiHead(W, model.v, turned, model.c), errors=errors)
 
 
 def _shorter(cell: FirstCell, slopes: Array) -> float:
     """Return ℓ for heads whose u_h grow by about ``slopes`` (H, d) per unit of length."""
     tuning, hinges = cell.tuning, cell.hinges
     size = np.linalg.norm(slopes, axis=1)
-    away = np.abs(hinges.A @ cell.x)
-    length = tuning.beyond_biases * float(np.max(np.abs(hinges.b) / away, initial=0.0))
+    length = tuning.beyond_biases * float(hinges.reach(cell.x[None])[0])
     for logits, one in ((tuning.logits, np.median(size)), (tuning.least_logits, np.min(size))):
         length = max(length, float(np.sqrt(logits / (cell.share * one))))
     return length

@@ -5,8 +5,8 @@ f̂(X) = ĝ(p̂) at p̂, what all heads pool, Hd numbers. An answer may differ f
     own       constant + slope·‖p̂‖, what ĝ may be off by, and the rounding of the answer,
     allowed   Σ_h s_h·Σ_i α̂_hi ‖x_i − p̂_h‖ m_hi,    m: what errors of W_h and w_h move scores by,
 
-s_h = Σ_j |w_o[j]|·‖B_h[j]‖ being the most that ĝ can move with p_h. Fresh sequences are those of one
-head before the same network, each head in turn.
+s_h = Σ_j |w_o[j]|·‖B_h[j]‖ being the most that ĝ can move with p_h. Fresh sequences are those of
+one head before the same network, each head in turn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LayerEvidenceTuning:
 
     closing: ClosingSequenceTuning = field(default=ClosingSequenceTuning())
     """Which sequences are asked last."""
-    confirm: int = 6
+    confirm: int = 4
     """Fresh sequences that a layer must predict before it is believed, the hold-out apart."""
     most_moved: float = 0.01
     """No score is counted as moving further than this."""
@@ -76,7 +76,8 @@ def bounds_of(
 ) -> dict[str, float]:
     """Return what is certified: "constant" and "slope" of the network, "W" and "w" of heads."""
     heads = {name: tuning.safety * found.errors[name] for name in ("W", "w")}
-    return {"constant": learned.constant, "slope": found.errors["slope"], **heads}
+    constant = learned.constant + learned.precision.absolute
+    return {"constant": constant, "slope": found.errors["slope"], **heads}
 
 
 def conclude_layer(
@@ -110,8 +111,8 @@ def contradicted(judgement: Judgement) -> ModelMismatch:
     """Say that fresh answers do not support the layer."""
     residual, tolerance = judgement.worst
     return ModelMismatch(
-        f"The recovered layer misses fresh sequences by {residual:.1e} of their answers' size where "
-        f"{tolerance:.1e} is expected: the target is not several softmax heads followed by a "
+        f"The recovered layer misses fresh sequences by {residual:.1e} of their answers' size "
+        f"where {tolerance:.1e} is expected: the target is not several softmax heads followed by a "
         "ReLU network of one hidden layer, or has neurons that no single token shows."
     )
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from unsoftmax.learners.multi_head_transformer.first_cell import (
 )
 from unsoftmax.learners.multi_head_transformer.layer_solution import (
     LayerSolutionTuning,
-    SolvedLayer,
+    SolvedFirstLayers,
     solve_layer,
 )
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
@@ -85,6 +85,9 @@ class LayerSearch:
     learned: LearnedNetwork
     hinges: NetworkHinges
     sought: SoughtHeads
+    """With biases: query tokens keep their norm, which the cell decides."""
+    biases: bool
+    """Whether w_h may be other than 0."""
     rng: np.random.Generator
     tuning: LayerSearchTuning
 
@@ -103,6 +106,7 @@ class LayerSearch:
         share = tuning.shorter**number
         cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
         found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
+        found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2:
             return self._of_one_head(found)
         directions = cones.spanning(x, self.rng)
@@ -153,7 +157,7 @@ class LayerSearch:
             )
         )
 
-    def _left(self, solved: SolvedLayer, values: CellValues) -> Indices:
+    def _left(self, solved: SolvedFirstLayers, values: CellValues) -> Indices:
         """Return the cells that some pooled token left, as the layer has it."""
         K = len(self.hinges)
         # neurons as they were learned: turned ones are back again
@@ -170,10 +174,16 @@ class LayerSearch:
         largest = found.largest
         return {"W": largest["W"], "w": largest["w"], "slope": slope + self.learned.slope}
 
-    def _notes(self, found: RecoveredHeads, solved: SolvedLayer) -> tuple[str, ...]:
+    def _notes(self, found: RecoveredHeads, solved: SolvedFirstLayers) -> tuple[str, ...]:
         m = len(self.hinges)
         extra = " Two neurons more carry a linear part." if solved.linear else ""
         return (*found.notes, f"{m} distinct neurons.{extra}")
+
+
+def _without_query_biases(found: RecoveredHeads) -> RecoveredHeads:
+    model = found.model
+    heads = MultiHead(model.W, model.v, None, model.c)
+    return replace(found, model=heads, errors={**found.errors, "w": np.zeros(model.H)})
 
 
 def without_heads(learned: LearnedNetwork) -> MultiHeadTransformer:

@@ -1,9 +1,9 @@
 """The layer from the values that its heads have in K + 1 cells.
 
 In the cell of the active neurons S head h has the value v_h = ℓ_h + Σ_{k∈S} E_h[k]: one linear
-system for ℓ_h and all E_h[k] = ε_k B_h[k]. ℓ_h is 0 but for neurons that were learned the other way
-round, ε relu(z) = ε relu(−z) + ε z: they are turned, ℓ_h = −Σ_F E_h[k], where F can be told. What is
-left of ℓ_h takes two neurons more, relu(z) − relu(−z). Nothing is asked here.
+system for ℓ_h and all E_h[k] = ε_k B_h[k]. ℓ_h is 0 but for neurons that were learned the other
+way round, ε relu(z) = ε relu(−z) + ε z: they are turned, ℓ_h = −Σ_F E_h[k], where F can be told.
+What is left of ℓ_h takes two neurons more, relu(z) − relu(−z). Nothing is asked here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LayerSolutionTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class SolvedLayer:
+class SolvedFirstLayers:
     """First layers of all heads: neurons with weights w_o, biases b, B (H, m, d), and c."""
 
     B: Array
@@ -46,11 +46,11 @@ class SolvedLayer:
 
 def solve_layer(
     hinges: NetworkHinges, v: Array, active: Flags, tuning: LayerSolutionTuning
-) -> SolvedLayer:
+) -> SolvedFirstLayers:
     """Solve for B from the v_h (C, H, d) of cells with active neurons (C, K), C = K + 1."""
     C, H, d = v.shape
     system = np.column_stack([np.ones(C), active])
-    x = np.linalg.solve(system, v.reshape(C, H * d))
+    x = np.asarray(np.linalg.solve(system, v.reshape(C, H * d)), dtype=np.float64)
     rest, E = x[0], x[1:]
     signs, b, c = hinges.signs.copy(), hinges.b.copy(), hinges.c
     turned = _turned(E, rest, tuning)
@@ -66,7 +66,9 @@ def solve_layer(
         B = np.concatenate([B, rest[None], -rest[None]])
         signs, b = np.append(signs, [1.0, -1.0]), np.append(b, [0.0, 0.0])
     inverse = float(np.linalg.norm(np.linalg.inv(system), 2))
-    return SolvedLayer(B.reshape(-1, H, d).transpose(1, 0, 2), signs, b, c, inverse, turned, linear)
+    return SolvedFirstLayers(
+        B.reshape(-1, H, d).transpose(1, 0, 2), signs, b, c, inverse, turned, linear
+    )
 
 
 def _turned(E: Array, rest: Array, tuning: LayerSolutionTuning) -> Flags | None:

@@ -21,12 +21,13 @@ It may not know anything of the target but its answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
@@ -44,14 +45,16 @@ from unsoftmax.learners.multi_head_transformer.layer_search import (
     without_heads,
 )
 from unsoftmax.learners.relu_network.claims import NetworkClaimTuning
+from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
+from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, whole_number
-from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut, open_hold_out
-from unsoftmax.measure.precision import PrecisionTuning, why
+from unsoftmax.learners.transformer.network_recovery import open_hold_out
+from unsoftmax.measure.precision import UNIT, PrecisionTuning, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import FARTHEST
-from unsoftmax.protocol import Found, Plan, Steps
+from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.validate.sequences import DriftTuning
 
@@ -68,12 +71,17 @@ class MultiHeadTransformerTuning:
     """One in so many queries of the hold-out goes to the network's learner, and as many to the
     first sequences, which tell the precision of the answers; half as many repeat these."""
     network: ReluNetworkTuning = field(
-        default=ReluNetworkTuning(claims=NetworkClaimTuning(rehearsed=8))
+        default=ReluNetworkTuning(
+            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(count=24)),
+            claims=NetworkClaimTuning(rehearsed=0),
+        )
     )
-    """The network is tried at fewer fresh tokens than by itself: all of the layer is tried later."""
-    coarsest: float = 1e-7
-    """A network known no better than to this share of its size comes of answers that are too coarse:
-    1e-9 is usual of float64."""
+    """The network is tried at fewer fresh tokens than by itself: the whole layer is tried later."""
+    coarsest: float = 1e-6
+    """A network known no better than to this share of its size comes of answers that are too
+    coarse: 1e-9 is usual of float64."""
+    noise: float = 1e-12
+    """Noise up to this share of the answers is that of float64 in batches of other sizes."""
     layer: LayerSearchTuning = field(default=LayerSearchTuning())
     evidence: LayerEvidenceTuning = field(default=LayerEvidenceTuning())
     per_head: int = 200
@@ -189,29 +197,49 @@ class MultiHeadTransformerLearner(Configured):
         errors, precision = found.certificate.errors, held.precision(self.tuning.precision)
         learned = LearnedNetwork(found.model, errors["constant"], errors["slope"], precision)
         hinges = NetworkHinges.of(found.model, self.tuning.layer.cells.parallel)
-        layer = yield from self._layer(learned, hinges, rng)
+        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
+        layer = yield from self._layer(learned, hinges, size, rng)
         return (yield from conclude_layer(layer, learned, held, rng, self.tuning.evidence))
 
     def _layer(
-        self, learned: LearnedNetwork, hinges: NetworkHinges, rng: np.random.Generator
+        self, learned: LearnedNetwork, hinges: NetworkHinges, size: float, rng: np.random.Generator
     ) -> Asking[RecoveredTransformer]:
-        """Find the heads and first layers behind a network, or say why not."""
+        """Find the heads and first layers behind a network, or say why not.
+
+        ``size`` is that of answers.
+        """
         if not len(hinges):
             return self._without_neurons(learned, hinges)
-        self._refuse_coarse(learned, hinges)
+        if self.dim == 1:  # half a circle needs a plane
+            raise self._dependent(learned)
+        self._refuse_coarse(learned, hinges, size)
         tuning = self.tuning.layer
-        sought = SoughtHeads(self.max_heads, self.biases, self.rank, tuning.first.heads)
-        search = LayerSearch(learned, hinges, sought, rng, tuning)
+        sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
+        search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
+        too_many = 0
         for number in range(len(tuning.starts)):
             try:
                 layer = yield from search.run(number)
             except DependentCells:
                 raise self._dependent(learned) from None
-            except tuple(ENDINGS):
+            except tuple(ENDINGS) as ending:
+                too_many += isinstance(ending, TooManyBreakpoints)
                 continue
             if (yield from believed(layer, learned, rng, self.tuning.evidence)):
+                if self.max_heads < layer.model.H:
+                    raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
+        if too_many == len(tuning.starts):
+            raise self._too_many(
+                "Within cells of the network the answers change along half a circle more than "
+                f"{self.max_heads} times."
+            )
         raise self._nothing_found(learned)
+
+    def _too_many(self, what: str) -> ModelMismatch:
+        return ModelMismatch(
+            f"{what} Raise max_heads, if the target is several heads before a ReLU network."
+        )
 
     def _without_neurons(
         self, learned: LearnedNetwork, hinges: NetworkHinges
@@ -226,10 +254,15 @@ class MultiHeadTransformerLearner(Configured):
         note = f"The network is constant, {learned.network.c:g}: no head shows."
         return RecoveredTransformer(without_heads(learned), errors, (note,))
 
-    def _refuse_coarse(self, learned: LearnedNetwork, hinges: NetworkHinges) -> None:
-        """Refuse answers that are too coarse to show heads behind a network."""
-        off = learned.slope / hinges.steepness
-        if learned.precision.exact and off <= self.tuning.coarsest:
+    def _refuse_coarse(self, learned: LearnedNetwork, hinges: NetworkHinges, size: float) -> None:
+        """Refuse answers, of this size, that are too coarse to show heads behind a network."""
+        off, precision = learned.slope / hinges.steepness, learned.precision
+        rounded = precision.unit > UNIT or precision.relative > 0
+        if (
+            not rounded
+            and precision.absolute <= self.tuning.noise * size
+            and (off <= self.tuning.coarsest)
+        ):
             return
         raise NotIdentifiable(
             "The answers are too coarse for several heads before a network, whose gates are read "
