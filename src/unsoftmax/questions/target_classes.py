@@ -223,7 +223,7 @@ def sketches(traits: Traits, tuning: SketchTuning) -> tuple[Sketch, ...]:
             tuning.heads_dim,
             tuning.queries,
             _not_exactly_behind,
-            lambda d, traits, seed: _behind_several(d, {"heads": tuning.most_heads}, traits, seed),
+            lambda d, traits, seed: MultiHeadTransformerLearner(d, tuning.most_heads, seed=seed),
         ),
         Sketch(
             "a network of single tokens",
@@ -253,10 +253,6 @@ def _network(d: int, traits: Traits, seed: int) -> Learner[Any]:
 
 def _behind(d: int, traits: Traits, seed: int) -> Learner[Any]:
     return TransformerLearner(d, head=ExactHead(d, biases=True, seed=seed), seed=seed)
-
-
-def _behind_several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
-    return MultiHeadTransformerLearner(d, facts["heads"], seed=seed)
 
 
 # -- what a model says
@@ -388,6 +384,11 @@ def _several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
     return _short(MultiHeadLearner(d, most, biases=bool(facts["biases"]), seed=seed), traits)
 
 
+def _behind_several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
+    most = 2 * facts["heads"] + 2  # as for several heads alone
+    return MultiHeadTransformerLearner(d, most, seed=seed)
+
+
 def _queries_of_heads(learner: Learner[Any], facts: Facts) -> int:
     d, heads = int(learner.dim), facts.get("heads", 1)
     free = counts.multi_head(d, heads, facts.get("rank"), biases=bool(facts["biases"]))
@@ -468,9 +469,7 @@ CLASSES: dict[ClassName, TargetClass] = {
         "Everything that answers depend on, behind float64: W_h, query biases, and the first layer "
         "of the network behind each head. Behind coarser answers the network of single tokens, "
         "whose first layer is the sum of these.",
-        lambda d, facts, traits, seed: _behind_several(
-            d, {"heads": 2 * facts["heads"] + 2}, traits, seed
-        ),
+        _behind_several,
         _queries_behind_several_heads,
         singles=_queries_of_network,
         needed=("heads",),
