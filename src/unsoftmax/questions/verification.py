@@ -175,7 +175,7 @@ class Verifier:
 
     Parameters
     ----------
-    model : SingleHead, MultiHead, ReluNetwork or Transformer
+    model : SingleHead, MultiHead, ReluNetwork, Transformer or MultiHeadTransformer
         The claimed weights.
     locate : bool
         Whether to find the tensor where the target is different.
@@ -415,7 +415,7 @@ def verify(
     ----------
     oracle : callable
         The target, as `unsoftmax.learn` takes it.
-    model : SingleHead, MultiHead, ReluNetwork or Transformer
+    model : SingleHead, MultiHead, ReluNetwork, Transformer or MultiHeadTransformer
         The weights that it is claimed to serve.
     errors : mapping of str to float, optional
         Absolute bounds on the errors of the model's parameters, as `Certificate.errors` has them,

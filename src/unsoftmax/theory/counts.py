@@ -119,18 +119,38 @@ def relu_network_queries(dim: int, neurons: int, biases: bool = True, polish: bo
     return m * dim + (12 * m + 330 if biases else 11 * m + 260) + thin + every
 
 
-def multi_head_transformer(dim: int, heads: int, neurons: int) -> int:
-    """Count the free parameters of several heads before a ReLU network.
+def multi_head_transformer(
+    dim: int,
+    heads: int,
+    neurons: int,
+    rank: int | None = None,
+    *,
+    inputs: int | None = None,
+    value_rank: int | None = None,
+    biases: bool = True,
+) -> int:
+    """Count the free parameters of several heads before a ReLU network: the floor of queries.
 
-    All W_h, w_h and B_h, b and c: H·d(d + m + 1) + m + 1 numbers. Output weights are ±1, as a
-    positive factor may move between them and the first layers.
+    H·d² for the W_h, or r(2d − r) each at rank r, and m·H·d for the B_h, of which w_o is a part:
+    a positive factor moves between a neuron's rows and its output weight. Where all B_h are A V_h
+    of a network of k ``inputs``, their columns span k of m dimensions: k(m − k) for these and, with
+    V_h of rank s, s(k + d − s) for each B_h in it. With biases d more for every w_h, of rank r as
+    part of [W_h w_h], m for b and one for c.
 
     Examples
     --------
-    >>> multi_head_transformer(4, 2, 8), multi_head_transformer(8, 6, 32)
-    (113, 2001)
+    >>> multi_head_transformer(8, 6, 32), multi_head_transformer(8, 6, 32, biases=False)
+    (2001, 1920)
+    >>> multi_head_transformer(8, 6, 32, inputs=8)
+    1041
+    >>> multi_head_transformer(64, 8, 256, 8, inputs=64, value_rank=8)
+    27969
     """
-    return heads * dim * (dim + neurons + 1) + neurons + 1
+    r, most = (dim if given is None else given for given in (rank, value_rank))
+    k = min(neurons, heads * most, heads * dim if inputs is None else inputs)
+    s = min(most, k)
+    of_scores = heads * r * (2 * dim + biases - r)
+    return of_scores + k * (neurons - k) + heads * s * (k + dim - s) + biases * (neurons + 1)
 
 
 def multi_head_transformer_queries(dim: int, heads: int, neurons: int) -> int:

@@ -127,27 +127,37 @@ class MultiHeadTransformerEquality(ModelEquality[MultiHeadTransformer]):
     ) -> Equivalence:
         """Match the heads, then compare the networks on what all of them pool."""
         if tolerance.exact:
-            places = places_exactly([*_heads(a), *_heads(b)])
-            mine, other = self._networks(a, b, places)
-            networks, gap = self.networks.compare(mine, other, tolerance), 0.0
+            places, worst = places_exactly([*_heads(a), *_heads(b)]), 0.0
         else:
             a, b = self.canonical(a), self.canonical(b)
             relative, close = distances(score_rows(a), score_rows(b), tolerance)
-            places, gap = _matched(np.where(close, relative, np.inf))
-            networks = self.networks.compare(*self._networks(a, b, places), tolerance)
-        if networks:
-            return Equivalence("equal", None, max(gap, networks.gap), networks.by)
+            places, worst = _matched(np.where(close, relative, np.inf))
+        by, gap = self.networks.agreement(*self._networks(a, b, places), tolerance)
+        if by is not None:
+            return Equivalence("equal", None, max(gap, worst), by)
+        if self._equal_if_merged(a, b, places, tolerance):
+            return Equivalence.unequal(None, max(gap, worst))
         relative, _ = distances(score_rows(a), score_rows(b), tolerance)
-        places, gap = _matched(relative)
-        mine, other = self._networks(a, b, places)
-        gap = max(gap, self.networks.compare(mine, other, tolerance).gap)
-        if not tolerance.exact:
-            scores = np.concatenate([score_rows(a), score_rows(b)])
-            merged = self._networks(a, b, places_nearly(scores, tolerance))
-            if self.networks.compare(*merged, tolerance):
-                return Equivalence.unequal(None, gap)
-        families = self._sequences(a, b, places)
-        return Equivalence.unequal(witness_of(a, b, families, self._rounding, self.enough), gap)
+        nearest, worst = _matched(relative)
+        if nearest != places:
+            gap = self.networks.agreement(*self._networks(a, b, nearest), Tolerance(0.0, 0.0))[1]
+        families = self._sequences(a, b, nearest)
+        witness = witness_of(a, b, families, self._rounding, self.enough)
+        return Equivalence.unequal(witness, max(gap, worst))
+
+    def _equal_if_merged(
+        self,
+        a: MultiHeadTransformer,
+        b: MultiHeadTransformer,
+        places: Sequence[int],
+        tolerance: Tolerance,
+    ) -> bool:
+        """Tell whether the models are equal if heads of one model within the tolerance are one."""
+        scores = np.concatenate([score_rows(a), score_rows(b)])
+        merged = places_nearly(scores, tolerance)
+        if tolerance.exact or len({*merged}) >= len({*places}):
+            return False
+        return bool(self.networks.agreement(*self._networks(a, b, merged), tolerance)[0])
 
     def share(
         self, a: MultiHeadTransformer, b: MultiHeadTransformer, errors: Mapping[str, float]
