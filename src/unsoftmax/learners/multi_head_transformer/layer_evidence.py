@@ -57,18 +57,18 @@ class LayerEvidenceTuning:
     promised."""
 
 
-def believed(
+def first_look(
     found: RecoveredTransformer,
     learned: LearnedNetwork,
     rng: np.random.Generator,
     tuning: LayerEvidenceTuning,
-) -> Asking[bool]:
-    """Ask a few fresh sequences; tell whether the layer predicts them."""
+) -> Asking[Judgement]:
+    """Ask a few fresh sequences of a layer; judge it by them."""
     drawn = _short(found.model, learned, tuning.confirm, rng, tuning)
     asked = [Sequences(part.X, phase="check", purpose="pilot") for part in drawn]
     answered = yield from fresh_answers(asked)
     bounds = bounds_of(found, learned, tuning)
-    return not judge(layer_residuals(found.model, bounds, answered, tuning), len(asked)).refuses
+    return judge(layer_residuals(found.model, bounds, answered, tuning), len(asked))
 
 
 def bounds_of(
@@ -76,7 +76,7 @@ def bounds_of(
 ) -> dict[str, float]:
     """Return what is certified: "constant" and "slope" of the network, "W" and "w" of heads."""
     heads = {name: tuning.safety * found.errors[name] for name in ("W", "w")}
-    constant = learned.constant + learned.precision.absolute
+    constant = found.errors["constant"] + learned.precision.absolute
     return {"constant": constant, "slope": found.errors["slope"], **heads}
 
 

@@ -31,6 +31,7 @@ from unsoftmax.learners.multi_head_transformer.first_cell import (
 )
 from unsoftmax.learners.multi_head_transformer.layer_solution import (
     LayerSolutionTuning,
+    layer_of_one_head,
     SolvedFirstLayers,
     solve_layer,
 )
@@ -63,6 +64,9 @@ class LayerSearchTuning:
     shorter: float = 0.5
     """Every search has offsets shorter by this than the one before: the first cell may have been
     left where no ray showed it."""
+    cancelling: float = 3.0
+    """Errors are estimated for answers whose terms are as large as the network's. Where those of
+    all heads are more than so many times as large they are the larger."""
     corrections: int = 6
     """Times that cells which the recovered layer says were left are asked again."""
 
@@ -73,9 +77,18 @@ class RecoveredTransformer:
 
     model: MultiHeadTransformer
     errors: dict[str, float]
-    """Estimated errors: of W and w of the worst head; and ``slope``, of the network of what all
-    heads pool, per unit of that."""
+    """Estimated errors: of W and w of the worst head; and constant + slope·‖p‖ of the network, p
+    being what all heads pool."""
+    linear: bool = False
+    """Whether the last two neurons carry a linear part."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def vagueness(self) -> float:
+        """Error of W beside the smallest W_h that is not 0, per entry of a column."""
+        size = np.linalg.norm(self.model.W, axis=(1, 2))
+        least = float(np.min(size[size > 0], initial=np.inf))
+        return float(self.errors["W"] * np.sqrt(self.model.dim) / least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +128,25 @@ class LayerSearch:
         return (yield from self._with_values(cell, found, directions))
 
     def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
-        """Put one head before the network that single tokens show: B is its first layer."""
-        network, heads = self.learned.network, found.model
-        model = MultiHeadTransformer(
-            heads.W, network.A.T[None], network.w_o, network.b, heads.w, network.c
-        )
-        return RecoveredTransformer(model, self._errors(found, 0.0), found.notes)
+        """Put one head before the network that single tokens show."""
+        solved = layer_of_one_head(self.hinges, self.tuning.solution)
+        return self._assembled(found, solved, 0.0)
+
+    def _assembled(
+        self, found: RecoveredHeads, solved: SolvedFirstLayers, slope: float
+    ) -> RecoveredTransformer:
+        heads, largest = found.model, found.largest
+        model = MultiHeadTransformer(heads.W, solved.B, solved.w_o, solved.b, heads.w, solved.c)
+        # what cancels in the sums that single tokens show is rounded all the same
+        terms = float(np.sum(np.linalg.norm(model.B, axis=2) @ np.abs(model.w_o)))
+        hidden = max(1.0, terms / (self.tuning.cancelling * self.hinges.steepness))
+        errors = {
+            "W": hidden * largest["W"],
+            "w": hidden * largest["w"],
+            "slope": hidden * slope + self.learned.slope,
+            "constant": self.learned.constant,
+        }
+        return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
 
     def _with_values(
         self, cell: FirstCell, found: RecoveredHeads, directions: Array
@@ -140,13 +166,11 @@ class LayerSearch:
             shares[left], values = now, values.with_cells(left, again)
         else:
             raise CoincidentJumps
-        model = MultiHeadTransformer(heads.W, solved.B, solved.w_o, solved.b, heads.w, solved.c)
         error = float(
             np.sqrt(np.sum(values.error**2) + len(values.error) * found.largest["v"] ** 2)
         )
         count = len(self.hinges) + 1
-        errors = self._errors(found, np.sqrt(count) * solved.inverse * error)
-        return RecoveredTransformer(model, errors, self._notes(found, solved))
+        return self._assembled(found, solved, np.sqrt(count) * solved.inverse * error)
 
     def _values(
         self, heads: MultiHead, directions: Array, shares: Array
@@ -170,14 +194,15 @@ class LayerSearch:
                 left.append(k)
         return np.array(left, dtype=np.intp)
 
-    def _errors(self, found: RecoveredHeads, slope: float) -> dict[str, float]:
-        largest = found.largest
-        return {"W": largest["W"], "w": largest["w"], "slope": slope + self.learned.slope}
-
     def _notes(self, found: RecoveredHeads, solved: SolvedFirstLayers) -> tuple[str, ...]:
-        m = len(self.hinges)
+        H, K = found.model.H, len(self.hinges)
+        heads = "1 head" if H == 1 else f"{H} heads"
         extra = " Two neurons more carry a linear part." if solved.linear else ""
-        return (*found.notes, f"{m} distinct neurons.{extra}")
+        low = " Some W are of low rank." if found.low_rank else ""
+        return (
+            f"{heads} before {K} distinct neurons; heads of equal W and w are one, whose B is the "
+            f"sum of theirs.{low}{extra}",
+        )
 
 
 def _without_query_biases(found: RecoveredHeads) -> RecoveredHeads:

@@ -51,24 +51,32 @@ def solve_layer(
     C, H, d = v.shape
     system = np.column_stack([np.ones(C), active])
     x = np.asarray(np.linalg.solve(system, v.reshape(C, H * d)), dtype=np.float64)
-    rest, E = x[0], x[1:]
+    inverse = float(np.linalg.norm(np.linalg.inv(system), 2))
+    return _in_neurons(hinges, x[0], x[1:], inverse, tuning)
+
+
+def layer_of_one_head(hinges: NetworkHinges, tuning: LayerSolutionTuning) -> SolvedFirstLayers:
+    """Take the network that single tokens show for the one head's."""
+    E = hinges.signs[:, None] * hinges.A
+    return _in_neurons(hinges, hinges.linear, E, 1.0, tuning)
+
+
+def _in_neurons(
+    hinges: NetworkHinges, rest: Array, E: Array, inverse: float, tuning: LayerSolutionTuning
+) -> SolvedFirstLayers:
+    """Write ℓ (Hd,) and E (K, Hd) as neurons."""
     signs, b, c = hinges.signs.copy(), hinges.b.copy(), hinges.c
-    turned = _turned(E, rest, tuning)
+    B, turned = signs[:, None] * E, _turned(E, rest, tuning)
     if turned is not None:
         c += float(np.sum((signs * b)[turned]))
-        b = np.where(turned, -b, b)
-        rest = np.zeros(H * d)
-    B = signs[:, None] * E
-    if turned is not None:
-        B = np.where(turned[:, None], -B, B)
+        b, B = np.where(turned, -b, b), np.where(turned[:, None], -B, B)
+        rest = np.zeros(len(rest))
     linear = bool(np.any(rest))
     if linear:
         B = np.concatenate([B, rest[None], -rest[None]])
         signs, b = np.append(signs, [1.0, -1.0]), np.append(b, [0.0, 0.0])
-    inverse = float(np.linalg.norm(np.linalg.inv(system), 2))
-    return SolvedFirstLayers(
-        B.reshape(-1, H, d).transpose(1, 0, 2), signs, b, c, inverse, turned, linear
-    )
+    B = B.reshape(len(B), -1, hinges.dim).transpose(1, 0, 2)
+    return SolvedFirstLayers(B, signs, b, c, inverse, turned, linear)
 
 
 def _turned(E: Array, rest: Array, tuning: LayerSolutionTuning) -> Flags | None:

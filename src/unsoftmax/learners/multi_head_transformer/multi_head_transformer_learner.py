@@ -21,7 +21,7 @@ It may not know anything of the target but its answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -34,8 +34,12 @@ from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
     LayerEvidenceTuning,
-    believed,
     conclude_layer,
+    first_look,
+)
+from unsoftmax.learners.multi_head_transformer.layer_polish import (
+    LayerPolishTuning,
+    polished_layer,
 )
 from unsoftmax.learners.multi_head_transformer.layer_search import (
     DependentCells,
@@ -84,6 +88,14 @@ class MultiHeadTransformerTuning:
     """Noise up to this share of the answers is that of float64 in batches of other sizes."""
     layer: LayerSearchTuning = field(default=LayerSearchTuning())
     evidence: LayerEvidenceTuning = field(default=LayerEvidenceTuning())
+    polishing: LayerPolishTuning = field(default=LayerPolishTuning())
+    precise: float = 5e-9
+    """A layer that misses a fresh answer by a larger share of its size is polished, asked for or
+    not: 1e-10 is usual."""
+    vague: float = 1e-6
+    """So is one whose W_h may be off by more than this share: 1e-8 is usual."""
+    nearly: float = 1e-3
+    """What misses by more than this is no layer that only lacks digits."""
     per_head: int = 200
     times: int = 3
     rounds: int = 2000
@@ -169,6 +181,7 @@ class MultiHeadTransformerLearner(Configured):
         tries = len(tuning.layer.starts)
         one = tuning.times * (H * d * (d + 3) + cells) + tuning.per_head * (H + 1) + 16 * d
         long = tuning.evidence.closing.long
+        one += int(tuning.polishing.spare * tuning.polishing.largest)
         at_most = first.at_most + tries * one
         return Plan(
             queries=None,
@@ -225,7 +238,8 @@ class MultiHeadTransformerLearner(Configured):
             except tuple(ENDINGS) as ending:
                 too_many += isinstance(ending, TooManyBreakpoints)
                 continue
-            if (yield from believed(layer, learned, rng, self.tuning.evidence)):
+            layer, confirmed = yield from self._confirmed(layer, learned, rng)
+            if confirmed:
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
@@ -235,6 +249,26 @@ class MultiHeadTransformerLearner(Configured):
                 f"{self.max_heads} times."
             )
         raise self._nothing_found(learned)
+
+    def _confirmed(
+        self, layer: RecoveredTransformer, learned: LearnedNetwork, rng: np.random.Generator
+    ) -> Asking[tuple[RecoveredTransformer, bool]]:
+        """Compare a layer with fresh answers; polish it where that is wanted or needed."""
+        tuning = self.tuning
+        seen = yield from first_look(layer, learned, rng, tuning.evidence)
+        missed = seen.evidence.max_residual
+        vague = layer.vagueness > tuning.vague or missed > tuning.precise
+        wanted = self.polish or seen.refuses or vague
+        if not wanted or missed > tuning.nearly:
+            return layer, not seen.refuses
+        better = yield from polished_layer(
+            layer, learned, bool(self.biases), rng, tuning.polishing
+        )
+        if better is None:
+            note = "Polishing the layer gained nothing, or it has too many parameters for it."
+            return replace(layer, notes=(*layer.notes, note)), not seen.refuses
+        again = yield from first_look(better, learned, rng, tuning.evidence)
+        return better, not again.refuses
 
     def _too_many(self, what: str) -> ModelMismatch:
         return ModelMismatch(
@@ -250,9 +284,9 @@ class MultiHeadTransformerLearner(Configured):
                 "Single tokens are answered by x·l + c without a kink: there is no ReLU network "
                 "to be seen. MultiHeadLearner learns several heads alone."
             )
-        errors = {"W": 0.0, "w": 0.0, "slope": 0.0}
+        errors = {"W": 0.0, "w": 0.0, "slope": 0.0, "constant": learned.constant}
         note = f"The network is constant, {learned.network.c:g}: no head shows."
-        return RecoveredTransformer(without_heads(learned), errors, (note,))
+        return RecoveredTransformer(without_heads(learned), errors, notes=(note,))
 
     def _refuse_coarse(self, learned: LearnedNetwork, hinges: NetworkHinges, size: float) -> None:
         """Refuse answers, of this size, that are too coarse to show heads behind a network."""
