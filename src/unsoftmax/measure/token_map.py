@@ -9,7 +9,7 @@ noise explains is no error, but another function. d + 5 queries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,6 +80,11 @@ class TokenMapAnswers:
         """Take the answers to `probes`."""
         further, repeats, zero, units = answers
         return cls(zero[0], units, scale, asked[0][0:2][:, 0], further, repeats)
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> TokenMapAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+        zero, units = (y + noise.drawn(y, rng) for y in (self.zero, self.units))
+        return replace(self, zero=zero, units=units)
 
     @property
     def constant(self) -> Array:

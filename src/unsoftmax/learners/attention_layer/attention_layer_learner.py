@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.head_search import HeadSearch
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
@@ -35,7 +35,7 @@ from unsoftmax.learners.attention_layer.normalised_singles import stays_bounded
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
-from unsoftmax.learners.attention_layer.score_reading import ScoreReading
+from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.settings import Configured, one_of, whole_number
@@ -46,7 +46,7 @@ from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
 
 PROFILES = ("auto", "lean", "fine", "finest")
-NORMS = ("none", "post")
+NORMS = ("none", "post", "pre")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class AttentionLayerLearner(Configured):
             tokens, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
         ).run()
         values = maps.solved()
-        n = self._keys(values, noise.relative, effort.share)
+        n = keys_of(values, noise.relative, effort.share, tuning)
         typical = float(opening.typical.max()), float(opening.bias.max())
 
         def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
@@ -262,20 +262,6 @@ class AttentionLayerLearner(Configured):
                 "affine map of single tokens."
             )
         return tokens
-
-    def _keys(self, values: HeadMaps, noise: float, share: int) -> int:
-        """Choose how many keys a query has."""
-        H = len(values.ranks)
-        singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
-        least = max(self.tuning.dependent, self.tuning.dependent_noise * noise)
-        most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
-        if not most:
-            raise NotIdentifiable(
-                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
-                "show their weights at once: MultiHeadLearner learns them from one output.",
-                determined={},
-            )
-        return max(1, most // share)
 
     def _polished(
         self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens

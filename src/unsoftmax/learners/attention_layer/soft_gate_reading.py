@@ -1,0 +1,277 @@
+"""Every head's map M_h where tokens cannot be long: which copies to ask, and which are one head's.
+
+1. One offset a_1 beside K query tokens of a few coordinates, each with copies of its own: the rank
+   of the answers is H, and H gates lie in their span (`copied_answers`), or all is asked again
+   with shorter tokens: where logits are large, gates are hard and nearly all starts are lost.
+2. Offsets a_j = a_1 + η‖a_1‖δ_j, each beside H + q + 3 query tokens. Each is solved by itself; its
+   heads are those of a_1 whose vectors M_h a are nearest, since M_h a_j is within η of M_h a_1.
+3. Where ranges are dependent, offsets in all directions are asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.copied_answers import CopiedAnswers, SoftGates
+from unsoftmax.learners.attention_layer.prenorm_tuning import SoftReadingTuning
+from unsoftmax.learners.attention_layer.value_answers import LayerMap
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.probes import Array, Copies, Purpose, Round, Sequences
+from unsoftmax.solve.soft_gates import distinct, nearest_gates
+
+
+@dataclass(frozen=True, slots=True)
+class BaseOffset:
+    """What the first offset shows."""
+
+    answers: CopiedAnswers
+    theta: Array
+    """(H, q), every head's gates."""
+    vectors: Array
+    """(H, m), every M_h a_1."""
+    plane: Array
+    """(q − 1, d), orthogonal rows, as long as query tokens may be."""
+
+    def typical(self) -> tuple[float, float]:
+        """Return typical logits of unit keys, of the strongest head, and by its bias alone."""
+        a = float(np.linalg.norm(self.answers.a))
+        sizes = np.linalg.norm(self.plane, axis=1)
+        slopes = np.sqrt(np.mean((self.theta[:, 1:] / sizes) ** 2, axis=1))
+        return float(slopes.max()) / a, float(np.abs(self.theta[:, 0]).max()) / a
+
+
+@dataclass(frozen=True, slots=True)
+class SoftGateReading:
+    """What maps are read with."""
+
+    tokens: TokenMapAnswers
+    layer: LayerMap
+    noise: AnswerNoise
+    radius: float
+    """Tokens are no longer than this."""
+    most: int
+    """Heads at most."""
+    rng: np.random.Generator
+    tuning: SoftReadingTuning
+
+    # -- the first offset
+
+    def base(self) -> Asking[BaseOffset]:
+        """Find the heads beside one offset, with shorter and shorter tokens."""
+        refusal: ModelMismatch | NotIdentifiable | None = None
+        for share in self.tuning.shares:
+            try:
+                return (yield from self._base_at(share * self.radius))
+            except (ModelMismatch, NotIdentifiable) as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
+
+    def _base_at(self, reach: float) -> Asking[BaseOffset]:
+        tuning, d = self.tuning, self.layer.M.shape[1]
+        count = min(tuning.coordinates, d)
+        frame = np.linalg.qr(self.rng.standard_normal((d, 1 + min(count, d - 1))))[0].T
+        a = tuning.offset * reach * frame[0]
+        # in one dimension all tokens lie along the offset
+        plane = (reach - np.linalg.norm(a) * (1 + tuning.spread)) * (frame[1:] if d > 1 else frame)
+        answers = yield from self._asked([a], plane, tuning.first, "heads")
+        [found] = answers
+        while True:
+            K = len(found.y)
+            rank = self._rank(found)
+            if rank <= K - tuning.tested_by - len(plane):
+                break
+            if rank > self.most + tuning.tested_by:
+                raise self._too_many(rank)
+            [more] = yield from self._asked([a], plane, K, "heads")
+            found = found.joined(more)
+        if rank > self.most:
+            raise self._too_many(rank)
+        theta = self._searched(found, rank, np.zeros((0, 1 + len(plane))))
+        if theta is None:
+            raise ModelMismatch(
+                f"The answers to copies of two tokens are no sums of {rank} vectors with weights "
+                "σ(l + log m/k), l affine in the query token: attention is no softmax of scores "
+                "x·(W x_N + w), or answers are too coarse."
+            )
+        return BaseOffset(found, theta, found.vectors(self.layer, theta)[0], plane)
+
+    def _too_many(self, rank: int) -> ModelMismatch:
+        return ModelMismatch(
+            f"The target has {rank} heads or more, beyond the {self.most} that were allowed: "
+            "raise max_heads."
+        )
+
+    def _rank(self, answers: CopiedAnswers) -> int:
+        """Count singular values above the errors."""
+        rows = answers.rows(self.layer)
+        singular = np.linalg.svd(rows, compute_uv=False)
+        rank = int(np.count_nonzero(singular > self._floor(answers)))
+        if not rank:
+            raise NotIdentifiable(
+                "Of two tokens the first adds nothing to an answer, whatever the query token is: "
+                "no head is seen, so no W is determined.",
+                determined={"c": self.layer.c, "M": self.layer.M},
+            )
+        return rank
+
+    def _floor(self, answers: CopiedAnswers) -> float:
+        """Return below what singular values are noise."""
+        size = float(np.max(self.noise.of(answers.y)))
+        return self.tuning.rank_noise * size
+
+    def _searched(self, answers: CopiedAnswers, heads: int, near: Array) -> Array | None:
+        """Find the gates of so many heads, or nothing; ``near`` are likely places."""
+        tuning = self.tuning
+        span, singular = answers.span(self.layer, heads)
+        if len(singular) < heads or not singular[heads - 1]:
+            return None
+        error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
+        most = min(tuning.off_span * error / singular[heads - 1], tuning.most_off)
+        q = answers.s.shape[1]
+        drawn = self.rng.standard_normal
+        around = [near + tuning.around * drawn(near.shape) for _ in range(tuning.near_starts)]
+        few = np.vstack([near, *around])
+        many = tuning.gates.spread * drawn((tuning.gates.starts, q))
+        ends = np.zeros((0, q)), np.zeros(0)
+        for starts in (few, many) if len(near) else (many,):
+            found = nearest_gates(span, answers.s, answers.shift, starts, tuning.gates)
+            joined = [np.concatenate(parts) for parts in zip(ends, found, strict=True)]
+            ends = joined[0], joined[1]
+            theta = distinct(type(found)(*ends), most, tuning.gates)
+            if len(theta) == heads and self._explained(answers, theta):
+                return theta
+        return None
+
+    def _explained(self, answers: CopiedAnswers, theta: Array) -> bool:
+        left = answers.vectors(self.layer, theta)[1]
+        error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
+        return left <= self.tuning.explained * error
+
+    # -- the others
+
+    def run(self, base: BaseOffset) -> Asking[SoftGates]:
+        """Ask offsets until every range is known."""
+        d, H = self.layer.M.shape[1], len(base.theta)
+        total = int(np.linalg.matrix_rank(self.layer.heads))
+        count = -(-total // H) + self.tuning.spare_offsets - 1
+        along = base.answers.a / np.linalg.norm(base.answers.a)
+        directions = along[:, None]
+        found = SoftGates(
+            self.tokens, (base.answers,), (base.theta,), (), False, self.tuning.gates
+        )
+        while True:
+            count = min(count, d - 1)
+            fresh = self.rng.standard_normal((d, count + 1 - directions.shape[1]))
+            known = directions.shape[1]
+            directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
+            found = yield from self._more(base, found, directions[:, known:].T)
+            found = self._ranked(found)
+            if count == d - 1:
+                return found if self._independent(found) else replace(found, whole=True)
+            if max(found.ranks) <= count:
+                if self._independent(found):
+                    return found
+                count = d
+            count *= 2
+
+    def _more(self, base: BaseOffset, found: SoftGates, directions: Array) -> Asking[SoftGates]:
+        """Ask offsets a step from the base in these directions."""
+        tuning, H = self.tuning, len(base.theta)
+        length = np.linalg.norm(base.answers.a)
+        offsets = list(base.answers.a + tuning.spread * length * directions)
+        # with few heads, fewer coordinates leave enough equations and fewer unknowns
+        plane = base.plane[: max(1, min(len(base.plane), H))]
+        near = base.theta[:, : 1 + len(plane)]
+        K = H + len(plane) + tuning.spare_tokens
+        answers = yield from self._asked(offsets, plane, K, "maps")
+        theta = [self._matched(base, one, near) for one in answers]
+        for _ in range(tuning.again):
+            lost = [k for k, one in enumerate(theta) if one is None]
+            if not lost:
+                break
+            more = yield from self._asked(
+                [offsets[k] for k in lost], plane, K, "maps, again", "again"
+            )
+            for k, one in zip(lost, more, strict=True):
+                answers[k] = answers[k].joined(one)
+                theta[k] = self._matched(base, answers[k], near)
+        sure = [k for k, one in enumerate(theta) if one is not None]
+        if len(sure) < len(theta):
+            raise ModelMismatch(
+                f"Beside {len(theta) - len(sure)} of {len(theta)} offsets the gates of {H} heads "
+                "are not found that one offset showed: attention is no softmax of scores "
+                "x·(W x_N + w), or answers are too coarse."
+            )
+        return replace(
+            found,
+            offsets=(*found.offsets, *answers),
+            theta=(*found.theta, *(one for one in theta if one is not None)),
+        )
+
+    def _matched(self, base: BaseOffset, answers: CopiedAnswers, near: Array) -> Array | None:
+        """Find the gates of an offset, in the order of the base's heads."""
+        theta = self._searched(answers, len(near), near)
+        if theta is None:
+            return None
+        vectors, _ = answers.vectors(self.layer, theta)
+        sizes = np.linalg.norm(base.vectors, axis=1)
+        far = np.linalg.norm(base.vectors[:, None] - vectors, axis=2) / sizes[:, None]
+        return theta[linear_sum_assignment(far**2)[1]]
+
+    # -- asking
+
+    def _asked(
+        self,
+        offsets: list[Array],
+        plane: Array,
+        count: int,
+        phase: str,
+        purpose: Purpose = "data",
+    ) -> Asking[list[CopiedAnswers]]:
+        """Ask each offset beside ``count`` query tokens of its own, one family per copies."""
+        total, d = len(offsets) * count, plane.shape[1]
+        drawn = self.rng.standard_normal((total, len(plane)))
+        sizes = self.rng.uniform(self.tuning.nearest, 1, (total, 1))
+        s = sizes * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+        b, a = s @ plane, np.repeat(np.array(offsets), count, axis=0)
+        pairs = np.stack([a + b, b], axis=1)
+        kinds = np.array(self.tuning.copies)
+        # every offset gets every kind of copies, in an order of its own
+        kind = np.argsort(self.rng.random((len(offsets), count)), axis=1).reshape(-1) % len(kinds)
+        asked: Round = []
+        for k, copies in enumerate(kinds):
+            two = Sequences(pairs[kind == k], phase=phase, purpose=purpose)
+            asked.append(Copies.of(two, copies))
+        answers = yield asked
+        y = np.zeros((total, len(self.layer.c)))
+        for k, one in enumerate(answers):
+            y[kind == k] = one
+        design = np.hstack([np.ones((total, 1)), s])
+        parts = (np.reshape(x, (len(offsets), count, -1)) for x in (b, design, kinds[kind], y))
+        return [CopiedAnswers(a_j, *one) for a_j, *one in zip(offsets, *parts, strict=True)]
+
+    # -- ranks
+
+    def _ranked(self, found: SoftGates) -> SoftGates:
+        """Count the singular values of each head's range that are above what errors make."""
+        spans = found.spans()
+        moved = found.with_errors(self.noise, self.rng).spans() - spans
+        ranks = []
+        for span, error in zip(spans, moved, strict=True):
+            singular = np.linalg.svd(span, compute_uv=False)
+            noise = self.tuning.range_noise * float(np.linalg.norm(error, 2))
+            ranks.append(max(1, int(np.count_nonzero(singular > noise))))
+        return replace(found, ranks=tuple(ranks))
+
+    def _independent(self, found: SoftGates) -> bool:
+        """Tell whether the heads' ranges are, well enough for the sum of all to be parted."""
+        if sum(found.ranks) > len(self.layer.c):
+            return False
+        U = np.concatenate(list(found.solved().U), axis=1)
+        return float(np.linalg.svd(U, compute_uv=False)[-1]) > self.tuning.independent
