@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
+from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning, PrenormTuning
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
@@ -140,7 +140,9 @@ class NormedTokens:
         return AttentionLayer(heads, plain.c, self.kind.residual, norm)
 
 
-def kind_of(tokens: Array, y: Array, zero: Array, most: float) -> NormedKind | None:
+def kind_of(
+    tokens: Array, y: Array, zero: Array, tuning: NormSearchTuning
+) -> NormedKind | None:
     """Tell what kind of norm long tokens u, v, u + v (3, d) went through, if any before a layer.
 
     Parameters
@@ -149,8 +151,8 @@ def kind_of(tokens: Array, y: Array, zero: Array, most: float) -> NormedKind | N
         The tokens, long beside √eps, and their answers.
     zero : ndarray (m,)
         The zero token's answer.
-    most : float
-        Largest share of y − c that the sum may be off by.
+    tuning : NormSearchTuning
+        Knobs.
 
     Returns
     -------
@@ -161,14 +163,14 @@ def kind_of(tokens: Array, y: Array, zero: Array, most: float) -> NormedKind | N
         if residual and y.shape != tokens.shape:
             continue
         z = y - zero - residual * tokens
-        if not np.max(np.abs(z)) > most * max(np.max(np.abs(zero)), np.max(np.abs(y))):
+        if not np.max(np.abs(z)) > tuning.seen * np.max(np.abs([zero, *y])):
             continue
         for centred in (True, False):
             means = np.mean(tokens, axis=1, keepdims=True)
             lengths = np.linalg.norm(tokens - centred * means, axis=1)
             sums = lengths[:, None] * z
             missed = np.max(np.abs(sums[0] + sums[1] - sums[2]))
-            if missed <= most * np.max(np.abs(sums)):
+            if missed <= tuning.off * np.max(np.abs(sums)):
                 return NormedKind(residual, centred)
     return None
 

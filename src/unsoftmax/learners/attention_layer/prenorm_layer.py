@@ -24,6 +24,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
+from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.normed_tokens import (
     NormedKind,
     NormedTokens,
@@ -66,6 +67,26 @@ def prenorm_steps(
     found = yield from normed.asked_of(inner.steps(checks))
     certificate = _widened(found, normed, tuning.safety)
     return replace(found, model=normed.layer(found.model), certificate=certificate)
+
+
+def prenorm_cost(dim: int, most_heads: int, tuning: AttentionLayerTuning) -> LayerCost:
+    """Bound queries, tokens and rounds, the hold-out's apart."""
+    d, H, own = dim, most_heads, tuning.prenorm
+    reading = own.reading
+    beside = reading.coordinates + reading.spare_tokens
+    heads = len(reading.shares) * (reading.first + 2 * (H + beside + reading.tested_by))
+    maps = heads + (1 + reading.again) * d * (H + beside)
+    scores = (2 + tuning.again) * d * (d + 1) + 3 * tuning.score_pilots
+    queries = d + 6 + 8 + own.rungs + 2 * own.refined
+    queries += own.tries * (maps + scores + tuning.confirm)
+    most_copies = max(map(sum, reading.copies))
+    tokens = 2 * queries + own.tries * (most_copies * maps + scores)
+    tokens += own.tries * tuning.confirm * max(tuning.lengths)
+    offsets = (2 + reading.again) * (1 + int(np.log2(d + 1)))
+    searched = len(reading.shares) * (1 + int(np.log2(H + 2))) + offsets
+    asked = tuning.score_pilots + 14 * (1 + tuning.again) + 4
+    rounds = 6 + own.tries * (searched + asked) + 1 + tuning.long.most_rounds
+    return LayerCost(queries, tokens, rounds)
 
 
 def _widened(found: Found[AttentionLayer], normed: NormedTokens, safety: float) -> Certificate:

@@ -18,7 +18,7 @@ class SoftReadingTuning:
     offset: float = 0.4
     """Length of offsets, relative to the longest tokens; query tokens take the rest. A step
     ``spread`` as long is added to offsets."""
-    coordinates: int = 4
+    coordinates: int = 6
     """Coordinates of the query tokens, at most. With 2 of MiniLM's twelve heads the gates' columns
     have a condition of 4,000, with 4 of 800, with 6 of 400; each costs a query per offset."""
     nearest: float = 0.5
@@ -53,9 +53,9 @@ class SoftReadingTuning:
     """How far from a head's gates at the base another offset's are sought, ..."""
     near_starts: int = 6
     """... with so many starts for each head, before it is sought anywhere."""
-    spread: float = 0.5
-    """Step between offsets, relative to the base: M_h a_j is nearer to M_h a_1 than to any other
-    head's vector. Larger: smaller errors of what they differ by."""
+    spread: float = 0.75
+    """Step between offsets, relative to the base: M_h a_j is nearer to M_h a_1, by its direction,
+    than to any other head's vector. Larger: smaller errors of what they differ by."""
     spare_offsets: int = 4
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     spare_tokens: int = 4
@@ -70,9 +70,33 @@ class SoftReadingTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class NormSearchTuning:
+    """Knobs of telling where a norm stands."""
+
+    near: float = 2.0**20
+    """Length of a long token, ..."""
+    far: float = 2.0**40
+    """... and of a longer one: far beyond any constant, and squares are within float32."""
+    growth: float = 2.0**10
+    """How many times as large the longer one's answer is, at least, where answers grow."""
+    alike: float = 2.0**-30
+    """Answers to opposite tokens that differ by no more do not depend on the token."""
+    residual: float = 2.0**-16
+    """Answers that grow as the token does, but for this share: float32 is within it."""
+    long: float = 2.0**8
+    """Length of the tokens that tell a norm before: eps is 2⁻¹⁶ of their variance at most, and a
+    residual connection leaves of the heads' answer what rounding does."""
+    off: float = 1e-4
+    """What normalised tokens may miss a linear map by: an eps of 1 is 1e-5."""
+    seen: float = 1e-6
+    """Where heads add less to long tokens' answers, float32 leaves nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrenormTuning:
     """Knobs of what concerns layers after a norm alone."""
 
+    search: NormSearchTuning = field(default=NormSearchTuning())
     reading: SoftReadingTuning = field(default=SoftReadingTuning())
     rungs: int = 9
     """Lengths at which single tokens are asked to find eps, ..."""

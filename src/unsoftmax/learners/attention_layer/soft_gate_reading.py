@@ -4,7 +4,7 @@
    of the answers is H, and H gates lie in their span (`copied_answers`), or all is asked again
    with shorter tokens: where logits are large, gates are hard and nearly all starts are lost.
 2. Offsets a_j = a_1 + η‖a_1‖δ_j, each beside H + q + 3 query tokens. Each is solved by itself; its
-   heads are those of a_1 whose vectors M_h a are nearest, since M_h a_j is within η of M_h a_1.
+   heads are those of a_1 whose vectors M_h a have nearly its directions: M_h a_1 is a part of it.
 3. Where ranges are dependent, offsets in all directions are asked.
 """
 
@@ -220,9 +220,8 @@ class SoftGateReading:
         if theta is None:
             return None
         vectors, _ = answers.vectors(self.layer, theta)
-        sizes = np.linalg.norm(base.vectors, axis=1)
-        far = np.linalg.norm(base.vectors[:, None] - vectors, axis=2) / sizes[:, None]
-        return theta[linear_sum_assignment(far**2)[1]]
+        one, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (base.vectors, vectors))
+        return theta[linear_sum_assignment(-one @ other.T)[1]]
 
     # -- asking
 
