@@ -40,7 +40,9 @@ class SoftGateTuning:
     longest: float = 2.0
     """Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4."""
     still: float = 1e-13
-    """The search ends where no start moves by more than that."""
+    """The search ends where no start moves by more than that, ..."""
+    patience: int = 4
+    """... so many times in a row: a step that did not gain is tried again shorter."""
     apart: float = 1e-4
     """Ends nearer to each other than this are one, so many times as near as errors put them ..."""
     blurred: float = 30.0
@@ -92,11 +94,12 @@ def nearest_gates(
     """
     theta, damping = starts, np.full(len(starts), tuning.damping)
     r, J = _residuals(span, design, shift, theta)
+    waited = 0
     for _ in range(tuning.steps):
-        equations = np.einsum("bkq,bkp->bqp", J, J)
+        equations = np.swapaxes(J, 1, 2) @ J
         damped = damping[:, None] * np.einsum("bqq->bq", equations) + np.finfo(float).tiny
         equations = equations + damped[:, None] * np.eye(design.shape[1])
-        step = _solved(equations, np.einsum("bkq,bk->bq", J, r))
+        step = _solved(equations, (r[:, None] @ J)[:, 0])
         length = np.linalg.norm(step, axis=1, keepdims=True)
         step = step * np.minimum(1.0, tuning.longest / np.maximum(length, tuning.longest))
         tried = theta - step
@@ -105,7 +108,9 @@ def nearest_gates(
         theta = np.where(better[:, None], tried, theta)
         r, J = np.where(better[:, None], other, r), np.where(better[:, None, None], J_other, J)
         damping = damping * np.where(better, tuning.eased, tuning.tightened)
-        if np.all(np.where(better, length[:, 0], 0.0) <= tuning.still):
+        moving = bool(np.any(better & (length[:, 0] > tuning.still)))
+        waited = 0 if moving else waited + 1
+        if waited >= tuning.patience:
             break
     return Ends(theta, np.linalg.norm(r, axis=1))
 
@@ -129,11 +134,8 @@ def _residuals(span: Array, design: Array, shift: Array, theta: Array) -> tuple[
     unit = columns / size
     slopes = (columns * (1 - columns) / size)[:, 1:, None] * design
     slopes = np.concatenate([np.zeros((len(theta), 1, design.shape[1])), slopes], axis=1)
-    slopes = slopes - unit[..., None] * np.einsum("bk,bkq->bq", unit, slopes)[:, None]
-
-    r = unit - (unit @ span) @ span.T
-    J = slopes - np.einsum("kh,bhq->bkq", span, np.einsum("kh,bkq->bhq", span, slopes))
-    return r, J
+    slopes = slopes - unit[..., None] * (unit[:, None] @ slopes)
+    return unit - (unit @ span) @ span.T, slopes - span @ (span.T @ slopes)
 
 
 def _solved(equations: Array, right: Array) -> Array:

@@ -104,13 +104,19 @@ class SoftGates:
         """Return c and M."""
         return LayerMap.of(self.tokens)
 
+    def vectors(self) -> Array:
+        """Return all M_h a_j, (J, H, m)."""
+        layer = self.layer()
+        return np.array(
+            [
+                one.vectors(layer, one.refined(layer, theta, self.tuning))[0]
+                for one, theta in zip(self.offsets, self.theta, strict=True)
+            ]
+        )
+
     def spans(self) -> Array:
         """Return M_h of orthonormal directions, (H, J, m)."""
-        layer = self.layer()
-        base, *others = (
-            one.vectors(layer, one.refined(layer, theta, self.tuning))[0]
-            for one, theta in zip(self.offsets, self.theta, strict=True)
-        )
+        base, *others = self.vectors()
         lengths = np.linalg.norm(self._steps(), axis=1)
         beside = (v - base for v in others)
         return np.stack([v / n for v, n in zip([base, *beside], lengths, strict=True)], axis=1)

@@ -162,7 +162,7 @@ def kind_of(
     for residual in (False, True):
         if residual and y.shape != tokens.shape:
             continue
-        z = y - zero - residual * tokens
+        z = y - zero - tokens if residual else y - zero
         if not np.max(np.abs(z)) > tuning.seen * np.max(np.abs([zero, *y])):
             continue
         for centred in (True, False):
@@ -170,7 +170,7 @@ def kind_of(
             lengths = np.linalg.norm(tokens - centred * means, axis=1)
             sums = lengths[:, None] * z
             missed = np.max(np.abs(sums[0] + sums[1] - sums[2]))
-            if missed <= tuning.off * np.max(np.abs(sums)):
+            if missed < tuning.off * np.max(np.abs(sums)):
                 return NormedKind(residual, centred)
     return None
 
@@ -200,7 +200,7 @@ def find_normed_tokens(
     ]
     lengths, z = _heads_of(rungs[:, None] * (frame @ directions[0]), y, zero, kind)
     bent = (z @ z[0]) / (z[0] @ z[0])
-    rung = int(np.argmin(np.abs(bent - np.sqrt(1 / 2))))
+    rung = 1 + int(np.argmin(np.abs(bent[1:] - np.sqrt(1 / 2))))
     if bent[-1] > 1 - tuning.unbent:
         raise NotIdentifiable(
             "Tokens of all lengths are answered alike: the eps of the norm before the layer is 0, "
@@ -235,7 +235,7 @@ def find_normed_tokens(
 
 def _heads_of(x: Array, y: Array, zero: Array, kind: NormedKind) -> tuple[Array, Array]:
     """Return the lengths of tokens, and what the heads add to the zero token's answer."""
-    return np.linalg.norm(x, axis=1), y - zero - kind.residual * x
+    return np.linalg.norm(x, axis=1), y - zero - x if kind.residual else y - zero
 
 
 def _eps(length: Array, longer: Array, share: Array, dim: int) -> Array:

@@ -36,7 +36,7 @@ from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.token_map import TokenMapAnswers
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Found
@@ -167,8 +167,10 @@ class _BallLayer:
         values = maps.solved()
         n = keys_of(values, noise.relative, effort.share, tuning)
 
+        larger = AnswerNoise(*(tuning.prenorm.drawn * np.array([noise.relative, noise.absolute])))
+
         def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
-            other = maps.with_errors(noise, rng)
+            other = maps.with_errors(larger, rng)
             return other.layer(), other.solved()
 
         scores = yield from ScoreReading(
@@ -177,6 +179,7 @@ class _BallLayer:
         answers = LayerAnswers(maps, scores)
         samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
         fresh = tuning.prenorm.fresh * self.radius
+        tuning = replace(tuning, least_most=tuning.prenorm.least_most)
         conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning, fresh)
         yield from conclusion.confirmed()
         return conclusion

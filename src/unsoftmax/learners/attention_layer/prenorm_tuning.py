@@ -49,13 +49,12 @@ class SoftReadingTuning:
     explained: float = 30.0
     """What the gates found leave of the answers, at most, in multiples of the noise: one gate that
     is wrong leaves a share of the answers."""
-    around: float = 0.5
-    """How far from a head's gates at the base another offset's are sought, ..."""
-    near_starts: int = 6
-    """... with so many starts for each head, before it is sought anywhere."""
+    near_starts: int = 8
+    """Heads are sought near their gates at the base first, with so many starts for each, and then
+    anywhere."""
     spread: float = 0.75
-    """Step between offsets, relative to the base: M_h a_j is nearer to M_h a_1, by its direction,
-    than to any other head's vector. Larger: smaller errors of what they differ by."""
+    """Step between offsets, relative to the base. Larger: smaller errors of what M_h makes of
+    steps; smaller: M_h a_j and logits there are nearer in direction to those of the base."""
     spare_offsets: int = 4
     """Offsets beyond the mean rank of the heads: their singular values show the rank."""
     spare_tokens: int = 4
@@ -65,6 +64,11 @@ class SoftReadingTuning:
     """How often an offset whose gates were not found is asked beside further query tokens."""
     range_noise: float = 30.0
     """Singular values of a range so many times what drawn errors make are none of errors."""
+    alone: float = 1e-6
+    """A vector whose leverage on its head's range is this near to 1 is of another head: one that
+    looks more like this one at that offset."""
+    exchanges: int = 3
+    """How often such vectors are exchanged."""
     independent: float = 1e-6
     """Smallest singular value of all ranges together with which their sum is parted."""
 
@@ -88,8 +92,8 @@ class NormSearchTuning:
     residual connection leaves of the heads' answer what rounding does."""
     off: float = 1e-4
     """What normalised tokens may miss a linear map by: an eps of 1 is 1e-5."""
-    seen: float = 1e-6
-    """Where heads add less to long tokens' answers, float32 leaves nothing of it."""
+    seen: float = 1e-12
+    """Where heads add less to long tokens' answers, float64 leaves too little of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,13 @@ class PrenormTuning:
     mean: float = 1.0
     """Mean that tokens get in proportion to their entries: a LayerNorm takes it off, and a target
     that does not is seen."""
+    drawn: float = 4.0
+    """Errors of maps that are drawn to tell ranks of scores are so many times as large: one draw
+    may be a tenth of the errors there are, where one direction decides."""
     fresh: float = 0.9995
     """The same for fresh sequences: tokens of 30√eps before, as good as infinitely long."""
+    least_most: float = 1e-5
+    """Largest relative residual of a fresh answer, whatever errors explain: layers with nearly
+    dependent ranges are predicted to 1e-6, as MiniLM's last one."""
     tries: int = field(default=2, metadata={"least": 1})
     """Searches, along other tokens, before a target is refused."""

@@ -4,7 +4,7 @@
    of the answers is H, and H gates lie in their span (`copied_answers`), or all is asked again
    with shorter tokens: where logits are large, gates are hard and nearly all starts are lost.
 2. Offsets a_j = a_1 + η‖a_1‖δ_j, each beside H + q + 3 query tokens. Each is solved by itself; its
-   heads are those of a_1 whose vectors M_h a have nearly its directions: M_h a_1 is a part of it.
+   heads are those of a_1 whose M_h a and logits have nearly its directions: what a_1 has is a part.
 3. Where ranges are dependent, offsets in all directions are asked.
 """
 
@@ -18,10 +18,11 @@ from scipy.optimize import linear_sum_assignment
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.copied_answers import CopiedAnswers, SoftGates
 from unsoftmax.learners.attention_layer.prenorm_tuning import SoftReadingTuning
-from unsoftmax.learners.attention_layer.value_answers import LayerMap
+from unsoftmax.learners.attention_layer.value_answers import LayerMap, leading
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
-from unsoftmax.probes import Array, Copies, Purpose, Round, Sequences
+from unsoftmax.models.arrays import TINY
+from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
 from unsoftmax.solve.soft_gates import distinct, nearest_gates
 
 
@@ -135,7 +136,9 @@ class SoftGateReading:
         most = min(tuning.off_span * error / singular[heads - 1], tuning.most_off)
         q = answers.s.shape[1]
         drawn = self.rng.standard_normal
-        around = [near + tuning.around * drawn(near.shape) for _ in range(tuning.near_starts)]
+        # another offset's logits are as far from the base's as the offset is
+        far = tuning.spread * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
+        around = [near + far * drawn(near.shape) for _ in range(tuning.near_starts)]
         few = np.vstack([near, *around])
         many = tuning.gates.spread * drawn((tuning.gates.starts, q))
         ends = np.zeros((0, q)), np.zeros(0)
@@ -182,6 +185,8 @@ class SoftGateReading:
 
     def _more(self, base: BaseOffset, found: SoftGates, directions: Array) -> Asking[SoftGates]:
         """Ask offsets a step from the base in these directions."""
+        if not len(directions):
+            return found
         tuning, H = self.tuning, len(base.theta)
         length = np.linalg.norm(base.answers.a)
         offsets = list(base.answers.a + tuning.spread * length * directions)
@@ -220,8 +225,8 @@ class SoftGateReading:
         if theta is None:
             return None
         vectors, _ = answers.vectors(self.layer, theta)
-        one, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (base.vectors, vectors))
-        return theta[linear_sum_assignment(-one @ other.T)[1]]
+        alike = _cosines(base.vectors, vectors) + _cosines(near, theta)
+        return theta[linear_sum_assignment(-alike)[1]]
 
     # -- asking
 
@@ -258,15 +263,43 @@ class SoftGateReading:
     # -- ranks
 
     def _ranked(self, found: SoftGates) -> SoftGates:
-        """Count the singular values of each head's range that are above what errors make."""
-        spans = found.spans()
-        moved = found.with_errors(self.noise, self.rng).spans() - spans
-        ranks = []
-        for span, error in zip(spans, moved, strict=True):
-            singular = np.linalg.svd(span, compute_uv=False)
-            noise = self.tuning.range_noise * float(np.linalg.norm(error, 2))
-            ranks.append(max(1, int(np.count_nonzero(singular > noise))))
-        return replace(found, ranks=tuple(ranks))
+        """Count the singular values of each head's range that are above what errors make.
+
+        Vectors that are alone with their direction are another head's, and exchanged with it.
+        """
+        for _ in range(1 + self.tuning.exchanges):
+            spans = found.spans()
+            moved = found.with_errors(self.noise, self.rng).spans() - spans
+            ranks, alone = [], np.zeros(spans.shape[:2], dtype=bool)
+            for h, (span, error) in enumerate(zip(spans, moved, strict=True)):
+                left, singular, _ = np.linalg.svd(span, full_matrices=False)
+                noise = self.tuning.range_noise * float(np.linalg.norm(error, 2))
+                ranks.append(max(1, int(np.count_nonzero(singular > noise))))
+                leverage = np.linalg.norm(left[:, : ranks[-1]], axis=1)
+                alone[h] = (leverage > 1 - self.tuning.alone) & (ranks[-1] < len(span))
+            found = replace(found, ranks=tuple(ranks))
+            exchanged = self._exchanged(found, alone)
+            if exchanged is None:
+                break
+            found = exchanged
+        return found
+
+    def _exchanged(self, found: SoftGates, alone: Flags) -> SoftGates | None:
+        """Exchange heads at offsets where several have a vector outside what others span."""
+        changed, theta = False, list(found.theta)
+        vectors = found.vectors()
+        for j in np.flatnonzero(alone.sum(axis=0) > 1):
+            heads = np.flatnonzero(alone[:, j])
+            cost = np.zeros((len(heads), len(heads)))
+            for k, h in enumerate(heads):
+                others = np.delete(vectors[:, h], j, axis=0)
+                U = leading(others, min(found.ranks[h] - 1, len(others)))
+                cost[k] = _outside(vectors[j, heads], U)
+            order = linear_sum_assignment(cost)[1]
+            changed = changed or bool(np.any(order != np.arange(len(heads))))
+            theta[j] = theta[j].copy()
+            theta[j][heads], vectors[j, heads] = theta[j][heads[order]], vectors[j, heads[order]]
+        return replace(found, theta=tuple(theta)) if changed else None
 
     def _independent(self, found: SoftGates) -> bool:
         """Tell whether the heads' ranges are, well enough for the sum of all to be parted."""
@@ -274,3 +307,15 @@ class SoftGateReading:
             return False
         U = np.concatenate(list(found.solved().U), axis=1)
         return float(np.linalg.svd(U, compute_uv=False)[-1]) > self.tuning.independent
+
+
+def _cosines(rows: Array, others: Array) -> Array:
+    """Return the cosines between rows and other rows; of zeros, 0."""
+    sizes = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(others, axis=1)
+    return np.asarray(rows @ others.T / np.maximum(sizes, TINY))
+
+
+def _outside(rows: Array, U: Array) -> Array:
+    """Return which share of each row is outside the span of orthonormal columns U."""
+    away = np.linalg.norm(rows - rows @ U @ U.T, axis=1)
+    return np.asarray(away / np.maximum(np.linalg.norm(rows, axis=1), TINY))
