@@ -24,12 +24,14 @@ from unsoftmax.probes import Array
 class SoftGateTuning:
     """Knobs of the search for gates in a span."""
 
-    starts: int = 512
-    """Starts of a search. Nearly every one ends at a head where logits are moderate; more: heads
-    of small basins, in proportion to time."""
+    starts: int = 128
+    """Starts of a search, ..."""
+    starts_per_head: int = 16
+    """... and so many more for each head. Nearly every one ends at a head where logits are
+    moderate. More: heads of small basins, in proportion to time."""
     spread: float = 2.0
     """Standard deviation of the numbers of a start: gates are soft up to logits of 4 or so."""
-    steps: int = 60
+    steps: int = 40
     """Steps at most. From good starts 5 are enough."""
     damping: float = 1e-2
     """Damping of the first step, relative to the equations' diagonal."""

@@ -20,7 +20,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning, PrenormTuning
 from unsoftmax.learners.compose import Asking, T
-from unsoftmax.measure.precision import KAPPA, UNIT
+from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
 from unsoftmax.probes import Array, Design, Probes, Round, Singles
 from unsoftmax.protocol import Answers
@@ -85,6 +85,8 @@ class NormedTokens:
         E.
     means : ndarray (d, k)
         What is added to E: the same number in every row of a column.
+    precision : Precision
+        Of the target's answers, by their format; less x_N they have none.
     """
 
     kind: NormedKind
@@ -92,6 +94,7 @@ class NormedTokens:
     eps_error: float
     frame: Array
     means: Array
+    precision: Precision
 
     @property
     def radius(self) -> float:
@@ -230,7 +233,9 @@ def find_normed_tokens(
             f"{error:.1e}: no LayerNorm or RMSNorm is before the layer."
         )
     means = tuning.mean * rng.standard_normal(frame.shape[1]) / np.sqrt(dim)
-    return NormedTokens(kind, eps, error, frame, kind.centred * np.ones((dim, 1)) * means)
+    precision = Precision.of_format([y, zero])
+    means = kind.centred * np.ones((dim, 1)) * means
+    return NormedTokens(kind, eps, error, frame, means, precision)
 
 
 def _heads_of(x: Array, y: Array, zero: Array, kind: NormedKind) -> tuple[Array, Array]:

@@ -32,7 +32,7 @@ from unsoftmax.learners.attention_layer.normed_tokens import (
 )
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
-from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
+from unsoftmax.learners.attention_layer.soft_gate_reading import BaseOffset, SoftGateReading
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
@@ -63,7 +63,7 @@ def prenorm_steps(
     """
     rng = np.random.default_rng(seed)
     normed = yield from find_normed_tokens(dim, kind, rng, tuning.prenorm)
-    inner = _BallLayer(normed.radius, normed.frame.shape[1], most_heads, profile, rng, tuning)
+    inner = _BallLayer(normed, most_heads, profile, rng, tuning)
     found = yield from normed.asked_of(inner.steps(checks))
     certificate = _widened(found, normed, tuning.safety)
     return replace(found, model=normed.layer(found.model), certificate=certificate)
@@ -107,19 +107,30 @@ def _widened(found: Found[AttentionLayer], normed: NormedTokens, safety: float) 
 class _BallLayer:
     """A plain layer that answers tokens of a ball."""
 
-    radius: float
-    dim: int
+    normed: NormedTokens
     most_heads: int
     profile: str
     rng: np.random.Generator
     tuning: AttentionLayerTuning
 
+    @property
+    def dim(self) -> int:
+        """Dimension of normalised tokens."""
+        return int(self.normed.frame.shape[1])
+
+    @property
+    def radius(self) -> float:
+        """√d, which no token reaches."""
+        return self.normed.radius
+
     def steps(self, checks: int) -> Asking[Found[AttentionLayer]]:
         """Ask single tokens, then search, with other tokens if that fails."""
         tokens = yield from self._tokens()
+        reading = self._reading(tokens)
         for again in reversed(range(self.tuning.prenorm.tries)):
+            base = yield from reading.base()
             try:
-                conclusion = yield from self._searched(tokens)
+                conclusion = yield from self._searched(reading, base)
             except (ModelMismatch, np.linalg.LinAlgError):
                 if not again:
                     raise
@@ -142,27 +153,27 @@ class _BallLayer:
             Singles(UnitVectors(self.dim), reach, phase="single tokens", purpose="data"),
         ]
         tokens = TokenMapAnswers(zero[0], units, reach, checked, answers, repeats)
-        noise = tokens.noise()
+        noise, explained = tokens.noise(), tokens.explained(self.normed.precision)
         if noise.relative > self.tuning.affine or np.any(
-            tokens.missed > self.tuning.unexplained * tokens.explained()
+            tokens.missed > self.tuning.unexplained * explained
         ):
             raise ModelMismatch(
                 "Single tokens are answered by no affine map of normalised tokens: one misses it "
                 f"by {np.max(tokens.missed):.1e}, where the rounding of answers explains "
-                f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind, or "
+                f"{np.max(explained):.1e}. Something else is added or stands behind, or "
                 "answers are too noisy."
             )
         return tokens
 
-    def _searched(self, tokens: TokenMapAnswers) -> Asking[LayerConclusion]:
+    def _reading(self, tokens: TokenMapAnswers) -> SoftGateReading:
+        reach, tuning = self.tuning.prenorm.reach * self.radius, self.tuning.prenorm.reading
+        layer, noise = LayerMap.of(tokens), tokens.noise()
+        return SoftGateReading(tokens, layer, noise, reach, self.most_heads, self.rng, tuning)
+
+    def _searched(self, reading: SoftGateReading, base: BaseOffset) -> Asking[LayerConclusion]:
         """Search for all heads; what was found predicts a few fresh answers."""
-        tuning, noise, rng = self.tuning, tokens.noise(), self.rng
+        tuning, noise, rng = self.tuning, reading.noise, self.rng
         effort = tuning.effort(self.profile, noise.relative)
-        layer, reach = LayerMap.of(tokens), tuning.prenorm.reach * self.radius
-        reading = SoftGateReading(
-            tokens, layer, noise, reach, self.most_heads, rng, tuning.prenorm.reading
-        )
-        base = yield from reading.base()
         maps = yield from reading.run(base)
         values = maps.solved()
         n = keys_of(values, noise.relative, effort.share, tuning)
@@ -174,7 +185,16 @@ class _BallLayer:
             return other.layer(), other.solved()
 
         scores = yield from ScoreReading(
-            layer, values, noise, n, effort, base.typical(), redrawn, rng, tuning, reach
+            reading.layer,
+            values,
+            noise,
+            n,
+            effort,
+            base.typical(),
+            redrawn,
+            rng,
+            tuning,
+            reading.radius,
         ).run()
         answers = LayerAnswers(maps, scores)
         samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]

@@ -110,16 +110,14 @@ class SoftGateReading:
 
     def _rank(self, answers: CopiedAnswers) -> int:
         """Count singular values above the errors."""
-        rows = answers.rows(self.layer)
-        singular = np.linalg.svd(rows, compute_uv=False)
-        rank = int(np.count_nonzero(singular > self._floor(answers)))
-        if not rank:
+        rows, floor = answers.rows(self.layer), self._floor(answers)
+        if np.linalg.norm(rows[1:]) <= floor:
             raise NotIdentifiable(
                 "Of two tokens the first adds nothing to an answer, whatever the query token is: "
                 "no head is seen, so no W is determined.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
-        return rank
+        return int(np.count_nonzero(np.linalg.svd(rows, compute_uv=False) > floor))
 
     def _floor(self, answers: CopiedAnswers) -> float:
         """Return below what singular values are noise."""
@@ -140,7 +138,8 @@ class SoftGateReading:
         far = tuning.spread * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
         around = [near + far * drawn(near.shape) for _ in range(tuning.near_starts)]
         few = np.vstack([near, *around])
-        many = tuning.gates.spread * drawn((tuning.gates.starts, q))
+        starts = tuning.gates.starts + tuning.gates.starts_per_head * heads
+        many = tuning.gates.spread * drawn((starts, q))
         ends = np.zeros((0, q)), np.zeros(0)
         for starts in (few, many) if len(near) else (many,):
             found = nearest_gates(span, answers.s, answers.shift, starts, tuning.gates)
