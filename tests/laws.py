@@ -16,6 +16,7 @@ from tests.feed_forward import layer, parameter_errors
 from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
+from tests.prenorm_layers import prenorm, share_after
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.protocol import Learner, Model, Oracle
 
@@ -474,6 +475,15 @@ CASES = [
         lambda seed: normalised(2, 4, 16, seed),
         _one_by_one,
         within=lambda recovery, target: share_behind(recovery, target) <= 1,
+        accuracy=1e-8,
+    ),
+    Case(
+        "AttentionLayerLearner after a LayerNorm",
+        lambda seed: us.learners.AttentionLayerLearner(6, norm="pre", seed=seed),
+        lambda seed: prenorm(1, 2, 6, seed),
+        _one_by_one,
+        within=lambda recovery, target: share_after(recovery, target) <= 1,
+        single=False,  # a norm's inverse has a root
         accuracy=1e-8,
     ),
     Case(

@@ -172,7 +172,7 @@ def prenorm_layer_queries(dim: int, heads: int, rank: int) -> int:
     Examples
     --------
     >>> prenorm_layer_queries(384, 12, 32), prenorm_layer_queries(64, 4, 16)
-    (2010, 549)
+    (2010, 492)
     """
     inner = dim - 1
     offsets = min(-(-min(heads * rank, inner) // heads) + 3, max(inner - 1, 0))

@@ -38,7 +38,7 @@ from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, preno
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
@@ -300,6 +300,7 @@ class AttentionLayerLearner(Configured):
         self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens
     ) -> Asking[LayerAnswers]:
         """Read ranges again, and what keys weigh beside the new ones."""
+        assert isinstance(answers.values, ValueAnswers)
         found = answers.solved()
         length = float(np.linalg.norm(opening.a))
         polish = RangePolish(reading.layer, found.values, found.scores, length, self.tuning)

@@ -42,7 +42,7 @@ class CopiedAnswers:
 
     @property
     def shift(self) -> Array:
-        """log m/k, (K,)."""
+        """Log m/k, (K,)."""
         return np.asarray(np.log(self.copies[:, 0] / self.copies[:, 1]))
 
     def rows(self, layer: LayerMap) -> Array:

@@ -28,9 +28,7 @@ class FoundNorm:
     kind: NormedKind | None = None
 
 
-def find_norm(
-    dim: int, seed: int, norm: str | None, tuning: NormSearchTuning
-) -> Asking[FoundNorm]:
+def find_norm(dim: int, seed: int, norm: str | None, tuning: NormSearchTuning) -> Asking[FoundNorm]:
     """Find where the norm stands, ``norm`` being what is known of it.
 
     What does not depend on the token at all has no norm that could be told.
@@ -75,7 +73,7 @@ def _grows_by_heads(dim: int, seed: int, tuning: NormSearchTuning) -> Asking[boo
 
 
 def _kind(dim: int, seed: int, tuning: NormSearchTuning) -> Asking[tuple[NormedKind | None, bool]]:
-    """Ask the zero token, u, v and u + v; return the norm before, and whether answers stay small."""
+    """Ask 0, u, v and u + v; return the norm before, and whether answers stay small."""
     rng = np.random.default_rng([seed, dim])
     # means of 1 and 1/2 tell a norm that takes them off from one that does not
     u, v = np.round(16 * rng.standard_normal((2, dim))) / 16 + np.array([[1.0], [0.5]])

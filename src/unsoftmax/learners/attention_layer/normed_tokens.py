@@ -110,7 +110,7 @@ class NormedTokens:
             while True:
                 before = [self._before(probes) for probes in asked]
                 try:
-                    answers = yield before
+                    answers = yield list(before)
                 except Exception as error:
                     asked = steps.throw(error)
                 else:
@@ -143,9 +143,7 @@ class NormedTokens:
         return AttentionLayer(heads, plain.c, self.kind.residual, norm)
 
 
-def kind_of(
-    tokens: Array, y: Array, zero: Array, tuning: NormSearchTuning
-) -> NormedKind | None:
+def kind_of(tokens: Array, y: Array, zero: Array, tuning: NormSearchTuning) -> NormedKind | None:
     """Tell what kind of norm long tokens u, v, u + v (3, d) went through, if any before a layer.
 
     Parameters

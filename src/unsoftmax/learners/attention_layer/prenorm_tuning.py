@@ -1,4 +1,4 @@
-"""The knobs of recovering a layer behind whose tokens' norm no token is long, with their reasons."""
+"""The knobs of recovering a layer after a norm, where no token is long, each with its reason."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ class SoftGateReading:
         far = tuning.spread * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
         around = [near + far * drawn(near.shape) for _ in range(tuning.near_starts)]
         few = np.vstack([near, *around])
-        starts = tuning.gates.starts + tuning.gates.starts_per_head * heads
-        many = tuning.gates.spread * drawn((starts, q))
+        anywhere = tuning.gates.starts + tuning.gates.starts_per_head * heads
+        many = tuning.gates.spread * drawn((anywhere, q))
         ends = np.zeros((0, q)), np.zeros(0)
         for starts in (few, many) if len(near) else (many,):
             found = nearest_gates(span, answers.s, answers.shift, starts, tuning.gates)
@@ -153,20 +153,19 @@ class SoftGateReading:
     def _explained(self, answers: CopiedAnswers, theta: Array) -> bool:
         left = answers.vectors(self.layer, theta)[1]
         error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
-        return left <= self.tuning.explained * error
+        return bool(left <= self.tuning.explained * error)
 
     # -- the others
 
     def run(self, base: BaseOffset) -> Asking[SoftGates]:
         """Ask offsets until every range is known."""
         d, H = self.layer.M.shape[1], len(base.theta)
-        total = int(np.linalg.matrix_rank(self.layer.heads))
+        least = self.tuning.rank_noise * self.noise.relative * np.linalg.norm(self.layer.heads)
+        total = int(np.linalg.matrix_rank(self.layer.heads, tol=least))
         count = -(-total // H) + self.tuning.spare_offsets - 1
         along = base.answers.a / np.linalg.norm(base.answers.a)
         directions = along[:, None]
-        found = SoftGates(
-            self.tokens, (base.answers,), (base.theta,), (), False, self.tuning.gates
-        )
+        found = SoftGates(self.tokens, (base.answers,), (base.theta,), (), False, self.tuning.gates)
         while True:
             count = min(count, d - 1)
             fresh = self.rng.standard_normal((d, count + 1 - directions.shape[1]))
@@ -238,7 +237,7 @@ class SoftGateReading:
         purpose: Purpose = "data",
     ) -> Asking[list[CopiedAnswers]]:
         """Ask each offset beside ``count`` query tokens of its own, one family per copies."""
-        total, d = len(offsets) * count, plane.shape[1]
+        total = len(offsets) * count
         drawn = self.rng.standard_normal((total, len(plane)))
         sizes = self.rng.uniform(self.tuning.nearest, 1, (total, 1))
         s = sizes * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
@@ -247,13 +246,14 @@ class SoftGateReading:
         kinds = np.array(self.tuning.copies)
         # every offset gets every kind of copies, in an order of its own
         kind = np.argsort(self.rng.random((len(offsets), count)), axis=1).reshape(-1) % len(kinds)
-        asked: Round = []
-        for k, copies in enumerate(kinds):
-            two = Sequences(pairs[kind == k], phase=phase, purpose=purpose)
-            asked.append(Copies.of(two, copies))
+        used = np.unique(kind)
+        asked: Round = [
+            Copies.of(Sequences(pairs[kind == k], phase=phase, purpose=purpose), kinds[k])
+            for k in used
+        ]
         answers = yield asked
         y = np.zeros((total, len(self.layer.c)))
-        for k, one in enumerate(answers):
+        for k, one in zip(used, answers, strict=True):
             y[kind == k] = one
         design = np.hstack([np.ones((total, 1)), s])
         parts = (np.reshape(x, (len(offsets), count, -1)) for x in (b, design, kinds[kind], y))
