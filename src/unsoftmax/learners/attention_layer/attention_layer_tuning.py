@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
+from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
 from unsoftmax.validate.long_sequences import LongSequenceTuning
@@ -44,6 +45,8 @@ class AttentionLayerTuning:
 
     normalised: NormalisedTuning = field(default=NormalisedTuning())
     """What concerns layers behind a LayerNorm alone."""
+    prenorm: PrenormTuning = field(default=PrenormTuning())
+    """What concerns layers after one."""
 
     # single tokens
     token_scale: float = 2.0**10
