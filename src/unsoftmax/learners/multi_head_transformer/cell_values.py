@@ -178,7 +178,7 @@ class CellValues:
 
 @dataclass(frozen=True, slots=True)
 class CellReader:
-    """Reads values in the cones of directions, W and w being known."""
+    """Reads values around base points, W and w being known."""
 
     hinges: NetworkHinges
     heads: MultiHead
@@ -186,37 +186,37 @@ class CellReader:
     tuning: CellValueTuning
 
     def read(
-        self, directions: Array, shares: Array, unknown: ValueCoordinates, checks: int
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
     ) -> Asking[tuple[CellValues, Array]]:
-        """Read the v_h in the cones of ``directions`` (C, d); return what shares they took, too.
+        """Read the v_h around base points (C, d); return what shares they took, too.
 
         ``shares`` (C,) multiply the usual lengths of offsets.
         """
         hinges, tuning, shares = self.hinges, self.tuning, shares.copy()
-        left = np.arange(len(directions))
+        left = np.arange(len(points))
         found: dict[int, SolvedCell] = {}
         for _ in range(tuning.halvings):
-            systems = self._systems(directions[left], shares[left], unknown, checks)
+            systems = self._systems(points[left], shares[left], unknown, checks)
             parted = _parted(systems, (yield _round_of(systems)))
             for k, one, N, y in zip(left.tolist(), systems, *parted, strict=True):
                 found[k] = one.solved(y, N, hinges.gradients(one.at.active[None])[0])
             wrong = tuning.agrees * hinges.steepness
             left = np.array([k for k in left.tolist() if found[k].missed > wrong], dtype=np.intp)
             if not len(left):
-                return CellValues(tuple(found[k] for k in range(len(directions)))), shares
+                return CellValues(tuple(found[k] for k in range(len(points)))), shares
             shares[left] /= 2
         raise CoincidentJumps
 
     def _systems(
-        self, directions: Array, shares: Array, unknown: ValueCoordinates, checks: int
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
     ) -> list[CellSystem]:
-        hinges, tuning, b = self.hinges, self.tuning, self.tuning.length * directions
-        u, active = self.heads.scores_of(b), hinges.active(b)
-        radius = tuning.share * shares * np.minimum(hinges.room(b), tuning.length)
-        points = [CellPoint(b[k], active[k], float(radius[k])) for k in range(len(b))]
+        hinges, tuning = self.hinges, self.tuning
+        u, active = self.heads.scores_of(points), hinges.active(points)
+        radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
+        cells = [CellPoint(b, *at) for b, *at in zip(points, active, radius.tolist(), strict=True)]
         return [
             CellSystem.chosen(at, u[k], unknown, checks, self.rng, tuning)
-            for k, at in enumerate(points)
+            for k, at in enumerate(cells)
         ]
 
 
