@@ -37,9 +37,9 @@ class BasePointTuning:
     first: int = 64
     """Centres of so many of the widest cells are tried for the first one."""
     beyond: float = 5.0
-    gates: float = 45.0
+    gates: float = 25.0
     """Query tokens are so many times as long as the farthest hyperplane on their way, and this over
-    the root of the margin, for W of norm 1: heads' logits are then several hundred."""
+    the root of the margin, for W of norm 1: heads' logits may then reach 250."""
     independent: float = 1e-9
     """Vectors (1, s) span K + 1 dimensions if the last pivot is above this share of the first."""
 

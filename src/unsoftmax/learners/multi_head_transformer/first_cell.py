@@ -55,10 +55,10 @@ class FirstCellTuning:
     """Error of an answer, relative to what its terms add up to (measured: 1e-16 to 4e-16)."""
     beyond_biases: float = 5.0
     """Shorter query tokens are so many times as long as the farthest hyperplane is on their way."""
-    logits: float = 800.0
+    logits: float = 250.0
     """Logits that they allow the median head to have at the longest offsets, at least: room to
     saturate the others."""
-    least_logits: float = 200.0
+    least_logits: float = 60.0
     """The same of the head with the smallest W_h x."""
     doubled: float = 2.0
     """All u_h are read at query tokens so many times as long as well: W_h x is their difference,

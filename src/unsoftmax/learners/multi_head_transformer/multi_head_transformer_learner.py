@@ -261,9 +261,7 @@ class MultiHeadTransformerLearner(Configured):
         wanted = self.polish or seen.refuses or vague
         if not wanted or missed > tuning.nearly:
             return layer, not seen.refuses
-        better = yield from polished_layer(
-            layer, learned, bool(self.biases), rng, tuning.polishing
-        )
+        better = yield from polished_layer(layer, learned, bool(self.biases), rng, tuning.polishing)
         if better is None:
             note = "Polishing the layer gained nothing, or it has too many parameters for it."
             return replace(layer, notes=(*layer.notes, note)), not seen.refuses
