@@ -70,6 +70,8 @@ class LayerSearchTuning:
     shorter: float = 0.5
     """Every search has offsets shorter by this than the one before: the first cell may have been
     left where no ray showed it."""
+    safety: float = 3.0
+    """Estimated errors of the first layers are standard deviations, roughly: so many are taken."""
     cancelling: float = 3.0
     """Errors are estimated for answers whose terms are as large as the network's. Where those of
     all heads are more than so many times as large they are the larger."""
@@ -175,9 +177,9 @@ class LayerSearch:
             shares[left], values = now, values.with_cells(left, again)
         else:
             raise CoincidentJumps
-        each, count = values.error(self.hinges, tuning.values), len(self.hinges) + 1
-        error = float(np.sqrt(np.sum(each**2) + count * found.largest["v"] ** 2))
-        return self._assembled(found, solved, np.sqrt(count) * solved.inverse * error)
+        each = values.error(self.hinges, tuning.values)
+        slope = solved.slope(np.append(found.largest["v"], each))
+        return self._assembled(found, solved, tuning.safety * slope)
 
     def _values(
         self, reader: CellReader, cell: FirstCell, directions: Array

@@ -29,7 +29,9 @@ class ValueSpaceTuning:
     flat: float = 1e-6
     """All heads' spaces together: a direction in two of them is told up to their errors alone."""
     spare: int = 2
-    """So many more cells than dimensions have to agree."""
+    ample: float = 1.25
+    """So many more cells than dimensions have to agree, and spaces are made of so many times as
+    many: the weakest direction of as few as span them is a hundred times coarser."""
     gain: float = 0.8
     """Spaces are used where they leave at most this share of the unknowns."""
     steps: int = 8
