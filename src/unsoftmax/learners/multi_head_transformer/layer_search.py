@@ -198,6 +198,10 @@ class LayerSearch:
                 points[now], shares[now], every, tuning.values.checks
             )
             values, done = new if values is None else values.joined(new), ahead
+            read = slice(done)
+            values, shares[read] = yield from reader.settled(
+                values, directions[read], shares[read], every, tuning.values.checks
+            )
             v = np.concatenate([heads.v[None], values.v])
             active = np.concatenate([cell.active[None], values.active])
             fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
@@ -207,6 +211,9 @@ class LayerSearch:
             try:
                 new, shares[rest] = yield from reader.read(
                     points[rest], shares[rest], fewer, tuning.spaces.checks
+                )
+                new, shares[rest] = yield from reader.settled(
+                    new, directions[rest], shares[rest], fewer, tuning.spaces.checks
                 )
             except CoincidentJumps:
                 continue
