@@ -165,10 +165,14 @@ class CellValues:
         """Estimate the errors of all v_h of every cell, (C,)."""
         rows = np.array([one.row for one in self.cells])
         off = tuning.misses * float(np.sqrt(np.mean(rows**2)))
+        each = off + self.rounding(hinges, tuning)
+        return np.asarray(each * np.array([one.inverse for one in self.cells]))
+
+    def rounding(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+        """Return what rounding of answers leaves of a row of every cell, (C,)."""
         at = [one.system.at for one in self.cells]
         far = np.array([float(np.linalg.norm(one.b)) / one.radius for one in at])
-        own = tuning.float64 * hinges.steepness * far
-        return np.asarray((off + own) * np.array([one.inverse for one in self.cells]))
+        return np.asarray(tuning.float64 * hinges.steepness * far)
 
     def joined(self, other: CellValues) -> CellValues:
         """Add the cells of another reading."""
@@ -216,7 +220,7 @@ class CellReader:
     def settled(
         self,
         values: CellValues,
-        directions: Array,
+        points: Array,
         shares: Array,
         unknown: ValueCoordinates,
         checks: int,
@@ -225,13 +229,12 @@ class CellReader:
         tuning, shares = self.tuning, shares.copy()
         for _ in range(tuning.halvings):
             rows = np.array([one.row for one in values.cells])
-            left = np.flatnonzero(rows > tuning.outlier * np.median(rows))
+            usual = np.maximum(np.median(rows), values.rounding(self.hinges, tuning))
+            left = np.flatnonzero(rows > tuning.outlier * usual)
             if not len(left) or len(rows) < tuning.enough:
                 break
             shares[left] /= 2
-            again, shares[left] = yield from self.read(
-                directions[left], shares[left], unknown, checks
-            )
+            again, shares[left] = yield from self.read(points[left], shares[left], unknown, checks)
             values = values.with_cells(left, again)
         return values, shares
 

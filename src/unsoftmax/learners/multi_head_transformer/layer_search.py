@@ -200,7 +200,7 @@ class LayerSearch:
             values, done = new if values is None else values.joined(new), ahead
             read = slice(done)
             values, shares[read] = yield from reader.settled(
-                values, directions[read], shares[read], every, tuning.values.checks
+                values, points[read], shares[read], every, tuning.values.checks
             )
             v = np.concatenate([heads.v[None], values.v])
             active = np.concatenate([cell.active[None], values.active])
@@ -213,7 +213,7 @@ class LayerSearch:
                     points[rest], shares[rest], fewer, tuning.spaces.checks
                 )
                 new, shares[rest] = yield from reader.settled(
-                    new, directions[rest], shares[rest], fewer, tuning.spaces.checks
+                    new, points[rest], shares[rest], fewer, tuning.spaces.checks
                 )
             except CoincidentJumps:
                 continue
