@@ -16,6 +16,7 @@ from tests.feed_forward import layer, parameter_errors
 from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
+from tests.prenorm_layers import prenorm, share_after
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.protocol import Learner, Model, Oracle
@@ -500,6 +501,15 @@ CASES = [
         within=_transformer_within_the_bounds,
         accuracy=1e-7,
         single=False,
+    ),
+    Case(
+        "AttentionLayerLearner after a LayerNorm",
+        lambda seed: us.learners.AttentionLayerLearner(6, norm="pre", seed=seed),
+        lambda seed: prenorm(1, 2, 6, seed),
+        _one_by_one,
+        within=lambda recovery, target: share_after(recovery, target) <= 1,
+        single=False,  # a norm's inverse has a root
+        accuracy=1e-8,
     ),
     Case(
         "FeedForwardLearner",

@@ -614,3 +614,11 @@ def test_a_small_head_behind_float32_is_not_certainly_absent():
 
     result = us.audit(both, 4, recover=True)
     assert result.certainty != "certain"
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-150, 1e150])
+def test_answers_that_float64_has_no_room_for_are_undecided_in_a_sentence(size):
+    model = several(1, 4, 0).heads[0]
+    result = us.audit(lambda X: size * model(X), 4)
+    assert result.target_class == "undecided"
+    assert "leave float64 no room to compute with" in result.reasons[0]

@@ -17,7 +17,8 @@ from tests.cli.test_cli import run
 from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
-from unsoftmax.questions.defence.attacks import ATTACKED, Attacker, heads_error, neurons_error
+from unsoftmax.questions.defence.attacked_classes import ATTACKED
+from unsoftmax.questions.defence.attacks import Attacker, heads_error, neurons_error
 from unsoftmax.questions.defence.averaged_answers import AveragedAnswers
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
 from unsoftmax.questions.defence.defence_ladder import LadderTuning, Measures

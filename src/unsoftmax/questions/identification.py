@@ -416,6 +416,12 @@ def at_first_sight(traits: Traits) -> Identity | None:
     if traits.kind == "constant":
         reason = "All answers are the same number."
         return Identity("constant", "likely", traits, reasons=(reason,))
+    if traits.beyond is not None:
+        reason = (
+            f"Answers of about {traits.beyond:.0e} leave float64 no room to compute with: scale "
+            "the target's output to between 1e-100 and 1e+100."
+        )
+        return Identity("undecided", "undecided", traits, reasons=(reason,))
     if traits.drowned:
         reason = "Answers differ by no more than when the same question is asked twice."
         return Identity("undecided", "undecided", traits, reasons=(reason,))

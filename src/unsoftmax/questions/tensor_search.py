@@ -16,8 +16,7 @@ the network of Σ B_h, and the query token 0 scores by w alone.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy
@@ -25,7 +24,9 @@ import scipy
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
+from unsoftmax.questions.changed_layer_part import ChangedPartTuning, changed_part
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
+from unsoftmax.questions.claimed_layers import ServedVectors
 from unsoftmax.questions.claimed_models import (
     Claim,
     ServedHeads,
@@ -33,27 +34,10 @@ from unsoftmax.questions.claimed_models import (
     ServedNetwork,
     ServedTransformer,
 )
+from unsoftmax.questions.located import Located, Search
 
 DIVIDED = "how B is divided among heads"
 FAR = "W or w, by so much that it cannot be told whose"
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """What was changed; None with the reason why that could not be told."""
-
-    tensor: str | None
-    why: str = ""
-
-    @classmethod
-    def of(
-        cls, names: Sequence[str], why: str = "the change is near what answers hide."
-    ) -> Located:
-        """List what was changed, or say why nothing is listed."""
-        return cls(", ".join(names)) if names else cls(None, why)
-
-
-Search: TypeAlias = Generator[Round, Answers, Located]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +57,8 @@ class TensorSearchTuning:
     """Share of a change that may come from the rounding of the tokens."""
     singles: int = 2
     """Single tokens that v is looked at with."""
+    layers: ChangedPartTuning = field(default=ChangedPartTuning())
+    """How layers of vectors are searched."""
 
 
 def changed_tensor(
@@ -86,6 +72,9 @@ def changed_tensor(
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
     if isinstance(claim, ServedNetwork):
         return Located("the network")
+    if isinstance(claim, ServedVectors):
+        found = changed_part(claim, errors.alone(), room, rng, probes=probes, tuning=tuning.layers)
+        return (yield from found)
     search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
     if isinstance(claim, ServedTransformer):
         return (yield from search.before_network(claim))
