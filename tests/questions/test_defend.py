@@ -689,6 +689,8 @@ def test_what_cannot_be_attacked_is_refused_before_anything_is_paid():
     network = us.ReluNetwork(np.eye(3), np.ones(3))
     with pytest.raises(ValueError, match="No attacks are registered for Transformer"):
         us.defend(us.Transformer(np.eye(3), network), 3)
+    with pytest.raises(ValueError, match="No attacks are registered for MultiHeadTransformer"):
+        us.defend(us.MultiHeadTransformer([np.eye(3)], [np.eye(3)], np.ones(3)), 3)
 
 
 def test_attackers_of_clipped_answers_that_exclude_0_have_no_length():

@@ -125,7 +125,7 @@ def by_worth(
 
 def met(claim: Claim, sides: NeuronSides, asked: list[Array], tuning: ClaimProbeTuning) -> Sides:
     """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
-    points = np.array([claim.given(X[None])[0] for X in asked]).reshape(-1, claim.dim)
+    points = np.array([claim.given(X[None])[0] for X in asked]).reshape(-1, sides.normals.shape[1])
     return np.asarray(np.any(sides.met(points, tuning.sides), axis=0))
 
 
@@ -158,7 +158,7 @@ def _aimed(
     missing = ~met(claim, sides, asked, tuning) & (sides.distances < tuning.longest)
     # neurons are off at most points: where they are on comes first
     first = missing & (sides.worth(tuning.sides) == 1)
-    return sides.aimed(first if np.any(first) else missing, length, rng, tuning.sides)
+    return claim.aimed(first if np.any(first) else missing, length, rng, tuning.sides)
 
 
 def _scales(

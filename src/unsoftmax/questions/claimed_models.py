@@ -22,12 +22,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
+from unsoftmax.models import (
+    MultiHead,
+    MultiHeadTransformer,
+    ReluNetwork,
+    SingleHead,
+    Transformer,
+)
 from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 from unsoftmax.questions.left_open import LeftOpen
-from unsoftmax.questions.neuron_sides import NeuronSides
+from unsoftmax.questions.neuron_sides import NeuronSides, Sides, SideTuning, seen_neurons
 from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 
@@ -111,6 +117,14 @@ class Claim(ABC):
     def given(self, X: Array) -> Array:
         """Return the points that sequences (B, N, d) give to what bends the function, (B, d)."""
         return X[:, -1]
+
+    def aimed(
+        self, wanted: Sides, length: float, rng: np.random.Generator, tuning: SideTuning
+    ) -> Array:
+        """Return single tokens (K, d) on groups of the ``sides`` that are wanted."""
+        if self.sides is None:
+            return np.zeros((0, self.dim))
+        return self.sides.aimed(wanted, length, rng, tuning)
 
     @property
     def lengths(self) -> Array:
@@ -267,6 +281,81 @@ class ServedTransformer(Claim):
         named = {f"network.{name}": move for name, move in moves.items()}
         lengths = np.linalg.norm(pooled, axis=1)
         return self._answers(self._attention(X), roundings, own | named, lengths)
+
+
+class ServedHeadsAndNetwork(Claim):
+    """Several heads before a ReLU network, which sees what all of them pool."""
+
+    def __init__(self, model: MultiHeadTransformer) -> None:
+        super().__init__(model)
+        # without heads a network of no inputs: as with one that it does not see
+        B = model.B if model.H else np.zeros((1, *model.B.shape[1:]))
+        inputs = B.transpose(0, 2, 1).reshape(len(B) * model.dim, len(model.b))
+        self.network = ReluNetwork(inputs, model.w_o, model.b, model.c)
+        self.attention = model
+        self.sides = NeuronSides.of(self.network)
+        seen = seen_neurons(self.network)
+        self._alone = NeuronSides.of_neurons(model.on_single_tokens, seen)
+
+    def given(self, X: Array) -> Array:
+        """Return what all heads pool, one after the other, (B, Hd)."""
+        pooled = self.attention.pooled(X).reshape(len(X), self.attention.H * self.dim)
+        return pooled if self.attention.H else np.zeros((len(X), self.dim))
+
+    def aimed(  # noqa: D102
+        self, wanted: Sides, length: float, rng: np.random.Generator, tuning: SideTuning
+    ) -> Array:
+        return self._alone.aimed(wanted, length, rng, tuning)
+
+    @property
+    def lengths(self) -> Array:  # noqa: D102
+        return hyperplane_lengths(self.attention.on_single_tokens)
+
+    def vectors(self, x: Array) -> Array:  # noqa: D102
+        return self.attention.scores_of(x)
+
+    def tensors(self) -> dict[str, tuple[float, int]]:  # noqa: D102
+        model, found = self.attention, {}
+        for name in ("W", "w", "B"):
+            for h, array in enumerate(getattr(model, name)):
+                found[f"{name} of head {h}"] = (float(np.linalg.norm(array)), array.size)
+        for name in ("w_o", "b", "c"):
+            array = model.arrays()[name]
+            found[name] = (float(np.linalg.norm(array)), array.size)
+        return found
+
+    def weighty(self) -> dict[str, float]:  # noqa: D102
+        norms = {name: norm for name, (norm, _) in self.tensors().items()}
+        found = _weighty(self.network)
+        if found.pop("A", None) is None:
+            return found
+        for h in range(self.attention.H):
+            W, w, B = (norms[f"{name} of head {h}"] for name in "WwB")
+            if B:
+                found[f"B of head {h}"] = B
+                found[f"W of head {h}"] = W or w or 1.0
+                found[f"w of head {h}"] = max(W, w) or 1.0
+        return found
+
+    def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
+        model, u = self.attention, self.vectors(X[:, -1])
+        weights = softmax(token_scores(X, u))
+        pooled, given = pooled_tokens(X, weights), self.given(X)
+        _, roundings, moves = _network_at(self.network, given)
+        slopes = np.einsum(
+            "bj,hjk->bhk", (given @ self.network.A + model.b > 0) * model.w_o, model.B
+        )
+        gradients, scored = _scores_at(X, weights, u, slopes)
+        longest = np.linalg.norm(X, axis=2).max(axis=1)
+        steep = np.linalg.norm(slopes, axis=2).sum(axis=1)
+        roundings = roundings + scored + longest * steep * long_sums(X)
+        queries = np.linalg.norm(X[:, -1], axis=1)
+        found = {name: moves[name] for name in ("w_o", "b", "c")}
+        for h in range(model.H):
+            found[f"W of head {h}"] = gradients[:, h] * queries
+            found[f"w of head {h}"] = gradients[:, h]
+            found[f"B of head {h}"] = np.linalg.norm(pooled[:, h], axis=1) * moves["b"]
+        return self._answers(model(X), roundings, found, np.linalg.norm(given, axis=1))
 
 
 def _scores_at(X: Array, weights: Array, u: Array, v: Array) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ from unsoftmax.models import (
     AttentionLayer,
     FeedForward,
     MultiHead,
+    MultiHeadTransformer,
     ReluNetwork,
     SingleHead,
     Transformer,
@@ -16,6 +17,7 @@ from unsoftmax.questions.claimed_layers import ServedFeedForward, ServedLayer
 from unsoftmax.questions.claimed_models import (
     Claim,
     ServedHeads,
+    ServedHeadsAndNetwork,
     ServedNetwork,
     ServedTransformer,
 )
@@ -26,6 +28,7 @@ CLAIMS: Mapping[type, type] = {
     MultiHead: ServedHeads,
     ReluNetwork: ServedNetwork,
     Transformer: ServedTransformer,
+    MultiHeadTransformer: ServedHeadsAndNetwork,
     AttentionLayer: ServedLayer,
     FeedForward: ServedFeedForward,
 }
