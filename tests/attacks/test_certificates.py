@@ -231,6 +231,34 @@ def test_heads_computed_as_libraries_do(name, dtype, bias, trials, evidence):
     )
 
 
+@pytest.mark.parametrize("bias", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_values_smaller_than_the_terms_they_are_sums_of(dtype, bias, trials, evidence):
+    """v's rounding is that of its terms, and the last rounding beside a large c may hide it."""
+    count, refused, loose = trials(40, 700), 0, []
+    for seed in range(count):
+        target = Library(seed, dtype, bias)
+        target.dim = d = min(target.dim, 2 + seed % 2)
+        target.Q, target.K, target.V = target.Q[:d], target.K[:d], target.V[:d]
+        V = target.V.astype(float)
+        target.out = (target.out - 0.7 * np.linalg.pinv(V) @ (V @ target.out)).astype(dtype)
+        try:
+            recovery = us.learn(target, LEARNERS["ExactHead with biases"](d, seed))
+        except us.NotIdentifiable:
+            refused += 1
+            continue
+        share = held(recovery, target.parameters())["v"]
+        assert share >= 1, (seed, share)
+        loose.append(share)
+    evidence(
+        f"values of two or three dimensions that cancel, {dtype.__name__}, biases of {bias:g}",
+        runs=count,
+        broken=0,
+        median_looseness=f"{np.median(loose):.0f}×",
+        refused=refused,
+    )
+
+
 @pytest.mark.parametrize("biases", [False, True])
 def test_a_low_rank_with_a_tail(biases, trials, evidence):
     """What rank detection drops is in the bound."""

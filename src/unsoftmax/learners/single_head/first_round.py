@@ -345,19 +345,20 @@ def _read(
     # both answers are rounded; where arithmetic matches the format only one is taken off
     both = 2 if precision.unit == UNIT else 1
     rounded = both * precision.relative * np.abs(line) + 2 * precision.absolute
-    missed = np.maximum(missed - rounded, 0.0)
+    clear = np.maximum(missed - rounded, 0.0)
     short = np.linalg.norm(x, axis=1) < np.sqrt(tuning.short)
     terms = 0.0
     if not np.all(short):
         d = len(tokens.v)
         chance = 2 * small_by_chance(d, tuning.small_by_chance) / KAPPA
         by_chance = max(1.0, chance) * np.linalg.norm(tokens.v) / np.sqrt(d)
+        # the last rounding may hide what sums are off by (a large c): it is not taken off
         terms = min(float(by_chance), tuning.of_v * float(np.max(missed[~short])) / inside)
     if tokens.at_zero is None:
         return tokens.values(precision, terms)
     if not np.any(short):
         return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
-    coarse, c = float(np.max(missed[short])) / inside, abs(tokens.constant)
+    coarse, c = float(np.max(clear[short])) / inside, abs(tokens.constant)
     if coarse * inside > tuning.most_hidden * (np.linalg.norm(tokens.v) + c):
         return tokens.values(precision, terms)  # no rounding: judged as it is
     precision = precision.with_hidden(
