@@ -172,6 +172,29 @@ def test_wide_heads(name, how, trials, evidence):
     )
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+def test_heads_about_as_small_as_the_rounding(name, trials, evidence):
+    """What was read while answers were taken for exact is bounded by what they turn out to be."""
+    count, refused = trials(40, 2000), 0
+    for seed in range(count):
+        rng, biases = np.random.default_rng([38, seed]), "biases" in name
+        d, size = int(rng.choice([1, 1, 2, 3])), 10.0 ** rng.uniform(-7.5, -4)
+        W = 10.0 ** rng.choice([-9, -6, 0]) * rng.standard_normal((d, d)) * rng.choice([0, 1])
+        w = 10.0 ** rng.choice([-6, -4, 0]) * rng.standard_normal(d) if biases else None
+        v, c = size * rng.standard_normal(d), biases * size * rng.standard_normal()
+        target = us.SingleHead(W, v, w, c)
+        oracle = DISTURBED["6 decimals"](lambda X, f=target: f(X), seed)
+        try:
+            recovery = us.learn(oracle, LEARNERS[name](d, seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        shares = held(recovery, parameters(target))
+        assert all(share >= 1 for share in shares.values()), (seed, shares)
+    claim = f"heads about as small as 6 decimals, {name}"
+    evidence(claim, runs=count, broken=0, refused=refused)
+
+
 class Library:
     """A head as libraries compute it: X → queries, keys, values → softmax → output, with biases."""
 

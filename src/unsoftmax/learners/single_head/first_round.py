@@ -19,6 +19,7 @@ answers that W is read from tell (`Values.reread`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -130,8 +131,8 @@ class FirstRound:
     """Queries left for the hold-out's last round."""
     checks: int
     """Queries of the whole hold-out."""
-    as_rounded: Values | None = None
-    """Where it is open whether these answers are rounded: v and c if they are."""
+    as_rounded: Callable[[], Values] | None = None
+    """Where it is open whether these answers are rounded: reads v and c as if they were."""
 
     @property
     def answered(self) -> Answered:
@@ -178,7 +179,8 @@ def ask_first_round(
         _refuse_without_value(values, np.concatenate([three.X, longer.X]), np.append(opened, y))
     if not given.listens:
         values = replace(values, shared=None)
-    return FirstRound(values, three, opened, share.closing, checks, asked.as_rounded(values))
+    as_rounded = None if values.reread is None else asked.as_rounded
+    return FirstRound(values, three, opened, share.closing, checks, as_rounded)
 
 
 def or_biased(biases: bool) -> str:
@@ -218,12 +220,10 @@ class _Asked:
         exact = _read(self.tokens, self._with_noise(Precision()), *self.line, self.given.tuning)
         return replace(exact, reread=partial(self._reread, form))
 
-    def as_rounded(self, values: Values) -> Values | None:
-        """Read v and c as if these answers were as rounded as they look, where that is open."""
-        if values.reread is None:
-            return None
+    def as_rounded(self) -> Values:
+        """Read v and c as if these answers were as rounded as they look."""
         form = Precision.of_format(self._answers, self.given.tuning.precision)
-        return self._straightened(self._with_noise(form))
+        return self._stood_out(self._straightened(self._with_noise(form)))
 
     def _open(self, form: Precision) -> bool:
         """Say whether these answers may be round without being rounded, or are too few to tell."""
@@ -239,8 +239,11 @@ class _Asked:
         if len(y) < tuning.precision.witnesses:
             return None
         told = Precision.of_format([*self._answers, y], tuning.precision)
-        values = self._straightened(self._with_noise(told))
-        if _counts_as_zero(values, tuning):
+        return self._stood_out(self._straightened(self._with_noise(told)))
+
+    def _stood_out(self, values: Values) -> Values:
+        """Refuse a v that is 0 as far as its error tells."""
+        if _counts_as_zero(values, self.given.tuning):
             _refuse_without_value(values, *self.three)
         return values
 
