@@ -92,8 +92,11 @@ class NormSearchTuning:
     residual connection leaves of the heads' answer what rounding does."""
     off: float = 1e-4
     """What normalised tokens may miss a linear map by: an eps of 1 is 1e-5."""
-    seen: float = 1e-12
-    """Where heads add less to long tokens' answers, float64 leaves too little of it."""
+    roundoffs: float = 4.0
+    """And in roundoffs of the answers, by their format: with a residual connection these are of
+    numbers as large as the tokens."""
+    seen: float = 30.0
+    """What heads add to long tokens' answers is seen where it is so many times as large."""
 
 
 @dataclass(frozen=True, slots=True)
