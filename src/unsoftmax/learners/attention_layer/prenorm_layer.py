@@ -175,7 +175,7 @@ class _BallLayer:
         """Search for all heads; what was found predicts a few fresh answers."""
         tuning, noise, rng = self.tuning, reading.noise, self.rng
         effort = tuning.effort(self.profile, noise.relative)
-        maps = yield from reading.run(base)
+        maps = yield from reading.run(base, effort.whole)
         values = maps.solved()
         n = keys_of(values, noise.relative, effort.share, tuning)
 
@@ -199,6 +199,12 @@ class _BallLayer:
         ).run()
         answers = LayerAnswers(maps, scores)
         samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
+        if not all(np.isfinite(R).all() for one in samples for R in one.scores.R):
+            raise ModelMismatch(
+                f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size "
+                f"make weights of the {len(values.U)} heads negative: answers are too coarse for a "
+                'layer whose tokens a norm bounds. profile="finest" asks more.'
+            )
         fresh = tuning.prenorm.fresh * self.radius
         tuning = replace(tuning, least_most=tuning.prenorm.least_most)
         conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning, fresh)
