@@ -9,8 +9,8 @@ g, for g·Γn = Σ n_i = 0. With the rows of R an orthonormal basis of g⊥,
 are the d − 1 numbers that an answer tells. Answers are off by about the same in every direction,
 and so are these, whatever γ is. Where u is linear in unknowns, u = k + C q, the equation
 μw = P_w k + P_w C q is linear in q and μ = 1/λ: one unknown more than without a norm
-(`UnknownScales`). Behind RMSNorm all is the same with P = I and R = I: d numbers, and no g⊥. *Source*:
-beyond arXiv 2601.16873; docs/theorems/vector_answers.md.
+(`UnknownScales`). Behind RMSNorm all is the same with P = I and R = I: d numbers, and no g⊥.
+*Source*: beyond arXiv 2601.16873; docs/theorems/vector_answers.md.
 """
 
 from __future__ import annotations

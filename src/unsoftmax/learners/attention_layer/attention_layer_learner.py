@@ -64,10 +64,10 @@ class AttentionLayerLearner(Configured):
     head_dim : int, optional
         Rank of every M_h. Found if it is not given, with three queries more per head.
     norm : {"none", "post", "pre"}, optional
-        What stands around the layer: nothing, a LayerNorm behind it and its residual connection
-        ("post"), or a LayerNorm or RMSNorm before it ("pre"). Found if it is not given, with three
-        queries more, with seven where there is one: answers of plain layers grow with single
-        tokens, and those after a norm are linear in what the norm makes of them.
+        What stands around the layer: nothing, a LayerNorm or RMSNorm behind it and its residual
+        connection ("post"), or one before it ("pre"). Found if it is not given, with three queries
+        more, with seven where there is one: answers of plain layers grow with single tokens, and
+        those after a norm are linear in what the norm makes of them.
     profile : {"auto", "lean", "fine", "finest"}
         How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
         twice as many, for answers of float32; "finest" four to eight times. "auto" is lean where
@@ -97,7 +97,8 @@ class AttentionLayerLearner(Configured):
     one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
     for every head. A norm before is part of its heads: its scale and shift are not told apart
     from M_h, W_h, w_h and c. Refused: heads with W_h = 0 or W_h = c·W_g without a norm before,
-    which switch like no head or like another one; RMSNorm behind a layer.
+    which switch like no head or like another one; an RMSNorm behind whose scale has entries of
+    both signs.
     *Source*: beyond arXiv 2601.16873.
 
     Examples

@@ -222,7 +222,7 @@ def _assumed(unit: float, looked: str, centred: bool, tuning: NormalisedTuning) 
         "M and c are meant without the part that is the same in all outputs: a LayerNorm takes it "
         "off."
         if centred
-        else "The norm behind is RMSNorm: its scale is of one sign, as answers to two tokens agree.",
+        else "The norm behind is RMSNorm, its scale of one sign, as answers to two tokens agree.",
         looked,
     )
 
