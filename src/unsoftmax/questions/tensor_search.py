@@ -24,6 +24,7 @@ import scipy
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
+from unsoftmax.questions.changed_layer_part import ChangedPartTuning, changed_part
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
 from unsoftmax.questions.claimed_layers import ServedVectors
 from unsoftmax.questions.claimed_models import (
@@ -33,7 +34,6 @@ from unsoftmax.questions.claimed_models import (
     ServedNetwork,
     ServedTransformer,
 )
-from unsoftmax.questions.layer_search import LayerSearchTuning, changed_part
 from unsoftmax.questions.located import Located, Search
 
 DIVIDED = "how B is divided among heads"
@@ -57,7 +57,7 @@ class TensorSearchTuning:
     """Share of a change that may come from the rounding of the tokens."""
     singles: int = 2
     """Single tokens that v is looked at with."""
-    layers: LayerSearchTuning = field(default=LayerSearchTuning())
+    layers: ChangedPartTuning = field(default=ChangedPartTuning())
     """How layers of vectors are searched."""
 
 

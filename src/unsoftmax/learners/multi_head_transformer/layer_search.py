@@ -31,8 +31,8 @@ from unsoftmax.learners.multi_head_transformer.first_cell import (
 )
 from unsoftmax.learners.multi_head_transformer.layer_solution import (
     LayerSolutionTuning,
-    layer_of_one_head,
     SolvedFirstLayers,
+    layer_of_one_head,
     solve_layer,
 )
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork

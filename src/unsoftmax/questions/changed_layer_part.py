@@ -44,7 +44,7 @@ NORM = "a norm before the layer is not looked at by itself."
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSearchTuning:
+class ChangedPartTuning:
     """Knobs of the search."""
 
     planes: int = 3
@@ -90,7 +90,7 @@ class Plane:
         claim: ServedLayer,
         rng: np.random.Generator,
         probes: ClaimProbeTuning,
-        tuning: LayerSearchTuning,
+        tuning: ChangedPartTuning,
     ) -> Plane:
         """Draw a plane, and points in it where the claim's heads share between two tokens."""
         if claim.before is not None:
@@ -118,7 +118,7 @@ class Plane:
         return cls(sequences, at * [1, 0], at * [0, 1], np.zeros((len(kept), 0)))
 
 
-def _on_circle(claim: ServedLayer, rng: np.random.Generator, tuning: LayerSearchTuning) -> Plane:
+def _on_circle(claim: ServedLayer, rng: np.random.Generator, tuning: ChangedPartTuning) -> Plane:
     """Draw tokens that a norm before leaves where they are: two directions without a mean."""
     norm, d = claim.before, claim.dim
     assert norm is not None
@@ -158,7 +158,7 @@ class SumChange:
     along: Array | None
     errors: Array
     """What Δ may be off by."""
-    tuning: LayerSearchTuning
+    tuning: ChangedPartTuning
 
     def left(self, coordinates: Array) -> float:
         """Return what is left where Δ is linear in coordinates (K, n), as a share of its bounds."""
@@ -211,7 +211,7 @@ class Asked:
     sequences: list[Array]
     seen: Seen
     errors: Array
-    tuning: LayerSearchTuning
+    tuning: ChangedPartTuning
 
     @property
     def last(self) -> Array:
@@ -284,7 +284,7 @@ def changed_part(
     rng: np.random.Generator,
     *,
     probes: ClaimProbeTuning,
-    tuning: LayerSearchTuning,
+    tuning: ChangedPartTuning,
 ) -> Search:
     """Find what was changed of a layer with at most ``room`` queries, or why that is not told."""
     if isinstance(claim, ServedFeedForward):
@@ -389,7 +389,7 @@ def _among_neurons(
     errors: AnswerErrors,
     rng: np.random.Generator,
     probes: ClaimProbeTuning,
-    tuning: LayerSearchTuning,
+    tuning: ChangedPartTuning,
 ) -> Search:
     """Tell c and a norm behind from the neurons."""
     asked = [X for _ in range(tuning.planes) for X in random_sequences(claim, rng, probes)]
@@ -403,7 +403,7 @@ def _among_neurons(
     return Located(NEURONS if claim.before is None else f"{NEURONS}, or the norm")
 
 
-def _named(names: list[str], claim: ServedVectors, tuning: LayerSearchTuning) -> Located:
+def _named(names: list[str], claim: ServedVectors, tuning: ChangedPartTuning) -> Located:
     """Name what explains the misses; a norm before is not looked at by itself."""
     if len(names) > tuning.most:
         return Located(None, NEAR)
