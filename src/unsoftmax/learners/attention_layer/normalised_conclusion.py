@@ -186,13 +186,16 @@ def concluded(
         raise ModelMismatch(
             f"The recovered layer misses fresh answers by {judgement.worst[0]:.1e} of their size "
             f"where {judgement.worst[1]:.1e} is expected: the target is not one layer of softmax "
-            "attention with a residual and a LayerNorm behind."
+            "attention with a residual and a LayerNorm or RMSNorm behind."
         )
     looked = looked_at(scores, answered, families) if checks else "Nothing was checked."
     strain = max((layers.strain(X, y) for X, y in answered if len(y)), default=0.0)
     widened = max(1.0, strain / knobs.usual)
     errors = {name: widened * error for name, error in layers.errors(knobs.safety).items()}
-    assumed = (*_assumed(layers.unit, looked, tuning), *more_than_usual(widened))
+    assumed = (
+        *_assumed(layers.unit, looked, _norm(found.model).centred, tuning),
+        *more_than_usual(widened),
+    )
     certificate = Certificate(errors, assumed)
     return Found(found.model, certificate, judgement.evidence)
 
@@ -217,16 +220,18 @@ def _perturbed_layers(
     return PerturbedLayers(found.model, tuple(others), unit)
 
 
-def _assumed(unit: float, looked: str, tuning: NormalisedTuning) -> tuple[str, ...]:
+def _assumed(unit: float, looked: str, centred: bool, tuning: NormalisedTuning) -> tuple[str, ...]:
     """Say what the bounds rest on."""
     knobs = tuning.conclusion
     return (
-        "The target is a layer of softmax attention, with a residual and a LayerNorm behind: what "
+        "The target is a layer of softmax attention, with a residual and a norm behind: what "
         "the hold-out tests, it cannot prove.",
         f"Answers are off by {unit:.1e} of themselves and of the scale, each by itself; bounds "
         f"are {knobs.safety:g} times what {knobs.perturbed} such perturbations move.",
         "M and c are meant without the part that is the same in all outputs: a LayerNorm takes it "
-        "off.",
+        "off."
+        if centred
+        else "The norm behind is RMSNorm, its scale of one sign, as answers to two tokens agree.",
         looked,
     )
 
