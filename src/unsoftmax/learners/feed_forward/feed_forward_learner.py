@@ -29,10 +29,13 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch
 from unsoftmax.arrangement.vector_kinks import VectorKinkSearch, VectorKinkTuning
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import as_planned
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
+from unsoftmax.learners.feed_forward.behind_norm import asks_directions, before_the_norm
+from unsoftmax.learners.feed_forward.direction_spots import DirectionSpots
 from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning, LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, SpotTuning
@@ -43,15 +46,21 @@ from unsoftmax.learners.feed_forward.line_cells import (
     LineCells,
     LineCellTuning,
 )
+from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening, NormOpeningTuning
 from unsoftmax.learners.feed_forward.opening_look import (
     OpeningLook,
     OpeningLookTuning,
     TargetOpening,
 )
+from unsoftmax.learners.feed_forward.small_sums import SmallSums
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import FARTHEST, Array, Round, Singles
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
+
+
+NORMS = (None, "post")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class FeedForwardTuning:
     """How a layer is searched for, in the order of the search."""
 
     opening: OpeningLookTuning = field(default=OpeningLookTuning())
+    norm: NormOpeningTuning = field(default=NormOpeningTuning())
     line: VectorKinkTuning = field(default=VectorKinkTuning())
     cells: LineCellTuning = field(default=LineCellTuning())
     spots: SpotTuning = field(default=SpotTuning())
@@ -132,7 +142,7 @@ class FeedForwardLearner(Configured):
     """
 
     dim: int
-    norm: None = None
+    norm: str | None = None
     seed: int = 0
     tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
@@ -142,11 +152,8 @@ class FeedForwardLearner(Configured):
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)
-        if self.norm is not None:
-            raise ValueError(
-                f"norm must be None; it is {self.norm!r}. Layers behind a normalisation are not "
-                "recovered."
-            )
+        if self.norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}; it is {self.norm!r}.")
 
     @property
     def _most(self) -> int:
@@ -179,12 +186,22 @@ class FeedForwardLearner(Configured):
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
         rng = np.random.default_rng(self.seed)
-        opening = TargetOpening(self.dim, asks("opening"), rng, tuning=self.tuning.opening)
-        look = yield from opening.run()
+        if self.norm is None:
+            opening = TargetOpening(self.dim, asks("opening"), rng, tuning=self.tuning.opening)
+            look = yield from opening.run()
+            normed = None
+        else:
+            norm_opening = NormOpening(
+                int(self.dim), asks("opening"), rng, tuning=self.tuning.norm
+            )
+            normed = yield from norm_opening.run()
         for again in reversed(range(self.tuning.attempts)):
             thorough = again < self.tuning.attempts - 1
             try:
-                claim = yield from self._searched(look, thorough, rng)
+                if normed is None:
+                    claim = yield from self._searched(look, thorough, rng)
+                else:
+                    claim = yield from self._searched_behind(normed, thorough, rng)
             except TooManyBreakpoints as error:
                 if not again or error.everywhere:
                     raise _too_many(error) from error
@@ -225,6 +242,93 @@ class FeedForwardLearner(Configured):
         claim, judgement = claim.judged(x, y, len(x))
         claim.refuse(judgement)
         return claim
+
+    def _searched_behind(
+        self, normed: NormLook, thorough: bool, rng: np.random.Generator
+    ) -> Generator[Round, Answers, LayerClaim]:
+        """Find all neurons behind a norm, and the norm."""
+        norm, look, d = normed.norm, normed.look, int(self.dim)
+        basis = np.linalg.qr(rng.standard_normal((d, 1)), mode="complete")[0].T
+        x0 = rng.standard_normal(d)
+        x0 *= self.tuning.start * look.length / np.linalg.norm(x0)
+
+        def ask(phase: str) -> AskTokens:
+            return asks_directions(asks(phase), norm)
+
+        def ask_line(t: Array) -> Generator[Round, Answers, Array]:
+            return (yield from ask("line")(x0 + t[:, None] * basis[0]))
+
+        search = DirectionKinkSearch(
+            ask_line, look.length, normed.noise, self._most, thorough, tuning=self.tuning.line
+        )
+        kinks = yield from search.run()
+        if not len(kinks.t):
+            raise ModelMismatch("no neurons")
+
+        def own_error(t: float) -> float:
+            piece = kinks.pieces[int(np.searchsorted(kinks.t, t))]
+            return normed.noise * float(np.linalg.norm(piece.at(t)))
+
+        cells = LineCells(
+            ask("cells"),
+            kinks,
+            basis,
+            x0,
+            look.length,
+            own_error,
+            scaled=False,
+            tuning=self.tuning.cells,
+        )
+        readings = yield from cells.run()
+        columns, column_error, _ = cells.jumps()
+        rows = readings.solved(columns, column_error).along @ basis
+        bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
+        crossing = DirectionSpots(
+            ask("crossings"),
+            rows,
+            bias,
+            look.length,
+            lambda x: np.full(len(x), normed.noise),
+            rng,
+            tuning=self.tuning.spots,
+        )
+        spots = yield from crossing.run()
+        spots = self._checked(spots, columns, column_error, look)
+        readings = yield from cells.settled(readings, *spots.columns)
+        found = _neurons(readings, spots, basis)
+        sums = before_the_norm(found, readings.values, norm, self.tuning.affine)
+        found, sides = sums.found, sums.sides
+        plain = found.layer(sides, np.zeros(d))
+        x = x0 + readings.places[:, None] * basis[0]
+        u = plain(x)
+        left = sums.values - (u - u.mean(axis=1, keepdims=True) if norm.centred else u)
+        weight = 1 / np.sum(sums.values**2, axis=1)
+        c = weight @ left / np.sum(weight)
+        errors = found.errors(0.0)
+        along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
+        c_error = errors["constant"] + errors["slope"] * along
+        model, errors = found.layer(sides, c), found.errors(c_error)
+        scale = LayerNorm(1 / sums.gain, norm.shift, 0.0, centred=norm.centred)
+
+        def off(x: Array) -> Array:
+            return np.asarray(errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1))
+
+        small = SmallSums(model, scale, off, normed.noise, rng)
+        eps, eps_error = yield from small.run(asks("eps"), look.length)
+        errors |= {
+            "scale": normed.scale_error,
+            "shift": normed.shift_error,
+            "eps": eps_error,
+        }
+        behind = LayerNorm(1 / sums.gain, norm.shift, eps, centred=norm.centred)
+        return LayerClaim(
+            FeedForward(model.A, model.b, model.B, model.c, True, behind),
+            look,
+            errors,
+            _notes(found, sides),
+            sides.sure and sides.linear is None,
+            tuning=self.tuning.claims,
+        )
 
     def _found(
         self, look: OpeningLook, thorough: bool, rng: np.random.Generator

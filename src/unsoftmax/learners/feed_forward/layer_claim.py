@@ -78,8 +78,7 @@ class LayerClaim:
         return self, judgement
 
     def _bound(self, x: Array) -> Array:
-        slope = self.errors["slope"] * np.linalg.norm(x, axis=1)
-        return np.asarray(self.errors["constant"] + slope)
+        return self.model.moved_at_most(x, self.errors)
 
     def refuse(self, judgement: Judgement) -> None:
         """Raise if fresh answers contradict the layer."""
