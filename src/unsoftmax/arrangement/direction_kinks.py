@@ -116,8 +116,10 @@ class DirectionKinkSearch(VectorKinkSearch):
     narrower: float = 0.1
     """Widths of three places that a kink was between, taken again."""
     tries: int = 6
-    blunt: float = 1e-5
-    """Relative error of a slope from which on a piece is read at two more places."""
+    faint: float = 1e-10
+    """Jumps of this share of the slope are none."""
+    blunt: float = 1e11
+    """Error of a slope, in those of a direction, from which on a piece is read at two more places."""
     towards: float = 0.9
     """Where they are: this share of the way from where it was seen to its kinks."""
 
@@ -177,7 +179,9 @@ class DirectionKinkSearch(VectorKinkSearch):
         meetings = [self._meeting(p, q) for p, q in pairwise(pieces)]
         for i, piece in enumerate(pieces):
             assert isinstance(piece, DirectionPiece)
-            if piece.sharpened or piece.slope_error < self.blunt * piece.turned(piece.t):
+            if piece.sharpened or piece.slope_error < self.blunt * self.noise * piece.turned(
+                piece.t
+            ):
                 continue
             piece.sharpened = True
             ends = (piece.low, meetings[i - 1] if i else None), (
@@ -240,6 +244,18 @@ class DirectionKinkSearch(VectorKinkSearch):
         return self._on(p, q.t, q.value / np.linalg.norm(q.value)) and self._on(
             q, p.t, p.value / np.linalg.norm(p.value)
         )
+
+    def _alike(self, p: VectorPiece, q: VectorPiece) -> bool:
+        """Tell whether two pieces span one plane but for jumps too small to be seen."""
+        assert isinstance(p, DirectionPiece)
+        assert isinstance(q, DirectionPiece)
+        base, other = (p, q) if p.tilt_error < q.tilt_error else (q, p)
+        at, slope = other.at(other.t), other.slope
+        across = slope - at * float(slope @ at) / float(at @ at)
+        outside = float(np.linalg.norm(base.beside(across)[1]))
+        apart = float(np.linalg.norm(base.beside(at)[1]))
+        reach = self.faint * float(np.linalg.norm(across))
+        return outside <= reach and apart <= reach * abs(other.t - base.t)
 
     def _met(self, p: VectorPiece, q: VectorPiece) -> tuple[float, float] | None:
         """Return where σq meets p between where they were seen, and σ."""
@@ -334,7 +350,7 @@ class DirectionKinkSearch(VectorKinkSearch):
         merged = [pieces[0]]
         for piece in pieces[1:]:
             last = merged[-1]
-            if not self._same(last, piece):
+            if not self._same(last, piece) and not self._alike(last, piece):
                 merged.append(piece)
                 continue
             assert isinstance(last, DirectionPiece)

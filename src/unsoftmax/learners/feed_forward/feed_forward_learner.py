@@ -259,7 +259,7 @@ class FeedForwardLearner(Configured):
             return (yield from ask("line")(x0 + t[:, None] * basis[0]))
 
         search = DirectionKinkSearch(
-            ask_line, look.length, normed.noise, self._most, thorough, tuning=self.tuning.line
+            ask_line, look.length, 50 * normed.noise, self._most, thorough, tuning=self.tuning.line
         )
         kinks = yield from search.run()
         if not len(kinks.t):

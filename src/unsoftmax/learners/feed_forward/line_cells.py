@@ -66,10 +66,11 @@ class LineCellTuning:
     """Where the first and the last place are, in distances of the farthest kink."""
     rescalings: int = 12
     uncrossed: int = 2
+    refactored: float = 0.3
     rescaled: float = 1e-13
     """Where answers are known but for a factor each: limit on how often factors are improved, from
-    which on crossed hyperplanes are looked for, and the relative change of readings that ends it.
-    Three to five are usual."""
+    which on crossed hyperplanes are looked for, the most that a factor changes at once, and the
+    relative change of readings that ends it. Three to five are usual."""
     columns: CrossedColumnTuning = field(default=CrossedColumnTuning())
 
 
@@ -171,7 +172,7 @@ class CellReadings:
         """Bring readings at all places to one unit, by what no column of a window explains."""
         y, values, ratio = self.y.copy(), self.values.copy(), 1.0
         for k, w in enumerate(self._chain(columns.T).windows):
-            if len(w.rest) >= self.tuning.columns.least:
+            if len(w.rest):
                 left, right = (self.y[i] @ w.rest.T for i in (k, k + 1))
                 # a hyperplane that was crossed puts single directions off
                 each = np.sum(left * right, axis=1) / np.sum(right * right, axis=1)
@@ -188,16 +189,20 @@ class CellReadings:
         seen = self.y
         if step >= self.tuning.uncrossed:
             seen = chain.solve(self.y, self._noise(chain, column_error)).readings
-        sizes = np.linalg.norm(self.values, axis=1)
-        total, counts = np.zeros(self.step.shape), np.zeros(len(sizes))
-        for k, w in enumerate(chain.windows):
-            before, after = w.along @ (seen[k + 1] - seen[k]).T / sizes[k : k + 2, None]
-            total[k] -= before
-            total[k + 1] += after
-            counts[k : k + 2] += 1
-        factor = (total / counts[:, None])[:, :, None]
-        # y − ν(p + step·y) is what another factor of the answer makes of it
-        change = factor * (self.values[:, None] + self.step[:, :, None] * self.y)
+        total, weight = np.zeros(self.step.shape), np.zeros(self.step.shape)
+        # y − f(p + step·y) is what a factor of 1 − f·step makes of a reading y = (λw − p)/step
+        answers = self.values[:, None] + self.step[:, :, None] * self.y
+        for k, (a, b) in enumerate(pairwise(self.cuts)):
+            rest = WindowColumns.of(columns.T, int(a), int(b)).rest
+            difference = (seen[k + 1] - seen[k]) @ rest.T
+            before, after = (answers[i] @ rest.T for i in (k, k + 1))
+            for i, found in zip((k, k + 1), _two_shares(difference, -before, after), strict=True):
+                total[i] += found[0] * found[1]
+                weight[i] += found[1]
+        most = self.tuning.refactored
+        factor = total / np.where(weight > 0, weight, 1.0)
+        factor = np.clip(factor * self.step, -most, most) / self.step
+        change = factor[:, :, None] * answers
         moved = float(np.max(np.abs(change)) / np.max(np.abs(self.y)))
         return replace(self, y=self.y - change), moved
 
@@ -245,6 +250,22 @@ class CellReadings:
                 edge = np.abs(moved[own]) < self.tuning.apart * np.abs(to[own])
                 good &= ~np.any(edge, axis=0)
         return good
+
+
+def _two_shares(x: Array, first: Array, second: Array) -> list[tuple[Array, Array]]:
+    """Write rows x (n, s) as sums of two rows' multiples; return each share, with its weight."""
+    sizes = [np.linalg.norm(row, axis=1) for row in (first, second)]
+    one, two = (
+        row / np.where(size > 0, size, 1.0)[:, None]
+        for row, size in zip((first, second), sizes, strict=True)
+    )
+    along, across, both = (np.sum(a * b, axis=1) for a, b in ((x, one), (x, two), (one, two)))
+    free = np.maximum(1 - both**2, UNIT)
+    shares = (along - both * across) / free, (across - both * along) / free
+    return [
+        (share / np.where(size > 0, size, np.inf), free * size**2)
+        for share, size in zip(shares, sizes, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +397,9 @@ class LineCells:
         groups = -(-n // most)
         if not groups:
             return np.zeros(1, dtype=np.intp)
+        if groups == 1 and not self.scaled:
+            # at both ends values are along the line; in the middle they are not
+            return np.array([0, int(np.searchsorted(self.kinks.t, 0.0)), n])
         room = self._steps((self.kinks.t[1:] + self.kinks.t[:-1]) / 2)
         slack = (most - n / groups) / 2
         ends = [0]
@@ -403,9 +427,10 @@ class LineCells:
         t = self.kinks.t
         if not len(t):
             return np.zeros(1)
-        inner = cuts[1:-1]
         end = self.tuning.beyond * max(float(np.abs(t).max()), self.length)
-        return np.concatenate([[-end], (t[inner - 1] + t[inner]) / 2, [end]])
+        around = np.concatenate([[min(0.0, t[0]) - self.length], t, [max(0.0, t[-1]) + self.length]])
+        inner = cuts[1:-1]
+        return np.concatenate([[-end], (around[inner] + around[inner + 1]) / 2, [end]])
 
     def _steps(self, places: Array) -> Array:
         """Return steps that cross as many hyperplanes as is wanted, in the mean."""

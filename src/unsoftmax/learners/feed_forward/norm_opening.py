@@ -56,8 +56,9 @@ class NormOpeningTuning:
     """Misses of the ellipsoid up to this share are a norm's."""
     least_spread: float = 1e-9
     """Outputs that answers move by less, beside the others, have a scale of 0."""
-    deviations: float = 4.0
-    """Bound of the norm's errors, in what errors drawn into the same equations do."""
+    full: float = 0.1
+    """Where n is shorter than this share of √d, u is so small that eps counts; and directions must
+    turn by as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class NormOpening:
         far, along = y[:count], y[count:]
         self._refuse_plain(far, along)
         norm = self._norm(far)
-        length = _length(t, norm.directions(along))
+        length = _length(t, along, norm, tuning.full)
         precision = Precision.of_format([y])
         noise = yield from self._noise(norm, length, precision)
         errors = self._errors(far, norm, noise)
@@ -264,9 +265,14 @@ def _off_plane(w: Array, one: Array, other: Array) -> Array:
     )
 
 
-def _length(t: Array, w: Array) -> float:
-    """Return the mean length, in logarithms, at which directions turn."""
+def _length(t: Array, y: Array, norm: SeenNorm, least: float) -> float:
+    """Return the mean length, in logarithms, at which directions turn, where u is not small."""
+    w = norm.directions(y)
     turned = np.linalg.norm(np.diff(w, axis=0), axis=1)
+    sizes = np.linalg.norm(norm.gain * (y - norm.shift), axis=1)
+    seen = sizes > least * np.sqrt(y.shape[1])
     at = np.abs((t[1:] + t[:-1]) / 2)
-    mean = np.average(np.log2(at), weights=turned) if np.any(turned) else 0.0
-    return float(2.0 ** np.round(mean))
+    used = seen[1:] & seen[:-1] & (turned > 0)
+    if not np.sum(turned[used]) > least:
+        return 1.0
+    return float(2.0 ** np.round(np.average(np.log2(at[used]), weights=turned[used])))
