@@ -48,6 +48,14 @@ class DirectionPiece(VectorPiece):
         across = self.slope - at * float(self.slope @ at) / float(at @ at)
         return float(np.linalg.norm(across)) or float(np.finfo(float).tiny)
 
+    def tilted(self, direction: Array) -> float:
+        """Return what a direction in the piece's plane may be off by outside of it."""
+        across = self.slope - self.value * float(
+            self.slope @ self.value / (self.value @ self.value)
+        )
+        size = float(np.linalg.norm(across)) or float(np.finfo(float).tiny)
+        return abs(float(across @ direction)) / size * self.tilt_error / size
+
     def beside(self, x: Array) -> tuple[Array, Array]:
         """Divide a vector into a part in the piece's plane and one outside."""
         basis = np.linalg.qr(np.column_stack([self.value, self.slope]))[0]
@@ -106,26 +114,37 @@ def affine_of_directions(t: Array, w: Array, noise: float) -> DirectionPiece | N
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DirectionKinkTuning:
+    """How kinks of directions are searched for, beside `VectorKinkTuning`."""
+
+    errors: float = 50.0
+    """Errors of directions that the search allows for, in measured ones. They are alike where
+    directions are near each other; a norm that is off adds others farther apart. Of random layers
+    of 5 to 8 dimensions 10 were too few, 50 left one spurious piece in 20, which `faint` joins."""
+    wide: float = 0.02
+    """Width of three places in half their interval. Wider: more have a kink between, and cost two
+    queries again. Narrower: slopes are less precise by its square."""
+    narrower: float = 0.1
+    tries: int = 6
+    """Widths of three places that a kink was between, taken again, and how often."""
+    faint: float = 1e-10
+    """Jumps of this share of the slope are none."""
+    blunt: float = 1e11
+    """Error of a slope, in those of a direction, from which on a piece is read at two more places.
+    Less: 0.2 queries per neuron more for ten times less."""
+    towards: float = 0.9
+    """Where they are: this share of the way from where it was seen to its kinks."""
+
+
 @dataclass(slots=True)
 class DirectionKinkSearch(VectorKinkSearch):
     """A search for kinks along one line, of directions (n, m) of norm 1."""
 
-    wide: float = 0.02
-    """Width of three places in half their interval: wider than pairs are, as a kink between shows.
-    Narrower: slopes are less precise by its square."""
-    narrower: float = 0.1
-    """Widths of three places that a kink was between, taken again."""
-    tries: int = 6
-    faint: float = 1e-10
-    """Jumps of this share of the slope are none."""
-    blunt: float = 1e11
-    """Error of a slope, in those of a direction, from which on a piece is read at two more places."""
-    towards: float = 0.9
-    """Where they are: this share of the way from where it was seen to its kinks."""
+    knobs: DirectionKinkTuning = field(default=DirectionKinkTuning(), kw_only=True)
 
-    def own_at(self, piece: VectorPiece, t: float) -> float:
-        """Return what a value at t is off by, in the unit of a piece."""
-        return self.noise * float(np.linalg.norm(piece.at(t)))
+    def __post_init__(self) -> None:
+        self.noise *= self.knobs.errors
 
     def _opened(self) -> Generator[Round, Answers, list[VectorPiece]]:
         tuning = self.tuning
@@ -139,7 +158,7 @@ class DirectionKinkSearch(VectorKinkSearch):
 
     @property
     def _pair(self) -> float:
-        return self.wide
+        return self.knobs.wide
 
     def _read(
         self, ends: Array, values: list[Array]
@@ -147,7 +166,7 @@ class DirectionKinkSearch(VectorKinkSearch):
         """Ask two more directions each, closer where a kink is between."""
         found: list[VectorPiece | None] = [None] * len(ends)
         left, step = np.arange(len(ends)), ends[:, 1] - ends[:, 0]
-        for _ in range(self.tries):
+        for _ in range(self.knobs.tries):
             if not len(left):
                 break
             t = ends[left, :1] + step[left, None] * np.array([0.5, 1.0])
@@ -157,7 +176,7 @@ class DirectionKinkSearch(VectorKinkSearch):
                 order = np.argsort(places)
                 found[i] = self._piece(places[order], all_[order])
             left = np.array([i for i in left.tolist() if found[i] is None], dtype=np.intp)
-            step = step * self.narrower
+            step = step * self.knobs.narrower
         return found
 
     def _piece(self, t: Array, w: Array) -> DirectionPiece | None:
@@ -179,18 +198,21 @@ class DirectionKinkSearch(VectorKinkSearch):
         meetings = [self._meeting(p, q) for p, q in pairwise(pieces)]
         for i, piece in enumerate(pieces):
             assert isinstance(piece, DirectionPiece)
-            if piece.sharpened or piece.slope_error < self.blunt * self.noise * piece.turned(
+            if piece.sharpened or piece.slope_error < self.knobs.blunt * self.noise * piece.turned(
                 piece.t
             ):
                 continue
             piece.sharpened = True
-            ends = (piece.low, meetings[i - 1] if i else None), (
-                piece.high,
-                meetings[i] if i < len(meetings) else None,
+            ends = (
+                (piece.low, meetings[i - 1] if i else None),
+                (
+                    piece.high,
+                    meetings[i] if i < len(meetings) else None,
+                ),
             )
             for seen, end in ends:
                 if end is not None and end != seen:
-                    asked.append((piece, self._between(seen, end, self.towards), end))
+                    asked.append((piece, self._between(seen, end, self.knobs.towards), end))
         off = []
         if asked:
             values = yield from self.ask(np.array([t for _, t, _ in asked]))
@@ -208,16 +230,15 @@ class DirectionKinkSearch(VectorKinkSearch):
 
     def _on(self, piece: VectorPiece, t: float, value: Array) -> bool:
         assert isinstance(piece, DirectionPiece)
-        at = piece.at(t)
         inside, outside = piece.beside(value)
-        own = self.noise * float(np.linalg.norm(at))
+        if float(np.linalg.norm(outside)) > self._errors * (self.noise + piece.tilted(value)):
+            return False
+        at = piece.at(t)
+        own = piece.error_at(t) + self.noise * float(np.linalg.norm(at))
+        if self._errors * own > float(np.linalg.norm(at)) / 2:
+            return True  # which direction of its plane is at t is not known
         size = float(inside @ at) / float(inside @ inside)
-        if size <= 0:
-            return False
-        if size * float(np.linalg.norm(outside)) > self._errors * (piece.tilt_at(t) + own):
-            return False
-        turned = float(np.linalg.norm(size * inside - at))
-        return turned <= self._errors * (piece.error_at(t) + own)
+        return size > 0 and float(np.linalg.norm(size * inside - at)) <= self._errors * own
 
     def _extend(self, piece: VectorPiece, t: float, value: Array) -> None:
         assert isinstance(piece, DirectionPiece)
@@ -254,7 +275,7 @@ class DirectionKinkSearch(VectorKinkSearch):
         across = slope - at * float(slope @ at) / float(at @ at)
         outside = float(np.linalg.norm(base.beside(across)[1]))
         apart = float(np.linalg.norm(base.beside(at)[1]))
-        reach = self.faint * float(np.linalg.norm(across))
+        reach = self.knobs.faint * float(np.linalg.norm(across))
         return outside <= reach and apart <= reach * abs(other.t - base.t)
 
     def _met(self, p: VectorPiece, q: VectorPiece) -> tuple[float, float] | None:
@@ -337,7 +358,15 @@ class DirectionKinkSearch(VectorKinkSearch):
         slope = (two - one) / (right - left)
         points = [(t, value)]
         return DirectionPiece(
-            t, value, slope, self.noise, 2 * own / width, t, t, points=points, tilt_error=2 * tilt / width
+            t,
+            value,
+            slope,
+            self.noise,
+            2 * own / width,
+            t,
+            t,
+            points=points,
+            tilt_error=2 * tilt / width,
         )
 
     # -- the end
@@ -369,7 +398,7 @@ class DirectionKinkSearch(VectorKinkSearch):
         merged = self._merged(pieces)
         if len(merged) > self.most + 1:
             raise TooManyBreakpoints(self.most)
-        scaled, t = [merged[0]], []
+        scaled, t = [self._scaled(merged[0], 1.0)], []
         for p, q in pairwise(merged):
             met = self._met(p, q)
             if met is None:
@@ -377,5 +406,8 @@ class DirectionKinkSearch(VectorKinkSearch):
             t.append(met[0])
             now = float(np.linalg.norm(scaled[-1].at(met[0])) / np.linalg.norm(q.at(met[0])))
             scaled.append(self._scaled(q, now))
+        for piece in scaled:
+            piece.error /= self.knobs.errors
+            piece.slope_error /= self.knobs.errors
         slopes = np.array([piece.slope for piece in scaled])
         return LineKinks(np.array(t), np.diff(slopes, axis=0), tuple(scaled))

@@ -15,7 +15,6 @@ import numpy as np
 
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots
 from unsoftmax.learners.feed_forward.line_cells import rounded_tokens
-from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
@@ -38,7 +37,7 @@ class DirectionSpots(HyperplaneSpots):
         length = np.linalg.norm(points, axis=1) + np.linalg.norm(ways, axis=1)
         # what rounding of tokens does, in the unit of the values that it turns
         size = np.linalg.norm(across.bend, axis=1) / np.linalg.norm(ways, axis=1)
-        own = self.error_at(tokens[:1])[0] + size * rounded_tokens(self.rows, length) / UNIT * UNIT
+        own = self.error_at(tokens[:1])[0] + size * rounded_tokens(self.rows, length)
         off = 8 * own * (1 + 1 / across.angle)
         return Spots(
             across.bend,

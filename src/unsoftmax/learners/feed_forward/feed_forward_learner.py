@@ -29,70 +29,31 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch
-from unsoftmax.arrangement.vector_kinks import VectorKinkSearch, VectorKinkTuning
+from unsoftmax.arrangement.vector_kinks import VectorKinkSearch
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import as_planned
-from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
-from unsoftmax.learners.feed_forward.behind_norm import asks_directions, before_the_norm
-from unsoftmax.learners.feed_forward.direction_spots import DirectionSpots
-from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning, LayerFitting
+from unsoftmax.learners.feed_forward.behind_norm import SearchBehindNorm
+from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
+from unsoftmax.learners.feed_forward.fitted_layer import LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, SpotTuning
-from unsoftmax.learners.feed_forward.layer_claim import LayerClaim, LayerClaimTuning
-from unsoftmax.learners.feed_forward.line_cells import (
-    AskTokens,
-    CellReadings,
-    LineCells,
-    LineCellTuning,
+from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
+from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
+from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
+from unsoftmax.learners.feed_forward.search_steps import (
+    asks,
+    checked_spots,
+    drawn_line,
+    neurons_of,
+    notes_of,
 )
-from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening, NormOpeningTuning
-from unsoftmax.learners.feed_forward.opening_look import (
-    OpeningLook,
-    OpeningLookTuning,
-    TargetOpening,
-)
-from unsoftmax.learners.feed_forward.small_sums import SmallSums
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.probes import FARTHEST, Array, Round, Singles
+from unsoftmax.probes import FARTHEST, Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
 
-
 NORMS = (None, "post")
-
-
-@dataclass(frozen=True, slots=True)
-class FeedForwardTuning:
-    """How a layer is searched for, in the order of the search."""
-
-    opening: OpeningLookTuning = field(default=OpeningLookTuning())
-    norm: NormOpeningTuning = field(default=NormOpeningTuning())
-    line: VectorKinkTuning = field(default=VectorKinkTuning())
-    cells: LineCellTuning = field(default=LineCellTuning())
-    spots: SpotTuning = field(default=SpotTuning())
-    affine: AffinePartTuning = field(default=AffinePartTuning())
-    fitted: FittedLayerTuning = field(default=FittedLayerTuning())
-    claims: LayerClaimTuning = field(default=LayerClaimTuning())
-    neurons_per_dim: int = 16
-    neurons: int = 1024
-    """A target that shows more than neurons_per_dim·d + neurons kinks is refused."""
-    start: float = 0.5
-    """How far the line is from 0, in length scales: on a line through 0 the hyperplanes of a layer
-    without biases all meet."""
-    moved: float = 30.0
-    """A column of B found on the line, and again elsewhere, differs by no more than so many of its
-    errors."""
-    doubtful: float = 0.3
-    """Of coarse answers this share of the columns may."""
-    attempts: int = field(default=3, metadata={"least": 1})
-    """Lines before a target is refused; from the second on kinks are looked at once more, which
-    tells neurons apart whose columns of B are parallel."""
-    per_neuron: int = 16
-    rounds: int = 1000
-    """Limits of an attempt: queries, as the line takes 3 and the crossings 3, beside those of the
-    cells; and rounds, of which 50 are usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +113,12 @@ class FeedForwardLearner(Configured):
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)
+        if self.norm == "post":
+            whole_number("dim", self.dim, 5)
         if self.norm not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}; it is {self.norm!r}.")
+            raise ValueError(
+                f"norm must be one of {', '.join(map(repr, NORMS))}; it is {self.norm!r}."
+            )
 
     @property
     def _most(self) -> int:
@@ -186,22 +151,11 @@ class FeedForwardLearner(Configured):
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
         rng = np.random.default_rng(self.seed)
-        if self.norm is None:
-            opening = TargetOpening(self.dim, asks("opening"), rng, tuning=self.tuning.opening)
-            look = yield from opening.run()
-            normed = None
-        else:
-            norm_opening = NormOpening(
-                int(self.dim), asks("opening"), rng, tuning=self.tuning.norm
-            )
-            normed = yield from norm_opening.run()
+        look = yield from self._opening(rng)
         for again in reversed(range(self.tuning.attempts)):
             thorough = again < self.tuning.attempts - 1
             try:
-                if normed is None:
-                    claim = yield from self._searched(look, thorough, rng)
-                else:
-                    claim = yield from self._searched_behind(normed, thorough, rng)
+                claim = yield from self._searched(look, thorough, rng)
             except TooManyBreakpoints as error:
                 if not again or error.everywhere:
                     raise _too_many(error) from error
@@ -212,7 +166,25 @@ class FeedForwardLearner(Configured):
                 break
         return (yield from claim.tested(checks, rng))
 
+    def _opening(
+        self, rng: np.random.Generator
+    ) -> Generator[Round, Answers, OpeningLook | NormLook]:
+        """Look at the target, and at the norm behind it."""
+        d, ask = int(self.dim), asks("opening")
+        if self.norm is None:
+            return (yield from TargetOpening(d, ask, rng, tuning=self.tuning.opening).run())
+        return (yield from NormOpening(d, ask, rng, tuning=self.tuning.norm).run())
+
     def _searched(
+        self, look: OpeningLook | NormLook, thorough: bool, rng: np.random.Generator
+    ) -> Generator[Round, Answers, LayerClaim]:
+        """Search once."""
+        if isinstance(look, OpeningLook):
+            return (yield from self._searched_plain(look, thorough, rng))
+        search = SearchBehindNorm(int(self.dim), look, self._most, thorough, rng, self.tuning)
+        return (yield from search.run())
+
+    def _searched_plain(
         self, look: OpeningLook, thorough: bool, rng: np.random.Generator
     ) -> Generator[Round, Answers, LayerClaim]:
         """Find all neurons along a line; read them again; compare what was asked beside it."""
@@ -235,7 +207,7 @@ class FeedForwardLearner(Configured):
             model,
             look,
             errors,
-            _notes(found, sides),
+            notes_of(found, sides),
             sides.sure and sides.linear is None,
             tuning=self.tuning.claims,
         )
@@ -243,100 +215,11 @@ class FeedForwardLearner(Configured):
         claim.refuse(judgement)
         return claim
 
-    def _searched_behind(
-        self, normed: NormLook, thorough: bool, rng: np.random.Generator
-    ) -> Generator[Round, Answers, LayerClaim]:
-        """Find all neurons behind a norm, and the norm."""
-        norm, look, d = normed.norm, normed.look, int(self.dim)
-        basis = np.linalg.qr(rng.standard_normal((d, 1)), mode="complete")[0].T
-        x0 = rng.standard_normal(d)
-        x0 *= self.tuning.start * look.length / np.linalg.norm(x0)
-
-        def ask(phase: str) -> AskTokens:
-            return asks_directions(asks(phase), norm)
-
-        def ask_line(t: Array) -> Generator[Round, Answers, Array]:
-            return (yield from ask("line")(x0 + t[:, None] * basis[0]))
-
-        search = DirectionKinkSearch(
-            ask_line, look.length, 50 * normed.noise, self._most, thorough, tuning=self.tuning.line
-        )
-        kinks = yield from search.run()
-        if not len(kinks.t):
-            raise ModelMismatch("no neurons")
-
-        def own_error(t: float) -> float:
-            piece = kinks.pieces[int(np.searchsorted(kinks.t, t))]
-            return normed.noise * float(np.linalg.norm(piece.at(t)))
-
-        cells = LineCells(
-            ask("cells"),
-            kinks,
-            basis,
-            x0,
-            look.length,
-            own_error,
-            scaled=False,
-            tuning=self.tuning.cells,
-        )
-        readings = yield from cells.run()
-        columns, column_error, _ = cells.jumps()
-        rows = readings.solved(columns, column_error).along @ basis
-        bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
-        crossing = DirectionSpots(
-            ask("crossings"),
-            rows,
-            bias,
-            look.length,
-            lambda x: np.full(len(x), normed.noise),
-            rng,
-            tuning=self.tuning.spots,
-        )
-        spots = yield from crossing.run()
-        spots = self._checked(spots, columns, column_error, look)
-        readings = yield from cells.settled(readings, *spots.columns)
-        found = _neurons(readings, spots, basis)
-        sums = before_the_norm(found, readings.values, norm, self.tuning.affine)
-        found, sides = sums.found, sums.sides
-        plain = found.layer(sides, np.zeros(d))
-        x = x0 + readings.places[:, None] * basis[0]
-        u = plain(x)
-        left = sums.values - (u - u.mean(axis=1, keepdims=True) if norm.centred else u)
-        weight = 1 / np.sum(sums.values**2, axis=1)
-        c = weight @ left / np.sum(weight)
-        errors = found.errors(0.0)
-        along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
-        c_error = errors["constant"] + errors["slope"] * along
-        model, errors = found.layer(sides, c), found.errors(c_error)
-        scale = LayerNorm(1 / sums.gain, norm.shift, 0.0, centred=norm.centred)
-
-        def off(x: Array) -> Array:
-            return np.asarray(errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1))
-
-        small = SmallSums(model, scale, off, normed.noise, rng)
-        eps, eps_error = yield from small.run(asks("eps"), look.length)
-        errors |= {
-            "scale": normed.scale_error,
-            "shift": normed.shift_error,
-            "eps": eps_error,
-        }
-        behind = LayerNorm(1 / sums.gain, norm.shift, eps, centred=norm.centred)
-        return LayerClaim(
-            FeedForward(model.A, model.b, model.B, model.c, True, behind),
-            look,
-            errors,
-            _notes(found, sides),
-            sides.sure and sides.linear is None,
-            tuning=self.tuning.claims,
-        )
-
     def _found(
         self, look: OpeningLook, thorough: bool, rng: np.random.Generator
     ) -> Generator[Round, Answers, tuple[FoundNeurons, tuple[Array, Array]]]:
         d = int(self.dim)
-        basis = np.linalg.qr(rng.standard_normal((d, 1)), mode="complete")[0].T
-        x0 = rng.standard_normal(d)
-        x0 *= self.tuning.start * look.length / np.linalg.norm(x0)
+        basis, x0 = drawn_line(d, self.tuning.start * look.length, rng)
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             return (yield from asks("line")(x0 + t[:, None] * basis[0]))
@@ -371,61 +254,11 @@ class FeedForwardLearner(Configured):
             asks("crossings"), rows, bias, look.length, look.error_at, rng, tuning=self.tuning.spots
         )
         spots = yield from crossing.run()
-        spots = self._checked(spots, columns, column_error, look)
+        spots = checked_spots(spots, columns, column_error, look, self.tuning)
         lengths = np.hypot(np.linalg.norm(x0), readings.places)
         readings = readings.with_rounded_tokens(rows, lengths)
         readings = yield from cells.settled(readings, *spots.columns)
-        return _neurons(readings, spots, basis), spots.asked
-
-    def _checked(
-        self, spots: Spots, columns: Array, column_error: Array, look: OpeningLook
-    ) -> Spots:
-        """Refuse hyperplanes that bend elsewhere than the line's kinks say, or otherwise.
-
-        Of coarse answers a few may: they are kept as the line showed them, for the fit to judge.
-        """
-        again, error = spots.columns
-        moved = np.linalg.norm(again - columns, axis=1)
-        off = ~(moved <= self.tuning.moved * np.hypot(column_error, error))
-        coarse = look.noise > self.tuning.fitted.coarse
-        if np.sum(off) > (self.tuning.doubtful * len(off) if coarse else 0):
-            raise ModelMismatch(
-                f"{np.sum(off)} of {len(off)} hyperplanes that one line crosses are not there, or "
-                "other, elsewhere: the target has more than one hidden layer, or is no "
-                "feed-forward layer of ReLUs; or neurons whose columns of B are parallel were "
-                "taken for one."
-            )
-        size = np.linalg.norm(spots.bends, axis=1)
-        return spots.replaced(off, columns * size[:, None], column_error * size)
-
-
-def asks(phase: str) -> AskTokens:
-    """Return what asks single tokens in a phase."""
-
-    def ask(x: Array) -> Generator[Round, Answers, Array]:
-        [y] = yield [Singles(x, phase=phase, purpose="data")]
-        return y
-
-    return ask
-
-
-def _neurons(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeurons:
-    """Solve for all rows with the columns of the crossings."""
-    columns, column_error = spots.columns
-    solved = readings.solved(columns, column_error)
-    rows = solved.along @ basis
-    row_error = np.linalg.norm(solved.errors, axis=1)
-    along = np.linalg.norm(solved.errors * ((spots.ways - spots.points) @ basis.T), axis=1)
-    return FoundNeurons(
-        rows=rows,
-        row_error=row_error,
-        bias=spots.biases(rows),
-        bias_error=np.hypot(spots.error, along),
-        columns=columns,
-        column_error=column_error,
-        first=solved.first.T @ basis,
-        first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
-    )
+        return neurons_of(readings, spots, basis), spots.asked
 
 
 def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
@@ -439,7 +272,7 @@ def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
         columns=np.zeros((0, readings.y.shape[2])),
         column_error=none,
         first=readings.y[0].T @ basis,
-        first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
+        first_error=float(np.linalg.norm(readings.first_errors)),
     )
 
 
@@ -447,29 +280,6 @@ def _near(look: OpeningLook) -> tuple[Array, Array]:
     """Return what the opening asked, up to the length scale."""
     near = np.linalg.norm(look.tokens, axis=1) <= look.length
     return look.tokens[near], look.answers[near]
-
-
-def _notes(found: FoundNeurons, sides: Sides) -> tuple[str, ...]:
-    """Say what is determined."""
-    residual = "x is added" if sides.residual else "x is not added"
-    count = (
-        f"{len(found.rows)} hyperplanes were found; neurons on one hyperplane are one, and their "
-        "order and a positive factor for each are free."
-    )
-    if sides.linear is None:
-        sure = "is determined" if sides.sure else "is chosen: other sides may do as well"
-        return (count, f"On which side each neuron is active, and that {residual}, {sure}.")
-    why = (
-        "as where neurons on one hyperplane are active on opposite sides"
-        if sides.known
-        else "for d·d_out equations do not determine on which side each neuron is active"
-    )
-    rank = len(sides.linear[0])
-    return (
-        count,
-        f"A linear part of rank {rank} is left, {why}: it takes {2 * rank} neurons more. Jumps "
-        "across hyperplanes and one affine part are determined, and no more.",
-    )
 
 
 def _too_many(error: TooManyBreakpoints) -> ModelMismatch:

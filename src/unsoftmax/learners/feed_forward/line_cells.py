@@ -22,6 +22,7 @@ import numpy as np
 from unsoftmax.arrangement.vector_kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.measure.precision import UNIT
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.solve.crossed_columns import (
@@ -115,6 +116,15 @@ class CellReadings:
     tuning: LineCellTuning
     scaled: bool = True
     """Whether answers have their sizes; else each is known but for a factor."""
+    first_error: Array | None = None
+    """Of readings at the first place (d,), 2-norms, where their factors add to them."""
+
+    @property
+    def first_errors(self) -> Array:
+        """Return errors of readings at the first place (d,), 2-norms."""
+        if self.first_error is not None:
+            return self.first_error
+        return np.asarray(self.errors[0] * np.sqrt(self.y.shape[2]))
 
     def shorter(self, directions: Indices) -> CellReadings:
         """Return the readings with shorter steps along some directions, to be asked."""
@@ -204,18 +214,21 @@ class CellReadings:
         factor = np.clip(factor * self.step, -most, most) / self.step
         change = factor[:, :, None] * answers
         moved = float(np.max(np.abs(change)) / np.max(np.abs(self.y)))
-        return replace(self, y=self.y - change), moved
+        numbers = np.sqrt(answers.shape[2])
+        along = np.linalg.norm(answers[0], axis=1) / np.sqrt(np.maximum(weight[0], TINY))
+        return replace(
+            self, y=self.y - change, first_error=self.errors[0] * np.hypot(numbers, along)
+        ), moved
 
     def _noise(self, chain: WindowChain, column_error: Array) -> Array:
         noise = np.hypot(self.errors[1:], self.errors[:-1])
         return np.asarray(np.hypot(noise, self._from_columns(chain, column_error)[:, None]))
 
     def _chain(self, columns: Array) -> WindowChain:
-        beside = self.values.T / np.maximum(np.linalg.norm(self.values, axis=1), UNIT)
+        """Prepare the windows; where sizes are not known, with answers' directions beside them."""
+        ends = self.values.T / np.maximum(np.linalg.norm(self.values, axis=1), UNIT)
         windows = tuple(
-            WindowColumns.of(
-                columns, int(a), int(b), None if self.scaled else beside[:, k : k + 2]
-            )
+            WindowColumns.of(columns, int(a), int(b), None if self.scaled else ends[:, k : k + 2])
             for k, (a, b) in enumerate(pairwise(self.cuts))
         )
         near = tuple(
@@ -372,12 +385,14 @@ class LineCells:
         columns = self.jumps()[0]
         values = np.linalg.svd(columns, compute_uv=False)
         rank = int(np.sum(values > self.tuning.rank * np.max(values, initial=0.0)))
-        return min(rank + self._beside, columns.shape[1])
+        return min(rank + self._beside, int(columns.shape[1]))
 
     def _sizes(self, places: Array) -> Array:
         """Return the sizes of values on the line, in the unit of its pieces."""
         of = np.searchsorted(self.kinks.t, places)
-        sizes = [np.linalg.norm(self.kinks.pieces[i].at(t)) for i, t in zip(of, places, strict=True)]
+        sizes = [
+            np.linalg.norm(self.kinks.pieces[i].at(t)) for i, t in zip(of, places, strict=True)
+        ]
         return np.array(sizes)
 
     @property
@@ -428,7 +443,9 @@ class LineCells:
         if not len(t):
             return np.zeros(1)
         end = self.tuning.beyond * max(float(np.abs(t).max()), self.length)
-        around = np.concatenate([[min(0.0, t[0]) - self.length], t, [max(0.0, t[-1]) + self.length]])
+        around = np.concatenate(
+            [[min(0.0, t[0]) - self.length], t, [max(0.0, t[-1]) + self.length]]
+        )
         inner = cuts[1:-1]
         return np.concatenate([[-end], (around[inner] + around[inner + 1]) / 2, [end]])
 

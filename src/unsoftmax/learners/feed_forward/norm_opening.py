@@ -11,7 +11,7 @@ in the middle is in the plane of the others, which tells errors from targets tha
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.measure.normalised import FoundGain, NormedAnswers, gain_of, shift_of, spreads
 from unsoftmax.measure.precision import UNIT, Precision
-from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
@@ -32,7 +31,7 @@ class NormOpeningTuning:
 
     far: float = 2.0**40
     """Length of tokens at which eps and biases do not count."""
-    spare: float = 1 / 8
+    spare: float = 1 / 16
     more: int = 16
     """Tokens beyond d, as a share of d and in number. Fewer: ill-conditioned."""
     ratio: float = 8.0
@@ -114,6 +113,11 @@ class NormLook:
     scale_error: float
     shift_error: float
 
+    @property
+    def systematic(self) -> float:
+        """What directions are off by as the norm is, alike where they are near to each other."""
+        return (self.scale_error + self.shift_error) / float(np.linalg.norm(1 / self.norm.gain))
+
 
 @dataclass(frozen=True, slots=True)
 class NormOpening:
@@ -148,7 +152,13 @@ class NormOpening:
         errors = self._errors(far, norm, noise)
         scale = float(np.linalg.norm(1 / norm.gain))
         look = OpeningLook(
-            length, scale + float(np.linalg.norm(norm.shift)), 0.0, noise, line, along, precision.why
+            length,
+            scale + float(np.linalg.norm(norm.shift)),
+            0.0,
+            noise,
+            line,
+            along,
+            precision.why,
         )
         return NormLook(look, norm, noise, *errors)
 
