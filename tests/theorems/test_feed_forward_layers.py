@@ -347,8 +347,8 @@ def test_a_network_of_numbers_side_by_side():
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="dim must be 1 or more"):
         Learner(0)
-    with pytest.raises(ValueError, match="norm must be None"):
-        Learner(4, norm="post")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="norm must be one of None, 'post'"):
+        Learner(6, norm="pre")
     assert Learner(4).settings() == {
         "learner": "FeedForwardLearner",
         "dim": 4,

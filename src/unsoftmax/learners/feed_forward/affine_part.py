@@ -30,6 +30,8 @@ class AffinePartTuning:
     """Equations of a larger condition determine no sides."""
     errors: float = 30.0
     """A linear part up to so many times its typical error is none."""
+    unseen: float = 1e-6
+    """A residual of any share that is below this one of all jumps is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,8 @@ def before_the_norm(
     """
     sides = found.sides(tuning, norm.residual)
     gain, unit = norm.signed(sides.added)
-    if not sides.known or not unit > 0:
+    jumps = float(np.linalg.norm(found.rows))
+    if not sides.known or not unit * np.linalg.norm(norm.residual.matrix) > tuning.unseen * jumps:
         raise ModelMismatch(
             "The answers do not determine how much of x is in what is normalised: no residual "
             "connection, or too many neurons for so few outputs."

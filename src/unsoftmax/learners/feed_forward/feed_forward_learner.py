@@ -18,11 +18,13 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
 6. Coarse answers, such as float32's: all parameters are fitted once more, to tokens that are far
    apart (`fitted_layer`). About 30m queries.
 7. The hold-out confirms or refuses.
+
+Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -53,7 +55,12 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import FARTHEST, Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
 
-NORMS = (None, "post")
+FORMULAS: Mapping[str | None, str] = {
+    None: "4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per answer, 5.7m "
+    "where d_out is d",
+    "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
+}
+"""Counts by the norms that layers are recovered behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,9 @@ class FeedForwardLearner(Configured):
     ----------
     dim : int
         Dimension d of a token.
-    norm : None
-        The layer has no normalisation.
+    norm : str, optional
+        "post": x is added, and a LayerNorm or RMSNorm is behind; which one, and all of it, is
+        found, from ``dim`` = 5 on. None: there is no norm. A norm before the layer is not recovered.
     seed : int
         Decides the line and the hold-out: the same seed asks the same.
     tuning : FeedForwardTuning
@@ -81,12 +89,14 @@ class FeedForwardLearner(Configured):
     -----
     *Queries*: about 4.22m + (d + 1)(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per
     answer, 5.7m where d_out is d; two to four times that where another line is needed, 30m to 60m
-    of float32 targets, of which up to about 32 neurons are recovered.
+    of float32 targets, of which up to about 32 neurons are recovered. Behind a norm about
+    7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, and float64 answers only.
     *Determined up to* the order of neurons and a positive factor between row of A and column of B:
     rows are as long as columns. Neurons on one hyperplane are one; where they are active on
     opposite sides, or x is a sum of neurons, a linear part is left that takes more neurons, and
-    a note says so. *Certificate*: of A, b, B, c, and ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖.
-    *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
+    a note says so. *Certificate*: of A, b, B, c, and ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖;
+    of a norm its scale, shift and eps. Behind a LayerNorm the mean of B and c over the outputs is
+    invisible, and 0. *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
     Examples
@@ -115,9 +125,10 @@ class FeedForwardLearner(Configured):
         whole_number("seed", self.seed, 0)
         if self.norm == "post":
             whole_number("dim", self.dim, 5)
-        if self.norm not in NORMS:
+        if self.norm not in FORMULAS:
             raise ValueError(
-                f"norm must be one of {', '.join(map(repr, NORMS))}; it is {self.norm!r}."
+                f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. Layers "
+                "after a normalisation are not recovered."
             )
 
     @property
@@ -134,8 +145,7 @@ class FeedForwardLearner(Configured):
             at_most=at_most,
             tokens=at_most,
             rounds=tuning.attempts * tuning.rounds,
-            formula="about 4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers "
-            f"per answer, 5.7m where d_out is d; refused beyond {at_most}",
+            formula=f"about {FORMULAS[self.norm]}; refused beyond {at_most}",
             longest_token=FARTHEST,
             most_tokens=1,
         )

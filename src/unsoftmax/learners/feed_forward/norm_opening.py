@@ -144,7 +144,7 @@ class NormOpening:
         line = t[:, None] * self._unit(1)
         y = yield from self.ask(np.vstack([tuning.far * signs, line]))
         far, along = y[:count], y[count:]
-        self._refuse_plain(far, along)
+        self._refuse_plain(far, along[np.abs(t) <= 1.0])
         norm = self._norm(far)
         length = _length(t, along, norm, tuning.full)
         precision = Precision.of_format([y])
@@ -162,13 +162,13 @@ class NormOpening:
         )
         return NormLook(look, norm, noise, *errors)
 
-    def _refuse_plain(self, far: Array, along: Array) -> None:
+    def _refuse_plain(self, far: Array, near: Array) -> None:
         if far.shape[1] != self.dim:
             raise ModelMismatch(
                 f"Answers have {far.shape[1]} numbers and tokens {self.dim}: a residual "
                 "connection, which a norm behind a layer is recovered with, needs as many."
             )
-        if np.max(np.abs(far)) > np.sqrt(self.tuning.far) * (1 + np.max(np.abs(along[:6]))):
+        if np.max(np.abs(far)) > np.sqrt(self.tuning.far) * (1 + np.max(np.abs(near))):
             raise ModelMismatch(
                 "Answers grow with tokens, as behind no norm: norm=None takes the layer for a "
                 "plain one."
@@ -240,7 +240,7 @@ class NormOpening:
         answers = yield from self.ask(x)
         w = np.split(norm.directions(answers), 5)
         narrow, wide = (_off_plane(w[2], w[i], w[4 - i]) for i in (1, 0))
-        if np.median(wide) > tuning.smooth * np.median(narrow) and np.median(narrow):
+        if np.median(wide) > tuning.smooth * max(float(np.median(narrow)), UNIT):
             raise ModelMismatch(
                 "Behind the norm the answers bend everywhere: the target is smooth (GELU, SiLU, "
                 "tanh, attention), no feed-forward layer of ReLUs."
