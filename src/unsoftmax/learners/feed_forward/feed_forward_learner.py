@@ -73,7 +73,7 @@ class FeedForwardLearner(Configured):
         Dimension d of a token.
     norm : str, optional
         "post": x is added, and a LayerNorm or RMSNorm is behind; which one, and all of it, is
-        found, from ``dim`` = 5 on. None: there is no norm. A norm before the layer is not recovered.
+        found, from ``dim`` = 5 on. None: no norm. Layers after a norm are not recovered.
     seed : int
         Decides the line and the hold-out: the same seed asks the same.
     tuning : FeedForwardTuning
@@ -127,8 +127,8 @@ class FeedForwardLearner(Configured):
             whole_number("dim", self.dim, 5)
         if self.norm not in FORMULAS:
             raise ValueError(
-                f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. Layers "
-                "after a normalisation are not recovered."
+                f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. "
+                "Layers after a normalisation are not recovered."
             )
 
     @property
