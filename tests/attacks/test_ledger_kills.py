@@ -48,7 +48,7 @@ class Registered:
 @pytest.mark.parametrize("name", SIGNALS)
 @pytest.mark.parametrize("case", LEARNERS, ids=lambda case: case.name)
 def test_killed_at_any_moment_nothing_is_lost_or_paid_twice(case, name, tmp_path, trials, evidence):
-    learner, kills = case.learner(0), trials(2, 17)
+    learner, kills = case.learner(0), trials(1, 17)
     rng = np.random.default_rng(len(case.name) + len(name))
     queries = us.learn(oracle_of(case.name), learner).queries
     settings = {"batch": max(2, queries // CALLS), "workers": 1 + len(case.name) % 2}

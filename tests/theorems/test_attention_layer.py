@@ -211,6 +211,9 @@ def test_what_has_no_heads_is_refused():
 def test_more_heads_than_allowed_are_refused():
     with pytest.raises(us.ModelMismatch, match="raise max_heads"):
         us.learn(layer(4, 2, 16), Learner(16, max_heads=3))
+    # a residual connection is seen as a head is, and is none
+    with pytest.raises(us.ModelMismatch, match="4 heads or more, beyond the 1 that were allowed"):
+        us.learn(layer(4, 2, 16, residual=True), Learner(16, max_heads=1))
     assert us.learn(layer(4, 2, 16), Learner(16, max_heads=4, head_dim=2)).model.H == 4
 
 

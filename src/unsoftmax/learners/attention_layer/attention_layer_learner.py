@@ -25,18 +25,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.head_search import HeadSearch
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
+from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.norm_search import find_norm
 from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
-from unsoftmax.learners.attention_layer.normalised_singles import stays_bounded
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
+from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, prenorm_steps
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
-from unsoftmax.learners.attention_layer.score_reading import ScoreReading
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
@@ -46,7 +48,7 @@ from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
 
 PROFILES = ("auto", "lean", "fine", "finest")
-NORMS = ("none", "post")
+NORMS = ("none", "post", "pre")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,9 @@ class AttentionLayerLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the heads."""
         if self.norm == "post":
             return self._plan_behind()
+        after = prenorm_cost(int(self.dim), self._most, self.tuning)
+        if self.norm == "pre":
+            return self._plan_after(after)
         d, H, tuning = int(self.dim), self._most, self.tuning
         r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
         searches = len(tuning.offset_lengths) * tuning.most_search(H)
@@ -146,7 +151,7 @@ class AttentionLayerLearner(Configured):
         scores = (2 + tuning.again) * d * (d + 1)
         search = searches + pilots + maps + scores + tuning.confirm
         behind = normalised_cost(d, H, tuning.normalised)
-        at_most = max(d + 8 + tuning.attempts * search, behind.queries)
+        at_most = max(d + 8 + tuning.attempts * search, behind.queries, after.queries)
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
             "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
@@ -155,8 +160,8 @@ class AttentionLayerLearner(Configured):
         return Plan(
             queries=None,
             at_most=at_most,
-            tokens=max(2 * at_most + tuning.attempts * scores, behind.tokens),
-            rounds=max(tuning.most_rounds, behind.rounds),
+            tokens=max(2 * at_most + tuning.attempts * scores, behind.tokens, after.tokens),
+            rounds=max(tuning.most_rounds, behind.rounds, after.rounds),
             formula=formula,
             longest_token=FARTHEST,
             most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
@@ -181,6 +186,24 @@ class AttentionLayerLearner(Configured):
             most_tokens=max(d + 1, fresh.long.most_tokens(d, *fresh.lengths)),
         )
 
+    def _plan_after(self, after: LayerCost) -> Plan:
+        """Say what a layer after a norm costs."""
+        d, H, tuning = int(self.dim), self._most, self.tuning
+        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
+        return Plan(
+            queries=None,
+            at_most=after.queries,
+            tokens=after.tokens,
+            rounds=after.rounds,
+            formula=(
+                "about d + 79 + (⌈rank M/H⌉ + 3)(H + 10) + (r + 4)·d/r + (d − r − 3) for H heads "
+                "of rank r with exact answers: "
+                f"{counts.prenorm_layer_queries(d, H, r):,} for {H} of rank {r}"
+            ),
+            longest_token=FARTHEST,
+            most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
+        )
+
     def steps(self, checks: int) -> Steps[AttentionLayer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         excess = "the target is no layer of softmax attention, or its answers are too noisy"
@@ -188,19 +211,29 @@ class AttentionLayerLearner(Configured):
         return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[AttentionLayer]:
-        if self.norm == "post" or (
-            self.norm is None and (yield from stays_bounded(int(self.dim), self.seed))
-        ):
-            return (
-                yield from normalised_steps(
-                    int(self.dim),
-                    self.seed,
-                    checks,
-                    tuning=self.tuning.normalised,
-                    max_heads=self.max_heads,
-                    profile=self.profile,
-                )
+        d, tuning = int(self.dim), self.tuning
+        found = yield from find_norm(d, self.seed, self.norm, tuning.prenorm.search)
+        if found.place == "post":
+            behind = normalised_steps(
+                d,
+                self.seed,
+                checks,
+                tuning=tuning.normalised,
+                max_heads=self.max_heads,
+                profile=self.profile,
             )
+            return (yield from behind)
+        if found.kind is not None:
+            after = prenorm_steps(
+                d,
+                found.kind,
+                self.seed,
+                checks,
+                tuning=tuning,
+                most_heads=self._most,
+                profile=self.profile,
+            )
+            return (yield from after)
         rng = np.random.default_rng(self.seed)
         tokens = yield from self._tokens(rng)
         for again in reversed(range(self.tuning.attempts)):
@@ -226,7 +259,7 @@ class AttentionLayerLearner(Configured):
             tokens, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
         ).run()
         values = maps.solved()
-        n = self._keys(values, noise.relative, effort.share)
+        n = keys_of(values, noise.relative, effort.share, tuning)
         typical = float(opening.typical.max()), float(opening.bias.max())
 
         def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
@@ -263,24 +296,11 @@ class AttentionLayerLearner(Configured):
             )
         return tokens
 
-    def _keys(self, values: HeadMaps, noise: float, share: int) -> int:
-        """Choose how many keys a query has."""
-        H = len(values.ranks)
-        singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
-        least = max(self.tuning.dependent, self.tuning.dependent_noise * noise)
-        most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
-        if not most:
-            raise NotIdentifiable(
-                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
-                "show their weights at once: MultiHeadLearner learns them from one output.",
-                determined={},
-            )
-        return max(1, most // share)
-
     def _polished(
         self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens
     ) -> Asking[LayerAnswers]:
         """Read ranges again, and what keys weigh beside the new ones."""
+        assert isinstance(answers.values, ValueAnswers)
         found = answers.solved()
         length = float(np.linalg.norm(opening.a))
         polish = RangePolish(reading.layer, found.values, found.scores, length, self.tuning)

@@ -114,8 +114,8 @@ class HeadSearch:
     def _refuse_many(self, rank: int) -> None:
         if rank > self.most + 1:
             raise ModelMismatch(
-                f"The target has {rank} heads or more, beyond the {self.most} that were allowed: "
-                "raise max_heads."
+                f"The target has {rank - 1} heads or more, beyond the {self.most} that were "
+                "allowed: raise max_heads."
             )
 
     def _refuse_uniform(self, span: Array) -> None:

@@ -25,7 +25,13 @@ from unsoftmax.measure.precision import UNIT
 from unsoftmax.models import AttentionLayer, LayerNorm
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Found
-from unsoftmax.validate.judge import Answered, Residuals, fresh_answers, judge
+from unsoftmax.validate.judge import (
+    Answered,
+    Residuals,
+    fresh_answers,
+    judge,
+    more_than_usual,
+)
 from unsoftmax.validate.long_sequences import draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
@@ -88,27 +94,31 @@ class PerturbedLayers:
 
     def residuals(self, X: Array, y: Array, tuning: NormalisedTuning) -> Residuals:
         """Compare fresh answers, number by number."""
-        model, knobs = self.found, tuning.conclusion
-        predicted = model(X)
-        moved = [np.abs(other(X) - predicted) for other in self.others]
-        norm = _norm(model)
-        size = np.abs(norm.shift) + np.abs(norm.scale)
-        own = max(knobs.own * UNIT, self.unit) * (np.abs(y) + np.abs(norm.scale))
-        allowed = knobs.safety * np.max(moved, axis=0)
-        # an entry moves by chance less than all of them do
-        allowed = (
-            allowed
-            + knobs.safety
-            * np.sqrt(np.mean(np.square(moved) / size**2, axis=(0, 2)))[:, None]
-            * size
-        )
+        knobs, norm, predicted = tuning.conclusion, _norm(self.found), self.found(X)
         return Residuals.of(
             y - predicted,
-            own=own,
-            allowed=allowed,
-            size=np.broadcast_to(size, y.shape),
+            own=max(knobs.own * UNIT, self.unit) * (np.abs(y) + np.abs(norm.scale)),
+            allowed=knobs.safety * self._moved(X, predicted),
+            size=np.broadcast_to(self._size, y.shape),
             most=max(knobs.most, min(knobs.most_noisy, self.unit * knobs.amplified)),
         )
+
+    def strain(self, X: Array, y: Array) -> float:
+        """Return the largest miss, in multiples of one perturbation's and of what y is off by."""
+        predicted = self.found(X)
+        own = self.unit * (np.abs(y) + np.abs(_norm(self.found).scale))
+        return float(np.max(np.abs(y - predicted) / (own + self._moved(X, predicted))))
+
+    def _moved(self, X: Array, predicted: Array) -> Array:
+        """Return the most that perturbations move each number by: by chance less than all do."""
+        moved = [np.abs(other(X) - predicted) for other in self.others]
+        rms = np.sqrt(np.mean(np.square(moved) / self._size**2, axis=(0, 2)))
+        return np.asarray(np.max(moved, axis=0) + rms[:, None] * self._size)
+
+    @property
+    def _size(self) -> Array:
+        norm = _norm(self.found)
+        return np.asarray(np.abs(norm.shift) + np.abs(norm.scale))
 
 
 def _norm(model: AttentionLayer) -> LayerNorm:
@@ -170,7 +180,11 @@ def concluded(
             "attention with a residual and a LayerNorm behind."
         )
     looked = looked_at(scores, answered, families) if checks else "Nothing was checked."
-    certificate = Certificate(layers.errors(knobs.safety), _assumed(layers.unit, looked, tuning))
+    strain = max((layers.strain(X, y) for X, y in answered if len(y)), default=0.0)
+    widened = max(1.0, strain / knobs.usual)
+    errors = {name: widened * error for name, error in layers.errors(knobs.safety).items()}
+    assumed = (*_assumed(layers.unit, looked, tuning), *more_than_usual(widened))
+    certificate = Certificate(errors, assumed)
     return Found(found.model, certificate, judgement.evidence)
 
 

@@ -91,21 +91,6 @@ class NormalisedFrame:
         return self.B - self.answers.projection
 
 
-def stays_bounded(dim: int, seed: int) -> Asking[bool]:
-    """Whether answers to longer and longer single tokens do not grow, as behind a norm; 3 queries.
-
-    What does not depend on the token at all has no norm that could be told.
-    """
-    token = np.round(16 * np.random.default_rng(seed).standard_normal(dim)) / 16
-    token[0] = 1.0
-    lengths = np.array([2.0**20, 2.0**40, -(2.0**40)])[:, None]
-    [y] = yield [Singles(lengths * token, phase="norm", purpose="pilot")]
-    near, far, opposite = y
-    grows = np.max(np.abs(far)) > 2.0**10 * np.max(np.abs(near))
-    still = np.max(np.abs(far - opposite)) <= 2.0**-30 * np.max(np.abs(far))
-    return not (grows or still)
-
-
 def ask_singles(
     dim: int, rng: np.random.Generator, tuning: NormalisedSinglesTuning
 ) -> Asking[SingleRound]:

@@ -18,7 +18,13 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.models.arrays import TINY, UNIT
-from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
+from unsoftmax.models.equality.equivalence import (
+    Equivalence,
+    ModelEquality,
+    Tolerance,
+    largest_of,
+    refuse_range,
+)
 from unsoftmax.models.equality.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.equality.relu_network_equality import points_in_cells
 from unsoftmax.models.equality.witnesses import witness_of
@@ -84,6 +90,8 @@ class FeedForwardEquality(ModelEquality[FeedForward]):
         """Compare hinge sums and norms, then values in the cells at all hyperplanes."""
         if len(a.c) != len(b.c):
             return Equivalence("different", None, float("inf"), "shape")
+        for layer in (a, b):
+            refuse_range(_sizes(layer))
         length = typical_length(*(ReluNetwork(g.A.T, np.ones(len(g.b)), g.b) for g in (a, b)))
         forms = [LayerParts.of(g, length, self.parallel) for g in (a, b)]
         first, second = (form.parts.scaled(1 / (form.size or 1.0)) for form in forms)
@@ -218,3 +226,13 @@ def _rounding(layer: FeedForward, X: Array) -> Array:
     deviation = np.sqrt(np.maximum(np.mean(z * z, axis=1) + norm.eps, TINY))
     moved = 4 * np.max(np.abs(norm.scale)) * noise / deviation
     return np.asarray(moved + 16 * UNIT * np.max(np.abs(norm.shift)))
+
+
+def _sizes(layer: FeedForward) -> dict[str, float]:
+    """Return how large the parameters are that are compared, the norm before taken in."""
+    sizes = {name: largest_of(getattr(layer, name)) for name in ("A", "b", "B", "c")}
+    if layer.norm is not None:
+        through = {name: largest_of(getattr(layer.norm, name)) for name in ("scale", "shift")}
+        sizes["A"] *= max(1.0, *through.values()) if layer.norm.before else 1.0
+        sizes |= through
+    return sizes
