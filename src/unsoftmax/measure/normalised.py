@@ -141,6 +141,43 @@ def uncentred_gain_of(centred: Array) -> FoundGain:
     return FoundGain(gain, missed, float(np.min(found) / np.mean(np.abs(found))))
 
 
+def shift_of(centred: Array, found: FoundGain) -> tuple[Array, float]:
+    """Find where answers y = β + Γn are centred: n has the same length in all of them.
+
+    Parameters
+    ----------
+    centred : ndarray, shape (n, d)
+        y without their mean, to tokens so long that eps does not count; n > d.
+    found : FoundGain
+        What is orthogonal to them, of any length.
+
+    Returns
+    -------
+    tuple
+        β without that mean (d,), and the factor that brings the gain to 1/γ.
+
+    Examples
+    --------
+    >>> n = np.random.default_rng(0).standard_normal((6, 4))
+    >>> n -= n.mean(axis=1, keepdims=True)
+    >>> n *= 2 / np.linalg.norm(n, axis=1, keepdims=True)
+    >>> y = [1.0, 0.0, 0.0, 3.0] + n * [1.0, 10.0, -1.0, 2.0]
+    >>> found = gain_of(y - y.mean(axis=0))
+    >>> shift, factor = shift_of(y - y.mean(axis=0), found)
+    >>> np.round(y.mean(axis=0) + shift, 9) + 0.0, np.abs(1 / (factor * found.gain)).round(9)
+    (array([1., 0., 0., 3.]), array([ 1., 10.,  1.,  2.]))
+    """
+    z = centred * found.gain
+    squares = np.sum(z * z, axis=1)
+    size = np.sqrt(np.mean(squares))
+    # |z − b|² is the same for all, Σ b_i = 0
+    system = np.column_stack([2 * z / size, np.ones(len(z))])
+    solution = np.linalg.lstsq(system, squares / size**2, rcond=None)[0]
+    b = solution[:-1] * size
+    length = np.sqrt(np.mean(np.sum((z - b) ** 2, axis=1)))
+    return np.asarray(b / found.gain), float(np.sqrt(z.shape[1]) / length)
+
+
 @dataclass(frozen=True, slots=True)
 class UnknownScales:
     """Solve μw = k + C q for μ and q, for many w and k with the same columns C.

@@ -208,6 +208,8 @@ class NormalisedConclusionTuning:
     off, not by roundoffs."""
     own: float = 64.0
     """Roundoffs that a fresh answer may be off by itself, relative to y and to the scale."""
+    with_eps: int = 8
+    """A hold-out of so many sequences or more has a token at which eps counts."""
     lengths: tuple[int, ...] = (3, 24, 8)
     """Tokens of short fresh sequences, in turn."""
     logits: tuple[float, ...] = (0.5, 2.0, 6.0)
