@@ -199,7 +199,7 @@ def alike():
 def test_heads_that_saturated_gates_do_not_tell_apart_are_recovered(kind, drawn):
     target = built(drawn)
     recovery = learned(target, 16)
-    assert recovery.model.H == len(drawn), kind
+    assert len(drawn) == recovery.model.H, kind
     assert share_of_bounds(recovery, target) < 1
     tokens = np.random.default_rng(0).standard_normal((20, 9, 16)) / 4
     assert np.allclose(recovery.model(tokens), target(tokens), rtol=0, atol=1e-9)
