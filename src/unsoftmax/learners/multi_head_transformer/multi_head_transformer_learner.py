@@ -76,7 +76,7 @@ class MultiHeadTransformerTuning:
     first sequences, which tell the precision of the answers; half as many repeat these."""
     network: ReluNetworkTuning = field(
         default=ReluNetworkTuning(
-            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(count=24)),
+            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=12, count=16)),
             claims=NetworkClaimTuning(rehearsed=0),
         )
     )
