@@ -51,6 +51,8 @@ class CellValueTuning:
     are asked again. Errors alone, of cells of all widths, make 10 times."""
     enough: int = 8
     """Cells whose median says what is usual."""
+    settlings: int = 3
+    """Times that such cells are asked again: offsets become too short for gates to be steps."""
     singular: float = 1e-9
     """A system whose last pivot is below this share of its first does not tell the values."""
     float64: float = 4e-16
@@ -223,16 +225,18 @@ class CellReader:
     ) -> Asking[tuple[CellValues, Array]]:
         """Read cells again, with shorter offsets, that are missed by far more than the others."""
         tuning, shares = self.tuning, shares.copy()
-        for _ in range(tuning.halvings):
+        for _ in range(tuning.settlings):
             rows = np.array([one.row for one in values.cells])
             left = np.flatnonzero(rows > tuning.outlier * np.median(rows))
             if not len(left) or len(rows) < tuning.enough:
                 break
-            shares[left] /= 2
-            again, shares[left] = yield from self.read(
-                directions[left], shares[left], unknown, checks
-            )
-            values = values.with_cells(left, again)
+            try:
+                again, now = yield from self.read(
+                    directions[left], shares[left] / 2, unknown, checks
+                )
+            except CoincidentJumps:
+                break  # what cells are off by is in their errors
+            shares[left], values = now, values.with_cells(left, again)
         return values, shares
 
     def _systems(
