@@ -121,7 +121,7 @@ def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, 
 
 def test_the_certificate_holds(trials, evidence):
     """Random shapes and scales; a refusal breaks no certificate, but is counted."""
-    count, refused, shares, loose = trials(12, 1000), 0, [], []
+    count, refused, shares, loose = trials(8, 1000), 0, [], []
     for seed in range(count):
         rng = np.random.default_rng([17, seed])
         heads, dim, neurons = (int(n) for n in rng.integers((1, 2, 1), (5, 7, 13)))
@@ -232,6 +232,10 @@ def _steep(arrays: Any, _: Any) -> None:
     arrays["w"] *= 30
 
 
+def _parallel(arrays: Any, _: Any) -> None:
+    arrays["B"][:, 1] = 2 * arrays["B"][:, 0]
+
+
 def _dead(arrays: Any, _: Any) -> None:
     arrays["B"][:, 0] = 0
 
@@ -250,6 +254,7 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
     "B × 0.001": _small,
     "w × 30": _steep,
     "a dead neuron": _dead,
+    "parallel neurons": _parallel,
 }
 
 

@@ -52,7 +52,8 @@ class CellValueTuning:
     enough: int = 8
     """Cells whose median says what is usual."""
     settlings: int = 3
-    """Times that such cells are asked again: offsets become too short for gates to be steps."""
+    """Times that offsets are halved for it: they become too short for gates to be steps. Cells that
+    are off after that say nothing of what is unknown in the others."""
     singular: float = 1e-9
     """A system whose last pivot is below this share of its first does not tell the values."""
     float64: float = 4e-16
@@ -167,14 +168,25 @@ class CellValues:
         """Estimate the errors of all v_h of every cell, (C,)."""
         rows = np.array([one.row for one in self.cells])
         off = tuning.misses * float(np.sqrt(np.mean(rows**2)))
+        each = off + self.rounding(hinges, tuning)
+        return np.asarray(each * np.array([one.inverse for one in self.cells]))
+
+    def rounding(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+        """Return what rounding of answers leaves of a row of every cell, (C,)."""
         at = [one.system.at for one in self.cells]
         far = np.array([float(np.linalg.norm(one.b)) / one.radius for one in at])
-        own = tuning.float64 * hinges.steepness * far
-        return np.asarray((off + own) * np.array([one.inverse for one in self.cells]))
+        return np.asarray(tuning.float64 * hinges.steepness * far)
 
     def joined(self, other: CellValues) -> CellValues:
         """Add the cells of another reading."""
         return CellValues((*self.cells, *other.cells))
+
+    def completed(self, index: Indices, other: CellValues) -> CellValues:
+        """Replace some cells, and add those that follow."""
+        inside = index < len(self)
+        count = int(np.sum(inside))
+        replaced = self.with_cells(index[inside], CellValues(other.cells[:count]))
+        return replaced.joined(CellValues(other.cells[count:]))
 
     def with_cells(self, index: Indices, other: CellValues) -> CellValues:
         """Replace some cells."""
@@ -186,7 +198,7 @@ class CellValues:
 
 @dataclass(frozen=True, slots=True)
 class CellReader:
-    """Reads values in the cones of directions, W and w being known."""
+    """Reads values around base points, W and w being known."""
 
     hinges: NetworkHinges
     heads: MultiHead
@@ -194,31 +206,31 @@ class CellReader:
     tuning: CellValueTuning
 
     def read(
-        self, directions: Array, shares: Array, unknown: ValueCoordinates, checks: int
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
     ) -> Asking[tuple[CellValues, Array]]:
-        """Read the v_h in the cones of ``directions`` (C, d); return what shares they took, too.
+        """Read the v_h around base points (C, d); return what shares they took, too.
 
         ``shares`` (C,) multiply the usual lengths of offsets.
         """
         hinges, tuning, shares = self.hinges, self.tuning, shares.copy()
-        left = np.arange(len(directions))
+        left = np.arange(len(points))
         found: dict[int, SolvedCell] = {}
         for _ in range(tuning.halvings):
-            systems = self._systems(directions[left], shares[left], unknown, checks)
+            systems = self._systems(points[left], shares[left], unknown, checks)
             parted = _parted(systems, (yield _round_of(systems)))
             for k, one, N, y in zip(left.tolist(), systems, *parted, strict=True):
                 found[k] = one.solved(y, N, hinges.gradients(one.at.active[None])[0])
             wrong = tuning.agrees * hinges.steepness
             left = np.array([k for k in left.tolist() if found[k].missed > wrong], dtype=np.intp)
             if not len(left):
-                return CellValues(tuple(found[k] for k in range(len(directions)))), shares
+                return CellValues(tuple(found[k] for k in range(len(points)))), shares
             shares[left] /= 2
         raise CoincidentJumps
 
     def settled(
         self,
         values: CellValues,
-        directions: Array,
+        points: Array,
         shares: Array,
         unknown: ValueCoordinates,
         checks: int,
@@ -226,29 +238,33 @@ class CellReader:
         """Read cells again, with shorter offsets, that are missed by far more than the others."""
         tuning, shares = self.tuning, shares.copy()
         for _ in range(tuning.settlings):
-            rows = np.array([one.row for one in values.cells])
-            left = np.flatnonzero(rows > tuning.outlier * np.median(rows))
-            if not len(left) or len(rows) < tuning.enough:
+            left = np.flatnonzero(~self.usual(values) & (shares > 0.5**tuning.settlings))
+            if not len(left):
                 break
             try:
-                again, now = yield from self.read(
-                    directions[left], shares[left] / 2, unknown, checks
-                )
+                again, now = yield from self.read(points[left], shares[left] / 2, unknown, checks)
             except CoincidentJumps:
                 break  # what cells are off by is in their errors
             shares[left], values = now, values.with_cells(left, again)
         return values, shares
 
+    def usual(self, values: CellValues) -> Flags:
+        """Tell which cells are missed by about as much as the others, (C,)."""
+        rows = np.array([one.row for one in values.cells])
+        if len(rows) < self.tuning.enough:
+            return np.full(len(rows), True)
+        return np.asarray(rows <= self.tuning.outlier * np.median(rows))
+
     def _systems(
-        self, directions: Array, shares: Array, unknown: ValueCoordinates, checks: int
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
     ) -> list[CellSystem]:
-        hinges, tuning, b = self.hinges, self.tuning, self.tuning.length * directions
-        u, active = self.heads.scores_of(b), hinges.active(b)
-        radius = tuning.share * shares * np.minimum(hinges.room(b), tuning.length)
-        points = [CellPoint(b[k], active[k], float(radius[k])) for k in range(len(b))]
+        hinges, tuning = self.hinges, self.tuning
+        u, active = self.heads.scores_of(points), hinges.active(points)
+        radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
+        cells = [CellPoint(b, *at) for b, *at in zip(points, active, radius.tolist(), strict=True)]
         return [
             CellSystem.chosen(at, u[k], unknown, checks, self.rng, tuning)
-            for k, at in enumerate(points)
+            for k, at in enumerate(cells)
         ]
 
 

@@ -28,7 +28,7 @@ from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswer
 from unsoftmax.learners.multi_head_transformer.cell_view import CellLengths
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Pairs, Singles
+from unsoftmax.probes import Array, Flags, Pairs, Singles
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class FirstCell:
 
     hinges: NetworkHinges
     x: Array
-    active: Array
+    active: Flags
     share: float
     seen: ReducedAnswers
     tuning: FirstCellTuning

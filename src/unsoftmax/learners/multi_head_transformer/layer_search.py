@@ -46,7 +46,7 @@ from unsoftmax.probes import Array, Flags, Indices
 
 
 class DependentCells(Exception):
-    """Fewer cells than neurons tell anything new: no cone lies between some hyperplanes."""
+    """Fewer cells than neurons tell anything new: none lies between some hyperplanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ class LayerSearch:
         found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2:
             return self._of_one_head(found)
-        directions = cones.spanning(x, self.rng)
-        if directions is None:
+        points = cones.spanning(cell.active, tuning.values.length, self.rng)
+        if points is None:
             raise DependentCells
-        return (yield from self._with_values(cell, found, directions))
+        return (yield from self._with_values(cell, found, points))
 
     def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
         """Put one head before the network that single tokens show."""
@@ -157,12 +157,12 @@ class LayerSearch:
         return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
 
     def _with_values(
-        self, cell: FirstCell, found: RecoveredHeads, directions: Array
+        self, cell: FirstCell, found: RecoveredHeads, points: Array
     ) -> Asking[RecoveredTransformer]:
         tuning, heads = self.tuning, found.model
         reader = CellReader(self.hinges, heads, self.rng, tuning.values)
         every = AllValues(heads.H, heads.dim)
-        values, shares = yield from self._values(reader, cell, directions)
+        values, shares = yield from self._values(reader, cell, points)
         for _ in range(tuning.corrections):
             v = np.concatenate([heads.v[None], values.v])
             active = np.concatenate([cell.active[None], values.active])
@@ -172,7 +172,7 @@ class LayerSearch:
                 break
             shares[left] /= 2
             again, now = yield from reader.read(
-                directions[left], shares[left], every, tuning.values.checks
+                points[left], shares[left], every, tuning.values.checks
             )
             shares[left], values = now, values.with_cells(left, again)
         else:
@@ -182,10 +182,10 @@ class LayerSearch:
         return self._assembled(found, solved, tuning.safety * slope)
 
     def _values(
-        self, reader: CellReader, cell: FirstCell, directions: Array
+        self, reader: CellReader, cell: FirstCell, points: Array
     ) -> Asking[tuple[CellValues, Array]]:
         """Read the values of all cells: in full, until those so far leave fewer unknowns."""
-        tuning, heads, K = self.tuning, reader.heads, len(directions)
+        tuning, heads, K = self.tuning, reader.heads, len(points)
         every, shares = AllValues(heads.H, heads.dim), np.ones(K)
         values: CellValues | None = None
         done = 0
@@ -195,29 +195,30 @@ class LayerSearch:
                 ahead = K
             now = slice(done, ahead)
             new, shares[now] = yield from reader.read(
-                directions[now], shares[now], every, tuning.values.checks
+                points[now], shares[now], every, tuning.values.checks
             )
             values, done = new if values is None else values.joined(new), ahead
             read = slice(done)
             values, shares[read] = yield from reader.settled(
-                values, directions[read], shares[read], every, tuning.values.checks
+                values, points[read], shares[read], every, tuning.values.checks
             )
-            v = np.concatenate([heads.v[None], values.v])
-            active = np.concatenate([cell.active[None], values.active])
+            good = reader.usual(values)
+            v = np.concatenate([heads.v[None], values.v[good]])
+            active = np.concatenate([cell.active[None], values.active[good]])
             fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
             if fewer is None or done == K:
                 continue
-            rest = slice(done, K)
+            rest = np.append(np.flatnonzero(~good), np.arange(done, K))
             try:
-                new, shares[rest] = yield from reader.read(
-                    directions[rest], shares[rest], fewer, tuning.spaces.checks
+                new, now = yield from reader.read(
+                    points[rest], shares[rest], fewer, tuning.spaces.checks
                 )
                 new, shares[rest] = yield from reader.settled(
-                    new, directions[rest], shares[rest], fewer, tuning.spaces.checks
+                    new, points[rest], now, fewer, tuning.spaces.checks
                 )
             except CoincidentJumps:
                 continue
-            values, done = values.joined(new), K
+            values, done = values.completed(rest, new), K
         assert values is not None
         return values, shares
 

@@ -306,9 +306,9 @@ class MultiHeadTransformerLearner(Configured):
 
     def _dependent(self, learned: LearnedNetwork) -> NotIdentifiable:
         return NotIdentifiable(
-            "Some neurons cannot be told apart far from 0: their hyperplanes are parallel, so that "
-            "no cone lies between them, or there are fewer than two dimensions. The network of "
-            "single tokens is determined.",
+            "Some neurons cannot be told apart far from 0: no cell lies between their hyperplanes "
+            "there, or there are fewer than two dimensions. The network of single tokens is "
+            "determined.",
             determined={"network": learned.network},
         )
 
