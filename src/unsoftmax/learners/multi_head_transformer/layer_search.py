@@ -202,22 +202,23 @@ class LayerSearch:
             values, shares[read] = yield from reader.settled(
                 values, points[read], shares[read], every, tuning.values.checks
             )
-            v = np.concatenate([heads.v[None], values.v])
-            active = np.concatenate([cell.active[None], values.active])
+            good = reader.usual(values)
+            v = np.concatenate([heads.v[None], values.v[good]])
+            active = np.concatenate([cell.active[None], values.active[good]])
             fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
             if fewer is None or done == K:
                 continue
-            rest = slice(done, K)
+            rest = np.append(np.flatnonzero(~good), np.arange(done, K))
             try:
-                new, shares[rest] = yield from reader.read(
+                new, now = yield from reader.read(
                     points[rest], shares[rest], fewer, tuning.spaces.checks
                 )
                 new, shares[rest] = yield from reader.settled(
-                    new, points[rest], shares[rest], fewer, tuning.spaces.checks
+                    new, points[rest], now, fewer, tuning.spaces.checks
                 )
             except CoincidentJumps:
                 continue
-            values, done = values.joined(new), K
+            values, done = values.completed(rest, new), K
         assert values is not None
         return values, shares
 
