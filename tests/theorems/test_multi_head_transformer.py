@@ -389,7 +389,7 @@ IMPOSTORS: dict[str, Any] = {
     "scores of positions": (
         layer(TARGET, scores=lambda s: s + 0.3 * np.cos(np.arange(s.shape[2]))),
         us.ModelMismatch,
-        "softmax",
+        "heads",
     ),
     "a residual": (lambda X: TARGET(X) + X[:, -1] @ np.arange(5.0), us.ModelMismatch, "softmax"),
     "float32": (lambda X: TARGET(X).astype(np.float32), us.NotIdentifiable, "float64"),

@@ -253,7 +253,8 @@ class CellReader:
         rows = np.array([one.row for one in values.cells])
         if len(rows) < self.tuning.enough:
             return np.full(len(rows), True)
-        return np.asarray(rows <= self.tuning.outlier * np.median(rows))
+        usual = np.maximum(np.median(rows), values.rounding(self.hinges, self.tuning))
+        return np.asarray(rows <= self.tuning.outlier * usual)
 
     def _systems(
         self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
