@@ -210,11 +210,11 @@ class LayerSearch:
                 continue
             rest = np.append(np.flatnonzero(~good), np.arange(done, K))
             try:
-                new, now = yield from reader.read(
+                new, taken = yield from reader.read(
                     points[rest], shares[rest], fewer, tuning.spaces.checks
                 )
                 new, shares[rest] = yield from reader.settled(
-                    new, points[rest], now, fewer, tuning.spaces.checks
+                    new, points[rest], taken, fewer, tuning.spaces.checks
                 )
             except CoincidentJumps:
                 continue
