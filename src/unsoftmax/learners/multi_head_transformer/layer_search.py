@@ -67,7 +67,7 @@ class LayerSearchTuning:
     )
     """For each search: intervals that half a circle begins with, and how much longer than usual
     the baselines between them are. Others begin in another cell."""
-    shorter: float = 0.5
+    shorter: float = 0.35
     """Every search has offsets shorter by this than the one before: the first cell may have been
     left where no ray showed it."""
     safety: float = 3.0
