@@ -181,11 +181,12 @@ def test_the_tensor_of_a_feed_forward_layer_is_named(where, trials, evidence):
             inside = name in "AbB" or name.startswith("norm")
             wanted = "A, b or B, or the norm" if where == "before" and inside else said
             # alone, or beside another that would explain the answers as well
-            assert wanted in (result.tensor, *str(result.tensor).split(" or ")), (seed, name)
+            listed = str(result.tensor).replace(", ", " or ").split(" or ")
+            assert wanted in (result.tensor, *listed), (seed, name, result.tensor)
             asked, most = asked + 1, max(most, oracle.queries)
             named["alone"] += result.tensor == said
     assert most <= 100
-    assert named["alone"] >= 0.7 * asked or where == "before"
+    assert named["alone"] >= (0.15 if where == "before" else 0.6) * asked
     evidence(
         f"verify names the tensor of a feed-forward layer, norm: {where}",
         asked - named["alone"],

@@ -69,6 +69,8 @@ class ChangedPartTuning:
     """Share of the misses that may come from solving for the change."""
     rank: float = 1e-9
     """Coordinates that are so much smaller than others count as none."""
+    widest: float = 1e60
+    """Answers that differ by more, in units of their errors, are not looked at."""
     neurons: NeuronSearchTuning = field(default=NeuronSearchTuning())
     """How A, b and B are told apart."""
     most: int = 3
@@ -163,8 +165,19 @@ class SumChange:
     """What Δ may be off by."""
     tuning: ChangedPartTuning
 
+    @property
+    def usable(self) -> bool:
+        """Whether squares of all numbers, in units of their errors, stay in float64's range."""
+        least = float(np.min(self.errors, initial=np.inf))
+        along = 0.0 if self.along is None else float(np.max(np.abs(self.along), initial=0.0))
+        most = max(float(np.max(np.abs(self.change), initial=0.0)), along)
+        most = max(most, float(np.max(self.errors, initial=0.0)))
+        return bool(least > 0 and np.isfinite(most / least) and most / least < self.tuning.widest)
+
     def left(self, coordinates: Array) -> float:
         """Return what is left where Δ is linear in coordinates (K, n), as a share of its bounds."""
+        if not self.usable:
+            return np.inf
         rows = np.median(self.errors, axis=1, keepdims=True)
         units = self.errors / rows
         columns = np.median(units, axis=0)
@@ -185,6 +198,8 @@ class SumChange:
 
         Returns the share of the bounds that is left, the multiples, and what they may be off by.
         """
+        if not self.usable:
+            return np.inf, *np.zeros((2, len(self.change)))
         largest, found = 0.0, []
         for k, (change, error) in enumerate(zip(self.change, self.errors, strict=True)):
             free = [directions[k]] + ([] if self.along is None else [self.along[k]])
@@ -412,8 +427,13 @@ def _among_neurons(
     asked = list(ray.tokens[:, None])
     seen = yield from seen_at(claim, asked, "which tensor")
     change = Asked(claim, asked, seen, errors.of(seen), tuning).change()
-    names = _of_neurons(claim, ray, change, tuning)
-    return Located(" or ".join(names) or NEURONS)
+    # across a hyperplane a change of A shows by one neuron's share
+    apart = tuning.clear * np.sqrt(len(claim.layer.b))
+    told = change.usable and np.max(np.abs(seen.missed) / errors.of(seen)) > apart
+    names = _of_neurons(claim, ray, change, tuning) if told else []
+    # with a free size per answer what A cannot be fitted to may look like B
+    doubted = names == ["B"] and claim.behind is not None
+    return Located(NEURONS if doubted or not names else " or ".join(names))
 
 
 def _ray(
