@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.by_hand import driven
 from tests.prenorm_layers import prenorm
 from unsoftmax.learners.attention_layer.normed_tokens import (
     NormedKind,
@@ -20,13 +21,7 @@ from unsoftmax.probes import Sequences
 def found_for(target, kind, seed=0):
     """Run the search for eps on a target."""
     steps = find_normed_tokens(target.dim, kind, np.random.default_rng(seed), PrenormTuning())
-    answers = None
-    while True:
-        try:
-            asked = steps.send(answers)
-        except StopIteration as end:
-            return end.value
-        answers = [target(part[0 : len(part)]) for part in asked]
+    return driven(steps, target)[0]
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -56,7 +51,7 @@ def test_eps_is_found_to_its_error_and_tokens_are_mapped_to_those_wanted(centred
 def test_the_kind_of_a_norm_shows_in_three_tokens(residual, centred):
     target = prenorm(2, 4, 12, residual=residual, centred=centred)
     rng = np.random.default_rng(3)
-    u, v = 256 * (rng.standard_normal((2, 12)) + [[1.0], [0.5]])
+    u, v = 256 * (rng.standard_normal((2, 12)) + np.array([[1.0], [0.5]]))
     tokens = np.array([u, v, u + v])
     zero, y = target(np.zeros((1, 1, 12)))[0], target(tokens[:, None])
     assert kind_of(tokens, y, zero, NormSearchTuning()) == NormedKind(residual, centred)

@@ -9,6 +9,7 @@ import pytest
 
 import unsoftmax as us
 from tests.attention_layers import built, factors, layer, relative_errors
+from tests.by_hand import driven
 from tests.normalised_layers import normalised
 from tests.prenorm_layers import NormedInFloat32, after, prenorm, share_after
 from tests.truth import Counted
@@ -192,18 +193,8 @@ def test_single_tokens_that_show_no_heads_show_no_norm():
     """Heads that cancel, M_1 = −M_2, answer single tokens as if there were none."""
     one, other = layer(2, 4, 12).heads
     target = us.AttentionLayer([one, us.LayerHead(-one.M, other.W)], np.ones(12), residual=True)
-    assert _answered(find_norm(12, 0, None, NormSearchTuning()), target).place == "none"
-
-
-def _answered(steps, target):
-    """Run a generator on a target; return what it returns."""
-    answers = None
-    while True:
-        try:
-            asked = steps.send(answers)
-        except StopIteration as end:
-            return end.value
-        answers = [target(part[0 : len(part)]) for part in asked]
+    found, _ = driven(find_norm(12, 0, None, NormSearchTuning()), target)
+    assert found.place == "none"
 
 
 # -- what is refused

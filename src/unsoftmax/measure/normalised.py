@@ -9,8 +9,8 @@ g, for g·Γn = Σ n_i = 0. With the rows of R an orthonormal basis of g⊥,
 are the d − 1 numbers that an answer tells. Answers are off by about the same in every direction,
 and so are these, whatever γ is. Where u is linear in unknowns, u = k + C q, the equation
 μw = P_w k + P_w C q is linear in q and μ = 1/λ: one unknown more than without a norm
-(`UnknownScales`). *Source*: beyond
-arXiv 2601.16873; docs/theorems/vector_answers.md.
+(`UnknownScales`). Behind RMSNorm all is the same with P = I and R = I: d numbers, and no g⊥.
+*Source*: beyond arXiv 2601.16873; docs/theorems/vector_answers.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NormedAnswers:
     gain : ndarray, shape (d,)
         g = 1/γ, all of its signs perhaps turned round.
     basis : ndarray, shape (d − 1, d)
-        R: an orthonormal basis of g⊥ in its rows.
+        R: an orthonormal basis of g⊥ in its rows; of RMSNorm the identity, (d, d).
     """
 
     shift: Array
@@ -43,23 +43,30 @@ class NormedAnswers:
     basis: Array
 
     @classmethod
-    def of(cls, shift: Array, gain: Array) -> Self:
+    def of(cls, shift: Array, gain: Array, centred: bool = True) -> Self:
         """Complete a shift and a gain by a basis."""
+        if not centred:
+            return cls(shift, gain, np.eye(len(gain)))
         complete, _ = scipy.linalg.qr(gain[:, None])
         return cls(shift, gain, np.asarray(complete[:, 1:].T.copy()))
 
     @property
+    def takes_mean(self) -> bool:
+        """Whether the mean is taken off: a LayerNorm, no RMSNorm."""
+        return len(self.basis) < len(self.gain)
+
+    @property
     def projection(self) -> Array:
-        """P_w = RΓP (d − 1, d), of the sign that the gain has."""
+        """P_w = RΓP (d − 1, d), of the sign that the gain has; of RMSNorm Γ (d, d)."""
         scaled = self.basis / self.gain
-        return np.asarray(scaled - scaled.mean(axis=1, keepdims=True))
+        return np.asarray(scaled - self.takes_mean * scaled.mean(axis=1, keepdims=True))
 
     def directions(self, y: Array) -> Array:
         """Map answers (n, d) to w (n, d − 1)."""
         return (y - self.shift) @ self.basis.T
 
     def centred(self, w: Array) -> Array:
-        """Map columns P_w u (d − 1, k) to Pu (d, k)."""
+        """Map columns P_w u (d − 1, k) to Pu (d, k); of RMSNorm, Γu to u."""
         return np.asarray(self.gain[:, None] * (self.basis.T @ w))
 
     def with_sign(self, sign: float) -> NormedAnswers:
@@ -110,6 +117,28 @@ def gain_of(centred: Array) -> FoundGain:
     lengths = np.sum((centred * gain) ** 2, axis=1)
     gain = gain * np.sqrt(centred.shape[1] / np.mean(lengths))
     return FoundGain(gain, float(s[-1] / s[0]), float(s[-2] / s[0]))
+
+
+def uncentred_gain_of(centred: Array) -> FoundGain:
+    """Find |g| of an RMSNorm from answers y − β (n, d), n > d, to tokens so long as before.
+
+    Nothing is taken off u there, and no vector is orthogonal to all answers; but ‖g∘(y − β)‖² = d,
+    which is linear in g². ``missed`` is by how much the lengths miss it, ``next`` the least g²
+    beside the mean one, in units of the spread.
+
+    Examples
+    --------
+    >>> n = np.random.default_rng(0).standard_normal((5, 3))
+    >>> n = n * np.sqrt(3 / np.sum(n**2, axis=1, keepdims=True))
+    >>> (1 / uncentred_gain_of(n * [1.0, -10.0, 0.1]).gain).round(9)
+    array([ 1. , 10. ,  0.1])
+    """
+    spread = spreads(centred)
+    squares = (centred / spread) ** 2
+    found = np.linalg.lstsq(squares, np.full(len(squares), float(len(spread))), rcond=None)[0]
+    missed = float(np.max(np.abs(squares @ found / len(spread) - 1)))
+    gain = np.sqrt(np.maximum(found, 0.0)) / spread
+    return FoundGain(gain, missed, float(np.min(found) / np.mean(np.abs(found))))
 
 
 def shift_of(centred: Array, found: FoundGain) -> tuple[Array, float]:

@@ -265,9 +265,10 @@ def measured(
     roundoff = max((d.roundoffs(found, hidden) for d in defects), default=0.0)
     # float64 answers come from float64 or float32 arithmetic, not from any that is coarser
     strange = roundoff > (tuning.coarsest if single else tuning.coarsest_float64)
-    roundoff = max([roundoff, *(tuning.nearly * d.roundoffs(found, hidden) for d in nearly)])
+    shown = max((tuning.nearly * d.roundoffs(found, hidden) for d in nearly), default=0.0)
     # and no arithmetic is as coarse as that: then the target is no model of the class
-    roundoff = tuning.safety * roundoff if roundoff <= tuning.coarsest else 0.0
+    roundoff = roundoff if roundoff <= tuning.coarsest else 0.0
+    roundoff = tuning.safety * max(roundoff, min(shown, tuning.coarsest))
     one, two = twice
     changes = np.abs(two.y - one.y)
     # multiples of 2^-k are what sums that cancel end with, after several of their terms rounded

@@ -24,7 +24,7 @@ import scipy
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
-from unsoftmax.questions.changed_layer_part import ChangedPartTuning, changed_part
+from unsoftmax.questions.changed_part import ChangedPartTuning, changed_part
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
 from unsoftmax.questions.claimed_layers import ServedVectors
 from unsoftmax.questions.claimed_models import (

@@ -45,10 +45,8 @@ class SoftGateTuning:
     """The search ends where no start moves by more than that, ..."""
     patience: int = 4
     """... so many times in a row: a step that did not gain is tried again shorter."""
-    apart: float = 1e-4
-    """Ends nearer to each other than this are one, so many times as near as errors put them ..."""
-    blurred: float = 30.0
-    """... or so many times the distance from the span that ends may have."""
+    apart: float = 1e-3
+    """Ends nearer to each other than this are one."""
 
 
 class Ends(NamedTuple):
@@ -120,11 +118,10 @@ def nearest_gates(
 def distinct(ends: Ends, most: float, tuning: SoftGateTuning) -> Array:
     """Return the different θ whose columns are in the span, up to ``most``, the nearest first."""
     found: list[Array] = []
-    apart = max(tuning.apart, tuning.blurred * most)
     for k in np.argsort(ends.missed):
         if not ends.missed[k] <= most:
             break
-        if all(np.linalg.norm(ends.theta[k] - one) > apart for one in found):
+        if all(np.linalg.norm(ends.theta[k] - one) > tuning.apart for one in found):
             found.append(ends.theta[k])
     return np.array(found).reshape(-1, ends.theta.shape[1])
 

@@ -156,8 +156,8 @@ def multi_head_transformer(
 def multi_head_transformer_queries(dim: int, heads: int, neurons: int) -> int:
     """Count what several heads before a ReLU network take, typically: measured, no theorem.
 
-    The network's own less 40 fresh tokens, H(d² + 3d) + 5H + 2d + 20 for all heads in the first cell, and (H − 1)d + 2
-    in each of m others.
+    The network's own less 40 fresh tokens, H(d² + 3d) + 5H + 2d + 20 for all heads in the first
+    cell, and (H − 1)d + 2 in each of m others.
 
     Examples
     --------

@@ -63,10 +63,11 @@ class AttentionLayerLearner(Configured):
         More distinct heads than this are refused; 64 by default.
     head_dim : int, optional
         Rank of every M_h. Found if it is not given, with three queries more per head.
-    norm : {"none", "post"}, optional
-        What stands around the layer: nothing, or a LayerNorm behind it and its residual connection
-        ("post"). Found if it is not given, with three queries more: answers of plain layers grow
-        with single tokens, others do not.
+    norm : {"none", "post", "pre"}, optional
+        What stands around the layer: nothing, a LayerNorm or RMSNorm behind it and its residual
+        connection ("post"), or one before it ("pre"). Found if it is not given, with three queries
+        more, with seven where there is one: answers of plain layers grow with single tokens, and
+        those after a norm are linear in what the norm makes of them.
     profile : {"auto", "lean", "fine", "finest"}
         How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
         twice as many, for answers of float32; "finest" four to eight times. "auto" is lean where
@@ -89,13 +90,15 @@ class AttentionLayerLearner(Configured):
     exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
     at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
     values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
-    place.
+    place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,029.
     *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
     of W_h: returned are M_h = O V with orthonormal columns of O, and W_h = KᵀQ with orthonormal
     rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
     one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
-    for every head. Refused: heads with W_h = 0 or W_h = c·W_g, which switch like no head or like
-    another one; layers with a norm before them, or RMSNorm.
+    for every head. A norm before is part of its heads: its scale and shift are not told apart
+    from M_h, W_h, w_h and c. Refused: heads with W_h = 0 or W_h = c·W_g without a norm before,
+    which switch like no head or like another one; an RMSNorm behind whose scale has entries of
+    both signs.
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -117,7 +120,7 @@ class AttentionLayerLearner(Configured):
     seed: int = 0
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

@@ -84,7 +84,7 @@ def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> Layer
     queries = d + 16 + patterns + tuning.tries * search
     rounds = 8 + len(heads.longer) * (heads.rounds + 1)
     rounds += tuning.tries * (8 + 2 * values.rounds + tuning.scores.shorter)
-    rounds += tuning.conclusion.long.most_rounds
+    rounds += tuning.conclusion.long.most_rounds + 1
     return LayerCost(queries, 2 * queries + tuning.tries * 4 * (d + 1) ** 2, rounds)
 
 

@@ -20,7 +20,13 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedSinglesTuning
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.normalised import NormedAnswers, column_scales, gain_of, spreads
+from unsoftmax.measure.normalised import (
+    NormedAnswers,
+    column_scales,
+    gain_of,
+    spreads,
+    uncentred_gain_of,
+)
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array, Sequences, Singles, UnitVectors
 
@@ -190,12 +196,16 @@ def _read_norm(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormedAns
             determined={"shift": shift},
         )
     found = gain_of(far - shift)
-    if found.missed > tuning.gap * found.next:
+    if found.missed <= tuning.gap * found.next:
+        return NormedAnswers.of(shift, found.gain)
+    found = uncentred_gain_of(far - shift)
+    if found.missed > tuning.ellipsoid or found.next <= 0:
         raise ModelMismatch(
-            "Answers to long tokens lie in no hyperplane, as those behind a LayerNorm do: an "
-            "RMSNorm, which takes no mean off, another function behind the norm, or none."
+            "Answers to long tokens lie in no hyperplane, as those behind a LayerNorm do, nor on "
+            "an ellipsoid along the axes, as behind RMSNorm: another function is behind the norm, "
+            "or none."
         )
-    return NormedAnswers.of(shift, found.gain)
+    return NormedAnswers.of(shift, found.gain, centred=False)
 
 
 def _read_constant(

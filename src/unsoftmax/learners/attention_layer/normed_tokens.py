@@ -160,18 +160,20 @@ def kind_of(tokens: Array, y: Array, zero: Array, tuning: NormSearchTuning) -> N
     NormedKind or None
         None where no layer after a norm answers so.
     """
+    precision = Precision.of_format([y, zero[None]])
+    rounding = tuning.roundoffs * float(np.max(precision.error(0.0, y)))
     for residual in (False, True):
         if residual and y.shape != tokens.shape:
             continue
         z = y - zero - tokens if residual else y - zero
-        if not np.max(np.abs(z)) > tuning.seen * np.max(np.abs([zero, *y])):
+        if not np.max(np.abs(z)) > tuning.seen * rounding:
             continue
         for centred in (True, False):
             means = np.mean(tokens, axis=1, keepdims=True)
             lengths = np.linalg.norm(tokens - centred * means, axis=1)
             sums = lengths[:, None] * z
             missed = np.max(np.abs(sums[0] + sums[1] - sums[2]))
-            if missed < tuning.off * np.max(np.abs(sums)):
+            if missed < tuning.off * np.max(np.abs(sums)) + rounding * np.sum(lengths):
                 return NormedKind(residual, centred)
     return None
 

@@ -9,10 +9,11 @@ is 0 or 1. Scores are read as in a plain layer; what differs is how the heads ar
 3. all [W_h w_h], from queries of many keys within the ball (`score_reading`);
 4. fresh sequences of the ball, a certificate, and the layer in tokens as they are asked.
 
-*Queries*: about d + 67 + (⌈rank M/H⌉ + 3)(H + 8) + (r + 4)⌈d/n⌉ + (d − r − 3)⌈r/n⌉ for H heads of
-rank r, n = r: MiniLM (12 heads of 32) 1,9xx. *Determined up to* the norm's scale and shift, which
-are parts of M_h, W_h, w_h and c (P = I − 11ᵀ/d and Γ: M_hΓP, PΓW_hΓP, PΓ(W_hβ + w_h), c + M_hβ),
-and what is free in a plain layer.
+*Queries*: about d + 76 + (⌈rank M/H⌉ + 3)(H + 10) + (r + 4)⌈d/r⌉ + (d − r − 3) for H ≥ 6 heads of
+rank r: MiniLM (12 heads of 32): 2,007 to 2,029. *Determined up to* the norm's scale and shift,
+which are parts of the heads (M_hΓP, PΓW_hΓP, PΓ(W_hβ + w_h), c + M_hβ with P = I − 11ᵀ/d, or I of
+RMSNorm), and to what is free in a plain layer. It may not know anything of the target but its
+answers.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class _BallLayer:
         """Search for all heads; what was found predicts a few fresh answers."""
         tuning, noise, rng = self.tuning, reading.noise, self.rng
         effort = tuning.effort(self.profile, noise.relative)
-        maps = yield from reading.run(base)
+        maps = yield from reading.run(base, effort.whole)
         values = maps.solved()
         n = keys_of(values, noise.relative, effort.share, tuning)
 
@@ -198,6 +199,12 @@ class _BallLayer:
         ).run()
         answers = LayerAnswers(maps, scores)
         samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
+        if not all(np.isfinite(R).all() for one in samples for R in one.scores.R):
+            raise ModelMismatch(
+                f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size "
+                f"make weights of the {len(values.U)} heads negative: answers are too coarse for a "
+                'layer whose tokens a norm bounds. profile="finest" asks more.'
+            )
         fresh = tuning.prenorm.fresh * self.radius
         tuning = replace(tuning, least_most=tuning.prenorm.least_most)
         conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning, fresh)

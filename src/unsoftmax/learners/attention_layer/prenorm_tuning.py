@@ -41,11 +41,11 @@ class SoftReadingTuning:
     """Answers beyond rank and coordinates, at least."""
     rank_noise: float = 30.0
     """Singular values below so many times an answer's noise are noise."""
-    off_span: float = 1e3
-    """Gates may be so many times as far from the span as the noise, over its smallest singular
-    value, puts it ..."""
+    off_span: tuple[float, ...] = (10.0, 1e2, 1e3, 1e4, 1e5)
+    """Gates may be so many times as far from the span as the noise is of the answers, in turn
+    until there are as many as heads: a weak head is off by more, ..."""
     most_off: float = 1e-2
-    """... but not farther than that."""
+    """... and none farther than that."""
     explained: float = 30.0
     """What the gates found leave of the answers, at most, in multiples of the noise: one gate that
     is wrong leaves a share of the answers."""
@@ -92,8 +92,11 @@ class NormSearchTuning:
     residual connection leaves of the heads' answer what rounding does."""
     off: float = 1e-4
     """What normalised tokens may miss a linear map by: an eps of 1 is 1e-5."""
-    seen: float = 1e-12
-    """Where heads add less to long tokens' answers, float64 leaves too little of it."""
+    roundoffs: float = 4.0
+    """And in roundoffs of the answers, by their format: with a residual connection these are of
+    numbers as large as the tokens."""
+    seen: float = 30.0
+    """What heads add to long tokens' answers is seen where it is so many times as large."""
 
 
 @dataclass(frozen=True, slots=True)

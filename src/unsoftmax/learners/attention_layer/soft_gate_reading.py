@@ -23,7 +23,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
-from unsoftmax.solve.soft_gates import distinct, nearest_gates
+from unsoftmax.solve.soft_gates import Ends, distinct, nearest_gates
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class SoftGateReading:
         if len(singular) < heads or not singular[heads - 1]:
             return None
         error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
-        most = min(tuning.off_span * error / singular[heads - 1], tuning.most_off)
+        allowed = [min(times * error / singular[0], tuning.most_off) for times in tuning.off_span]
         q = answers.s.shape[1]
         drawn = self.rng.standard_normal
         # another offset's logits are as far from the base's as the offset is
@@ -145,9 +145,10 @@ class SoftGateReading:
             found = nearest_gates(span, answers.s, answers.shift, starts, tuning.gates)
             joined = [np.concatenate(parts) for parts in zip(ends, found, strict=True)]
             ends = joined[0], joined[1]
-            theta = distinct(type(found)(*ends), most, tuning.gates)
-            if len(theta) == heads and self._explained(answers, theta):
-                return theta
+            for most in allowed:
+                theta = distinct(Ends(*ends), most, tuning.gates)
+                if len(theta) == heads and self._explained(answers, theta):
+                    return theta
         return None
 
     def _explained(self, answers: CopiedAnswers, theta: Array) -> bool:
@@ -157,8 +158,8 @@ class SoftGateReading:
 
     # -- the others
 
-    def run(self, base: BaseOffset) -> Asking[SoftGates]:
-        """Ask offsets until every range is known."""
+    def run(self, base: BaseOffset, whole: bool = False) -> Asking[SoftGates]:
+        """Ask offsets until every range is known, or in all directions."""
         d, H = self.layer.M.shape[1], len(base.theta)
         least = self.tuning.rank_noise * self.noise.relative * np.linalg.norm(self.layer.heads)
         total = int(np.linalg.matrix_rank(self.layer.heads, tol=least))
@@ -167,14 +168,14 @@ class SoftGateReading:
         directions = along[:, None]
         found = SoftGates(self.tokens, (base.answers,), (base.theta,), (), False, self.tuning.gates)
         while True:
-            count = min(count, d - 1)
+            count = d - 1 if whole else min(count, d - 1)
             fresh = self.rng.standard_normal((d, count + 1 - directions.shape[1]))
             known = directions.shape[1]
             directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
             found = yield from self._more(base, found, directions[:, known:].T)
             found = self._ranked(found)
             if count == d - 1:
-                return found if self._independent(found) else replace(found, whole=True)
+                return replace(found, whole=whole or not self._independent(found))
             if max(found.ranks) <= count:
                 if self._independent(found):
                     return found

@@ -306,9 +306,9 @@ class MultiHeadTransformerLearner(Configured):
 
     def _dependent(self, learned: LearnedNetwork) -> NotIdentifiable:
         return NotIdentifiable(
-            "Some neurons cannot be told apart far from 0: their hyperplanes are parallel, so that "
-            "no cone lies between them, or there are fewer than two dimensions. The network of "
-            "single tokens is determined.",
+            "Some neurons cannot be told apart far from 0: no cell lies between their hyperplanes "
+            "there, or there are fewer than two dimensions. The network of single tokens is "
+            "determined.",
             determined={"network": learned.network},
         )
 
@@ -319,7 +319,8 @@ class MultiHeadTransformerLearner(Configured):
             f"None of {len(self.tuning.layer.starts)} searches in cells of the network that single "
             f"tokens show, of {learned.network.A.shape[1]} neurons, gave heads that predict fresh "
             f"answers. There may be more than max_heads = {self.max_heads}; heads may share their "
-            "hyperplanes, as W and 2W do, or be too close; first layers may cancel in their sum; "
-            "biases may be many times larger than weights; or a neuron shows at no single token. "
+            "hyperplanes, as W and 2W do, or be too close; first layers may cancel in their sum; a "
+            "neuron may show at no single token, or share its hyperplane with another one there; "
+            "or the last token may reach the network by itself (a residual connection). "
             "Or the target is not several softmax heads followed by a ReLU network." + rank
         )
