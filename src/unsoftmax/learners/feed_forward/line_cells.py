@@ -348,7 +348,7 @@ class LineCells:
         t = places + shares[:, None] * room
         values = yield from self.ask(self.origin + t.ravel()[:, None] * self.basis[0])
         values = np.mean(values.reshape(*t.shape, -1), axis=0)
-        return values if self.scaled else values * self._sizes(places)[:, None]
+        return np.asarray(values if self.scaled else values * self._sizes(places)[:, None])
 
     def settled(
         self, readings: CellReadings, columns: Array, column_error: Array
