@@ -41,8 +41,10 @@ demo-layer: $(VENV)/.demo  ## recover a whole attention layer of it, and put it 
 	$(BIN)/unsoftmax demo --model layer --out demo-layer
 	$(BIN)/python examples/minilm/sentence_embeddings.py demo-layer/model.safetensors
 
+# Attacks run whole programs again and again: measuring their coverage would cost a quarter more.
 test: setup  ## run the test suite
-	$(TESTS) --numprocesses 2 --cov --cov-report= tests
+	$(TESTS) --numprocesses 2 --cov --cov-report= --ignore tests/attacks tests
+	$(TESTS) --numprocesses 2 tests/attacks
 	$(BIN)/coverage report --fail-under 95
 	$(BIN)/coverage report --fail-under 100 --include '*/campaign/*'
 
@@ -83,6 +85,7 @@ evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
 	$(BIN)/python benchmarks/multi_head.py --layer
+	$(BIN)/python benchmarks/multi_head_transformer.py --large --polish
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check .
@@ -98,6 +101,7 @@ bench: setup  ## measure and write the benchmarks' tables
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
 	$(BIN)/python benchmarks/multi_head.py --layer
+	$(BIN)/python benchmarks/multi_head_transformer.py --large --polish
 
 docs: setup  ## build the documentation into docs/_build, and look at it as a reader would
 	$(INSTALL) --editable '.[docs]'

@@ -17,12 +17,19 @@ import unsoftmax as us
 from tests.networks import attack, distances, worst_share
 
 Learner = us.learners.ReluNetworkLearner
+REACH = 1e12  # longest tokens
 
 
 def far(rng: Any, d: int, m: int) -> us.ReluNetwork:
-    """All hyperplanes far away: A is tiny, the biases are not."""
+    """All hyperplanes far away: A is tiny, the biases are not.
+
+    None is farther than tokens are long, where no answer depends on it: in one dimension a normal
+    entry of A falls below 1/100 of its scale in one of 125 draws.
+    """
     A = 10.0 ** rng.uniform(-10, -4) * rng.standard_normal((d, m)) / np.sqrt(d)
-    return us.ReluNetwork(A, rng.standard_normal(m), rng.standard_normal(m), rng.standard_normal())
+    b, w_o, c = rng.standard_normal(m), rng.standard_normal(m), rng.standard_normal()
+    most = REACH / 2 * np.linalg.norm(A, axis=0)
+    return us.ReluNetwork(A, w_o, np.clip(b, -most, most), c)
 
 
 def near(rng: Any, d: int, m: int) -> us.ReluNetwork:
@@ -88,7 +95,7 @@ def test_hyperplanes_at_any_distance_are_found(name, trials, evidence):
         target = drawn(name, seed)
         recovery = us.learn(lambda X: target(X), Learner(target.dim, seed=seed))
         reach = looked_up_to(recovery)
-        assert reach == 1e12
+        assert reach == REACH
         assert np.all(distances(target) < reach)
         # what is found is what is there: nothing is hidden in a wide certificate
         if name != "kept_awake":  # whose answers of 10⁵ are rounded
@@ -104,11 +111,14 @@ def test_hyperplanes_at_any_distance_are_found(name, trials, evidence):
     ("name", "seed"),
     [
         ("dead", 331), ("dead", 343), ("dead", 430), ("kept_awake", 237), ("kept_awake", 450),
-        ("two_sizes", 132), ("two_sizes", 350),
+        ("two_sizes", 132), ("two_sizes", 350), ("two_sizes", 792), ("through_0", 353),
     ],
 )  # fmt: skip
 def test_what_one_search_misses_the_next_one_finds(name, seed):
-    """Far hyperplanes at one distance, one that the line meets beyond its end, imprecise ones."""
+    """Far hyperplanes at one distance, one that the line meets beyond its end, imprecise ones.
+
+    And one neuron too many, which is nothing but error, and one fold at 0 beside a large constant.
+    """
     target = drawn(name, seed)
     recovery = us.learn(lambda X: target(X), Learner(target.dim, seed=seed))
     assert int(recovery.notes[0].split()[0]) == len(distances(target))
@@ -152,11 +162,45 @@ def test_a_transformer_on_far_hyperplanes_is_not_called_constant(trials, evidenc
     evidence("Transformer, hyperplanes far away", runs=runs, broken=0, refused=0)
 
 
+def taken_up_to(recovery: Any) -> float:
+    [said] = [line for line in recovery.certificate.assumes if line.startswith("Tokens up to")]
+    return float(re.findall(r"from 0 than (\S+),", said)[0])
+
+
 def test_what_lies_beyond_is_said():
     target = us.ReluNetwork(np.eye(3), np.ones(3), [1.0, -1.0, -1e16], 0.5)
     recovery = us.learn(lambda X: target(X), Learner(3))
     assert int(recovery.notes[0].split()[0]) == 2
-    assert looked_up_to(recovery) < 1e16
+    assert taken_up_to(recovery) < looked_up_to(recovery) < 1e16
+
+
+def test_one_hyperplane_as_far_as_is_said_is_found(trials, evidence):
+    """A line meets it at its distance over the cosine of an angle: far beyond what it shows."""
+    runs, worst = trials(8, 500), 0.0
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 47])
+        d = int(rng.integers(1, 18))
+        A, (w_o, b) = rng.standard_normal((d, 7)) / np.sqrt(d), rng.standard_normal((2, 7))
+        # .assumes rounds to one digit
+        distance = REACH / 100 / np.sqrt(d) / 1.5 if d > 1 else REACH / 2
+        b[-1], w_o[-1] = -distance * np.linalg.norm(A[:, -1]), 1.0
+        target = us.ReluNetwork(A, w_o, b, 0.3)
+        recovery = us.learn(lambda X, g=target: g(X), Learner(d, seed=seed))
+        assert distance < taken_up_to(recovery)
+        lengths = distance * np.array([0.5, 2.0, 10.0])
+        x = np.outer(lengths, A[:, -1] / np.linalg.norm(A[:, -1]))
+        errors = recovery.certificate.errors
+        off = np.abs(recovery.model(x) - target(x))
+        share = float(np.max(off / (errors["constant"] + errors["slope"] * lengths)))
+        assert share <= 1, seed
+        worst = max(worst, share)
+    evidence(
+        "ReLU network, one hyperplane as far as is said",
+        trials=runs,
+        refused=0,
+        broken=0,
+        largest_share_of_the_certificate=f"{worst:.2f}",
+    )
 
 
 def test_without_biases_it_is_said_at_which_lengths_that_was_seen():

@@ -102,6 +102,18 @@ def test_wide_networks_behind_coarse_answers(how, trials, evidence):
     covered(f"ReLU networks over many decades, {how}", trials(4, 2000), share_at, evidence)
 
 
+@pytest.mark.parametrize(
+    ("name", "how", "seed"),
+    [
+        ("at_once", "float64", 1953),  # of two far neurons the nearer one is met far out
+        ("signs", "jitter 1e-9", 118),  # noise in proportion is no bend far out
+        ("by_entry", "jitter 1e-12", 254),
+    ],
+)
+def test_what_broke_one_certificate_in_2000_is_covered(name, how, seed):
+    assert share_taken(drawn(name, True, seed), True, seed, how) <= 1
+
+
 def test_a_neuron_beside_a_larger_one_is_found_or_covered(trials, evidence):
     """Two nearly parallel neurons may pass for one: they differ between their hyperplanes alone.
 

@@ -62,6 +62,27 @@ def test_noise_is_no_hyperplane(deviation, trials):
         assert 1e-2 < scan.length < 1e2, seed
 
 
+@pytest.mark.parametrize("share", [1e-15, 1e-12, 1e-9])
+def test_noise_in_proportion_to_the_answers_is_no_hyperplane_far_out(share, trials):
+    rng = np.random.default_rng(5)
+    for seed in range(trials(5, 50)):
+        form = random_form(np.random.default_rng(seed), 3, 20)
+        scan, _ = scanned(form, 2, seed)
+        noisy = replace(scan, y=scan.y * (1 + share * rng.standard_normal(scan.y.shape)))
+        assert 1e-2 < noisy.length < 1e2, seed
+
+
+@pytest.mark.parametrize("slope", [1e-10, 1.0, 1e7])
+def test_a_fold_at_0_has_the_length_at_which_it_shows(slope):
+    rng = np.random.default_rng(0)
+    form = random_form(rng, 4, 1)
+    form.g0[:-1], form.g0[-1] = 0.0, 2.0
+    form.a[0] = slope * np.append(form.a[0, :-1], 0.0)
+    scan, _ = scanned(form, 3)
+    steep = abs(slope * form.a[0, :-1] / slope @ scan.direction)
+    assert 0.5 <= scan.length * steep / 2.0 <= 2.0
+
+
 def test_terms_that_cancel_are_rounded_as_what_they_are():
     """Beyond all hyperplanes the answers on one side are 1e-3 of their terms."""
     form = random_form(np.random.default_rng(0), 3, 8)

@@ -258,6 +258,17 @@ def test_errors_of_what_is_known_are_no_structure():
     assert search.sweep(circle, None).noise.search == target.noise.search
 
 
+def test_a_neuron_smaller_than_its_error_is_left_out_and_its_error_kept():
+    form = random_form(np.random.default_rng(0), 4, 5, error=1e-9)
+    form.a[2] *= 1e-10 / np.linalg.norm(form.a[2])
+    cleared = form.cleared
+    assert len(cleared) == 4
+    assert cleared.g_error + cleared.error.sum() == pytest.approx(form.g_error + form.error.sum())
+    Y = np.random.default_rng(1).standard_normal((50, 4))
+    Y /= np.linalg.norm(Y, axis=1, keepdims=True)
+    assert np.all(np.abs(cleared(Y) - form(Y)) <= cleared.g_error)
+
+
 # -- claims
 
 
@@ -293,8 +304,8 @@ def test_a_certificate_is_at_least_eight_times_what_was_missed():
     assert found.evidence.passed
     size = np.linalg.norm(claim.form.g0) + claim.form.sizes.sum()
     own = float(claim.precision.error(size))
-    times = 1.5 * (claim.bound + own) / (claim.bound / 8 + own)  # answers have errors of their own
-    assert found.certificate.errors["constant"] == pytest.approx(times * claim.bound, rel=1e-2)
+    beyond = 1.5 * (claim.bound + own) - own  # answers have errors of their own
+    assert found.certificate.errors["constant"] == pytest.approx(8 * beyond, rel=1e-2)
     assert any("times as much is assumed" in sentence for sentence in found.certificate.assumes)
 
 

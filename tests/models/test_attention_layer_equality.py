@@ -347,3 +347,20 @@ def test_knobs_are_fields():
     deaf = replace(AttentionLayerEquality(), lost=1e12)
     assert us.equivalent(model, near, rules=[deaf]).verdict == "undecided"
     assert us.equivalent(model, near).verdict == "different"
+
+
+@pytest.mark.parametrize("name", ["M", "W", "w", "c", "scale before", "K"])
+def test_layers_beyond_the_range_of_float64_are_refused_in_a_sentence(name):
+    rng = np.random.default_rng(0)
+    arrays = {"M": rng.standard_normal((4, 4)), "W": rng.standard_normal((4, 4)), "w": np.ones(4)}
+    if name in arrays:
+        arrays[name] = 1e200 * arrays[name]
+    head = us.LayerHead(**arrays)
+    if name == "K":
+        K, Q = 1e100 * rng.standard_normal((2, 4, 4))
+        head = us.LayerHead.from_factors(np.eye(4), arrays["M"], K, Q)
+    c = np.full(4, 1e200 if name == "c" else 1.0)
+    norm = us.LayerNorm(np.full(4, 1e80), None, 1e-12, before=True) if "scale" in name else None
+    layer = us.AttentionLayer([head], c, norm=norm)
+    with pytest.raises(ValueError, match="beyond 1e\\+145 sums of squares leave float64's range"):
+        us.equivalent(layer, layer)

@@ -237,3 +237,13 @@ def test_layers_without_neurons_are_compared():
     assert us.equivalent(none, none)
     assert us.equivalent(none, idle)
     assert us.equivalent(none, one).verdict == "different"
+
+
+@pytest.mark.parametrize("name", ["A", "B", "b", "c"])
+def test_layers_beyond_the_range_of_float64_are_refused_in_a_sentence(name):
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((2, 4, 4))
+    arrays = {"A": A, "b": np.ones(4), "B": B, "c": np.ones(4)}
+    layer = us.FeedForward(**{**arrays, name: 1e200 * arrays[name]})
+    with pytest.raises(ValueError, match="beyond 1e\\+145 sums of squares leave float64's range"):
+        us.equivalent(layer, layer)

@@ -32,7 +32,7 @@ from tests.questions.population import (
     single,
     strangers,
 )
-from tests.questions.services import transformer
+from tests.questions.services import joint, transformer
 from tests.truth import Counted
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
@@ -114,6 +114,33 @@ def test_what_is_of_no_class_is_never_of_one_for_certain(recover, trials, eviden
     assert rates["likely and wrong"] <= max(1, 0.1 * rates.total())
     how = "recovered as well" if recover else "identified"
     evidence(f"audit, {how}: of no class", targets=rates.total(), **figures(rates))
+
+
+def test_heads_before_a_network_are_counted(trials, evidence):
+    runs, queries = trials(1, 30), []
+    for seed in range(runs):
+        model = joint(np.random.default_rng([seed, 41]), 5, 8)
+        oracle = Counted(model)
+        result = us.audit(oracle, 5, recover=True, seed=seed)
+        assert (result.target_class, result.certainty) == (
+            "network behind several heads",
+            "certain",
+        ), seed
+        assert result.facts["heads"] == 3
+        queries.append(oracle.queries)
+        assert result.recovery is not None
+        assert us.equivalent(result.recovery.model, model, rtol=1e-6)
+    told = "audit, three heads of dimension 5 before 8 neurons"
+    evidence(told, runs=runs, recovered=runs, median_queries=int(np.median(queries)))
+
+
+def test_heads_before_a_network_are_not_looked_for_where_answers_are_float32():
+    model = joint(np.random.default_rng([0, 41]), 5, 8)
+    result = us.audit(lambda X: model(X).astype(np.float32), 5, recover=True)
+    assert result.target_class in ("network behind several heads", "undecided")
+    assert result.certainty != "certain"
+    assert result.recovery is None
+    assert any("needs float64 answers" in reason for reason in result.reasons)
 
 
 def test_a_trained_head_is_told_by_a_thousandth_of_its_parameters(evidence):
@@ -587,3 +614,11 @@ def test_a_small_head_behind_float32_is_not_certainly_absent():
 
     result = us.audit(both, 4, recover=True)
     assert result.certainty != "certain"
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-150, 1e150])
+def test_answers_that_float64_has_no_room_for_are_undecided_in_a_sentence(size):
+    model = several(1, 4, 0).heads[0]
+    result = us.audit(lambda X: size * model(X), 4)
+    assert result.target_class == "undecided"
+    assert "leave float64 no room to compute with" in result.reasons[0]

@@ -17,7 +17,8 @@ from tests.cli.test_cli import run
 from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
-from unsoftmax.questions.defence.attacks import ATTACKED, Attacker, heads_error, neurons_error
+from unsoftmax.questions.defence.attacked_classes import ATTACKED
+from unsoftmax.questions.defence.attacks import Attacker, heads_error, neurons_error
 from unsoftmax.questions.defence.averaged_answers import AveragedAnswers
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
 from unsoftmax.questions.defence.defence_ladder import LadderTuning, Measures
@@ -688,6 +689,8 @@ def test_what_cannot_be_attacked_is_refused_before_anything_is_paid():
     network = us.ReluNetwork(np.eye(3), np.ones(3))
     with pytest.raises(ValueError, match="No attacks are registered for Transformer"):
         us.defend(us.Transformer(np.eye(3), network), 3)
+    with pytest.raises(ValueError, match="No attacks are registered for MultiHeadTransformer"):
+        us.defend(us.MultiHeadTransformer([np.eye(3)], [np.eye(3)], np.ones(3)), 3)
 
 
 def test_attackers_of_clipped_answers_that_exclude_0_have_no_length():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import unsoftmax as us
 from tests.cli.test_cli import run
@@ -16,6 +17,7 @@ from tests.questions.services import (
     LADDER,
     changed,
     heads,
+    joint,
     moved,
     network,
     served,
@@ -24,6 +26,7 @@ from tests.questions.services import (
     transformer,
 )
 from tests.truth import Counted
+from unsoftmax.cli.commands import app
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
 
 
@@ -130,7 +133,7 @@ def test_operands_are_not_taken_for_rounded_where_they_are_not(service, trials):
         assert not any("rounds what it multiplies" in note for note in notes), seed
 
 
-@pytest.mark.parametrize("kind", [network, transformer])
+@pytest.mark.parametrize("kind", [network, transformer, joint])
 def test_right_networks_are_never_called_different(kind, trials):
     for seed in range(trials(10, 500)):
         rng = np.random.default_rng([seed, 16])
@@ -153,10 +156,11 @@ def claimed(kind, seed):
         return several(3, 16, seed, biases=True)
     if kind == "a head without biases":
         return several(1, 16, seed).heads[0]
-    return {"network": network, "transformer": transformer}[kind](rng)
+    kinds = {"network": network, "transformer": transformer, "three heads before it": joint}
+    return kinds[kind](rng)
 
 
-KINDS = ("three heads", "a head without biases", "network", "transformer")
+KINDS = ("three heads", "a head without biases", "network", "transformer", "three heads before it")
 
 
 @pytest.mark.parametrize("rung", LADDER)
@@ -168,7 +172,7 @@ def test_a_ladder_of_changes_is_noticed_where_answers_are_exact(kind, rung, tria
     runs, most, asked, noticed = trials(3, 200), 0, 0, 0
     for seed in range(runs):
         model, rng = claimed(kind, seed), np.random.default_rng([seed, 18])
-        if kind == "transformer" and only == ("v",):
+        if kind in ("transformer", "three heads before it") and only == ("v",):
             pytest.skip("its network is on the ladder by itself")
         target = changed(model, only, change, rng)
         if bool(us.equivalent(target, model, 0)):
@@ -264,6 +268,30 @@ def test_attention_and_network_are_told_apart(tensor, trials):
         assert (result.verdict, result.tensor) == ("different", name), seed
 
 
+@pytest.mark.parametrize("tensor", ["W", "w", "B", "w_o", "b", "c", "division"])
+def test_heads_and_network_are_told_apart(tensor, trials):
+    """How B is divided among the heads shows only where these pool different tokens."""
+    for seed in range(trials(2, 100)):
+        rng = np.random.default_rng([seed, 27])
+        biases = bool(seed % 2)
+        model = joint(rng, biases=biases)
+        arrays = {name: np.array(x) for name, x in model.arrays().items()}
+        if tensor == "division":
+            some = 1e-3 * rng.standard_normal(arrays["B"][0].shape)
+            arrays["B"][:2] += [some, -some]
+        elif not np.any(arrays[tensor]):
+            arrays[tensor] = arrays[tensor] + 1e-3 * rng.standard_normal(arrays[tensor].shape)
+        else:
+            arrays[tensor] = moved(1e-4)(arrays[tensor], rng)
+        result = us.verify(us.MultiHeadTransformer.from_arrays(arrays), model, seed=seed)
+        first = "the network"
+        if tensor in ("W", "w", "division"):
+            scored = "w" if tensor == "w" or (biases and tensor == "division") else "W"
+            alone = "W" if biases else "w"
+            first = scored if scored == alone else f"{scored}, or how B is divided among heads"
+        assert (result.verdict, result.tensor) == ("different", first), seed
+
+
 IMPOSTORS: dict[str, Any] = {
     "a sliding window": lambda m: lambda X: m(X[:, -3:]),
     "negative answers cut off": lambda m: us.oracles.clipped(m, 0.0, 1e9),
@@ -340,7 +368,8 @@ def test_power_is_what_is_caught(trials, evidence):
 def one_neuron(model, change, rng):
     """The same model but for one of its neurons."""
     arrays = {name: np.array(x) for name, x in model.arrays().items()}
-    A, b, w_o = ("A", "b", "w_o") if "A" in arrays else ("network.A", "network.b", "network.w_o")
+    before = "network." if "network.A" in arrays else ""
+    b, w_o, A = f"{before}b", f"{before}w_o", "B" if "B" in arrays else f"{before}A"
     k = int(rng.integers(arrays[w_o].size))
     if change == "w_o doubled":
         arrays[w_o][k] *= 2
@@ -349,14 +378,15 @@ def one_neuron(model, change, rng):
     elif change == "b":
         arrays[b][k] += 0.1
     else:  # z = relu(z) − relu(−z): the neuron without its bend
-        arrays[A] = np.column_stack([arrays[A], -arrays[A][:, k]])
+        negated = -arrays[A][:, [k]]  # a neuron is a column of A, and a row of every B_h
+        arrays[A] = np.concatenate([arrays[A], negated], axis=1)
         arrays[b], arrays[w_o] = (np.append(arrays[x], -arrays[x][k]) for x in (b, w_o))
     return type(model).from_arrays(arrays)
 
 
 @pytest.mark.parametrize("m", [8, 64, 256])
 @pytest.mark.parametrize("d", [4, 16, 64])
-@pytest.mark.parametrize("kind", [network, transformer])
+@pytest.mark.parametrize("kind", [network, transformer, joint])
 def test_a_change_of_one_neuron_is_noticed(kind, d, m, trials, evidence):
     runs, noticed, most, said = trials(1, 200), Counter[str](), 0, 0
     changes = ("w_o doubled", "w_o negated", "b", "made linear")
@@ -385,11 +415,11 @@ def test_a_change_of_one_neuron_is_noticed(kind, d, m, trials, evidence):
     )
 
 
-@pytest.mark.parametrize("kind", [network, transformer])
+@pytest.mark.parametrize("kind", [network, transformer, joint])
 def test_neurons_that_no_question_meets_are_said(kind):
     model = kind(np.random.default_rng(0))
     arrays = {name: np.array(x) for name, x in model.arrays().items()}
-    b, w_o = ("b", "w_o") if kind is network else ("network.b", "network.w_o")
+    b, w_o = ("network.b", "network.w_o") if kind is transformer else ("b", "w_o")
     # near, far, and so light that answers do not show it
     for bias, weight, verdict in (
         (-0.5, 1, "different"),
@@ -437,11 +467,13 @@ def test_with_a_larger_budget_a_ledger_goes_on(H, tmp_path):
     assert (few.verdict, few.tensor) == ("different", None)
 
 
-def test_weights_of_a_class_that_is_not_known_are_refused_in_a_sentence(tmp_path):
-    us.AttentionLayer([], [1.0, 2.0]).save(tmp_path / "layer.safetensors")
-    done = run(tmp_path, "verify", "layer.safetensors", "--weights", "layer.safetensors")
-    assert done.returncode == 2
-    assert "verify does not know AttentionLayers: recover the target" in done.stderr
+def test_weights_of_a_class_that_is_not_known_are_refused_in_a_sentence(tmp_path, monkeypatch):
+    several(2, 8, 0).save(tmp_path / "heads.safetensors")
+    weights = str(tmp_path / "heads.safetensors")
+    monkeypatch.setattr("unsoftmax.cli.verify.can_be_claimed", lambda model: False)
+    done = CliRunner().invoke(app, ["verify", weights, "--weights", weights])
+    assert done.exit_code == 2
+    assert "verify does not know MultiHeads: recover the target" in done.stderr
 
 
 def test_wrong_arguments_are_sentences():
@@ -454,11 +486,9 @@ def test_wrong_arguments_are_sentences():
         us.verify(lambda X: np.zeros((len(X), 3)), model)
 
 
-def test_a_layer_is_verified_by_one_output():
+def test_one_output_of_a_layer_is_verified_by_itself():
     q, k, v, o = np.random.default_rng(0).standard_normal((4, 6, 6)) / 2
     layer = us.from_projections(q, k, v, o, heads=2)
-    with pytest.raises(TypeError, match=r"verify one output: .* us\.from_projections\(…, coord"):
-        us.verify(layer, layer)
     seen = us.from_projections(q, k, v, o, heads=2, coordinate=1)
     assert us.verify(us.oracles.coordinate(layer, 1), seen)
 

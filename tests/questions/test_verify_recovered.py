@@ -12,7 +12,7 @@ import unsoftmax as us
 from tests.cli.test_cli import run
 from tests.heads import several
 from tests.questions.services import network, transformer
-from unsoftmax.questions.claimed_models import claim_of
+from unsoftmax.questions.known_claims import claim_of
 from unsoftmax.questions.left_open import LeftOpen
 from unsoftmax.questions.verification import WITHIN_CERTIFICATE
 

@@ -8,6 +8,7 @@ import pytest
 import unsoftmax as us
 from tests.models.test_attention_layer import NORMS, norm_of
 from unsoftmax.cli.minilm import minilm_layer
+from unsoftmax.theory.counts import multi_head_transformer
 from unsoftmax.theory.information import cramer_rao, jacobian, layer_parameters, least_queries
 
 
@@ -93,3 +94,43 @@ def test_free_parameters_are_the_directions_in_which_answers_change(kind, residu
 def test_bounds_of_trained_layers():
     assert least_queries(minilm_layer(0)) == 1474
     assert least_queries(minilm_layer(0, whole=True)) == 1483
+
+
+# -- several heads before a network
+
+
+def joint_of(theta, sizes):
+    """Heads of rank r before a network of k inputs, values of rank s: its numbers in order."""
+    H, d, m, r, k, s = sizes
+    shapes = [(H, r, d), (H, r, d), (H, r), (H, k, s), (H, s, d), (m, k), (m,), (m,), ()]
+    lengths = [int(np.prod(shape)) for shape in shapes]
+    if theta is None:
+        return sum(lengths)
+    cut = np.split(theta, np.cumsum(lengths)[:-1])
+    K, Q, b_q, O, V, A, w_o, b, c = map(np.reshape, cut, shapes)  # noqa: E741
+    w = np.einsum("hrd,hr->hd", K, b_q)
+    return us.MultiHeadTransformer.from_factors(K, Q, A @ O @ V, w_o, b, w, float(c))
+
+
+@pytest.mark.parametrize("H", [1, 3])
+@pytest.mark.parametrize(
+    ("m", "rank", "inputs", "values"),
+    [(5, 3, 5, 3), (7, 2, 7, 3), (7, 3, 3, 3), (8, 1, 4, 3), (8, 3, 4, 2), (9, 2, 9, 2)],
+)
+def test_free_parameters_of_heads_before_a_network(H, m, rank, inputs, values):
+    """The rank of the Jacobian at random sequences, of which none is next to a hyperplane."""
+    d, h, sizes = 3, 1e-7, (H, 3, m, rank, inputs, values)
+    rng = np.random.default_rng([H, m])
+    theta = rng.standard_normal(joint_of(None, sizes))
+    X = np.concatenate([s * rng.standard_normal((150, 4, d)) for s in (0.5, 1.0, 2.0)])
+    X[:100] = X[:100, -1:]  # single tokens
+    model = joint_of(theta, sizes)
+    z = np.abs(model.pooled(X).reshape(len(X), -1) @ model.network.A + model.b).min(axis=1)
+    X = X[z > 1e-3]
+    steps = h * np.eye(len(theta))
+    numeric = [joint_of(theta + e, sizes)(X) - joint_of(theta - e, sizes)(X) for e in steps]
+    columns = np.array(numeric).T / np.linalg.norm(numeric, axis=1)
+    found = np.linalg.svd(columns, compute_uv=False)
+    known = multi_head_transformer(d, H, m, rank, inputs=inputs, value_rank=values)
+    assert found[known - 1] > 1e-5 * found[0]
+    assert len(found) == known or found[known] < 1e-6 * found[0]

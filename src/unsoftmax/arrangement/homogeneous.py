@@ -90,6 +90,12 @@ class PiecewiseLinear:
         )
 
     @property
+    def cleared(self) -> PiecewiseLinear:
+        """The form without neurons smaller than their errors, which the affine part takes over."""
+        sure = self.sizes > self.error
+        return replace(self.take(sure), g_error=self.g_error + float(np.sum(self.error[~sure])))
+
+    @property
     def sizes(self) -> Array:
         """‖a_k‖, (K,)."""
         return np.asarray(np.linalg.norm(self.a, axis=1))

@@ -60,6 +60,11 @@ class NoiseLevel:
             max(self.size, size),
         )
 
+    def raised(self, deviation: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+        """Allow for a deviation that was estimated from a few answers."""
+        least = tuning.larger * deviation
+        return NoiseLevel(max(self.deviation, least), max(self.search, least), self.size)
+
     @classmethod
     def of_rounding(cls, size: float, tuning: NoiseLevelTuning) -> NoiseLevel:
         """Take answers as large as ``size`` to be rounded, and no more."""

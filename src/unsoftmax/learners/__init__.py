@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from unsoftmax.learners.attention_layer.attention_layer_learner import AttentionLayerLearner
     from unsoftmax.learners.feed_forward.feed_forward_learner import FeedForwardLearner
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
+    from unsoftmax.learners.multi_head_transformer.multi_head_transformer_learner import (
+        MultiHeadTransformerLearner,
+    )
     from unsoftmax.learners.network_algorithm import NetworkAlgorithm
     from unsoftmax.learners.orthogonal_heads.orthogonal_learner import OrthogonalHeads
     from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
@@ -34,6 +37,7 @@ __all__ = [
     "LabelHead",
     "LowRankHead",
     "MultiHeadLearner",
+    "MultiHeadTransformerLearner",
     "NetworkAlgorithm",
     "OrthogonalHeads",
     "ReluNetworkLearner",
@@ -50,6 +54,7 @@ MODELS = {
     "multi-head": "MultiHeadLearner",
     "relu-network": "ReluNetworkLearner",
     "transformer": "TransformerLearner",
+    "multi-head-transformer": "MultiHeadTransformerLearner",
     "orthogonal-heads": "OrthogonalHeads",
     "antisymmetric": "Antisymmetric",
     "attention-layer": "AttentionLayerLearner",
@@ -66,6 +71,7 @@ _MODULES = {
     "LabelHead": "single_head.labels.label_head",
     "LowRankHead": "single_head.low_rank",
     "MultiHeadLearner": "multi_head.multi_head_learner",
+    "MultiHeadTransformerLearner": "multi_head_transformer.multi_head_transformer_learner",
     "NetworkAlgorithm": "network_algorithm",
     "OrthogonalHeads": "orthogonal_heads.orthogonal_learner",
     "ReluNetworkLearner": "relu_network.relu_learner",

@@ -13,6 +13,7 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.projection_names import find_projections
 from unsoftmax.models.projections import from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
@@ -28,6 +29,7 @@ __all__ = [
     "LayerHead",
     "LayerNorm",
     "MultiHead",
+    "MultiHeadTransformer",
     "ReluNetwork",
     "Rotary",
     "RotaryHead",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import scipy
 
+from unsoftmax.errors import OracleError
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences
@@ -32,7 +33,7 @@ STRANGE = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Answers y (B,) to sequences, with what the claim says there."""
+    """Answers y, (B,) or (B, m), to sequences, with what the claim says there."""
 
     y: Array
     at: ClaimedAnswers
@@ -51,13 +52,21 @@ class Seen:
     def beside(self, other: Seen) -> Seen:
         """Return both, one after the other."""
         moves = {
-            name: np.append(move, other.at.moves[name]) for name, move in self.at.moves.items()
+            name: np.concatenate([move, other.at.moves[name]])
+            for name, move in self.at.moves.items()
         }
-        predicted = np.append(self.at.predicted, other.at.predicted)
-        roundings = np.append(self.at.roundings, other.at.roundings)
-        left_open = np.append(self.at.open, other.at.open)
+        predicted = np.concatenate([self.at.predicted, other.at.predicted])
+        roundings = np.concatenate([self.at.roundings, other.at.roundings])
+        left_open = np.concatenate([self.at.open, other.at.open])
         claimed = ClaimedAnswers(predicted, roundings, moves, left_open)
-        return Seen(np.append(self.y, other.y), claimed)
+        return Seen(np.concatenate([self.y, other.y]), claimed)
+
+    def output(self, k: int) -> Seen:
+        """Return one number of every vector answer."""
+        at = self.at
+        moves = {tensor: move[:, k] for tensor, move in at.moves.items()}
+        claimed = ClaimedAnswers(at.predicted[:, k], at.roundings[:, k], moves, at.open[:, k])
+        return Seen(self.y[:, k], claimed)
 
 
 def seen_at(
@@ -68,8 +77,10 @@ def seen_at(
     places = [[k for k, X in enumerate(sequences) if len(X) == N] for N in lengths]
     stacks = [np.stack([sequences[k] for k in some]) for some in places]
     answers = yield [Sequences(X, phase=phase, purpose="check") for X in stacks]
-    y, predicted, roundings, left_open = (np.empty(len(sequences)) for _ in range(4))
-    moves = {tensor: np.empty(len(sequences)) for tensor in claim.tensors()}
+    _refuse_width(claim, answers)
+    shape = (len(sequences), *answers[0].shape[1:])
+    y, predicted, roundings, left_open = (np.empty(shape) for _ in range(4))
+    moves = {tensor: np.empty(shape) for tensor in claim.tensors()}
     for some, X, answer in zip(places, stacks, answers, strict=True):
         at = claim.at(X)
         y[some], predicted[some], roundings[some] = answer, at.predicted, at.roundings
@@ -77,6 +88,22 @@ def seen_at(
         for tensor, move in at.moves.items():
             moves[tensor][some] = move
     return Seen(y, ClaimedAnswers(predicted, roundings, moves, left_open))
+
+
+def _refuse_width(claim: Claim, answers: Answers) -> None:
+    """Refuse vectors of another length than the claim's.
+
+    Raises
+    ------
+    OracleError
+        The target does not answer with so many numbers.
+    """
+    width = answers[0].shape[1:]
+    if claim.outputs is not None and width != (claim.outputs,):
+        raise OracleError(
+            f"The target answers with {width[0]} numbers, these weights with {claim.outputs}: it "
+            "does not serve them."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +117,9 @@ class AnswerErrorTuning:
     rarely all as large as their bound): identities that are missed by more do not hold."""
     coarsest_float64: float = 2.0**-24
     """The same where answers are float64 numbers, from float32 arithmetic at the coarsest."""
+    nearly: float = 4.0
+    """What holds nearly shows so much of the roundoff of rounded operands, in steps that these do
+    not hold. Larger: a wrong claim misses by less than twice what it is allowed itself."""
     false_alarm: float = 1e-9
     """Probability with which noise alone passes its bound, per answer."""
     witnesses: int = 4
@@ -102,27 +132,33 @@ class AnswerErrorTuning:
 class Defect:
     """What a target misses Σ c_k f(X_k) = 0 by, and how large the terms are."""
 
-    value: float
+    value: Array
     weights: Array
     seen: Seen
 
     @classmethod
-    def of(cls, weights: Sequence[float], seen: Seen) -> Defect:
-        """Take the answers to the identity's sequences."""
-        c = np.array(weights)
-        return cls(abs(float(c @ seen.y)), c, seen)
+    def of(cls, weights: Sequence[float], seen: Seen, curved: bool = False) -> Defect:
+        """Take the answers to the identity's sequences.
 
-    def roundoffs(self, precision: Precision) -> float:
+        Of a ``curved`` function, in short steps, it is one of the misses y − f̂: what it is off by
+        for the claim it is off by for the target.
+        """
+        c = np.array(weights)
+        return cls(np.abs(c @ (seen.missed if curved else seen.y)), c, seen)
+
+    def roundoffs(self, precision: Precision, hidden: Array) -> float:
         """Return the roundoff that explains it, beyond what the answers' format does."""
         c, y = np.abs(self.weights), self.seen.y
-        by_format = float(c @ (precision.relative * np.abs(y) + precision.absolute))
-        size = float(c @ (self.seen.at.roundings + precision.hidden))
-        return max(0.0, self.value - by_format) / (KAPPA * size) if size else 0.0
+        by_format = c @ (precision.relative * np.abs(y) + precision.absolute)
+        size = KAPPA * (c @ (self.seen.at.roundings + hidden))
+        beyond = np.maximum(0.0, self.value - by_format)
+        return float(np.max(beyond / np.where(size > 0, size, np.inf)))
 
-    def standard(self, hidden: float) -> tuple[float, float]:
+    def standard(self, hidden: Array) -> tuple[float, float]:
         """Return the deviation of one answer, were the defect noise; and as a share of its size."""
-        sizes = self.weights * (self.seen.at.roundings + hidden)
-        return self.value / _norm(self.weights), self.value / _norm(sizes)
+        sizes = np.linalg.norm((self.seen.at.roundings + hidden).T * self.weights, axis=-1)
+        shares = self.value / np.where(sizes > 0, sizes, 1.0)
+        return _root(self.value / np.linalg.norm(self.weights)), _root(shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +166,8 @@ class AnswerErrors:
     """What answers may be off by."""
 
     precision: Precision
+    hidden: Array | float = 0.0
+    """Size of terms that cancel in every answer, (m,) where answers are vectors."""
     deviation: float = 0.0
     """Standard deviation of an answer's noise."""
     share: float = 0.0
@@ -158,8 +196,8 @@ class AnswerErrors:
 
     def own(self, seen: Seen) -> Array:
         """Bound what each answer may be off by, (B,)."""
-        sizes = seen.at.roundings
-        noise = np.maximum(self.deviation, self.share * (sizes + self.precision.hidden))
+        sizes = seen.at.roundings + self.hidden
+        noise = np.maximum(self.deviation, self.share * sizes)
         return np.asarray(self.precision.error(sizes, seen.y) + self._quantile * noise)
 
     def alone(self) -> AnswerErrors:
@@ -168,7 +206,11 @@ class AnswerErrors:
 
     def with_operands(self, seen: Seen, dim: int) -> AnswerErrors:
         """Assume that operands are rounded where answers to three tokens show it."""
-        size, tuning = float(seen.at.roundings.max()), self.tuning.operands
+        tuning = self.tuning.operands
+        if seen.y.ndim > 1:  # the number that should change most
+            foreseen = np.abs(seen.at.predicted[1] - seen.at.predicted[0])
+            seen = seen.output(int(np.argmax(foreseen)))
+        size = float(seen.at.roundings.max())
         inside = replace(self.precision, unit=max(self.precision.relative, UNIT))
         bits = operand_bits(seen.y, seen.at.predicted, size, inside, tuning)
         # what is rounded by a format that too few answers show loses small changes, too
@@ -197,6 +239,7 @@ def measured(
     twice: tuple[Seen, Seen],
     defects: Sequence[Defect],
     tuning: AnswerErrorTuning,
+    nearly: Sequence[Defect] = (),
 ) -> AnswerErrors:
     """Read format, arithmetic and noise off answers.
 
@@ -210,34 +253,44 @@ def measured(
         Sequences that were asked twice.
     defects : sequence of Defect
         What identities are missed by.
+    nearly : sequence of Defect
+        What sums are missed by that are nearly the same for every model; none is strange.
     """
     found = Precision.of_format([np.unique(y)])
     # inside, a target is taken to be no more precise than its answers; and terms that cancel in
     # the claim need not cancel there: value and output biases, say
     single = FLOAT32_UNIT if significant_bits(y) <= FLOAT32_BITS else 0.0
-    unit, hidden = max(found.unit, found.relative, single), float(np.median(generic.at.roundings))
-    found = replace(found, unit=unit, hidden=hidden)
-    roundoff = max((d.roundoffs(found) for d in defects), default=0.0)
+    hidden = np.asarray(np.median(generic.at.roundings, axis=0))
+    found = replace(found, unit=max(found.unit, found.relative, single))
+    roundoff = max((d.roundoffs(found, hidden) for d in defects), default=0.0)
     # float64 answers come from float64 or float32 arithmetic, not from any that is coarser
     strange = roundoff > (tuning.coarsest if single else tuning.coarsest_float64)
+    shown = max((tuning.nearly * d.roundoffs(found, hidden) for d in nearly), default=0.0)
     # and no arithmetic is as coarse as that: then the target is no model of the class
-    roundoff = tuning.safety * roundoff if roundoff <= tuning.coarsest else 0.0
+    roundoff = roundoff if roundoff <= tuning.coarsest else 0.0
+    roundoff = tuning.safety * max(roundoff, min(shown, tuning.coarsest))
     one, two = twice
     changes = np.abs(two.y - one.y)
     # multiples of 2^-k are what sums that cancel end with, after several of their terms rounded
     binary = found.absolute and np.frexp(found.absolute)[0] == 0.5
     precision = replace(found, absolute=found.absolute * (tuning.safety if binary else 1.0))
-    if np.all(changes <= 2 * precision.error(one.at.roundings, one.y)):
+    if np.all(changes <= 2 * precision.error(one.at.roundings + hidden, one.y)):
         reason = "Identities that hold for every such model are missed by the target's arithmetic"
         precision = precision.with_unit(roundoff, reason)
         few = len(np.unique(y[y != 0])) < tuning.witnesses
-        return AnswerErrors(precision, few=few, strange=strange, tuning=tuning)
-    # noise hides what the arithmetic does: identities are repeats, too
-    repeats = [*zip(changes, changes / (one.at.roundings + hidden), strict=True)]
+        return AnswerErrors(precision, hidden, few=few, strange=strange, tuning=tuning)
+    # noise hides what the arithmetic does: identities are repeats, too. Of a vector's numbers all
+    # may have the same noise: it counts once
+    sizes = one.at.roundings + hidden
+    repeats = [
+        (_root(change), _root(change / size)) for change, size in zip(changes, sizes, strict=True)
+    ]
     standard = np.array([d.standard(hidden) for d in defects])
     squares = np.vstack([np.square(repeats) / 2, np.square(standard)])
     deviation, share = np.sqrt(np.mean(squares, axis=0))
-    return AnswerErrors(precision, float(deviation), float(share), len(squares), tuning=tuning)
+    return AnswerErrors(
+        precision, hidden, float(deviation), float(share), len(squares), tuning=tuning
+    )
 
 
 def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, float]:
@@ -250,24 +303,29 @@ def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, f
     found = {}
     for tensor, (norm, entries) in claim.tensors().items():
         moves = (norm or 1.0) * seen.at.moves[tensor] / np.sqrt(max(1, entries))
-        found[tensor] = _visible(moves, bounds, missed)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shown = np.where((moves > 0) & np.isfinite(moves), moves / bounds, 0.0)
+        found[tensor] = _visible(claim.separate(tensor, shown), missed)
     return found
 
 
-def _norm(x: Array) -> float:
-    return float(np.linalg.norm(x)) or 1.0
+def _root(x: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
 
 
 # No bound is smaller, no change larger: their exponentials stay in float64.
 _LEAST = 1e-200
 
 
-def _visible(moves: Array, bounds: Array, missed: float) -> float:
-    used = np.isfinite(moves) & (moves > 0) & np.isfinite(bounds)
-    if not np.any(used):
+def _visible(moves: Array, missed: float) -> float:
+    """Return the ε of `power`; ``moves`` are in units of what each answer must move by."""
+    used = moves[np.isfinite(moves) & (moves > 0)]
+    if not len(used):
         return np.inf
+    if moves.size == 1:  # one number that changes by so much, not a random one
+        return float(1 / used[0])
     with np.errstate(over="ignore"):
-        units = np.clip(bounds[used] / moves[used], _LEAST, 1 / _LEAST)
+        units = np.clip(1 / used, _LEAST, 1 / _LEAST)
 
     def excess(log: float) -> float:
         shares = scipy.special.erf(units / (np.exp(log) * np.sqrt(2)))

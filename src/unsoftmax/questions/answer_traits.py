@@ -69,6 +69,8 @@ class TraitTuning:
     widest: int = 1024
     """Ellipsoids are looked for in vectors of more than two and up to so many numbers, by twice as
     many answers."""
+    largest: float = 1e100
+    """Larger answers, and smaller ones than its inverse, leave float64 no room to compute with."""
     most_labels: int = 2
     one_sign: int = 10
     """So many changes of one sign are no noise: by chance they are once in 500."""
@@ -106,6 +108,8 @@ class Traits:
         Whether the last token itself is taken off the answers first.
     drifts : bool
         Whether the same questions are answered by more every time, or by less.
+    beyond : float or None
+        How large the largest answer is, where float64 has no room to compute with such numbers.
     """
 
     width: int
@@ -121,6 +125,7 @@ class Traits:
     radius: float | None = None
     residual: bool = False
     drifts: bool = False
+    beyond: float | None = None
 
     @property
     def coarse(self) -> bool:
@@ -157,6 +162,9 @@ def traits_of(
     )
     found = seen.traits(width, k, tuning)
     found = replace(found, radius=None if reach == tuning.reaches[0] else reach)
+    largest = float(np.max(np.abs(once)))
+    if largest and not 1 / tuning.largest <= largest <= tuning.largest:
+        return replace(found, beyond=largest)
     if found.kind == "constant" or found.drowned:
         return found
     if several is not None:

@@ -80,7 +80,10 @@ def random_sequences(
     found: list[Array] = []
     for n in range(tuning.random):
         length = _bend_length(claim, (n + 0.5) / tuning.random, tuning)
-        drawn = [_random_sequence(claim, rng, n, length, tuning) for _ in range(draws)]
+        drawn = [
+            claim.presented(_random_sequence(claim, rng, n, length, tuning), n)
+            for _ in range(draws)
+        ]
         found.append(by_worth(claim, found, drawn, tuning)[0])
     return found
 
@@ -93,7 +96,11 @@ def _random_sequence(
     offsets, query = directions[:-1], directions[-1]
     if not claim.attends:
         return _as_float32((length or 1.0) * directions)
-    alpha, beta = _scales(claim, offsets, query, n, length, tuning)
+    if claim.normalises:
+        offsets, query = (np.sqrt(claim.dim) * x for x in (offsets, query))
+        alpha, beta = _share_of_query(claim, offsets, query, n, tuning), 1.0
+    else:
+        alpha, beta = _scales(claim, offsets, query, n, length, tuning)
     return _as_float32(np.vstack([alpha * offsets + beta * query, beta * query]))
 
 
@@ -118,7 +125,7 @@ def by_worth(
 
 def met(claim: Claim, sides: NeuronSides, asked: list[Array], tuning: ClaimProbeTuning) -> Sides:
     """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
-    points = np.array([claim.given(X[None])[0] for X in asked]).reshape(-1, claim.dim)
+    points = np.array([claim.given(X[None])[0] for X in asked]).reshape(-1, sides.normals.shape[1])
     return np.asarray(np.any(sides.met(points, tuning.sides), axis=0))
 
 
@@ -151,7 +158,7 @@ def _aimed(
     missing = ~met(claim, sides, asked, tuning) & (sides.distances < tuning.longest)
     # neurons are off at most points: where they are on comes first
     first = missing & (sides.worth(tuning.sides) == 1)
-    return sides.aimed(first if np.any(first) else missing, length, rng, tuning.sides)
+    return claim.aimed(first if np.any(first) else missing, length, rng, tuning.sides)
 
 
 def _scales(
@@ -179,9 +186,27 @@ def _scales(
         scales = wanted / sizes[sizes > 0]
     if not len(scales):
         return length or 1.0, length or 1.0
-    alpha = float(np.sort(scales)[(n * len(scales)) // max(1, tuning.random)])
+    alpha = _in_turn(scales, n, tuning)
     alpha = float(np.clip(alpha, 1 / tuning.longest, tuning.longest))
     return alpha, alpha if length is None else length
+
+
+def _share_of_query(
+    claim: Claim, offsets: Array, query: Array, n: int, tuning: ClaimProbeTuning
+) -> float:
+    """Find α for which α·a·u is as large as wanted, where tokens' lengths do not count.
+
+    Beyond 1 tokens are as far from the query token as they can be.
+    """
+    [u] = claim.vectors(query[None])
+    sizes = np.sqrt(np.mean((offsets @ u.T) ** 2, axis=0))
+    shares = tuning.logit / sizes[sizes > 0]
+    return min(1.0, _in_turn(shares, n, tuning)) if len(shares) else 1.0
+
+
+def _in_turn(scales: Array, n: int, tuning: ClaimProbeTuning) -> float:
+    """Return the scale of one of the heads, the n-th sequence's."""
+    return float(np.sort(scales)[(n * len(scales)) // max(1, tuning.random)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +217,10 @@ class Identities:
     coefficients: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...] = ()
     """Places of the tokens that show whether operands are rounded (`operand_rounding`)."""
+    curved: bool = False
+    """Whether they hold but for what curves within short steps, for the claim as for the target."""
+    nearly: tuple[tuple[int, ...], ...] = ()
+    """Sums that are the same for any two models, but for a share of what these differ by."""
 
 
 def in_other_words(sequences: list[Array]) -> list[Array]:
@@ -211,9 +240,7 @@ def additive(
     scale = 2.0 ** np.round(np.log2(typical / np.sqrt(claim.dim))) if typical else 1.0
     # entries of one size: each rounds by itself, and so does their sum
     signs, sizes = rng.choice([-1.0, 1.0], (2, claim.dim)), rng.uniform(1, 2, (2, claim.dim))
-    zero = np.zeros((1, 1, claim.dim))
-    slope = claim.at(np.eye(claim.dim)[:, None]).predicted - claim.at(zero).predicted
-    x, near, further = with_steps(scale * signs[0] * sizes[0], scale, slope)
+    x, near, further = with_steps(scale * signs[0] * sizes[0], scale, claim.slope())
     y = scale * _few_bits(signs[1] * sizes[1], tuning.bits)
     tokens = (0 * x, x, y, x + y, -x - y, near, further)
     coefficients = ((1, -1, -1, 1, 0, 0, 0), (-2, 0, 0, 1, 1, 0, 0), (0, 7, 0, 0, 0, -8, 1))
@@ -229,20 +256,32 @@ def straight(
 ) -> Identities:
     """Return f(x − δ) − 2f(x) + f(x + δ) where the claim has no bend between: f is affine there.
 
-    Steps are short, so that other networks of the class have no bend between either, as a rule.
+    A smooth f curves by δ². Where answers are vectors, f(x + δ) − f(x) as well: a wrong claim
+    misses it by δ as a share of what it misses f by; a target that rounds what it multiplies
+    misses it by more. Steps are short, so that other networks of the class have no bend between
+    either, as a rule.
+
     Of points at the length where random tokens meet this share of the bends, that one is taken
     which meets most neurons that the sequences asked leave out.
     """
-    length = _bend_length(claim, share, tuning) or 1.0
+    length = _bend_length(claim, share, tuning) or _typical(claim, asked)
     drawn = length / np.sqrt(claim.dim) * rng.standard_normal((tuning.tries, claim.dim))
     points = [*drawn, *_aimed(claim, asked, length, rng, tuning)]
     tokens = [(_grid(x) * _few_bits(x / _grid(x), tuning.bits))[None] for x in points]
     for x in by_worth(claim, asked, tokens, tuning):
         step = tuning.step * _few_bits(rng.standard_normal(claim.dim), tuning.step_bits)
         found = [x - _grid(x) * step, x, x + _grid(x) * step]
-        if _affine_between(claim, np.array(found)):
+        if _affine_between(claim, np.array(found), tuning.step):
             break
-    return Identities(found, ((1, -2, 1),))
+    nearly = ((-1, 1, 0), (0, -1, 1)) if claim.outputs is not None else ()
+    return Identities(found, ((1, -2, 1),), curved=claim.smooth, nearly=nearly)
+
+
+def _typical(claim: Claim, asked: list[Array]) -> float:
+    """Return the length of tokens where nothing bends the function."""
+    if not claim.smooth:
+        return 1.0
+    return float(np.median([np.linalg.norm(X, axis=1).max() for X in asked])) or 1.0
 
 
 def _grid(x: Array) -> float:
@@ -250,10 +289,12 @@ def _grid(x: Array) -> float:
     return float(2.0 ** np.ceil(np.log2(np.abs(x).max() / 4)))
 
 
-def _affine_between(claim: Claim, X: Array) -> bool:
+def _affine_between(claim: Claim, X: Array, step: float) -> bool:
     at = claim.at(X)
-    missed = abs(at.predicted[0] - 2 * at.predicted[1] + at.predicted[2])
-    return bool(missed <= np.finfo(np.float64).eps * np.sum(at.roundings))
+    missed = np.abs(at.predicted[0] - 2 * at.predicted[1] + at.predicted[2])
+    curved = 4 * step**2 if claim.smooth else 0.0
+    sizes = np.sum(at.roundings, axis=0)
+    return bool(np.all(missed <= (np.finfo(np.float64).eps + curved) * sizes))
 
 
 def _as_float32(X: Array) -> Array:

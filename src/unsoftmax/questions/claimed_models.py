@@ -1,7 +1,7 @@
 """What a claimed model says of any sequence: its answer, how far that may round, what moves it.
 
-A *claim* is a model with known parameters that a target may or may not serve. For every class
-`claim_of` knows:
+A *claim* is a model with known parameters that a target may or may not serve. Every class of
+`known_claims.CLAIMS` knows:
 
 - the answer f̂(X), and how many roundoffs a target that computes it as libraries do may be off;
 - the *moves* ‖∂f/∂θ‖ for every tensor θ. A change of θ in a random direction by ε‖θ‖ moves the
@@ -9,7 +9,8 @@ A *claim* is a model with known parameters that a target may or may not serve. F
 - at which length tokens meet the bends of the function, on which side of each a sequence is, and
   which vectors score tokens.
 
-Answers are those of `unsoftmax.models.attention`: with g_i = ∂f/∂s_i the moves of a head are
+Here are models that answer with a number; `questions.claimed_layers` has those of vectors. Answers
+are those of `unsoftmax.models.attention`: with g_i = ∂f/∂s_i the moves of a head are
 Σ g_i x_i x_Nᵀ by W, Σ g_i x_i by w and the pooled token Σ α_i x_i by v.
 """
 
@@ -21,18 +22,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.models import AttentionLayer, MultiHead, ReluNetwork, SingleHead, Transformer
+from unsoftmax.models import (
+    MultiHead,
+    MultiHeadTransformer,
+    ReluNetwork,
+    SingleHead,
+    Transformer,
+)
 from unsoftmax.models.attention import pooled_tokens, score_gradient, softmax, token_scores
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 from unsoftmax.questions.left_open import LeftOpen
-from unsoftmax.questions.neuron_sides import NeuronSides
+from unsoftmax.questions.neuron_sides import NeuronSides, Sides, SideTuning, seen_neurons
 from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedAnswers:
-    """A claim at sequences X (B, N, d)."""
+    """A claim at sequences X (B, N, d); where answers are vectors, every array is (B, m)."""
 
     predicted: Array
     """f̂(X), (B,)."""
@@ -49,8 +56,12 @@ class Claim(ABC):
 
     attends: bool = True
     """Whether there are scores: whether sequences may have more than one token."""
+    outputs: int | None = None
+    """How many numbers an answer has; None where it is one that is no vector."""
     affine: bool = False
     """Whether answers to single tokens are x·v + c."""
+    smooth: bool = False
+    """Whether answers to single tokens curve, where no bend is between them."""
     sides: NeuronSides | None = None
     """Sides of the hyperplanes at which the function bends; None where there are none."""
     note: str = ""
@@ -60,7 +71,7 @@ class Claim(ABC):
 
     def __init__(self, model: FrozenModel) -> None:
         self.model = model
-        self.dim = model.dim
+        self.dim: int = model.dim
 
     @abstractmethod
     def at(self, X: Array) -> ClaimedAnswers:
@@ -78,9 +89,42 @@ class Claim(ABC):
         depend on is left out. ``same`` is said only where half of that would have shown.
         """
 
+    def separate(self, tensor: str, moves: Array) -> Array:
+        """Choose of what a random change of a tensor moves, (B,) or (B, m), what moves by itself.
+
+        One change of a score moves all numbers of an answer: the one counts that shows it best.
+        """
+        return moves
+
+    def slope(self) -> Array:
+        """Return ∂f/∂x (d,) at single tokens, of the first number; for a class that is affine."""
+        zero = np.zeros((1, 1, self.dim))
+        return self.at(np.eye(self.dim)[:, None]).predicted - self.at(zero).predicted
+
+    @property
+    def normalises(self) -> bool:
+        """Whether tokens are normalised before scores see them: their lengths do not count."""
+        return False
+
+    def presented(self, X: Array, number: int) -> Array:
+        """Return a random sequence, the ``number``-th, at the size that is asked."""
+        return X
+
+    def bend_bounds(self, at: ClaimedAnswers, bounds: Array) -> Array:
+        """Return what a bend must change an answer by to show, (B,), of what answers hide."""
+        return bounds
+
     def given(self, X: Array) -> Array:
         """Return the points that sequences (B, N, d) give to what bends the function, (B, d)."""
         return X[:, -1]
+
+    def aimed(
+        self, wanted: Sides, length: float, rng: np.random.Generator, tuning: SideTuning
+    ) -> Array:
+        """Return single tokens (K, d) on groups of the ``sides`` that are wanted."""
+        if self.sides is None:
+            return np.zeros((0, self.dim))
+        return self.sides.aimed(wanted, length, rng, tuning)
 
     @property
     def lengths(self) -> Array:
@@ -153,7 +197,7 @@ class ServedHeads(Claim):
             moves[self.named("v", h)] = np.linalg.norm(pooled[:, h], axis=1)
         moves["c"] = np.ones(len(X))
         longest = np.linalg.norm(X, axis=2).max(axis=1)
-        values = longest * np.sum(np.linalg.norm(self.v, axis=1)) * _long_sums(X) + abs(self.c)
+        values = longest * np.sum(np.linalg.norm(self.v, axis=1)) * long_sums(X) + abs(self.c)
         return self._answers(self._attention(X), roundings + values, moves, longest)
 
 
@@ -170,7 +214,7 @@ class ServedNetwork(Claim):
 
     @property
     def lengths(self) -> Array:  # noqa: D102
-        return _hyperplane_lengths(self.network)
+        return hyperplane_lengths(self.network)
 
     def tensors(self) -> dict[str, tuple[float, int]]:  # noqa: D102
         arrays = self.network.arrays()
@@ -199,7 +243,7 @@ class ServedTransformer(Claim):
 
     @property
     def lengths(self) -> Array:  # noqa: D102
-        return _hyperplane_lengths(self.network)
+        return hyperplane_lengths(self.network)
 
     def vectors(self, x: Array) -> Array:  # noqa: D102
         return self._attention.scores_of(x)[:, None]
@@ -231,7 +275,7 @@ class ServedTransformer(Claim):
         slopes, roundings, moves = _network_at(self.network, pooled)
         gradients, scored = _scores_at(X, weights, u, slopes[:, None])
         longest = np.linalg.norm(X, axis=2).max(axis=1)
-        roundings = roundings + scored + longest * np.linalg.norm(slopes, axis=1) * _long_sums(X)
+        roundings = roundings + scored + longest * np.linalg.norm(slopes, axis=1) * long_sums(X)
         gradient = gradients[:, 0]
         own = {"W": gradient * np.linalg.norm(X[:, -1], axis=1), "w": gradient}
         named = {f"network.{name}": move for name, move in moves.items()}
@@ -239,43 +283,79 @@ class ServedTransformer(Claim):
         return self._answers(self._attention(X), roundings, own | named, lengths)
 
 
-def claim_of(model: object, errors: Mapping[str, float] | None = None) -> Claim:
-    """Return the claim that a target serves ``model``, within a certificate's bounds on it.
+class ServedHeadsAndNetwork(Claim):
+    """Several heads before a ReLU network, which sees what all of them pool."""
 
-    Raises
-    ------
-    TypeError
-        Nothing is known of its class.
-    ValueError
-        A bound is no number of 0 or more.
-    """
-    for kind, claim in CLAIMS.items():
-        if isinstance(model, kind):
-            made: Claim = claim(model)
-            made.left_open = LeftOpen(errors or {})
-            return made
-    known = ", ".join(kind.__name__ for kind in CLAIMS)
-    hint = ""
-    if isinstance(model, AttentionLayer):
-        hint = (
-            " Of a layer without residual and norm verify one output: the target's by "
-            "us.oracles.coordinate(oracle, k), the weights by us.from_projections(…, coordinate=k)."
+    def __init__(self, model: MultiHeadTransformer) -> None:
+        super().__init__(model)
+        # without heads a network of no inputs: as with one that it does not see
+        B = model.B if model.H else np.zeros((1, *model.B.shape[1:]))
+        inputs = B.transpose(0, 2, 1).reshape(len(B) * model.dim, len(model.b))
+        self.network = ReluNetwork(inputs, model.w_o, model.b, model.c)
+        self.attention = model
+        self.sides = NeuronSides.of(self.network)
+        seen = seen_neurons(self.network)
+        self._alone = NeuronSides.of_neurons(model.on_single_tokens, seen)
+
+    def given(self, X: Array) -> Array:
+        """Return what all heads pool, one after the other, (B, Hd)."""
+        pooled = self.attention.pooled(X).reshape(len(X), self.attention.H * self.dim)
+        return pooled if self.attention.H else np.zeros((len(X), self.dim))
+
+    def aimed(  # noqa: D102
+        self, wanted: Sides, length: float, rng: np.random.Generator, tuning: SideTuning
+    ) -> Array:
+        return self._alone.aimed(wanted, length, rng, tuning)
+
+    @property
+    def lengths(self) -> Array:  # noqa: D102
+        return hyperplane_lengths(self.attention.on_single_tokens)
+
+    def vectors(self, x: Array) -> Array:  # noqa: D102
+        return self.attention.scores_of(x)
+
+    def tensors(self) -> dict[str, tuple[float, int]]:  # noqa: D102
+        model, found = self.attention, {}
+        for name in ("W", "w", "B"):
+            for h, array in enumerate(getattr(model, name)):
+                found[f"{name} of head {h}"] = (float(np.linalg.norm(array)), array.size)
+        for name in ("w_o", "b", "c"):
+            array = model.arrays()[name]
+            found[name] = (float(np.linalg.norm(array)), array.size)
+        return found
+
+    def weighty(self) -> dict[str, float]:  # noqa: D102
+        norms = {name: norm for name, (norm, _) in self.tensors().items()}
+        found = _weighty(self.network)
+        if found.pop("A", None) is None:
+            return found
+        for h in range(self.attention.H):
+            W, w, B = (norms[f"{name} of head {h}"] for name in "WwB")
+            if B:
+                found[f"B of head {h}"] = B
+                found[f"W of head {h}"] = W or w or 1.0
+                found[f"w of head {h}"] = max(W, w) or 1.0
+        return found
+
+    def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
+        model, u = self.attention, self.vectors(X[:, -1])
+        weights = softmax(token_scores(X, u))
+        pooled, given = pooled_tokens(X, weights), self.given(X)
+        _, roundings, moves = _network_at(self.network, given)
+        slopes = np.einsum(
+            "bj,hjk->bhk", (given @ self.network.A + model.b > 0) * model.w_o, model.B
         )
-    raise TypeError(f"model must be one of {known}; it is {type(model).__name__}.{hint}")
-
-
-def can_be_claimed(model: object) -> bool:
-    """Tell whether `claim_of` knows the class of a model."""
-    return isinstance(model, tuple(CLAIMS))
-
-
-CLAIMS: Mapping[type, type] = {
-    SingleHead: ServedHeads,
-    MultiHead: ServedHeads,
-    ReluNetwork: ServedNetwork,
-    Transformer: ServedTransformer,
-}
-"""The claim of every model class: to add a class, write its claim and list it here."""
+        gradients, scored = _scores_at(X, weights, u, slopes)
+        longest = np.linalg.norm(X, axis=2).max(axis=1)
+        steep = np.linalg.norm(slopes, axis=2).sum(axis=1)
+        roundings = roundings + scored + longest * steep * long_sums(X)
+        queries = np.linalg.norm(X[:, -1], axis=1)
+        found = {name: moves[name] for name in ("w_o", "b", "c")}
+        for h in range(model.H):
+            found[f"W of head {h}"] = gradients[:, h] * queries
+            found[f"w of head {h}"] = gradients[:, h]
+            found[f"B of head {h}"] = np.linalg.norm(pooled[:, h], axis=1) * moves["b"]
+        return self._answers(model(X), roundings, found, np.linalg.norm(given, axis=1))
 
 
 def _scores_at(X: Array, weights: Array, u: Array, v: Array) -> tuple[Array, Array]:
@@ -289,7 +369,7 @@ def _scores_at(X: Array, weights: Array, u: Array, v: Array) -> tuple[Array, Arr
     return np.linalg.norm(g @ X, axis=2), rounded.sum(axis=1)
 
 
-def _long_sums(X: Array) -> float:
+def long_sums(X: Array) -> float:
     """Return how much more than few terms the sums over a sequence's tokens may round."""
     return float(max(1.0, X.shape[1] / SHORT_SUMS))
 
@@ -318,7 +398,7 @@ def _weighty(network: ReluNetwork) -> dict[str, float]:
     return found | ({"A": A or b, "w_o": w_o, "b": max(A, b)} if answers else {})
 
 
-def _hyperplane_lengths(network: ReluNetwork) -> Array:
+def hyperplane_lengths(network: ReluNetwork) -> Array:
     """Return √d times the hyperplanes' distances: lengths at which random tokens meet them."""
     norms = np.linalg.norm(network.A, axis=0)
     used = (norms > 0) & (network.b != 0)

@@ -212,8 +212,9 @@ class Identifier(Configured):
                 beside = replace(traits, residual=True)
                 second = yield from self._by_sketches(beside, rng)
                 identity = second if known(second) else identity
-        learner = CLASSES[identity.target_class].learner
-        if learner is None:
+        of_class = CLASSES[identity.target_class]
+        learner = of_class.learner
+        if learner is None or not identity.facts.keys() >= {*of_class.needed}:
             return identity
         identity = replace(
             identity, learner=learner(int(self.dim), identity.facts, traits, self.seed)
@@ -245,8 +246,8 @@ class Identifier(Configured):
             if unfit := sketch.unfit(traits):
                 refused.append(Refused(sketch.name, f"{unfit}.", contradicts=True))
                 continue
-            if sketch.whole is not None and not refused[-1].contradicts:
-                continue  # the one before knows the network as well, and came to no end
+            if sketch.whole is not None and not refused[-2].contradicts:
+                continue  # that of one head knows the network as well, and came to no end
             for _ in range(self.tuning.tries):
                 found = yield from self._sketched(sketch, sketch.dim, traits, rng)
                 if not isinstance(found, Refused) or found.final:
@@ -415,6 +416,12 @@ def at_first_sight(traits: Traits) -> Identity | None:
     if traits.kind == "constant":
         reason = "All answers are the same number."
         return Identity("constant", "likely", traits, reasons=(reason,))
+    if traits.beyond is not None:
+        reason = (
+            f"Answers of about {traits.beyond:.0e} leave float64 no room to compute with: scale "
+            "the target's output to between 1e-100 and 1e+100."
+        )
+        return Identity("undecided", "undecided", traits, reasons=(reason,))
     if traits.drowned:
         reason = "Answers differ by no more than when the same question is asked twice."
         return Identity("undecided", "undecided", traits, reasons=(reason,))

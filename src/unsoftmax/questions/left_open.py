@@ -42,18 +42,18 @@ class LeftOpen:
 
         Parameters
         ----------
-        moves : mapping of str to ndarray (B,)
+        moves : mapping of str to ndarray (B,), or (B, m)
             ‖∂f/∂θ‖ by tensor; "W of head 2" has the bound on W.
         entries : mapping of str to int
             Entries of each tensor.
-        lengths : ndarray (B,)
+        lengths : ndarray (B,), or (B, 1) beside moves of vectors
             Norms that a function's slope counts with.
         """
-        squares = np.zeros_like(lengths)
+        squares: Array | float = 0.0
         for tensor, move in moves.items():
-            bound = self.errors.get(tensor.split(" of head ")[0], 0.0)
+            bound = self.errors.get(tensor.split(" of ")[0], 0.0)
             share = min(1.0, self.tuning.alignment / np.sqrt(max(1, entries[tensor])))
-            squares += np.square(_times(share * bound, move))
+            squares = squares + np.square(_times(share * bound, move))
         whole = self.errors.get("constant", 0.0) + _times(self.errors.get("slope", 0.0), lengths)
         return np.asarray(np.sqrt(squares) + whole)
 

@@ -62,12 +62,16 @@ class NeuronSides:
     @classmethod
     def of(cls, network: ReluNetwork) -> NeuronSides:
         """Return those of the neurons that the answers depend on and that switch at all."""
-        norms = np.linalg.norm(network.A, axis=0)
-        used = (norms > 0) & (network.w_o != 0)
-        with np.errstate(over="ignore"):
-            normals = network.A.T[used] / norms[used, None]
-            distances = -network.b[used] / norms[used]
-            weights = norms[used] * np.abs(network.w_o[used])
+        return cls.of_neurons(network, seen_neurons(network))
+
+    @classmethod
+    def of_neurons(cls, network: ReluNetwork, used: Sides) -> NeuronSides:
+        """Return those of some neurons; one that never switches is infinitely far away."""
+        norms = np.linalg.norm(network.A, axis=0)[used]
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            normals = np.where(norms[:, None] > 0, network.A.T[used] / norms[:, None], 0.0)
+            distances = np.where(norms > 0, -network.b[used] / norms, np.inf)
+            weights = norms * np.abs(network.w_o[used])
         both = np.vstack([normals, -normals]), np.append(distances, -distances)
         return cls(*both, np.append(weights, weights))
 
@@ -124,3 +128,8 @@ class NeuronSides:
         normals, wanted = self.normals[group], self.distances[group] + deep
         gram = normals @ normals.T + tuning.soft * np.eye(len(group))
         return np.asarray(near + normals.T @ np.linalg.solve(gram, wanted - normals @ near))
+
+
+def seen_neurons(network: ReluNetwork) -> Sides:
+    """Say which neurons switch, and move answers."""
+    return np.asarray(np.any(network.A, axis=0) & (network.w_o != 0))

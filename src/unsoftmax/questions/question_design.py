@@ -47,6 +47,8 @@ class Design:
         """Draw them."""
         rng = np.random.default_rng(seed)
         random = random_sequences(claim, rng, tuning)
+        if not claim.attends:  # the last are asked again: an answer of 0 shows no noise
+            random = [random[k] for k in np.argsort(_shares(claim, random), kind="stable")]
         reworded = tuning.words if claim.attends else 0
         words = in_other_words(random[:reworded])
         if claim.affine:
@@ -90,17 +92,31 @@ class Design:
         ]
         return " ".join([*said, "Another seed asks others."] if said else [])
 
-    def errors(self, one: Seen, two: Seen, tuning: AnswerErrorTuning) -> AnswerErrors:
-        """Measure what answers may be off by."""
+    def errors(
+        self, one: Seen, two: Seen, tuning: AnswerErrorTuning, sharp: bool = False
+    ) -> AnswerErrors:
+        """Measure what answers may be off by; ``sharp``, without what a wrong claim may add."""
         defects, start, steps = [], len(self.random), []
+        nearly: list[Defect] = []
         for some in self.within:
             stop = start + len(some.sequences)
             steps += [start + k for k in some.steps]
-            defects += [Defect.of(row, one[start:stop]) for row in some.coefficients]
+            within = one[start:stop]
+            defects += [Defect.of(row, within, some.curved) for row in some.coefficients]
+            nearly += [Defect.of(row, within, curved=True) for row in some.nearly if not sharp]
             start = stop
         for n in range(len(self.words)):
             both = one[[n % self.reworded]].beside(two[[self.again + n]])
             defects.append(Defect.of((1, -1), both))
         generic, last = one[: len(self.random)], len(self.random) - self.again
-        found = measured(one.y, generic, (generic[last:], two[: self.again]), defects, tuning)
+        twice = generic[last:], two[: self.again]
+        found = measured(one.y, generic, twice, defects, tuning, nearly)
         return found.with_operands(one[steps], self.dim) if steps else found
+
+
+def _shares(claim: Claim, tokens: list[Array]) -> Array:
+    """Return how large answers to single tokens are beside their terms, (B,)."""
+    at = claim.at(np.array(tokens))
+    sizes = at.roundings.reshape(len(tokens), -1)
+    answers = np.abs(at.predicted).reshape(len(tokens), -1)
+    return np.asarray(np.max(answers / np.where(sizes > 0, sizes, 1.0), axis=1))

@@ -23,10 +23,17 @@ from unsoftmax.learners import (
     LabelHead,
     LowRankHead,
     MultiHeadLearner,
+    MultiHeadTransformerLearner,
     ReluNetworkLearner,
     TransformerLearner,
 )
-from unsoftmax.models import MultiHead, ReluNetwork, SingleHead, Transformer
+from unsoftmax.models import (
+    MultiHead,
+    MultiHeadTransformer,
+    ReluNetwork,
+    SingleHead,
+    Transformer,
+)
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Found, Learner
 from unsoftmax.questions.answer_traits import Traits
@@ -170,6 +177,11 @@ def _not_behind(traits: Traits) -> str | None:
     return _no_network(traits) or _not_attention(traits)
 
 
+def _not_exactly_behind(traits: Traits) -> str | None:
+    exact = "its learner needs float64 answers"
+    return _not_behind(traits) or (None if traits.kind == "float64" else exact)
+
+
 def _no_labels(traits: Traits) -> str | None:
     return "answers are no labels" if traits.kind != "labels" else _not_attention(traits)
 
@@ -206,6 +218,13 @@ def sketches(traits: Traits, tuning: SketchTuning) -> tuple[Sketch, ...]:
         ),
         Sketch("a ReLU network", tuning.dim, tuning.queries, _not_alone, _network),
         Sketch("a network behind one head", tuning.dim, tuning.queries, _not_behind, _behind),
+        Sketch(
+            "a network behind several heads",
+            tuning.heads_dim,
+            tuning.queries,
+            _not_exactly_behind,
+            lambda d, traits, seed: MultiHeadTransformerLearner(d, tuning.most_heads, seed=seed),
+        ),
         Sketch(
             "a network of single tokens",
             tuning.dim,
@@ -248,15 +267,19 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
     if isinstance(model, Transformer):
         facts = {"neurons": model.network.A.shape[1], **_rank(model.W, errors["W"], dim)}
         return "network behind one head", {**facts, "biases": int(bool(np.any(model.w)))}
+    if isinstance(model, MultiHeadTransformer):
+        facts = {"neurons": len(model.b), "heads": model.H, **_ranks(model.W, errors["W"], dim)}
+        one: ClassName = "network behind one head"
+        name: ClassName = one if model.H == 1 else "network behind several heads"
+        biased = np.any(np.linalg.norm(model.w, axis=1) > errors["w"])
+        return name, {**facts, "biases": int(biased)}
     if isinstance(model, MultiHead):
         if model.H > 1:
-            ranks = [_rank(W, errors["W"], dim) for W in model.W]
-            facts = max(ranks, key=lambda rank: max(rank.values()))
-            return "several heads", {"heads": model.H, **facts, "biases": _biases(model, errors)}
+            facts = {"heads": model.H, **_ranks(model.W, errors["W"], dim)}
+            return "several heads", {**facts, "biases": _biases(model, errors)}
         if not model.H:
             return "constant", {}
-        [one] = model.heads
-        model = one
+        [model] = model.heads
     assert isinstance(model, SingleHead)
     if np.linalg.norm(model.W) <= errors["W"] and np.linalg.norm(model.w) <= errors["w"]:
         return "linear", {"biases": _biases(model, errors)}
@@ -267,6 +290,12 @@ def _biases(model: Any, errors: Mapping[str, float]) -> int:
     """Whether answers show a query bias, or a constant."""
     seen = np.linalg.norm(model.w) > errors.get("w", 0.0) or abs(model.c) > errors.get("c", 0.0)
     return int(seen)
+
+
+def _ranks(W: Array, error: float, dim: int) -> dict[str, int]:
+    """Return the largest rank of several heads' matrices."""
+    ranks = [_rank(one, error, dim) for one in W]
+    return max(ranks, key=lambda rank: max(rank.values()), default={})
 
 
 def _rank(W: Array, error: float, dim: int) -> dict[str, int]:
@@ -318,12 +347,15 @@ class TargetClass:
         None: the plan says.
     singles : callable or None
         How many of those have one token, from the same; the others have two. None: none.
+    needed : tuple of str
+        Facts without which there is no learner: what would have found them has refused.
     """
 
     recoverable: str
     learner: Callable[[int, Facts, Traits, int], Learner[Any]] | None = None
     queries: Callable[[Learner[Any], Facts], int] | None = None
     singles: Callable[[Learner[Any], Facts], int] | None = None
+    needed: tuple[str, ...] = ()
 
 
 def _linear(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
@@ -352,6 +384,11 @@ def _several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
     return _short(MultiHeadLearner(d, most, biases=bool(facts["biases"]), seed=seed), traits)
 
 
+def _behind_several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
+    most = 2 * facts["heads"] + 2  # as for several heads alone
+    return MultiHeadTransformerLearner(d, most, seed=seed)
+
+
 def _queries_of_heads(learner: Learner[Any], facts: Facts) -> int:
     d, heads = int(learner.dim), facts.get("heads", 1)
     free = counts.multi_head(d, heads, facts.get("rank"), biases=bool(facts["biases"]))
@@ -368,6 +405,11 @@ def _queries_of_head(learner: Learner[Any], facts: Facts) -> int:
 def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
     d = int(learner.dim)
     return _queries_of_network(learner, facts) + d * d + 2 * d
+
+
+def _queries_behind_several_heads(learner: Learner[Any], facts: Facts) -> int:
+    heads, neurons = facts["heads"], facts["neurons"]
+    return counts.multi_head_transformer_queries(int(learner.dim), heads, neurons)
 
 
 def _queries_of_network(learner: Learner[Any], facts: Facts) -> int:
@@ -424,8 +466,13 @@ CLASSES: dict[ClassName, TargetClass] = {
         singles=_queries_of_network,
     ),
     "network behind several heads": TargetClass(
-        "The function of single tokens (the network behind the sum of all value projections); the "
-        "heads by no learner yet."
+        "Everything that answers depend on, behind float64: W_h, query biases, and the first layer "
+        "of the network behind each head. Behind coarser answers the network of single tokens, "
+        "whose first layer is the sum of these.",
+        _behind_several,
+        _queries_behind_several_heads,
+        singles=_queries_of_network,
+        needed=("heads",),
     ),
     "normalised vectors": TargetClass(
         "An attention layer with its residual connection and LayerNorm, if it is one, by "

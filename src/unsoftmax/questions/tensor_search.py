@@ -9,14 +9,14 @@ A target that is known to be different from a claim is asked, for several heads:
 - with the query token 0, where no W scores: the same lines for w alone.
 
 For a head before a network, the token that the claim pools is asked by itself: f(X) = f([p(X)])
-whatever the network is, unless the scores were changed.
+whatever the network is, unless the scores were changed. Before several heads single tokens show
+the network of Σ B_h, and the query token 0 scores by w alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy
@@ -24,28 +24,20 @@ import scipy
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
+from unsoftmax.questions.changed_part import ChangedPartTuning, changed_part
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
-from unsoftmax.questions.claimed_models import Claim, ServedHeads, ServedNetwork, ServedTransformer
+from unsoftmax.questions.claimed_layers import ServedVectors
+from unsoftmax.questions.claimed_models import (
+    Claim,
+    ServedHeads,
+    ServedHeadsAndNetwork,
+    ServedNetwork,
+    ServedTransformer,
+)
+from unsoftmax.questions.located import Located, Search
 
+DIVIDED = "how B is divided among heads"
 FAR = "W or w, by so much that it cannot be told whose"
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """What was changed; None with the reason why that could not be told."""
-
-    tensor: str | None
-    why: str = ""
-
-    @classmethod
-    def of(
-        cls, names: Sequence[str], why: str = "the change is near what answers hide."
-    ) -> Located:
-        """List what was changed, or say why nothing is listed."""
-        return cls(", ".join(names)) if names else cls(None, why)
-
-
-Search: TypeAlias = Generator[Round, Answers, Located]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +57,8 @@ class TensorSearchTuning:
     """Share of a change that may come from the rounding of the tokens."""
     singles: int = 2
     """Single tokens that v is looked at with."""
+    layers: ChangedPartTuning = field(default=ChangedPartTuning())
+    """How layers of vectors are searched."""
 
 
 def changed_tensor(
@@ -78,9 +72,14 @@ def changed_tensor(
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
     if isinstance(claim, ServedNetwork):
         return Located("the network")
+    if isinstance(claim, ServedVectors):
+        found = changed_part(claim, errors.alone(), room, rng, probes=probes, tuning=tuning.layers)
+        return (yield from found)
     search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
     if isinstance(claim, ServedTransformer):
         return (yield from search.before_network(claim))
+    if isinstance(claim, ServedHeadsAndNetwork):
+        return (yield from search.before_joint_network(claim))
     if isinstance(claim, ServedHeads):
         return (yield from search.among_heads(claim))
     return Located(None, "of this class it is not looked for.")
@@ -142,6 +141,25 @@ class TensorSearch:
         elif any(apart):
             names.append("W")
         return Located.of(names)
+
+    def before_joint_network(self, claim: ServedHeadsAndNetwork) -> Search:
+        """Tell what single tokens show of the network, W, and w.
+
+        B is shown by single tokens but for how it is divided among heads, which only sequences
+        show where the heads pool different tokens.
+        """
+        random = random_sequences(claim, self.rng, self.probes)
+        unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[: self.tuning.singles]]
+        singles = [X[-1:] for X in random]
+        seen = yield from seen_at(claim, [*singles, *unqueried, *random], "which tensor")
+        n, k = len(singles), len(singles) + len(unqueried)
+        moved = [self._moved(seen[[j]], (1.0,)) for j in range(len(seen.y))]
+        if any(moved[:n]):
+            return Located("the network")
+        biased = bool(np.any(claim.attention.w))
+        if any(moved[n:k]):
+            return Located.of([f"w, or {DIVIDED}" if biased else "w"])
+        return Located.of([("W" if biased else f"W, or {DIVIDED}")] if any(moved[k:]) else [])
 
     # -- several heads
 

@@ -30,7 +30,7 @@ from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.settings import as_json, changed, whole_number
 from unsoftmax.models.files import read_json, replace_file
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Oracle, Plan
+from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import (
     AnswerErrors,
     AnswerErrorTuning,
@@ -39,9 +39,11 @@ from unsoftmax.questions.answer_errors import (
     seen_at,
 )
 from unsoftmax.questions.claim_probes import ClaimProbeTuning
-from unsoftmax.questions.claimed_models import Claim, claim_of
+from unsoftmax.questions.claimed_models import Claim
+from unsoftmax.questions.known_claims import claim_of
+from unsoftmax.questions.located import Located, Search
 from unsoftmax.questions.question_design import Design
-from unsoftmax.questions.tensor_search import Located, Search, TensorSearchTuning, changed_tensor
+from unsoftmax.questions.tensor_search import TensorSearchTuning, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
@@ -175,7 +177,8 @@ class Verifier:
 
     Parameters
     ----------
-    model : SingleHead, MultiHead, ReluNetwork or Transformer
+    model : SingleHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer, AttentionLayer
+        or FeedForward
         The claimed weights.
     locate : bool
         Whether to find the tensor where the target is different.
@@ -193,7 +196,7 @@ class Verifier:
     errors: Mapping[str, float] | None = None
     """Bounds on the model's parameters, as in a certificate."""
     tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         claim_of(self.model, self.errors)
@@ -203,6 +206,11 @@ class Verifier:
     def dim(self) -> int:
         """Dimension d of a token."""
         return int(self.model.dim)
+
+    @property
+    def outputs(self) -> Outputs:
+        """Whether the weights answer with numbers or with vectors."""
+        return "scalar" if claim_of(self.model).outputs is None else "vector"
 
     def settings(self) -> dict[str, Any]:
         """Return everything that determines the questions, as nested JSON."""
@@ -246,7 +254,8 @@ class Verifier:
         errors = design.errors(one, two, tuning.errors)
         found = judged(claim, one, errors, tuning)
         asked = [*design.first, *design.second]
-        if errors.deviation and found.verdict == "undecided":
+        averages = bool(errors.deviation and found.verdict == "undecided")
+        if averages:
             one, errors = yield from averaged(claim, design, one, errors, tuning)
             found = judged(claim, one, errors, tuning)
             asked += tuning.noise_rounds * design.first
@@ -256,12 +265,14 @@ class Verifier:
                 rng = np.random.default_rng([self.seed, 1])
                 # the budget decides how far, not what: with a larger one a ledger goes on
                 room, tunings = MOST - len(asked), (tuning.probes, tuning.search)
-                search = changed_tensor(claim, errors, room, rng, *tunings)
+                sharp = errors if averages else design.errors(one, two, tuning.errors, sharp=True)
+                search = changed_tensor(claim, sharp, room, rng, *tunings)
                 spent = Budget(len(asked), sum(map(len, asked)))
                 located = yield from _affordable(search, self.budget, spent)
             notes = (*found.notes, *([f"{NOT_FOUND} {located.why}"] if located.why else []))
             found = replace(found, tensor=located.tensor, notes=notes)
-        if unmet := design.unmet(claim, tuning.different * errors.of(one)):
+        bounds = claim.bend_bounds(one.at, tuning.different * errors.of(one))
+        if unmet := design.unmet(claim, bounds):
             found = replace(found, notes=(*found.notes, unmet))
         return found
 
@@ -376,13 +387,15 @@ def averaged(
     for _ in range(tuning.noise_rounds):
         more = yield from seen_at(claim, design.first, "again, for the noise")
         every.append(more.y)
-    answers, sizes = np.array(every), one.at.roundings + errors.precision.hidden
+    answers, sizes = np.array(every), one.at.roundings + errors.hidden
     apart = answers - answers.mean(axis=0)
-    more_freedom = answers.size - len(one.y)
+    # numbers of one vector may have the same noise: they count as one
+    more_freedom = (len(every) - 1) * len(one.y)
     freedom = more_freedom + errors.freedom
 
     def pooled(before: float, again: Array) -> float:
-        return float(np.sqrt((np.sum(again**2) + errors.freedom * before**2) / freedom))
+        squares = np.sum(again**2) / (one.y.size / len(one.y))
+        return float(np.sqrt((squares + errors.freedom * before**2) / freedom))
 
     better = replace(
         errors,
@@ -415,7 +428,8 @@ def verify(
     ----------
     oracle : callable
         The target, as `unsoftmax.learn` takes it.
-    model : SingleHead, MultiHead, ReluNetwork or Transformer
+    model : SingleHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer, AttentionLayer
+        or FeedForward
         The weights that it is claimed to serve.
     errors : mapping of str to float, optional
         Absolute bounds on the errors of the model's parameters, as `Certificate.errors` has them,

@@ -147,6 +147,56 @@ def relu_network_queries(dim: int, neurons: int, biases: bool = True, polish: bo
     return m * dim + (12 * m + 330 if biases else 11 * m + 260) + thin + every
 
 
+def multi_head_transformer(
+    dim: int,
+    heads: int,
+    neurons: int,
+    rank: int | None = None,
+    *,
+    inputs: int | None = None,
+    value_rank: int | None = None,
+    biases: bool = True,
+) -> int:
+    """Count the free parameters of several heads before a ReLU network: the floor of queries.
+
+    H·d² for the W_h, or r(2d − r) each at rank r, and m·H·d for the B_h, of which w_o is a part:
+    a positive factor moves between a neuron's rows and its output weight. Where all B_h are A V_h
+    of a network of k ``inputs``, their columns span k of m dimensions: k(m − k) for these and, with
+    V_h of rank s, s(k + d − s) for each B_h in it. With biases d more for every w_h, of rank r as
+    part of [W_h w_h], m for b and one for c.
+
+    Examples
+    --------
+    >>> multi_head_transformer(8, 6, 32), multi_head_transformer(8, 6, 32, biases=False)
+    (2001, 1920)
+    >>> multi_head_transformer(8, 6, 32, inputs=8)
+    1041
+    >>> multi_head_transformer(64, 8, 256, 8, inputs=64, value_rank=8)
+    27969
+    """
+    r, most = (dim if given is None else given for given in (rank, value_rank))
+    k = min(neurons, heads * most, heads * dim if inputs is None else inputs)
+    s = min(most, k)
+    of_scores = heads * r * (2 * dim + biases - r)
+    return of_scores + k * (neurons - k) + heads * s * (k + dim - s) + biases * (neurons + 1)
+
+
+def multi_head_transformer_queries(dim: int, heads: int, neurons: int) -> int:
+    """Count what several heads before a ReLU network take, typically: measured, no theorem.
+
+    The network's own less 40 fresh tokens, H(d² + 3d) + 5H + 2d + 20 for all heads in the first
+    cell, and (H − 1)d + 2 in each of m others.
+
+    Examples
+    --------
+    >>> multi_head_transformer_queries(8, 6, 32), multi_head_transformer_queries(32, 8, 64)
+    (2872, 26719)
+    """
+    first = heads * (dim * dim + 3 * dim) + 5 * heads + 2 * dim + 20
+    cells = neurons * ((heads - 1) * dim + 2) if heads > 1 else 0
+    return relu_network_queries(dim, neurons) - 40 + first + cells
+
+
 def attention_layer_queries(dim: int, heads: int, rank: int) -> int:
     """Count what a layer takes from exact answers, typically: measured, no theorem.
 
@@ -188,6 +238,26 @@ def normalised_layer_queries(dim: int, heads: int, rank: int) -> int:
     extras = max(4, -(-8 * lacking // 60)) if lacking else 0
     columns = tokens * -(-dim // max(1, keys))
     return dim + 11 + 24 + 11 + min(32, dim) + 2 + offsets + columns + rest + extras + 10
+
+
+def prenorm_layer_queries(dim: int, heads: int, rank: int) -> int:
+    """Count what a layer after a LayerNorm takes from exact answers, typically: measured.
+
+    25 for the norm, d + 4 for single tokens, 40 for the number of heads, and beside each of
+    ⌈rank M / H⌉ + 3 offsets H + min(6, H) + 4 for the M_h; then as for a plain layer of d − 1
+    dimensions.
+
+    Examples
+    --------
+    >>> prenorm_layer_queries(384, 12, 32), prenorm_layer_queries(64, 4, 16)
+    (2010, 492)
+    """
+    inner = dim - 1
+    offsets = min(-(-min(heads * rank, inner) // heads) + 3, max(inner - 1, 0))
+    tokens = min(rank + 4, inner + 1)
+    keys = tokens * -(-inner // rank) + inner + 1 - tokens
+    maps = 40 + offsets * (heads + min(6, heads) + 4)
+    return 25 + inner + 5 + maps + keys + 7
 
 
 def feed_forward(dim: int, neurons: int, outputs: int) -> int:

@@ -196,6 +196,21 @@ def judge(compared: Residuals | Iterable[Residuals], queries: int) -> Judgement:
     return Judgement(Evidence.of(queries, residual, tolerance), every.strain, worst)
 
 
+def more_than_usual(widened: float) -> tuple[str, ...]:
+    """Say in a certificate by how much fresh answers made it wider, if they did.
+
+    Examples
+    --------
+    >>> more_than_usual(1.0), len(more_than_usual(2.5))
+    ((), 1)
+    """
+    if widened <= 1:
+        return ()
+    return (
+        f"Fresh answers were missed by more than usual: {widened:.3g} times as much is assumed.",
+    )
+
+
 def from_the_side(predicted: Array, labels: NDArray[np.bool_]) -> Array:
     """Return how far predictions are from the side of 0 that labels name, 0 where on it.
 

@@ -24,7 +24,14 @@ from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import mean_shift, softmax, token_scores
 from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.protocol import Certificate, Found, Steps
-from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.judge import (
+    Answered,
+    Judgement,
+    Residuals,
+    fresh_answers,
+    judge,
+    more_than_usual,
+)
 from unsoftmax.validate.long_sequences import draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
@@ -39,6 +46,8 @@ class LayerConclusion:
     notes: tuple[str, ...]
     rng: np.random.Generator
     tuning: AttentionLayerTuning
+    radius: float = np.inf
+    """Tokens are no longer than this."""
 
     def confirmed(self) -> Asking[None]:
         """Try some sequences before the hold-out, after which nothing can be mended."""
@@ -57,7 +66,10 @@ class LayerConclusion:
         if checks:
             self._believed(judgement)
         looked = looked_at(self.found, answered, long) if checks else "Nothing was checked."
-        certificate = Certificate(self._bounds(model), self._assumed(looked))
+        strain = max((self._strain(model, X, y) for X, y in answered if len(X)), default=0.0)
+        widened = max(1.0, strain / tuning.usual)
+        bounds = {name: widened * bound for name, bound in self._bounds(model).items()}
+        certificate = Certificate(bounds, (*self._assumed(looked), *more_than_usual(widened)))
         return Found(model, certificate, judgement.evidence, self.notes)
 
     # -- fresh sequences
@@ -79,7 +91,7 @@ class LayerConclusion:
 
     def _long(self, count: int) -> list[Sequences]:
         drawn = draw_long(self.found, count, self.rng, self._scaled, self.tuning.long)
-        return by_length(map(_in_float32, drawn), "hold-out, long")
+        return by_length(map(self._sent, drawn), "hold-out, long")
 
     def _scaled(self, others: Array, query: Array, logits: float) -> Array:
         """Make a sequence whose largest logits, over heads, are as wanted: s·a·w + s²·a·W b."""
@@ -91,9 +103,15 @@ class LayerConclusion:
             for u in (bias, whole - bias)
         )
         if not linear and not square:
-            return _in_float32(tokens)
+            return self._sent(tokens)
         root = np.sqrt(linear**2 + 4 * square * logits)
-        return _in_float32(2 * logits / (linear + root) * tokens)
+        return self._sent(2 * logits / (linear + root) * tokens)
+
+    def _sent(self, X: Array) -> Array:
+        """Keep tokens within the radius, and round them to float32 numbers."""
+        longest = float(np.linalg.norm(X, axis=-1).max(initial=0.0))
+        inside = self.radius / longest if longest > self.radius else 1.0
+        return _in_float32(inside * X)
 
     # -- judging
 
@@ -105,7 +123,6 @@ class LayerConclusion:
     def _residuals(self, model: AttentionLayer, X: Array, y: Array) -> Residuals:
         """Compare norms: what answers miss, and may miss."""
         tuning, predicted = self.tuning, model(X)
-        moved = [np.linalg.norm(one.model()(X) - predicted, axis=1) for one in self.samples]
         length = np.linalg.norm(X, axis=2).max(axis=1)
         size = np.linalg.norm(model.c) + length * self._gain()
         own = self._rounding(X) + self.noise.absolute
@@ -115,10 +132,22 @@ class LayerConclusion:
         return Residuals.of(
             np.linalg.norm(y - predicted, axis=1),
             own=own,
-            allowed=tuning.fresh_safety * np.max(moved, axis=0),
+            allowed=tuning.fresh_safety * self._moved(X, predicted),
             size=size,
             most=max(min(tuning.most, tuning.most_noise * self.noise.relative), tuning.least_most),
         )
+
+    def _moved(self, X: Array, predicted: Array) -> Array:
+        """Return the most that drawn errors move a prediction by."""
+        moved = [np.linalg.norm(one.model()(X) - predicted, axis=1) for one in self.samples]
+        return np.asarray(np.max(moved, axis=0))
+
+    def _strain(self, model: AttentionLayer, X: Array, y: Array) -> float:
+        """Return the largest miss, in multiples of one such error and the noise."""
+        predicted = model(X)
+        typical = self.noise.of(y) + self._rounding(X) / self.tuning.roundoffs
+        missed = np.linalg.norm(y - predicted, axis=1)
+        return float(np.max(missed / (typical + self._moved(X, predicted))))
 
     def _gain(self) -> float:
         """Return how long a token of length 1 is on average when it is mapped."""

@@ -26,7 +26,7 @@ from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.relu_network.split_form import SplitForm, at_length
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
-from unsoftmax.probes import Round
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
 
@@ -45,6 +45,9 @@ class FarNeuronTuning:
     nearer_again: int = 2
     """Limit on the length scales of a stage: where a hyperplane seems to be nearer than its error
     tells, the next circle is that near."""
+    close: float = 1e-2
+    """And where one was found nearer than this share of the circle's length scale: its bias is
+    off by what a longer circle's answers are, and it may be two."""
     clear: float = 10.0
     """Hyperplanes are far from 0 if their distance is more than this many times its error. Others
     are what errors of near neurons look like."""
@@ -111,22 +114,27 @@ class FarSearch:
     def _stage(
         self, split: SplitForm, length: float
     ) -> Generator[Round, Answers, SplitForm | None]:
-        """Look at another length scale, and where hyperplanes seem nearer at that; None in vain."""
+        """Look at another length scale, and where hyperplanes are nearer at that; None in vain."""
         least = max(self.tuning.renewed * length, self.tuning.beyond * split.lift.length)
         kept = split.without(least)
-        dropped = len(split.whole) - len(kept.whole)
+        dropped, found = len(split.whole) - len(kept.whole), None
         for _ in range(self.tuning.nearer_again):
             lift = replace(split.lift, length=length)
             seen = yield from self._swept(kept, lift)
             far = self._outside(seen)
             if len(far) >= max(dropped, 1):
-                return kept.with_far(far, lift)
-            slope = np.linalg.norm(seen.a[:, :-1], axis=1)
+                found, dropped = kept.with_far(far, lift), len(far)
+                nearest = length * float(np.min(np.abs(far.a[:, -1]) / _slopes(far)))
+                if nearest > self.tuning.close * length:
+                    break
+                length = nearest
+                continue
+            slope = _slopes(seen)
             sure = seen.take(slope > self.tuning.clear * seen.error)
             if not len(sure):
                 break
             length *= float(np.max((np.abs(sure.a[:, -1]) + sure.error) / sure.sizes))
-        return None
+        return found
 
     def _swept(self, split: SplitForm, lift: Lift) -> Generator[Round, Answers, PiecewiseLinear]:
         """Sweep what is left along a circle of another lift; return what is found."""
@@ -149,7 +157,7 @@ class FarSearch:
 
     def _outside(self, form: PiecewiseLinear) -> PiecewiseLinear:
         """Keep the neurons that are far from 0, inactive there, without an affine part."""
-        c, slope = np.abs(form.a[:, -1]), np.linalg.norm(form.a[:, :-1], axis=1)
+        c, slope = np.abs(form.a[:, -1]), _slopes(form)
         far = (c > self.tuning.clear * form.error) & (c > self.tuning.shown * slope)
         a = np.where(form.a[:, -1:] > 0, -form.a, form.a)
         return replace(form, a=a, g0=np.zeros_like(form.g0), g_error=0.0).take(far)
@@ -162,3 +170,7 @@ class FarSearch:
         size = max(float(np.abs(known(circle.at(theta))).max()), float(answered.max()))
         ratio = size / noise.size if noise.size else 1.0
         return NoiseLevel(ratio * noise.deviation, ratio * noise.search, ratio * noise.size)
+
+
+def _slopes(form: PiecewiseLinear) -> Array:
+    return np.asarray(np.linalg.norm(form.a[:, :-1], axis=1))

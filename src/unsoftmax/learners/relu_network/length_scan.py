@@ -85,27 +85,49 @@ class LengthScan:
         # what an answer misses the line through its neighbours by: |w_k b_k| where a neuron's
         # hyperplane is crossed. Their sum, and that of the changes, is the size of answers' terms
         missed = change / (1 / h[1:] + 1 / h[:-1])
-        single = np.array_equal(self.y, self.y.astype(np.float32))
-        unit = self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
         terms = np.sum(missed) + self.lengths[1:] * np.sum(change)
-        own = unit * (np.maximum(size[:, 1:], size[:, :-1]) + terms)
+        own = self._unit * (np.maximum(size[:, 1:], size[:, :-1]) + terms)
         # far out answers are large, and rounding hides noise of a fixed size
         inner = size[:, 1:-1] <= 2 * size[:, : self.tuning.near].max()
-        own = (own + self.tuning.noisy * np.quantile(missed[inner], self.tuning.quiet)) / h
+        own += self.tuning.noisy * np.quantile(missed[inner], self.tuning.quiet)
+        # noise that is a share of the answers grows with them
+        largest = np.maximum(np.maximum(size[:, 2:], size[:, :-2]), size[:, 1:-1])
+        if np.any(some := largest > 0):
+            share = np.quantile(missed[some] / largest[some], self.tuning.quiet)
+            own += self.tuning.noisy * share * np.maximum(size[:, 1:], size[:, :-1])
+        own /= h
         return np.where(change > self.tuning.bent * (own[:, 1:] + own[:, :-1]), change, 0.0)
 
     @property
     def length(self) -> float:
-        """Median of the distances from 0 at which the slope changes; 1 where it does not.
+        """Median of the distances from 0 at which the slope changes.
 
-        It does not where the target is straight, or bent at 0.
+        Where it changes at 0 alone, the length at which answers are twice as large as there; 1
+        where the target is straight.
         """
         if not len(self.lengths):
             return 1.0
         # each change counts alike: where sizes differ, large jumps are near and would hide far ones
         changes = self.bends > 0
         places = np.broadcast_to(self.lengths[1:-1], changes.shape)[changes]
-        return float(np.exp(np.median(np.log(places)))) if len(places) else 1.0
+        return float(np.exp(np.median(np.log(places)))) if len(places) else self._length_of_a_fold
+
+    @property
+    def _length_of_a_fold(self) -> float:
+        """Answer at 0 beside the slopes on either side, if they differ: the nearest length."""
+        at_0 = float(np.mean(self.y[:, 0]))
+        rise, far = self.y[:, -1] - at_0, float(np.abs(self.y[:, -1]).max())
+        steepest = float(np.abs(rise).max()) / self.lengths[-1]
+        if abs(rise.sum()) <= self.tuning.bent * self._unit * far or not at_0 * steepest:
+            return 1.0
+        places = np.abs(np.log(self.lengths * (steepest / abs(at_0))))
+        return float(self.lengths[np.argmin(places)])
+
+    @property
+    def _unit(self) -> float:
+        """Relative error of an answer."""
+        single = np.array_equal(self.y, self.y.astype(np.float32))
+        return self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
 
 
 def scan_lengths(

@@ -107,7 +107,7 @@ class TargetLift:
             noise = NoiseLevel.of_rounding(size, self.tuning.noise)
             if constant is not None:
                 noise = NoiseLevel.of_constant(constant, self.tuning.noise)
-            return LiftedTarget(lift, Circle.none(lift), noise, constant, scan)
+            return LiftedTarget(lift, Circle.none(lift), noise, constant, scan, opening)
         circle = Circle.random(lift, rng, self.edge)
         target = yield from self._with_noise(circle, rng)
         # a circle may have little to say: answers elsewhere are larger, and so are their errors

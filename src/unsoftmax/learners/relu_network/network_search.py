@@ -104,7 +104,7 @@ class NetworkSearch:
             if sound:
                 state, seen, passed = yield from self._measured_anew(state, seen)
                 if passed:
-                    return state.form
+                    return state.form.cleared
                 if seen.rms < best_seen.rms or not best_seen.size:
                     best, best_seen = state, seen
             state = yield from self._swept_again(best)

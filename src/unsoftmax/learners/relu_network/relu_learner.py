@@ -112,7 +112,7 @@ class ReluNetworkLearner(Configured):
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*:
     ``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖ for every x, as long as no hyperplane is farther from
-    0 than 10¹². *Tokens* are up to that long, or 10⁵ times the distance of a typical hyperplane;
+    0 than 10¹⁰/√d. *Tokens* are up to 10¹² long, or 10⁵ times the distance of a typical hyperplane;
     without biases norms of about 1, or 10¹² where answers are noisy.
     *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
 
@@ -134,7 +134,7 @@ class ReluNetworkLearner(Configured):
     seed: int = 0
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -263,6 +263,15 @@ def _too_many(error: TooManyBreakpoints) -> ModelMismatch:
     )
 
 
+def _wavering(target: LiftedTarget, right: float, left: float) -> float:
+    """Estimate what answers for tokens of length 1 are off by: a side has one slope."""
+    x, y = (part.ravel() for part in target.opening or (np.zeros(0), np.zeros(0)))
+    x, y = np.append(x, [1.0, -1.0]), np.append(y, [right, left])
+    slope, side = y / x, x > 0
+    off = slope - np.where(side, slope[side].mean(), slope[~side].mean())
+    return float(np.sqrt(np.sum(off**2) / max(len(off) - 2, 1)))
+
+
 def _on_a_line(
     target: LiftedTarget, tuning: LiftTuning
 ) -> Generator[Round, Answers, tuple[LiftedTarget, PiecewiseLinear]]:
@@ -270,6 +279,7 @@ def _on_a_line(
     points = WrittenPoints(target.lift, np.array([[1.0], [-1.0]]))
     right, left = yield from ask_points(points, "both sides")
     noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))), tuning.noise)
+    noise = noise.raised(_wavering(target, float(right), float(left)), tuning.noise)
     jump, g0 = float(right + left), np.array([-left])
     error = np.sqrt(2) * noise.deviation
     if abs(jump) <= 4 * noise.deviation:

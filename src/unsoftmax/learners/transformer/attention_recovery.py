@@ -51,6 +51,11 @@ class LocalAttentionTuning:
     places: tuple[float, ...] = (0.0, -1.0, 0.5, -0.5, 2.0, -2.0, 8.0, -8.0, 64.0, -64.0)
     """Tokens γ b_1 at which w may be read, as multiples of β_1. At 0 it is read by itself, but
     there g may be flat or turn."""
+    rotations: int = 32
+    """Draws of query tokens' directions where g is flat around 0: of one neuron that is asleep
+    there a direction nearly orthogonal to it sees nothing, and one draw in 100 has one."""
+    flat_octaves: tuple[int, int] = (-20, 21)
+    """Octaves, from the length of the network, in which the end of the flat part is looked for."""
     bias_reach: float = 16.0
     """Longest offsets of the token 0, in lengths of the network: where w is tiny, its logits stay
     small rather than ask for endless offsets."""
@@ -117,7 +122,7 @@ def recover_attention(
         How logits are read, and at which scales.
     """
     reader = NetworkReader(learned, anchored, tuning.reading)
-    T = offsets.rotation(assumed.dim, rng)
+    T = _steep_rotation(learned, rng, tuning)
     if assumed.rank == 0:
         none = np.zeros((0, assumed.dim))
         return RecoveredAttention(Transformer.from_factors(none, none, learned.network), 0.0, 0.0)
@@ -152,6 +157,30 @@ def most_queries(assumed: AssumedAttention, anchored: bool, tuning: LocalAttenti
 def most_rounds(tuning: LocalAttentionTuning) -> int:
     """Bound the rounds of `recover_attention`: guess of w, scale, columns, rows, and beside."""
     return 5 * max(tuning.scale.rounds, tuning.reading.most_rounds)
+
+
+def _steep_rotation(
+    learned: LearnedNetwork, rng: np.random.Generator, tuning: LocalAttentionTuning
+) -> Offsets:
+    """Draw query tokens' directions: where g is flat around 0, all are to lead out of there soon.
+
+    Farther out answers are larger, so less precise, and logits ask for shorter offsets.
+    """
+    lengths = learned.length * 2.0 ** np.arange(*tuning.flat_octaves)
+    best: tuple[float, Offsets] | None = None
+    for _ in range(tuning.rotations):
+        T = offsets.rotation(learned.dim, rng)
+        B = T.rows[np.arange(learned.dim)]
+        x = lengths[:, None, None] * np.concatenate([B, -B])
+        h = np.linalg.norm(learned.gradients(x.reshape(-1, learned.dim)), axis=1)
+        steep = (h > learned.slope / tuning.reading.aim.error_share).reshape(len(lengths), 2, -1)
+        first = np.argmax(np.vstack([steep.any(axis=1), np.ones((1, learned.dim))]), axis=0)
+        if best is None or first.max() < best[0]:
+            best = first.max(), T
+        if not first.any():
+            break
+    assert best is not None
+    return best[1]
 
 
 def _read_vectors(

@@ -116,7 +116,9 @@ def _readable(reader: NetworkReader, B: Array, tuning: AttentionScaleTuning) -> 
     near = tuning.near * learned.length * B
     slope = float(np.linalg.norm(learned.gradients(near), axis=1).max())
     least = float(learned.difference_error(near, near).max()) / reader.tuning.aim.error_share
-    return tuning.readable * least / slope if slope else 0.0
+    needed = tuning.readable * least / slope if slope else np.inf
+    # flat but for rounding
+    return needed if needed <= learned.length else 0.0
 
 
 def _logit_size(

@@ -20,6 +20,7 @@ from unsoftmax.models.equality.equivalence import (
 )
 from unsoftmax.models.equality.feed_forward_equality import FeedForwardEquality
 from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
+from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
 from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality
 from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
@@ -37,6 +38,7 @@ RULES: Rules = (
     MultiHeadEquality(),
     ReluNetworkEquality(),
     TransformerEquality(),
+    MultiHeadTransformerEquality(),
     AttentionLayerEquality(),
     FeedForwardEquality(),
 )
@@ -48,12 +50,13 @@ def canonical(model: M, *, rules: Rules = RULES) -> M:
 
     Parameters
     ----------
-    model : SingleHead, MultiHead, ReluNetwork, Transformer, AttentionLayer or FeedForward
+    model : SingleHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer, …
         A head; when v = 0 its W and w have no effect and become 0; one with rotary positions has
         planes ordered and balanced, key biases without effect 0. Or several: those with equal
         W and w are merged, those with v = 0 left out, the rest is ordered. Or a network:
         parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
-        network's canonical form; where that is constant W and w become 0. Or a layer: heads in
+        network's canonical form; where that is constant W and w become 0. Several heads before
+        a network: both, heads that the network does not see left out. Or a layer: heads in
         factors, merged and ordered by the norm of their M; what a norm hides is put to one value.
         Or a feed-forward layer: as a network, the linear part last.
     rules : sequence of ModelEquality, optional
@@ -76,10 +79,10 @@ def equivalent(
 
     Parameters
     ----------
-    a, b : SingleHead, MultiHead, ReluNetwork, Transformer, AttentionLayer or FeedForward
+    a, b : SingleHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer, …
         The models; a head is compared with several as one of them, and a Transformer whose
-        network is affine is a head, and a plain layer of one output is several heads. A network
-        takes other sequences than the others and is different from them.
+        network is affine is a head, or several, and a plain layer of one output is several heads.
+        A network takes other sequences than the others and is different from them.
     rtol, atol : float
         [W w] (Frobenius norm) and [v c] (2-norm) count as equal when they differ by at most
         ``rtol`` times the larger norm plus ``atol``. Both 0 decides exact equality of heads and

@@ -22,7 +22,9 @@ from unsoftmax.models.equality.equivalence import (
     Equivalence,
     ModelEquality,
     Tolerance,
+    largest_of,
     norm_of,
+    refuse_range,
     share_of,
 )
 from unsoftmax.models.equality.layer_form import canonical_layer
@@ -93,6 +95,8 @@ class AttentionLayerEquality(ModelEquality[AttentionLayer]):
         """Match the heads of the canonical forms; all M and c are one block."""
         if a.outputs != b.outputs:
             return Equivalence("different", None, float("inf"), "shape")
+        for layer in (a, b):
+            refuse_range(_sizes(layer))
         first, second = self.canonical(a), self.canonical(b)
         matching = LayerMatching(first, second, tolerance)
         gap, differing = matching.gap()
@@ -292,3 +296,19 @@ def _product_bound(head: LayerHead) -> float:
     """Bound ‖W‖₂ and what is lost in its products by the norms of its factors."""
     factors = [x for name, x in head.arrays().items() if name in "WKQ"]
     return math.prod(float(np.linalg.norm(x, 2)) if x.size else 0.0 for x in factors)
+
+
+def _sizes(layer: AttentionLayer) -> dict[str, float]:
+    """Return how large the parameters are that are compared, the norm before taken in."""
+    norm, through = layer.norm, 1.0
+    sizes = {"c": largest_of(layer.c)}
+    if norm is not None:
+        sizes |= {"scale": largest_of(norm.scale), "shift": largest_of(norm.shift)}
+        through = max(1.0, *sizes.values()) if norm.before else 1.0
+    for head in layer.heads:
+        largest = {name: largest_of(array) for name, array in head.arrays().items()}
+        M = largest["M"] if "M" in largest else largest["O"] * largest["V"]
+        W = largest["W"] if "W" in largest else largest["K"] * largest["Q"]
+        for name, size in (("M", M * through), ("W", W * through * through), ("w", largest["w"])):
+            sizes[name] = max(size, sizes.get(name, 0.0))
+    return sizes

@@ -18,7 +18,13 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.models.arrays import TINY, UNIT
-from unsoftmax.models.equality.equivalence import Equivalence, ModelEquality, Tolerance
+from unsoftmax.models.equality.equivalence import (
+    Equivalence,
+    ModelEquality,
+    Tolerance,
+    largest_of,
+    refuse_range,
+)
 from unsoftmax.models.equality.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.equality.relu_network_equality import points_in_cells
 from unsoftmax.models.equality.witnesses import witness_of
@@ -84,6 +90,8 @@ class FeedForwardEquality(ModelEquality[FeedForward]):
         """Compare hinge sums and norms, then values in the cells at all hyperplanes."""
         if len(a.c) != len(b.c):
             return Equivalence("different", None, float("inf"), "shape")
+        for layer in (a, b):
+            refuse_range(_sizes(layer))
         length = typical_length(*(ReluNetwork(g.A.T, np.ones(len(g.b)), g.b) for g in (a, b)))
         forms = [LayerParts.of(g, length, self.parallel) for g in (a, b)]
         first, second = (form.parts.scaled(1 / (form.size or 1.0)) for form in forms)
@@ -103,8 +111,11 @@ class FeedForwardEquality(ModelEquality[FeedForward]):
         return Equivalence.unequal(witness_of(a, b, [x[:, None]], _rounding), gap)
 
     def share(self, a: FeedForward, b: FeedForward, errors: Mapping[str, float]) -> float:
-        """Compare values in the cells at all hyperplanes with constant + slope·‖x‖."""
-        if len(a.c) != len(b.c) or not {"constant", "slope"} <= errors.keys():
+        """Compare values in the cells at all hyperplanes with what errors do to answers at most."""
+        needed = {"constant", "slope"}
+        if a.norm is not None and not a.norm.before:
+            needed |= {"scale", "shift", "eps"}
+        if len(a.c) != len(b.c) or not needed <= errors.keys():
             return float("inf")
         length = typical_length(*(ReluNetwork(g.A.T, np.ones(len(g.b)), g.b) for g in (a, b)))
         x = self._tokens(a, b, length)
@@ -114,7 +125,7 @@ class FeedForwardEquality(ModelEquality[FeedForward]):
             return 0.0
         if not np.isfinite(errors["constant"] + errors["slope"]):
             return float("inf")
-        allowed = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
+        allowed = a.moved_at_most(x, errors)
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.max((beyond / allowed)[beyond > 0]))
 
@@ -215,3 +226,13 @@ def _rounding(layer: FeedForward, X: Array) -> Array:
     deviation = np.sqrt(np.maximum(np.mean(z * z, axis=1) + norm.eps, TINY))
     moved = 4 * np.max(np.abs(norm.scale)) * noise / deviation
     return np.asarray(moved + 16 * UNIT * np.max(np.abs(norm.shift)))
+
+
+def _sizes(layer: FeedForward) -> dict[str, float]:
+    """Return how large the parameters are that are compared, the norm before taken in."""
+    sizes = {name: largest_of(getattr(layer, name)) for name in ("A", "b", "B", "c")}
+    if layer.norm is not None:
+        through = {name: largest_of(getattr(layer.norm, name)) for name in ("scale", "shift")}
+        sizes["A"] *= max(1.0, *through.values()) if layer.norm.before else 1.0
+        sizes |= through
+    return sizes

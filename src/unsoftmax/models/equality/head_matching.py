@@ -8,12 +8,14 @@ its v.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from unsoftmax.models.equality.equivalence import Tolerance, largest_of, octave
 from unsoftmax.models.equality.exact_products import fingerprint_of, same_scores
 from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
@@ -26,21 +28,14 @@ def canonical_heads(model: MultiHead) -> MultiHead:
     Heads with equal (W, w) are one and their v is added up, rounded once; those with v = 0 are
     left out; the rest is ordered by W, then w, entry by entry. W = KᵀQ is rounded first.
     """
-    scores = _scores(model) + 0.0  # −0 becomes 0
-    keys = _in_order(scores)
+    scores = score_rows(model) + 0.0  # −0 becomes 0
     kept: list[int] = []
     v: list[Array] = []
-    group: list[int] = []
-    order = sorted(range(model.H), key=keys.__getitem__)
-    for here, after in zip(order, [*order, None][1:], strict=True):
-        group.append(here)
-        if after is not None and keys[here] == keys[after]:
-            continue
-        total = model.v[here] if len(group) == 1 else _sum(model.v[group])
+    for group in distinct_heads(scores):
+        total = sum_of_rows(model.v[group])
         if np.any(total):
-            kept.append(here)
+            kept.append(group[-1])
             v.append(total + 0.0)
-        group = []
     d = model.dim
     values = np.array(v).reshape(len(v), d)
     return MultiHead(
@@ -48,22 +43,49 @@ def canonical_heads(model: MultiHead) -> MultiHead:
     )
 
 
+def distinct_heads(scores: Array) -> list[list[int]]:
+    """Return the heads of each [W w], a row of ``scores``; groups are ordered entry by entry."""
+    keys = _in_order(scores)
+    groups: dict[bytes, list[int]] = {}
+    for head in sorted(range(len(keys)), key=keys.__getitem__):
+        groups.setdefault(keys[head], []).append(head)
+    return list(groups.values())
+
+
 def equal_exactly(a: MultiHead, b: MultiHead) -> bool:
     """Decide whether a − b is 0, without rounding: neither sums of v nor products KᵀQ are rounded.
 
     Heads are one where their W and w are equal as real numbers; each group's v must add up to 0.
     """
-    groups: list[tuple[SingleHead, list[Array]]] = []
+    groups: dict[int, list[Array]] = {}
+    values = [*a.v, *-b.v]
+    for place, v in zip(places_exactly([*a.heads, *b.heads]), values, strict=True):
+        groups.setdefault(place, []).append(v)
+    return a.c == b.c and not any(np.any(sum_of_rows(np.array(v))) for v in groups.values())
+
+
+def places_exactly(heads: Sequence[SingleHead]) -> list[int]:
+    """Return numbers of heads: those whose W and w are equal as real numbers have one number."""
+    places: list[int] = []
+    first: list[SingleHead] = []
     alike: dict[bytes, list[int]] = {}
-    for sign, model in ((1.0, a), (-1.0, b)):
-        for head in model.heads:
-            places = alike.setdefault(fingerprint_of(head), [])
-            place = next((k for k in places if same_scores(groups[k][0], head)), len(groups))
-            if place == len(groups):
-                groups.append((head, []))
-                places.append(place)
-            groups[place][1].append(sign * head.v)
-    return a.c == b.c and not any(np.any(_sum(np.array(v))) for _, v in groups)
+    for head in heads:
+        known = alike.setdefault(fingerprint_of(head), [])
+        place = next((k for k in known if same_scores(first[k], head)), len(first))
+        if place == len(first):
+            first.append(head)
+            known.append(place)
+        places.append(place)
+    return places
+
+
+def places_nearly(scores: Array, tolerance: Tolerance) -> list[int]:
+    """Return numbers of rows: those that a chain of steps within the tolerance joins have one."""
+    _, close = distances(scores, scores, tolerance)
+    label = np.arange(len(scores))
+    for _ in label:  # as many steps as a chain of neighbours can have
+        label = np.min(np.where(close, label, len(label)), axis=1)
+    return [int(k) for k in label]
 
 
 class HeadMatching:
@@ -80,7 +102,7 @@ class HeadMatching:
         self.c = a.c / self.unit, b.c / self.unit
         norms = (math.hypot(np.linalg.norm(v), c) for v, c in zip(self.v, self.c, strict=True))
         self.size = max(norms)
-        self.relative, self.close = _distances(_scores(a), _scores(b), tolerance)
+        self.relative, self.close = distances(score_rows(a), score_rows(b), tolerance)
         self.apart = np.linalg.norm(self.v[0][:, None] - self.v[1], axis=2)
         self.alone, self.missing = (np.linalg.norm(v, axis=1) for v in self.v)
         self.constant = abs(self.c[0] - self.c[1])
@@ -111,17 +133,14 @@ class HeadMatching:
 
     def distance_merged(self) -> float:
         """Return what differs when all heads whose [W w] are within tolerance are merged."""
-        scores = np.concatenate([_scores(self.a), _scores(self.b)])
-        _, close = _distances(scores, scores, self.tolerance)
-        label = np.arange(len(scores))
-        for _ in label:  # as many steps as a chain of neighbours can have
-            label = np.min(np.where(close, label, len(label)), axis=1)
+        scores = np.concatenate([score_rows(self.a), score_rows(self.b)])
+        label = places_nearly(scores, self.tolerance)
         total = np.zeros((len(scores), self.a.dim))
         np.add.at(total, label, np.concatenate([self.v[0], -self.v[1]]))
         return math.hypot(np.linalg.norm(total), self.constant)
 
 
-def _scores(model: MultiHead) -> Array:
+def score_rows(model: MultiHead | MultiHeadTransformer) -> Array:
     """Return [W w] of every head as a row."""
     return np.column_stack([model.W.reshape(model.H, model.dim**2), model.w])
 
@@ -136,12 +155,14 @@ def _in_order(rows: Array) -> list[bytes]:
     return [row.tobytes() for row in np.where(bits < sign, bits + sign, ~bits).astype(">u8")]
 
 
-def _sum(v: Array) -> Array:
+def sum_of_rows(v: Array) -> Array:
     """Add up rows, exactly but for one rounding: in any order the same."""
+    if len(v) == 1:
+        return np.asarray(v[0])
     return np.array([math.fsum(column) for column in v.T.tolist()])
 
 
-def _distances(mine: Array, other: Array, tolerance: Tolerance) -> tuple[Array, Array]:
+def distances(mine: Array, other: Array, tolerance: Tolerance) -> tuple[Array, Array]:
     """Return how far rows are apart relative to the larger, and whether that is within tolerance.
 
     Norms are taken in units that are powers of two, so that no square leaves float64.

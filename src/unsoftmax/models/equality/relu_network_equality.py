@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,17 +70,31 @@ class ReluNetworkEquality(ModelEquality[ReluNetwork]):
 
     def compare(self, a: ReluNetwork, b: ReluNetwork, tolerance: Tolerance) -> Equivalence:
         """Compare hinge sums, then values in the cells at all hyperplanes."""
+        by, gap = self.agreement(a, b, tolerance)
+        if by is not None:
+            return Equivalence("equal", None, gap, by)
+        x = self._in_cells(a, b, typical_length(a, b))
+        return Equivalence.unequal(witness_of(a, b, [x[:, None]], _rounding), gap)
+
+    def agreement(
+        self, a: ReluNetwork, b: ReluNetwork, tolerance: Tolerance
+    ) -> tuple[Literal["canonical form", "cells"] | None, float]:
+        """Say by what the networks are equal, None if they are not, and their relative difference.
+
+        No witness is looked for where they are not.
+        """
         length = typical_length(a, b)
         first, second = (HingeSum.of(g, length).merged(self.parallel) for g in (a, b))
         size = max(first.norm, second.norm)
         difference = float(np.sqrt(squared_distance(first, second, self.near)))
         gap = difference / size if size else 0.0
         if tolerance.allows(difference, size):
-            return Equivalence("equal", None, gap)
+            return "canonical form", gap
+        if tolerance.exact:
+            return None, gap
         x = self._in_cells(a, b, length)
-        if not tolerance.exact and tolerance.allows(_largest_difference(a, b, x, length), size):
-            return Equivalence("equal", None, gap, "cells")
-        return Equivalence.unequal(witness_of(a, b, [x[:, None]], _rounding), gap)
+        close = tolerance.allows(_largest_difference(a, b, x, length), size)
+        return ("cells" if close else None), gap
 
     def share(self, a: ReluNetwork, b: ReluNetwork, errors: Mapping[str, float]) -> float:
         """Compare values in the cells at all hyperplanes with constant + slope·‖x‖."""

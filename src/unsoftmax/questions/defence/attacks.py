@@ -1,14 +1,15 @@
-"""Which attacks are tried against a defence: one table per class of targets, and nowhere else.
+"""Which attacks are tried against a defence of a head, of several, and of a ReLU network.
 
 An attack is a learner whose settings suit the defence. The attacker knows the defence and the
 target's class and size, as whoever reads the documentation and asks a few questions does, and no
-parameter. A class of targets joins with an entry in `ATTACKED`.
+parameter. Layers of vectors are attacked in `layer_attacks`; a class of targets joins with an
+entry in `attacked_classes.ATTACKED`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +22,7 @@ from unsoftmax.learners import (
     LabelHead,
     LowRankHead,
     MultiHeadLearner,
-    OrthogonalHeads,
     ReluNetworkLearner,
-    SensingHead,
 )
 from unsoftmax.models import MultiHead, ReluNetwork, SingleHead
 from unsoftmax.probes import Array
@@ -87,6 +86,13 @@ class Structure:
     rank: int
     biases: bool
     parameters: int
+    per_answer: int = 1
+    """Numbers that an answer has."""
+
+    @property
+    def queries(self) -> int:
+        """Return how many queries have as many answers as there are parameters."""
+        return -(-self.parameters // self.per_answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,7 @@ def single_head_attacks(attacker: Attacker, measures: Measures) -> Iterator[Atta
     if of.biases:
         for radius in radii:
             heads = MultiHeadLearner(d, 1, True, radius=radius, seed=seed)
-            yield from _with_averages("MultiHeadLearner", heads, attacker, measures)
+            yield from with_averages("MultiHeadLearner", heads, attacker, measures)
     else:
         lengths: list[float | None] = [*radii] or [None] * coarse
         for length in lengths:
@@ -233,7 +239,7 @@ def several_heads_attacks(attacker: Attacker, measures: Measures) -> Iterator[At
     lengths: list[float | None] = [*attacker.radii(measures)] or [None]
     for radius in lengths:
         heads = MultiHeadLearner(of.dim, of.units, of.biases, radius=radius, seed=attacker.seed)
-        yield from _with_averages("MultiHeadLearner", heads, attacker, measures)
+        yield from with_averages("MultiHeadLearner", heads, attacker, measures)
 
 
 def network_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
@@ -241,19 +247,26 @@ def network_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
     of = attacker.structure
     if not measures.labels:
         network = ReluNetworkLearner(of.dim, max_neurons=2 * of.units + 2, seed=attacker.seed)
-        yield from _with_averages("ReluNetworkLearner", network, attacker, measures)
+        yield from with_averages("ReluNetworkLearner", network, attacker, measures)
 
 
-def _with_averages(
-    name: str, learner: Learner[Any], attacker: Attacker, measures: Measures
+def with_averages(
+    name: str,
+    learner: Learner[Any],
+    attacker: Attacker,
+    measures: Measures,
+    typical: int | None = None,
 ) -> Iterator[Attack]:
-    """Yield a learner of exact values, and beside noise one of means."""
+    """Yield a learner of exact values, and beside noise one of means.
+
+    Learners ask about twice the parameters, unless ``typical`` says otherwise, and a hold-out.
+    """
     radius = getattr(learner, "radius", None)
     where = "" if radius is None else f", tokens up to {radius:.3g}"
     holdout = attacker.tuning.exact_holdout
     yield Attack(f"{name}{where}", learner, holdout=holdout)
-    # learners ask about twice the parameters, and a hold-out
-    times = attacker.may_ask(measures) // (2 * attacker.structure.parameters + holdout)
+    once = 2 * attacker.structure.parameters if typical is None else typical
+    times = attacker.may_ask(measures) // (once + holdout)
     if measures.noise and times > 1:
         means = AveragedAnswers(learner, times)
         yield Attack(f"{name}, means of {times} answers{where}", means, holdout=holdout * times)
@@ -266,7 +279,7 @@ def head_error(truth: SingleHead, found: SingleHead | MultiHead) -> float:
     return float(np.linalg.norm(W[0] - truth.W)) / size if len(W) else 1.0
 
 
-def _matched(cost: Array, truth: Array) -> float:
+def matched_error(cost: Array, truth: Array) -> float:
     """Return the relative error of the best matching; what is missing counts whole."""
     rows, columns = linear_sum_assignment(cost)
     missing = np.setdiff1d(np.arange(len(truth)), rows)
@@ -286,7 +299,7 @@ def of_known_rank(found: Any, structure: Structure) -> Any:
 def heads_error(truth: MultiHead, found: MultiHead) -> float:
     """Return the relative error of all W_h, heads matched."""
     cost = np.array([[np.sum((W - U) ** 2) for U in found.W] for W in truth.W])
-    return _matched(cost.reshape(len(truth.W), len(found.W)), truth.W)
+    return matched_error(cost.reshape(len(truth.W), len(found.W)), truth.W)
 
 
 def neurons_error(truth: ReluNetwork, found: ReluNetwork) -> float:
@@ -295,87 +308,38 @@ def neurons_error(truth: ReluNetwork, found: ReluNetwork) -> float:
     cost = np.array(
         [[min(np.sum((x - y) ** 2), np.sum((x + y) ** 2)) for y in others] for x in mine]
     )
-    return _matched(cost.reshape(len(mine), len(others)), mine)
+    return matched_error(cost.reshape(len(mine), len(others)), mine)
 
 
 def _jumps(network: ReluNetwork) -> Array:
     return np.asarray(np.vstack([network.A, network.b]).T * network.w_o[:, None])
 
 
-def _of_head(model: SingleHead) -> Structure:
+def head_structure(model: SingleHead) -> Structure:
+    """Return what is known of a head."""
     d, biases = model.dim, bool(np.any(model.w) or model.c)
     scores = np.column_stack([model.W, model.w]) if biases else model.W
     rank = int(np.linalg.matrix_rank(scores))
     return Structure(d, 1, rank, biases, counts.low_rank_head(d, rank, biases=biases))
 
 
-def _of_heads(model: MultiHead) -> Structure:
+def heads_structure(model: MultiHead) -> Structure:
+    """Return what is known of several heads."""
     d, biases = model.dim, bool(np.any(model.w) or model.c)
     rank = max((int(np.linalg.matrix_rank(W)) for W in model.W), default=0)
     heads = len(model.v)
     return Structure(d, heads, rank, biases, counts.multi_head(d, heads, rank, biases=biases))
 
 
-def _of_network(model: ReluNetwork) -> Structure:
+def network_structure(model: ReluNetwork) -> Structure:
+    """Return what is known of a ReLU network."""
     neurons = len(model.w_o)
     return Structure(model.dim, neurons, model.dim, True, neurons * (model.dim + 2) + 1)
 
 
-def _without_scores(dim: int, determined: Mapping[str, Any]) -> SingleHead | None:
+def without_scores(dim: int, determined: Mapping[str, Any]) -> SingleHead | None:
     """Return the head that an attacker who knows v alone goes on with."""
     if "v" not in determined:
         return None
     W = determined.get("W", np.zeros((dim, dim)))
     return SingleHead(W, determined["v"], None, float(determined.get("c", 0.0)))
-
-
-@dataclass(frozen=True, slots=True)
-class AttackedClass:
-    """How a class of targets is attacked, and what counts as an error."""
-
-    structure: Callable[[Any], Structure]
-    attacks: Callable[[Attacker, Measures], Iterator[Attack]]
-    learners: tuple[type[Any], ...]
-    """What recovers a target of this class undefended."""
-    error: Callable[[Any, Any], float]
-    """Relative error of the parameters that are to be kept, from the truth and what was found."""
-    remainder: Callable[[int, Mapping[str, Any]], Any] = lambda dim, determined: None
-    """What an attacker makes of a refusal's ``determined``; None for nothing."""
-    finished: Callable[[Any, Structure], Any] = lambda found, structure: found
-    """What an attacker makes of what it found, by what it knows of the model's size."""
-    caveats: tuple[str, ...] = ()
-    """What its figures leave open."""
-    singles: bool = False
-    """Whether legitimate sequences are single tokens, unless a sampler says otherwise."""
-
-
-WEAKER = (
-    "Attacks on this class are its learner of exact values, and means of repeated answers beside "
-    "noise: that they fail says less than it does of a single head, against which there are more.",
-)
-
-ATTACKED: Mapping[type[Any], AttackedClass] = {
-    SingleHead: AttackedClass(
-        _of_head,
-        single_head_attacks,
-        (LowRankHead, ExactHead, ApproximateHead, SensingHead),
-        head_error,
-        _without_scores,
-        of_known_rank,
-    ),
-    MultiHead: AttackedClass(
-        _of_heads,
-        several_heads_attacks,
-        (MultiHeadLearner, OrthogonalHeads),
-        heads_error,
-        caveats=WEAKER,
-    ),
-    ReluNetwork: AttackedClass(
-        _of_network,
-        network_attacks,
-        (ReluNetworkLearner,),
-        neurons_error,
-        caveats=WEAKER,
-        singles=True,
-    ),
-}

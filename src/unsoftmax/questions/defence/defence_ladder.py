@@ -147,7 +147,9 @@ class Scale:
     longest: float
     """Norm of their longest token."""
     parameters: int
-    """Numbers that the model is made of."""
+    """Numbers that the model is made of; of vectors, answers that have as many numbers."""
+    numbers: bool = True
+    """Whether answers are numbers, of which labels can be told."""
 
     def places(self, beyond: int) -> int:
         """Return decimals whose step is 10^-beyond of the power of ten below the spread."""
@@ -165,7 +167,8 @@ def ladder(scale: Scale, tuning: LadderTuning) -> Iterator[Defence]:
         yield Defence("clipping", times, Measures(clip=clip))
     for times in tuning.cap:
         yield Defence("norm cap", times, Measures(radius=times * scale.longest))
-    yield Defence("labels only", 1.0, Measures(labels=True))
+    if scale.numbers:
+        yield Defence("labels only", 1.0, Measures(labels=True))
     for share in tuning.budget:
         queries = int(np.ceil(share * scale.parameters))
         yield Defence("query budget", share, Measures(queries=queries))

@@ -29,13 +29,8 @@ from unsoftmax.learners.settings import whole_number
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
-from unsoftmax.questions.defence.attacks import (
-    ATTACKED,
-    Attack,
-    AttackedClass,
-    Attacker,
-    AttackTuning,
-)
+from unsoftmax.questions.defence.attacked_classes import ATTACKED, AttackedClass
+from unsoftmax.questions.defence.attacks import Attack, Attacker, AttackTuning
 from unsoftmax.questions.defence.defence_comparison import (
     AttackOutcome,
     DefenceComparison,
@@ -110,6 +105,7 @@ def undefended(
         if not bound <= tuning.certified * (model.parameter_norm(name) or np.inf) and name in (
             "W",
             "v",
+            "M",
         ):
             raise NotIdentifiable(
                 f"The target's own answers are too coarse to judge defences by: {name} is known to "
@@ -213,13 +209,13 @@ def compared(
     fresh = LegitimateUse.drawn(model, sampler, needs, seed + 1, tuning.use)
     if attack_queries is None:
         attack_queries = max(
-            tuning.queries_per_parameter * structure.parameters,
+            tuning.queries_per_parameter * structure.queries,
             tuning.per_pair * structure.dim * (structure.dim + 1),
             tuning.least_queries,
         )
     attacker = Attacker(structure, use.spread, use.longest, attack_queries, seed, tuning.attacks)
     trials = DefenceRange(model, known, attacker, use, fresh)
-    scale = Scale(use.mean, use.spread, use.longest, structure.parameters)
+    scale = Scale(use.mean, use.spread, use.longest, structure.queries, use.answers.ndim == 1)
     defences, done = list(ladder(scale, tuning.ladder)), []
     for number, defence in enumerate(defences, 1):
         done.append(trials.trial(defence))
@@ -322,7 +318,8 @@ def defend(
         Dimension d of a token.
     learner : Learner, optional
         What to recover the target with; ``LowRankHead(dim, biases=True)``, which recovers any
-        single head, where it is not given. Its ``plan()`` says what the target will be asked.
+        single head, where it is not given, and `AttentionLayerLearner` or `FeedForwardLearner`
+        for a target that answers with vectors. Its ``plan()`` says what the target will be asked.
     sampler : callable, optional
         Draws one legitimate sequence (N, d) with the `numpy.random.Generator` it is given; 2 to
         16 standard normal tokens where it is not given.

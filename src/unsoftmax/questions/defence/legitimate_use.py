@@ -3,7 +3,8 @@
 The loss of utility is the root mean square of what defended answers differ by from undefended
 ones, in units of the undefended answers' spread (their standard deviation): 0 where nothing is
 lost, 1 where a client may as well take the mean answer. A sequence that is refused counts as
-answered with that mean; a label as the mean of the answers that have it.
+answered with that mean; a label as the mean of the answers that have it. Of vectors the root mean
+square is over all their numbers, as is the spread: every number has a mean of its own.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class LegitimateUse:
 
     sequences: tuple[Array, ...]
     answers: Array
+    """(n,), or (n, m) of vectors."""
     needs: int | None
     """How many queries a legitimate client asks."""
 
@@ -97,7 +99,7 @@ class LegitimateUse:
     @property
     def spread(self) -> float:
         """Standard deviation of undefended answers."""
-        return float(np.std(self.answers))
+        return float(np.sqrt(np.mean(np.var(self.answers, axis=0))))
 
     @property
     def longest(self) -> float:
@@ -111,7 +113,8 @@ class LegitimateUse:
                 return Loss(None, None)
             short = max(0.0, 1 - measures.queries / self.needs)
             return Loss(float(np.sqrt(short)), short)
-        defended, asked = np.full(len(self.answers), self.mean), 0
+        defended, asked = np.empty_like(self.answers), 0
+        defended[:] = np.mean(self.answers, axis=0)
         for k, X in enumerate(self.sequences):
             try:
                 [defended[k]] = oracle(X[None])
@@ -135,9 +138,7 @@ class LegitimateUse:
 
 def _answers(model: Callable[[Array], Array], sequences: tuple[Array, ...]) -> Array:
     """Ask all sequences, those of one length together."""
-    answers = np.empty(len(sequences))
     lengths = np.array([len(X) for X in sequences])
-    for length in np.unique(lengths):
-        [alike] = np.nonzero(lengths == length)
-        answers[alike] = model(np.array([sequences[k] for k in alike]))
-    return answers
+    found = [np.nonzero(lengths == length)[0] for length in np.unique(lengths)]
+    answers = [model(np.array([sequences[k] for k in alike])) for alike in found]
+    return np.asarray(np.concatenate(answers)[np.argsort(np.concatenate(found), kind="stable")])

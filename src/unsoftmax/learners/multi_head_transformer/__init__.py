@@ -1,0 +1,1 @@
+"""Several heads before a ReLU network, from one number per query."""

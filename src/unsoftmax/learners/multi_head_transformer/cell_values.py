@@ -1,0 +1,331 @@
+"""The values v_h in other cells: (H − 1)·d + 3 queries each.
+
+Far out, at b = t·x, every gate is a step whose side is known: W_h and w_h are. So
+
+    f([b+a; b]) − N(b) = Σ_h γ_h v_h·a,   γ_h = σ(a·u_h),   Σ_h v_h = ∇g
+
+is linear in the v_h; ∇g is the network's, which spares one head. Offsets lie between neighbouring
+hyperplanes a·u_h = 0 of random half circles (one at which all gates are alike tells ∇g alone), and
+are picked by pivoted QR; others check. Where these disagree a pooled token left the cell, and all
+is asked again with shorter offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+
+from unsoftmax.arrangement.base_points import NetworkHinges, sizes
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head_transformer.value_coordinates import ValueCoordinates
+from unsoftmax.models import MultiHead
+from unsoftmax.probes import Array, Flags, Indices, Pairs, Round, Singles
+
+
+@dataclass(frozen=True, slots=True)
+class CellValueTuning:
+    """What is asked in a cell, and when it is believed."""
+
+    length: float = 1e5
+    """‖b‖: all gates are steps at offsets of a small share of it."""
+    share: float = 0.4
+    """Offsets are this share of the distance to the nearest hyperplane."""
+    halvings: int = 8
+    """Times that this is halved where answers or the recovered layer say that the cell was left."""
+    checks: int = 1
+    """Rows more than unknowns: they show that a pooled token left the cell."""
+    candidates: int = 3
+    few: int = 256
+    """Rows from which as many as unknowns are picked, per unknown, and so many at least."""
+    mixed: float = 0.5
+    """Gates that differ by less are alike."""
+    agrees: float = 1e-7
+    """Rows that check are missed by this at most, in units of the neurons' size (∇g is known to
+    1e-10 of it, and the system amplifies that)."""
+    outlier: float = 30.0
+    """Cells whose rows that check are missed by so many times the median were left by a little,
+    which `agrees` lets pass: a trained layer has 15 of 100, and they are a thousand times off. They
+    are asked again. Errors alone, of cells of all widths, make 10 times."""
+    enough: int = 8
+    """Cells whose median says what is usual."""
+    settlings: int = 3
+    """Times that offsets are halved for it: they become too short for gates to be steps. Cells that
+    are off after that say nothing of what is unknown in the others."""
+    singular: float = 1e-9
+    """A system whose last pivot is below this share of its first does not tell the values."""
+    float64: float = 4e-16
+    """Error of an answer, relative to what its terms add up to."""
+    misses: float = 3.0
+    """Errors of answers, of N and of ∇g are taken for so many times the root mean square of what
+    rows that check are missed by, and the answers' own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellPoint:
+    """A base point b, the neurons that are active there, and how long offsets are."""
+
+    b: Array
+    active: Flags
+    radius: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellSystem:
+    """One cell's rows: unit offsets and their gates."""
+
+    at: CellPoint
+    unknown: ValueCoordinates
+    a: Array
+    """(n, d) unit offsets; the last ones check."""
+    gates: Array
+    """γ (n, H)."""
+
+    @classmethod
+    def chosen(
+        cls,
+        at: CellPoint,
+        u: Array,
+        unknown: ValueCoordinates,
+        checks: int,
+        rng: np.random.Generator,
+        tuning: CellValueTuning,
+    ) -> CellSystem:
+        """Choose the rows of heads whose vectors at b are u (H, d)."""
+        if len(u) < 2:
+            return cls(at, unknown, u[:0], np.zeros((0, len(u))))
+        a = _between(u, max(tuning.candidates * unknown.count, tuning.few), rng)
+        gates = scipy.special.expit(at.radius * (a @ u.T))
+        # where all gates are alike ∇g alone is told
+        mixed = np.ptp(gates, axis=1) > tuning.mixed
+        a, gates = a[mixed], gates[mixed]
+        picked = _picked(unknown.rows(gates, a), checks, tuning)
+        return cls(at, unknown, a[picked], gates[picked])
+
+    def solved(self, y: Array, N: float, g: Array) -> SolvedCell:
+        """Solve for v_h from the rows' answers y (n,), N and the gradient g."""
+        unknown, wanted = self.unknown, self.unknown.count
+        right = (y - N) / self.at.radius - unknown.known(self.gates, self.a, g)
+        rows = unknown.rows(self.gates, self.a)
+        x, shares, size = np.zeros(0), rows[wanted:], 1.0
+        if wanted:
+            inverse = np.asarray(np.linalg.inv(rows[:wanted]), dtype=np.float64)
+            x, shares = inverse @ right[:wanted], shares @ inverse
+            size = float(np.linalg.norm(inverse))
+        missed = np.abs(rows[wanted:] @ x - right[wanted:])
+        # what a row misses is its own error and its share of those of the others
+        each = missed / np.sqrt(1 + np.sum(shares**2, axis=1))
+        return SolvedCell(
+            self,
+            unknown.values(x, g),
+            float(np.max(missed, initial=0.0)),
+            float(np.max(each, initial=0.0)),
+            size,
+        )
+
+    def pooled(self) -> Array:
+        """Return what each head pools at every row, (n, H, d)."""
+        at = self.at
+        return np.asarray(at.b + at.radius * self.gates[:, :, None] * self.a[:, None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedCell:
+    """One cell's values v (H, d), and how far they may be trusted."""
+
+    system: CellSystem
+    v: Array
+    missed: float
+    """What rows that check are missed by."""
+    row: float
+    """The same as the error of one row."""
+    inverse: float
+    """‖inverse‖ of the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellValues:
+    """Cells that were read."""
+
+    cells: tuple[SolvedCell, ...]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @property
+    def v(self) -> Array:
+        """All v_h (C, H, d)."""
+        return np.array([one.v for one in self.cells])
+
+    @property
+    def active(self) -> Flags:
+        """Active neurons (C, K)."""
+        return np.array([one.system.at.active for one in self.cells])
+
+    def error(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+        """Estimate the errors of all v_h of every cell, (C,)."""
+        rows = np.array([one.row for one in self.cells])
+        off = tuning.misses * float(np.sqrt(np.mean(rows**2)))
+        each = off + self.rounding(hinges, tuning)
+        return np.asarray(each * np.array([one.inverse for one in self.cells]))
+
+    def rounding(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+        """Return what rounding of answers leaves of a row of every cell, (C,)."""
+        at = [one.system.at for one in self.cells]
+        far = np.array([float(np.linalg.norm(one.b)) / one.radius for one in at])
+        return np.asarray(tuning.float64 * hinges.steepness * far)
+
+    def joined(self, other: CellValues) -> CellValues:
+        """Add the cells of another reading."""
+        return CellValues((*self.cells, *other.cells))
+
+    def completed(self, index: Indices, other: CellValues) -> CellValues:
+        """Replace some cells, and add those that follow."""
+        inside = index < len(self)
+        count = int(np.sum(inside))
+        replaced = self.with_cells(index[inside], CellValues(other.cells[:count]))
+        return replaced.joined(CellValues(other.cells[count:]))
+
+    def with_cells(self, index: Indices, other: CellValues) -> CellValues:
+        """Replace some cells."""
+        cells = list(self.cells)
+        for k, one in zip(index.tolist(), other.cells, strict=True):
+            cells[k] = one
+        return CellValues(tuple(cells))
+
+
+@dataclass(frozen=True, slots=True)
+class CellReader:
+    """Reads values around base points, W and w being known."""
+
+    hinges: NetworkHinges
+    heads: MultiHead
+    rng: np.random.Generator
+    tuning: CellValueTuning
+
+    def read(
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
+    ) -> Asking[tuple[CellValues, Array]]:
+        """Read the v_h around base points (C, d); return what shares they took, too.
+
+        ``shares`` (C,) multiply the usual lengths of offsets.
+        """
+        hinges, tuning, shares = self.hinges, self.tuning, shares.copy()
+        left = np.arange(len(points))
+        found: dict[int, SolvedCell] = {}
+        for _ in range(tuning.halvings):
+            systems = self._systems(points[left], shares[left], unknown, checks)
+            parted = _parted(systems, (yield _round_of(systems)))
+            for k, one, N, y in zip(left.tolist(), systems, *parted, strict=True):
+                found[k] = one.solved(y, N, hinges.gradients(one.at.active[None])[0])
+            wrong = tuning.agrees * hinges.steepness
+            left = np.array([k for k in left.tolist() if found[k].missed > wrong], dtype=np.intp)
+            if not len(left):
+                return CellValues(tuple(found[k] for k in range(len(points)))), shares
+            shares[left] /= 2
+        raise CoincidentJumps
+
+    def settled(
+        self,
+        values: CellValues,
+        points: Array,
+        shares: Array,
+        unknown: ValueCoordinates,
+        checks: int,
+    ) -> Asking[tuple[CellValues, Array]]:
+        """Read cells again, with shorter offsets, that are missed by far more than the others."""
+        tuning, shares = self.tuning, shares.copy()
+        for _ in range(tuning.settlings):
+            left = np.flatnonzero(~self.usual(values) & (shares > 0.5**tuning.settlings))
+            if not len(left):
+                break
+            try:
+                again, now = yield from self.read(points[left], shares[left] / 2, unknown, checks)
+            except CoincidentJumps:
+                break  # what cells are off by is in their errors
+            shares[left], values = now, values.with_cells(left, again)
+        return values, shares
+
+    def usual(self, values: CellValues) -> Flags:
+        """Tell which cells are missed by about as much as the others, (C,)."""
+        rows = np.array([one.row for one in values.cells])
+        if len(rows) < self.tuning.enough:
+            return np.full(len(rows), True)
+        usual = np.maximum(np.median(rows), values.rounding(self.hinges, self.tuning))
+        return np.asarray(rows <= self.tuning.outlier * usual)
+
+    def _systems(
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
+    ) -> list[CellSystem]:
+        hinges, tuning = self.hinges, self.tuning
+        u, active = self.heads.scores_of(points), hinges.active(points)
+        radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
+        cells = [CellPoint(b, *at) for b, *at in zip(points, active, radius.tolist(), strict=True)]
+        return [
+            CellSystem.chosen(at, u[k], unknown, checks, self.rng, tuning)
+            for k, at in enumerate(cells)
+        ]
+
+
+def _round_of(systems: list[CellSystem]) -> Round:
+    """Ask every cell's base point and rows."""
+    points = np.array([one.at.b for one in systems])
+    asked: Round = [Singles(points, phase="base points", purpose="data")]
+    rows = _rows_of(systems)
+    return [*asked, rows] if len(rows) else asked
+
+
+def _parted(systems: list[CellSystem], answers: list[Array]) -> tuple[list[float], list[Array]]:
+    """Return N and the rows' answers of every cell."""
+    rows = answers[1] if len(answers) > 1 else np.zeros(0)
+    ends = np.cumsum([len(one.a) for one in systems])[:-1]
+    return [float(N) for N in answers[0]], np.split(rows, ends)
+
+
+def _rows_of(systems: list[CellSystem]) -> Pairs:
+    """Ask all rows of all cells."""
+    each = [len(one.a) for one in systems]
+    a = np.concatenate([one.a for one in systems])
+    b = np.array([one.at.b for one in systems])
+    cell = np.repeat(np.arange(len(systems)), each)
+    scale = np.repeat([one.at.radius for one in systems], each)
+    n = np.arange(len(a))
+    return Pairs(a, b, n, cell, scale, np.ones(len(n)), phase="values in cells", purpose="data")
+
+
+def _between(u: Array, count: int, rng: np.random.Generator) -> Array:
+    """Draw unit offsets between neighbouring hyperplanes a·u_h = 0 of random half circles."""
+    H, d = u.shape
+    pq = rng.standard_normal((count, 2, d))
+    p, q = pq[:, 0], pq[:, 1]
+    angles = np.sort(np.mod(np.arctan2(-(p @ u.T), q @ u.T), np.pi), axis=1)
+    n = np.arange(count)
+    gap: Indices = rng.integers(0, H, count)
+    ends = np.concatenate([angles, angles[:, :1] + np.pi], axis=1)
+    middle = (ends[n, gap] + ends[n, gap + 1]) / 2
+    a = np.cos(middle)[:, None] * p + np.sin(middle)[:, None] * q
+    return np.asarray(a / np.linalg.norm(a, axis=1, keepdims=True))
+
+
+def _picked(rows: Array, checks: int, tuning: CellValueTuning) -> Indices:
+    """Pick as many rows (n, k) as unknowns, and those that check them.
+
+    A row checks best that all of the picked ones have a share in: any of them that was answered
+    from another cell shows.
+    """
+    wanted = rows.shape[1]
+    if len(rows) < wanted + checks:
+        raise CoincidentJumps
+    if not wanted:
+        return np.arange(checks)
+    R, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
+    diagonal = sizes(np.asarray(R, dtype=np.float64), wanted)
+    if np.min(diagonal) <= tuning.singular * np.max(diagonal):
+        raise CoincidentJumps
+    # rows = shares @ picked, in the order of the pivots
+    shares = scipy.linalg.solve_triangular(R[:wanted, :wanted], R[:wanted, wanted:])
+    least = np.min(np.abs(shares), axis=0, initial=np.inf)
+    told = wanted + np.argsort(-least, kind="stable")[:checks]
+    return np.concatenate([pivots[:wanted], pivots[told]])

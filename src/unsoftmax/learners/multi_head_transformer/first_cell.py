@@ -1,0 +1,254 @@
+"""The heads, from one wide cell of the network: about H(d² + 4d) + 16H + d queries.
+
+With query tokens t·x, x in the middle of a wide cone, offsets up to a share of t switch all heads
+without leaving the cell: there the steps of `learners.multi_head` find u_h and v_h. At shorter
+query tokens ℓ·x, where a moderate logit takes an offset that is not lost beside ℓ, they read the
+u_h and all columns of W_h; what grows with the length of the token is W_h x, the rest is w_h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.base_points import NetworkHinges
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
+from unsoftmax.learners.multi_head.columns import read_columns
+from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
+from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
+from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
+from unsoftmax.learners.multi_head.value_system import HeadValues
+from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers
+from unsoftmax.learners.multi_head_transformer.cell_view import CellLengths
+from unsoftmax.measure.precision import Precision
+from unsoftmax.models import MultiHead
+from unsoftmax.probes import Array, Flags, Pairs, Singles
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCellTuning:
+    """How long tokens are in the first cell, and when it is believed to be one."""
+
+    heads: MultiHeadTuning = field(default=MultiHeadTuning(columns=ColumnTableTuning(ample=1.5)))
+    """Knobs of the steps that find the heads. Column spaces are made of more columns than heads
+    alone need: answers are coarser by what the network adds."""
+    share: float = 0.4
+    """Offsets are this share of the cell's inradius: pooled tokens are moved by each head's own
+    values, whose neurons may be steeper than their sum."""
+    halvings: int = 8
+    """Times that this is halved until answers along random rays are linear."""
+    rays: int = 3
+    """Number of these rays."""
+    bent: float = 1e3
+    """Answers are linear along a ray if they miss it by so many times their error at most."""
+    product: float = 1e9
+    """‖a‖‖b‖ of the longest offsets while heads are searched for: gates are steps there."""
+    shortest: float = 1e4
+    longest: float = 1e6
+    """Query tokens are between these while heads are searched for. Longer: moderate logits take
+    offsets that are lost beside them; shorter: gates are no steps."""
+    float64: float = 4e-16
+    """Error of an answer, relative to what its terms add up to (measured: 1e-16 to 4e-16)."""
+    beyond_biases: float = 5.0
+    """Shorter query tokens are so many times as long as the farthest hyperplane is on their way."""
+    logits: float = 250.0
+    per_root: float = 100.0
+    """Logits that they allow the median head to have at the longest offsets, at least, and so many
+    times √d: room to saturate the others."""
+    least: float = 0.25
+    """The head with the smallest W_h x has this share of them, at least."""
+    doubled: float = 2.0
+    """All u_h are read at query tokens so many times as long as well: W_h x is their difference,
+    to many more digits than from tokens that differ by a step within the cell."""
+    longer: float = 20.0
+    """Where w_h hides the heads there, they are read first at tokens so many times as long: W_h x,
+    which is known from before, tells where they are but for a few per cent."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCell:
+    """The cone of one direction, seen by answers.
+
+    Attributes
+    ----------
+    hinges : NetworkHinges
+        The network.
+    x : ndarray, shape (d,)
+        The direction.
+    active : ndarray of bool, shape (K,)
+        Active neurons.
+    share : float
+        ‖a‖ over ‖b‖, at most.
+    seen : ReducedAnswers
+        How answers are reduced at query tokens of the norm at which heads are searched for.
+    """
+
+    hinges: NetworkHinges
+    x: Array
+    active: Flags
+    share: float
+    seen: ReducedAnswers
+    tuning: FirstCellTuning
+
+    def at_length(self, length: float) -> Asking[FirstCell]:
+        """Measure N at ℓ·x; return the cell as it is seen from there."""
+        b = length * self.x
+        [y] = yield [Singles(b[None], phase="base point", purpose="data")]
+        lengths = replace(self.seen.lengths, length=length)
+        seen = replace(self.seen, c=float(y[0] - b @ self.seen.s), lengths=lengths)
+        return replace(self, seen=seen)
+
+    def search(self, sought: SoughtHeads, rng: np.random.Generator, turn: Array) -> TokenSearch:
+        """Return the steps of a search with ℓ·x, in the plane of the first two rows of ``turn``."""
+        plane = SearchPlane(self.seen.lengths.length * self.x, turn[:2], turn[2:])
+        return TokenSearch(sought, self.seen, plane, 0.0, rng)
+
+
+def open_cell(
+    hinges: NetworkHinges,
+    x: Array,
+    share: float,
+    rng: np.random.Generator,
+    tuning: FirstCellTuning,
+) -> Asking[FirstCell]:
+    """Look at the cone of ``x``: N and ∇g there, how far it reaches, the size of the values.
+
+    Raises
+    ------
+    CoincidentJumps
+        Answers are linear along no rays.
+    """
+    d = hinges.dim
+    margin = min(1.0, float(hinges.margin(x[None])[0]))
+    share = tuning.share * share * margin
+    for _ in range(tuning.halvings):
+        length = float(np.clip(np.sqrt(tuning.product / share), tuning.shortest, tuning.longest))
+        b, r = length * x, share * length
+        rays = rng.standard_normal((tuning.rays, d))
+        rays /= np.linalg.norm(rays, axis=1, keepdims=True)
+        n = np.repeat(np.arange(tuning.rays), 2)
+        scales = np.tile([r, r / 2], tuning.rays)
+        asked = Pairs(
+            rays, b[None], n, 0 * n, scales, np.ones(len(n)), phase="rays", purpose="pilot"
+        )
+        points = np.concatenate([b[None], b + r * np.eye(d)])
+        N, y = yield [Singles(points, phase="base point", purpose="data"), asked]
+        g = (N[1:] - N[0]) / r
+        seen = y.reshape(-1, 2) - N[0]
+        eta = tuning.float64 * hinges.steepness
+        error = tuning.bent * eta * length
+        if np.all(np.abs(seen[:, 0] - 2 * seen[:, 1]) <= error):
+            break
+        share /= 2
+    else:
+        raise CoincidentJumps
+    steps = np.abs(2 * seen[:, 0] / r - rays @ g)
+    scale = float(max(np.linalg.norm(g), np.max(steps)))
+    if scale <= tuning.bent * eta / share:
+        raise CoincidentJumps  # no neuron is active, or what they add up to is nothing
+    lengths = CellLengths(length=length, tuning=tuning.heads.lengths, share=share)
+    precision = Precision.relative_to_terms(eta / scale)
+    reduced = ReducedAnswers(g, float(N[0] - b @ g), precision, scale, lengths)
+    active = hinges.active(b[None])[0]
+    return FirstCell(hinges, x, active, share, reduced, tuning)
+
+
+def find_heads(
+    cell: FirstCell,
+    sought: SoughtHeads,
+    start: tuple[int, float],
+    rng: np.random.Generator,
+) -> Asking[RecoveredHeads]:
+    """Find the heads of a cell: W_h and w_h of the layer, v_h of the cell.
+
+    Raises
+    ------
+    Exception
+        One of `multi_head.search_outcomes.ENDINGS`: another cell may do better.
+    """
+    tuning = cell.tuning
+    d, length = len(cell.x), cell.seen.lengths.length
+    turn = np.linalg.qr(rng.standard_normal((d, d)))[0].T
+    search = cell.search(sought, rng, turn)
+    crossings = yield from search.crossings(*start)
+    if not len(crossings.u):
+        return (yield from search.without_crossings())
+    values, u = yield from search.values(crossings)
+    shorter = min(length / tuning.doubled, _shorter(cell, u / length))
+    reads = CellBases(cell, sought, values, turn, rng)
+    longer = tuning.doubled * shorter
+    try:
+        _, far, _ = yield from reads.at(longer, u * longer / length)
+    except CoincidentJumps:
+        # w_h moves the logits too far
+        first = min(length, shorter * tuning.longer)
+        _, there, _ = yield from reads.at(first, u * first / length)
+        w = there.seen.u - first * u / length
+        _, far, _ = yield from reads.at(longer, u * longer / length + w)
+    w = far.seen.u - longer * u / length
+    search, near, s = yield from reads.at(shorter, u * shorter / length + w)
+    directions = search.directions(near)[:-1]
+    answers = WindowAnswers.none(near, directions)
+    columns = yield from read_columns(answers, s, sought.rank, rng, tuning.heads.columns)
+    search.refuse_vague(near, columns)
+    oriented = yield from orient(near, rng, tuning.heads.orientation)
+    found = assembled(near, columns, directions, oriented, biases=False)
+    return _with_query_biases(found, oriented, near, far)
+
+
+@dataclass(frozen=True, slots=True)
+class CellBases:
+    """Readings of all u_h at query tokens of one direction."""
+
+    cell: FirstCell
+    sought: SoughtHeads
+    values: HeadValues
+    turn: Array
+    rng: np.random.Generator
+
+    def at(self, length: float, u: Array) -> Asking[tuple[TokenSearch, TokenHeads, Array]]:
+        """Read the u_h at ``length``·x, where they are about u (H, d); and the logits measured."""
+        there = yield from self.cell.at_length(length)
+        search = there.search(self.sought, self.rng, self.turn)
+        token, s = yield from search.base(self.values, u)
+        return search, token, s
+
+
+def _with_query_biases(
+    found: RecoveredHeads, oriented: OrientedHeads, near: TokenHeads, far: TokenHeads
+) -> RecoveredHeads:
+    """Divide u_h at ℓ·x into ℓ W_h x and w_h, by u_h at a longer token.
+
+    ``found`` has all of u_h as W_h.
+    """
+    step = far.length - near.length
+    share = near.length / step
+    w = near.seen.u - share * (far.seen.u - near.seen.u)
+    off = np.array(
+        [[window.error * window.t for window in token.seen.windows] for token in (near, far)]
+    )
+    w_error, along = off.T @ [1 + share, share], off.sum(axis=0) / step
+    model, count = found.model, len(oriented.index)
+    turned, every = np.zeros((model.H, model.dim)), np.zeros((2, model.H))
+    turned[:count] = np.array(oriented.sign)[:, None] * w[oriented.index]
+    every[:, :count] = along[oriented.index], w_error[oriented.index]
+    W = model.W - turned[:, :, None] * (near.b / near.length**2)
+    errors = {**found.errors, "W": np.hypot(found.errors["W"], every[0]), "w": every[1]}
+    return replace(found, model=MultiHead(W, model.v, turned, model.c), errors=errors)
+
+
+def _shorter(cell: FirstCell, slopes: Array) -> float:
+    """Return ℓ for heads whose u_h grow by about ``slopes`` (H, d) per unit of length."""
+    tuning, hinges = cell.tuning, cell.hinges
+    size = np.linalg.norm(slopes, axis=1)
+    length = tuning.beyond_biases * float(hinges.reach(cell.x[None])[0])
+    most = max(tuning.logits, tuning.per_root * float(np.sqrt(hinges.dim)))
+    for logits, one in ((most, np.median(size)), (tuning.least * most, np.min(size))):
+        length = max(length, float(np.sqrt(logits / (cell.share * one))))
+    return length

@@ -1,0 +1,260 @@
+"""One search for the whole layer behind a network that is known: heads, then first layers.
+
+1. The heads, from one wide cell (`first_cell`).
+2. Their values in K other cells, K being the number of distinct neurons (`cell_values`).
+3. One linear system gives all first layers B_h (`layer_solution`).
+4. Every pooled token that was asked is put through the layer: where one left its cell, the cell is
+   asked again with shorter offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.base_points import BasePointTuning, ConeDirections, NetworkHinges
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.cell_values import (
+    CellReader,
+    CellValues,
+    CellValueTuning,
+)
+from unsoftmax.learners.multi_head_transformer.first_cell import (
+    FirstCell,
+    FirstCellTuning,
+    find_heads,
+    open_cell,
+)
+from unsoftmax.learners.multi_head_transformer.layer_solution import (
+    LayerSolutionTuning,
+    SolvedFirstLayers,
+    layer_of_one_head,
+    solve_layer,
+)
+from unsoftmax.learners.multi_head_transformer.value_coordinates import (
+    AllValues,
+    ValueSpaceTuning,
+    fewer_unknowns,
+)
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.models import MultiHead, MultiHeadTransformer
+from unsoftmax.probes import Array, Flags, Indices
+
+
+class DependentCells(Exception):
+    """Fewer cells than neurons tell anything new: none lies between some hyperplanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSearchTuning:
+    """Knobs of one search, by step."""
+
+    cells: BasePointTuning = field(default=BasePointTuning())
+    first: FirstCellTuning = field(default=FirstCellTuning())
+    values: CellValueTuning = field(default=CellValueTuning())
+    spaces: ValueSpaceTuning = field(default=ValueSpaceTuning())
+    solution: LayerSolutionTuning = field(default=LayerSolutionTuning())
+    starts: tuple[tuple[int, float], ...] = (
+        (1, 1.0),
+        (1, 1.0),
+        (16, 100.0),
+        (64, 1.0),
+        (16, 100.0),
+    )
+    """For each search: intervals that half a circle begins with, and how much longer than usual
+    the baselines between them are. Others begin in another cell."""
+    shorter: float = 0.35
+    """Every search has offsets shorter by this than the one before: the first cell may have been
+    left where no ray showed it."""
+    safety: float = 3.0
+    """Estimated errors of the first layers are standard deviations, roughly: so many are taken."""
+    cancelling: float = 3.0
+    """Errors are estimated for answers whose terms are as large as the network's. Where those of
+    all heads are more than so many times as large they are the larger."""
+    corrections: int = 6
+    """Times that cells which the recovered layer says were left are asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredTransformer:
+    """A recovered layer, not in canonical form, and what its parts may be off by."""
+
+    model: MultiHeadTransformer
+    errors: dict[str, float]
+    """Estimated errors: of W and w of the worst head; and constant + slope·‖p‖ of the network, p
+    being what all heads pool."""
+    linear: bool = False
+    """Whether the last two neurons carry a linear part."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def vagueness(self) -> float:
+        """Error of W beside the smallest W_h that is not 0, per entry of a column."""
+        size = np.linalg.norm(self.model.W, axis=(1, 2))
+        least = float(np.min(size[size > 0], initial=np.inf))
+        return float(self.errors["W"] * np.sqrt(self.model.dim) / least)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSearch:
+    """What is searched for, behind which network."""
+
+    learned: LearnedNetwork
+    hinges: NetworkHinges
+    sought: SoughtHeads
+    """With biases: query tokens keep their norm, which the cell decides."""
+    biases: bool
+    """Whether w_h may be other than 0."""
+    rng: np.random.Generator
+    tuning: LayerSearchTuning
+
+    def run(self, number: int) -> Asking[RecoveredTransformer]:
+        """Search for the ``number``-th time.
+
+        Raises
+        ------
+        Exception
+            One of `search_outcomes.ENDINGS`: another search may do better.
+        """
+        tuning = self.tuning
+        cones = ConeDirections.drawn(self.hinges, self.rng, tuning.cells)
+        wide = cones.widest(len(tuning.starts))
+        x = wide[number % len(wide)]
+        share = tuning.shorter**number
+        cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
+        found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
+        found = found if self.biases else _without_query_biases(found)
+        if found.model.H < 2:
+            return self._of_one_head(found)
+        points = cones.spanning(cell.active, tuning.values.length, self.rng)
+        if points is None:
+            raise DependentCells
+        return (yield from self._with_values(cell, found, points))
+
+    def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
+        """Put one head before the network that single tokens show."""
+        solved = layer_of_one_head(self.hinges, self.tuning.solution)
+        return self._assembled(found, solved, 0.0)
+
+    def _assembled(
+        self, found: RecoveredHeads, solved: SolvedFirstLayers, slope: float
+    ) -> RecoveredTransformer:
+        heads, largest = found.model, found.largest
+        model = MultiHeadTransformer(heads.W, solved.B, solved.w_o, solved.b, heads.w, solved.c)
+        # what cancels in the sums that single tokens show is rounded all the same
+        terms = float(np.sum(np.linalg.norm(model.B, axis=2) @ np.abs(model.w_o)))
+        hidden = max(1.0, terms / (self.tuning.cancelling * self.hinges.steepness))
+        errors = {
+            "W": hidden * largest["W"],
+            "w": hidden * largest["w"],
+            "slope": float(hidden * slope + self.learned.slope),
+            "constant": self.learned.constant,
+        }
+        return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
+
+    def _with_values(
+        self, cell: FirstCell, found: RecoveredHeads, points: Array
+    ) -> Asking[RecoveredTransformer]:
+        tuning, heads = self.tuning, found.model
+        reader = CellReader(self.hinges, heads, self.rng, tuning.values)
+        every = AllValues(heads.H, heads.dim)
+        values, shares = yield from self._values(reader, cell, points)
+        for _ in range(tuning.corrections):
+            v = np.concatenate([heads.v[None], values.v])
+            active = np.concatenate([cell.active[None], values.active])
+            solved = solve_layer(self.hinges, v, active, tuning.solution)
+            left = self._left(solved, values)
+            if not len(left):
+                break
+            shares[left] /= 2
+            again, now = yield from reader.read(
+                points[left], shares[left], every, tuning.values.checks
+            )
+            shares[left], values = now, values.with_cells(left, again)
+        else:
+            raise CoincidentJumps
+        each = values.error(self.hinges, tuning.values)
+        slope = solved.slope(np.append(found.largest["v"], each))
+        return self._assembled(found, solved, tuning.safety * slope)
+
+    def _values(
+        self, reader: CellReader, cell: FirstCell, points: Array
+    ) -> Asking[tuple[CellValues, Array]]:
+        """Read the values of all cells: in full, until those so far leave fewer unknowns."""
+        tuning, heads, K = self.tuning, reader.heads, len(points)
+        every, shares = AllValues(heads.H, heads.dim), np.ones(K)
+        values: CellValues | None = None
+        done = 0
+        while done < K:
+            ahead = min(K, done + max(1, done // tuning.spaces.steps))
+            if done > heads.dim + tuning.spaces.spare:  # nothing more can show
+                ahead = K
+            now = slice(done, ahead)
+            new, shares[now] = yield from reader.read(
+                points[now], shares[now], every, tuning.values.checks
+            )
+            values, done = new if values is None else values.joined(new), ahead
+            read = slice(done)
+            values, shares[read] = yield from reader.settled(
+                values, points[read], shares[read], every, tuning.values.checks
+            )
+            good = reader.usual(values)
+            v = np.concatenate([heads.v[None], values.v[good]])
+            active = np.concatenate([cell.active[None], values.active[good]])
+            fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
+            if fewer is None or done == K:
+                continue
+            rest = np.append(np.flatnonzero(~good), np.arange(done, K))
+            try:
+                new, taken = yield from reader.read(
+                    points[rest], shares[rest], fewer, tuning.spaces.checks
+                )
+                new, shares[rest] = yield from reader.settled(
+                    new, points[rest], taken, fewer, tuning.spaces.checks
+                )
+            except CoincidentJumps:
+                continue
+            values, done = values.completed(rest, new), K
+        assert values is not None
+        return values, shares
+
+    def _left(self, solved: SolvedFirstLayers, values: CellValues) -> Indices:
+        """Return the cells that some pooled token left, as the layer has it."""
+        K = len(self.hinges)
+        # neurons as they were learned: turned ones are back again
+        turned = solved.turned if solved.turned is not None else np.zeros(K, dtype=np.bool_)
+        left = []
+        for k, system in enumerate(one.system for one in values.cells):
+            z = np.einsum("nhd,hkd->nk", system.pooled(), solved.B[:, :K]) + solved.b[:K]
+            active: Flags = (z > 0) != turned
+            if np.any(active != system.at.active):
+                left.append(k)
+        return np.array(left, dtype=np.intp)
+
+    def _notes(self, found: RecoveredHeads, solved: SolvedFirstLayers) -> tuple[str, ...]:
+        H, K = found.model.H, len(self.hinges)
+        heads = "1 head" if H == 1 else f"{H} heads"
+        extra = " Two neurons more carry a linear part." if solved.linear else ""
+        low = " Some W are of low rank." if found.low_rank else ""
+        return (
+            f"{heads} before {K} distinct neurons; heads of equal W and w are one, whose B is the "
+            f"sum of theirs.{low}{extra}",
+        )
+
+
+def _without_query_biases(found: RecoveredHeads) -> RecoveredHeads:
+    model = found.model
+    heads = MultiHead(model.W, model.v, None, model.c)
+    return replace(found, model=heads, errors={**found.errors, "w": np.zeros(model.H)})
+
+
+def without_heads(learned: LearnedNetwork) -> MultiHeadTransformer:
+    """Return a network that is constant as a layer without heads."""
+    d = learned.dim
+    return MultiHeadTransformer(
+        np.zeros((0, d, d)), np.zeros((0, 0, d)), np.zeros(0), None, None, learned.network.c
+    )

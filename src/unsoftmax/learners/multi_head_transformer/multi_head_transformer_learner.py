@@ -1,0 +1,330 @@
+"""Several heads before a ReLU network, from one number per query: the whole one-layer Transformer.
+
+Target f(X) = Σ_j w_o[j] relu(Σ_h B_h[j]·p_h + b[j]) + c, p_h = Σ_i α_hi x_i,
+α_h = softmax_i(x_i·(W_h x_N + w_h)). Section 4.1 of arXiv 2601.16873 has one head; several, which
+it leaves open, are beyond it.
+
+1. Single tokens show the network of A = Σ_h B_h (`relu_network`):   f([x]) = g(x).
+2. Within a cell of that network, S being its active neurons, the target is a sum of heads,
+
+       f([b+a; b]) = g(b) + Σ_h σ(a·(W_h b + w_h)) v_h·a,   v_h = ℓ_h + Σ_{k∈S} ε_k B_h[k]:
+
+   logits grow with ‖a‖·‖b‖, so long b and short a switch all heads inside one wide cell. There the
+   steps of `multi_head` find W_h, w_h and the v_h (`first_cell`): H(d² + d) queries and more.
+3. In K other cells, K the number of distinct neurons, only the v_h are left: (H − 1)d + 2 queries
+   each (`cell_values`). Σ_h v_h = ∇g spares one head.
+4. One linear system gives all B_h (`layer_solution`).
+5. Fresh sequences confirm or refuse (`layer_evidence`).
+
+It may not know anything of the target but its answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from unsoftmax.arrangement.base_points import NetworkHinges
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking, as_planned, named
+from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
+from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.layer_evidence import (
+    LayerEvidenceTuning,
+    conclude_layer,
+    first_look,
+)
+from unsoftmax.learners.multi_head_transformer.layer_polish import (
+    LayerPolishTuning,
+    polished_layer,
+)
+from unsoftmax.learners.multi_head_transformer.layer_search import (
+    DependentCells,
+    LayerSearch,
+    LayerSearchTuning,
+    RecoveredTransformer,
+    without_heads,
+)
+from unsoftmax.learners.relu_network.claims import NetworkClaimTuning
+from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
+from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
+from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
+from unsoftmax.learners.settings import Configured, flag, whole_number
+from unsoftmax.learners.transformer.network_recovery import open_hold_out
+from unsoftmax.measure.precision import UNIT, PrecisionTuning, why
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.models import MultiHeadTransformer
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Plan, Steps
+from unsoftmax.theory import counts
+from unsoftmax.validate.sequences import DriftTuning
+
+
+@dataclass(frozen=True, slots=True)
+class MultiHeadTransformerTuning:
+    """Knobs of `MultiHeadTransformerLearner`, in the order in which they are used."""
+
+    drift: DriftTuning = field(default=DriftTuning())
+    """When answers count as drifting."""
+    precision: PrecisionTuning = field(default=PrecisionTuning())
+    """How the precision of the answers is recognised."""
+    opening_part: int = 4
+    """One in so many queries of the hold-out goes to the network's learner, and as many to the
+    first sequences, which tell the precision of the answers; half as many repeat these."""
+    network: ReluNetworkTuning = field(
+        default=ReluNetworkTuning(
+            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=12, count=16)),
+            claims=NetworkClaimTuning(rehearsed=0),
+        )
+    )
+    """The network is tried at fewer fresh tokens than by itself: the whole layer is tried later."""
+    coarsest: float = 1e-6
+    """A network known no better than to this share of its size comes of answers that are too
+    coarse: 1e-9 is usual of float64."""
+    noise: float = 1e-12
+    """Noise up to this share of the answers is that of float64 in batches of other sizes."""
+    layer: LayerSearchTuning = field(default=LayerSearchTuning())
+    evidence: LayerEvidenceTuning = field(default=LayerEvidenceTuning())
+    polishing: LayerPolishTuning = field(default=LayerPolishTuning())
+    precise: float = 5e-9
+    """A layer that misses a fresh answer by a larger share of its size is polished, asked for or
+    not: 1e-10 is usual."""
+    vague: float = 1e-6
+    """So is one whose W_h may be off by more than this share: 1e-8 is usual."""
+    nearly: float = 1e-3
+    """What misses by more than this is no layer that only lacks digits."""
+    per_head: int = 200
+    times: int = 3
+    rounds: int = 2000
+    """Limits of one search: queries per head beside its parameters, times these, and rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultiHeadTransformerLearner(Configured):
+    """Learn several heads before a ReLU network from scalar values: a one-layer Transformer.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    max_heads : int
+        More distinct heads than this are refused.
+    biases : bool
+        The layer has biases b, c and w_h. Without them it is asked a little less.
+    rank : int, optional
+        Rank of all W_h, of [W_h w_h] with biases. Found if it is not given.
+    polish : bool
+        Correct all parameters from as many moderate sequences again: errors of 1e-14.
+    seed : int
+        Decides cells, offsets and the hold-out: the same seed asks the same.
+    tuning : MultiHeadTransformerTuning
+        Knobs of the algorithm, each with its reason in the source. To change some:
+        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, or not of its type.
+
+    Notes
+    -----
+    *Queries*: those of the network, about m·d + 14m + 320, and H(d² + 2d) + 16H + m((H − 1)d + 2)
+    for m neurons: 1.1 to 1.5 times the H·d·(d + m + 1) + m + 1 parameters from 2,000 of these on.
+    Fewer where W_h or values have a low rank, or all B_h are A V_h, which is found. As many again
+    as there are parameters, up to 2,500 of them, where a layer is polished: asked for, or because
+    it misses fresh answers by more than usual (far biases, Σ B_h much smaller than the B_h).
+    Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
+    factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
+    arXiv 2601.16873, which has one head.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(0)
+    >>> W, B = rng.standard_normal((2, 4, 4)), rng.standard_normal((2, 6, 4))
+    >>> target = us.MultiHeadTransformer(W, B, np.ones(6), rng.standard_normal(6))
+    >>> recovery = us.learn(target, us.learners.MultiHeadTransformerLearner(4, max_heads=4))
+    >>> bool(us.equivalent(recovery.model, target, rtol=1e-7))
+    True
+    """
+
+    dim: int
+    max_heads: int
+    biases: bool = True
+    rank: int | None = None
+    polish: bool = False
+    seed: int = 0
+    tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
+
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        whole_number("dim", self.dim, 1)
+        whole_number("max_heads", self.max_heads, 0)
+        whole_number("seed", self.seed, 0)
+        flag("biases", self.biases)
+        flag("polish", self.polish)
+        if self.rank is not None:
+            whole_number("rank", self.rank, 1)
+            if self.rank > self.dim:
+                raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
+
+    @property
+    def _network(self) -> ReluNetworkLearner:
+        return ReluNetworkLearner(self.dim, self.biases, seed=self.seed, tuning=self.tuning.network)
+
+    def plan(self) -> Plan:
+        """Say what learning costs at most; what it takes is known only with heads and neurons."""
+        tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
+        first = self._network.plan()
+        m = tuning.network.neurons_per_dim * d + tuning.network.neurons
+        cells = (m + 1) * (H * d + tuning.layer.values.checks + 1)
+        tries = len(tuning.layer.starts)
+        one = tuning.times * (H * d * (d + 3) + cells) + tuning.per_head * (H + 1) + 16 * d
+        long = tuning.evidence.closing.long
+        one += int(tuning.polishing.spare * tuning.polishing.largest)
+        at_most = first.at_most + tries * one
+        return Plan(
+            queries=None,
+            at_most=at_most,
+            tokens=first.tokens + 4 * tries * one,
+            rounds=first.rounds + tries * tuning.rounds,
+            formula="about m·d + 14m + 320 for the network of m neurons, and "
+            "H(d² + 2d) + 16H + m((H − 1)d + 2) for H heads: "
+            f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
+            "neurons",
+            longest_token=FARTHEST,
+            most_tokens=long.most_tokens(d, *tuning.evidence.closing.tokens),
+        )
+
+    def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        excess = "the target is not several heads before a ReLU network, or its answers are noisy"
+        contrary = "not several heads before a ReLU network"
+        return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
+
+    def _steps(self, checks: int) -> Steps[MultiHeadTransformer]:
+        rng = np.random.default_rng(self.seed)
+        part = checks // self.tuning.opening_part
+        held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
+        found = yield from named(self._network.steps(part), "network")
+        errors, precision = found.certificate.errors, held.precision(self.tuning.precision)
+        learned = LearnedNetwork(found.model, errors["constant"], errors["slope"], precision)
+        hinges = NetworkHinges.of(found.model, self.tuning.layer.cells.parallel)
+        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
+        layer = yield from self._layer(learned, hinges, size, rng)
+        return (yield from conclude_layer(layer, learned, held, rng, self.tuning.evidence))
+
+    def _layer(
+        self, learned: LearnedNetwork, hinges: NetworkHinges, size: float, rng: np.random.Generator
+    ) -> Asking[RecoveredTransformer]:
+        """Find the heads and first layers behind a network, or say why not.
+
+        ``size`` is that of answers.
+        """
+        if not len(hinges):
+            return self._without_neurons(learned, hinges)
+        if self.dim == 1:  # half a circle needs a plane
+            raise self._dependent(learned)
+        self._refuse_coarse(learned, hinges, size)
+        tuning = self.tuning.layer
+        sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
+        search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
+        too_many = 0
+        for number in range(len(tuning.starts)):
+            try:
+                layer = yield from search.run(number)
+            except DependentCells:
+                raise self._dependent(learned) from None
+            except tuple(ENDINGS) as ending:
+                too_many += isinstance(ending, TooManyBreakpoints)
+                continue
+            layer, confirmed = yield from self._confirmed(layer, learned, rng)
+            if confirmed:
+                if self.max_heads < layer.model.H:
+                    raise self._too_many(f"The target has {layer.model.H} distinct heads.")
+                return layer
+        if too_many == len(tuning.starts):
+            raise self._too_many(
+                "Within cells of the network the answers change along half a circle more than "
+                f"{self.max_heads} times."
+            )
+        raise self._nothing_found(learned)
+
+    def _confirmed(
+        self, layer: RecoveredTransformer, learned: LearnedNetwork, rng: np.random.Generator
+    ) -> Asking[tuple[RecoveredTransformer, bool]]:
+        """Compare a layer with fresh answers; polish it where that is wanted or needed."""
+        tuning = self.tuning
+        seen = yield from first_look(layer, learned, rng, tuning.evidence)
+        missed = seen.evidence.max_residual
+        vague = layer.vagueness > tuning.vague or missed > tuning.precise
+        wanted = self.polish or seen.refuses or vague
+        if not wanted or missed > tuning.nearly:
+            return layer, not seen.refuses
+        better = yield from polished_layer(layer, learned, bool(self.biases), rng, tuning.polishing)
+        if better is None:
+            note = "Polishing the layer gained nothing, or it has too many parameters for it."
+            return replace(layer, notes=(*layer.notes, note)), not seen.refuses
+        again = yield from first_look(better, learned, rng, tuning.evidence)
+        return better, not again.refuses
+
+    def _too_many(self, what: str) -> ModelMismatch:
+        return ModelMismatch(
+            f"{what} Raise max_heads, if the target is several heads before a ReLU network."
+        )
+
+    def _without_neurons(
+        self, learned: LearnedNetwork, hinges: NetworkHinges
+    ) -> RecoveredTransformer:
+        """Return a constant as a layer without heads; refuse what is linear in single tokens."""
+        if np.linalg.norm(hinges.linear) > learned.slope:
+            raise ModelMismatch(
+                "Single tokens are answered by x·l + c without a kink: there is no ReLU network "
+                "to be seen. MultiHeadLearner learns several heads alone."
+            )
+        errors = {"W": 0.0, "w": 0.0, "slope": 0.0, "constant": learned.constant}
+        note = f"The network is constant, {learned.network.c:g}: no head shows."
+        return RecoveredTransformer(without_heads(learned), errors, notes=(note,))
+
+    def _refuse_coarse(self, learned: LearnedNetwork, hinges: NetworkHinges, size: float) -> None:
+        """Refuse answers, of this size, that are too coarse to show heads behind a network."""
+        off, precision = learned.slope / hinges.steepness, learned.precision
+        rounded = precision.unit > UNIT or precision.relative > 0
+        if (
+            not rounded
+            and precision.absolute <= self.tuning.noise * size
+            and (off <= self.tuning.coarsest)
+        ):
+            return
+        raise NotIdentifiable(
+            "The answers are too coarse for several heads before a network, whose gates are read "
+            "from tokens 10⁴ times as long as the offsets that tell them apart: float64 answers "
+            f"are needed. The network is determined, to {off:.0e} of its size."
+            + why(learned.precision),
+            determined={"network": learned.network},
+        )
+
+    def _dependent(self, learned: LearnedNetwork) -> NotIdentifiable:
+        return NotIdentifiable(
+            "Some neurons cannot be told apart far from 0: no cell lies between their hyperplanes "
+            "there, or there are fewer than two dimensions. The network of single tokens is "
+            "determined.",
+            determined={"network": learned.network},
+        )
+
+    def _nothing_found(self, learned: LearnedNetwork) -> ModelMismatch:
+        """Say why no heads were found."""
+        rank = "" if self.rank is None else f" Or some W_h has a rank above {self.rank}."
+        return ModelMismatch(
+            f"None of {len(self.tuning.layer.starts)} searches in cells of the network that single "
+            f"tokens show, of {learned.network.A.shape[1]} neurons, gave heads that predict fresh "
+            f"answers. There may be more than max_heads = {self.max_heads}; heads may share their "
+            "hyperplanes, as W and 2W do, or be too close; first layers may cancel in their sum; a "
+            "neuron may show at no single token, or share its hyperplane with another one there; "
+            "or the last token may reach the network by itself (a residual connection). "
+            "Or the target is not several softmax heads followed by a ReLU network." + rank
+        )

@@ -1,0 +1,302 @@
+"""Several heads before a network: forward map, files, canonical form, equality."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import unsoftmax as us
+
+
+def several(seed, H=3, d=4, m=6, rank=None, biases=True):
+    """A random Transformer of several heads, its W in factors where a rank is given."""
+    rng = np.random.default_rng(seed)
+    K, Q = rng.standard_normal((2, H, rank or d, d)) / d**0.25
+    B, w_o = rng.standard_normal((H, m, d)) / d**0.5, rng.standard_normal(m)
+    b, w, c = rng.standard_normal(m), rng.standard_normal((H, d)), 0.5
+    if not biases:
+        b, w, c = np.zeros(m), np.zeros((H, d)), 0.0
+    if rank:
+        return us.MultiHeadTransformer.from_factors(K, Q, B, w_o, b, w, c)
+    return us.MultiHeadTransformer(K.swapaxes(1, 2) @ Q, B, w_o, b, w, c)
+
+
+def shown(result):
+    """The witness of a difference."""
+    assert result.verdict == "different"
+    assert result.witness is not None
+    return result.witness[None]
+
+
+def changed(model, **arrays):
+    return us.MultiHeadTransformer.from_arrays({**model.arrays(), **arrays})
+
+
+def literal(model, X):
+    """The definition, a sequence and a head at a time."""
+    answers = []
+    for x in X:
+        z = model.b.copy()
+        for W, B, w in zip(model.W, model.B, model.w, strict=True):
+            scores = x @ (W @ x[-1] + w)
+            weights = np.exp(scores - scores.max())
+            z += B @ ((weights / weights.sum()) @ x)
+        answers.append(np.maximum(z, 0) @ model.w_o + model.c)
+    return np.array(answers)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([None, 1, 2]), st.integers(0, 3))
+def test_it_is_what_it_says(seed, length, rank, H):
+    model = several(seed % 7, H, rank=rank)
+    X = np.random.default_rng(seed).standard_normal((3, length, 4))
+    np.testing.assert_allclose(model(X), literal(model, X), rtol=1e-12, atol=1e-12)
+    assert model.attention(X).shape == (3, H, length)
+
+
+def test_batches_are_answered_in_parts_alike(monkeypatch):
+    model, X = several(0), np.random.default_rng(0).standard_normal((9, 3, 4))
+    whole = model(X)
+    monkeypatch.setattr(us.MultiHeadTransformer, "_numbers_at_once", 24)
+    np.testing.assert_allclose(model(X), whole, rtol=1e-14)
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("H", [0, 1, 3])
+def test_files_and_pickles(tmp_path, rank, H):
+    model = several(0, H, rank=rank)
+    model.save(tmp_path / "model.safetensors")
+    X = np.random.default_rng(0).standard_normal((5, 3, 4))
+    for again in (us.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(model))):
+        assert isinstance(again, us.MultiHeadTransformer)
+        assert again.arrays().keys() == model.arrays().keys()
+        assert np.array_equal(again(X), model(X))
+        assert us.equivalent(again, model, rtol=0)
+
+
+def test_from_heads_is_a_network_on_the_sum_of_values():
+    rng = np.random.default_rng(0)
+    W, V, w = (rng.standard_normal(shape) for shape in ((2, 4, 4), (2, 3, 4), (2, 4)))
+    g = us.ReluNetwork(rng.standard_normal((3, 5)), rng.standard_normal(5), np.ones(5), 0.25)
+    model = us.MultiHeadTransformer.from_heads(W, V, g, w)
+    X = rng.standard_normal((7, 4, 4))
+    values = np.einsum("hkd,bhd->bk", V, model.pooled(X))
+    np.testing.assert_allclose(model(X), g(values), rtol=1e-12)
+    one = rng.standard_normal((6, 1, 4))
+    np.testing.assert_allclose(model.on_single_tokens(one), model(one), rtol=1e-12, atol=1e-14)
+
+
+def one_function(model, rng):
+    """The same function: heads and neurons in another order, a head and a neuron in two parts."""
+    heads, order = rng.permutation(model.H), rng.permutation(len(model.b))
+    scale = 2.0 ** rng.integers(-3, 4, len(order))
+    B = (model.B * scale[:, None])[heads][:, order]
+    w_o, b = (model.w_o / scale)[order], (model.b * scale)[order]
+    B = np.concatenate([B, B[:, :1]], axis=1)  # the first neuron twice, with ¾ and ¼ of its weight
+    w_o, b = np.append(w_o, w_o[0] / 4), np.append(b, b[0])
+    w_o[0] *= 0.75
+    share = rng.standard_normal(B[:1].shape)
+    W, w = model.W[heads], model.w[heads]
+    return us.MultiHeadTransformer(
+        np.concatenate([W, W[:1]]), np.concatenate([B[:1] - share, B[1:], share]), w_o, b,
+        np.concatenate([w, w[:1]]), model.c,
+    )  # fmt: skip
+
+
+def test_equal_whatever_stands_for_it():
+    for seed in range(10):
+        model, rng = several(seed), np.random.default_rng(seed)
+        other = one_function(model, rng)
+        X = rng.standard_normal((20, 3, 4))
+        np.testing.assert_allclose(other(X), model(X), rtol=1e-12, atol=1e-12)
+        assert us.equivalent(model, other)
+        assert us.equivalent(us.canonical(other), model)
+        np.testing.assert_allclose(us.canonical(other)(X), model(X), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["W", "B", "w_o", "b", "w", "c"])
+@pytest.mark.parametrize("by", [1e-1, 1e-6])
+def test_different_with_a_witness(name, by):
+    for seed in range(5):
+        model = several(seed)
+        array = model.arrays()[name].copy()
+        array[(0,) * array.ndim] += by
+        other = changed(model, **{name: array})
+        X = shown(us.equivalent(model, other))
+        assert model(X) != other(X)
+        assert us.equivalent(model, other, rtol=1e3 * by)
+
+
+def test_one_head_is_a_transformer():
+    for seed in range(5):
+        for rank in (None, 2):
+            several_heads = several(seed, 1, rank=rank)
+            scores = {n: x[0] for n, x in several_heads.arrays().items() if n in "WKQw"}
+            one = us.Transformer.from_arrays(
+                {**scores, **{f"network.{n}": x for n, x in several_heads.network.arrays().items()}}
+            )
+            X = np.random.default_rng(seed).standard_normal((20, 3, 4))
+            np.testing.assert_allclose(one(X), several_heads(X), rtol=1e-12, atol=1e-12)
+            assert us.equivalent(one, several_heads, rtol=0)
+            assert us.equivalent(several_heads, one, rtol=0)
+            assert us.equivalent(us.MultiHeadTransformer.of(one), one, rtol=0)
+            W = one.W.copy()
+            W[0, 1] += 1e-6
+            other = us.Transformer(W, one.network, one.w)
+            X = shown(us.equivalent(several_heads, other))
+            assert several_heads(X) != other(X)
+
+
+def test_an_affine_network_makes_it_several_heads_and_a_constant_one_makes_it_none():
+    rng = np.random.default_rng(0)
+    W, w, v = (rng.standard_normal(shape) for shape in ((3, 4, 4), (3, 4), (3, 4)))
+    heads = us.MultiHead(W, v, w, 0.5)
+    model = us.MultiHeadTransformer(W, np.stack([v, -v], axis=1), [1.0, -1.0], None, w, 0.5)
+    assert us.equivalent(model, heads)
+    assert us.equivalent(heads, model)
+    assert us.equivalent(model, us.MultiHead(W, 1.001 * v, w, 0.5)).verdict == "different"
+    for constant in (
+        us.MultiHeadTransformer(W, np.zeros((3, 2, 4)), [1.0, 2.0], [0.5, -3.0], w),
+        us.MultiHeadTransformer(W, rng.standard_normal((3, 2, 4)), [0.0, 0.0], None, w, 0.5),
+        us.MultiHeadTransformer(W[:0], np.zeros((0, 1, 4)), [1.0], [0.5]),
+    ):
+        assert us.equivalent(constant, us.SingleHead(np.eye(4), np.zeros(4), None, 0.5))
+        assert us.equivalent(constant, us.MultiHead(W[:0], v[:0], w[:0], 0.5))
+        assert us.canonical(constant).H == 0
+    bent = several(0)
+    X = shown(us.equivalent(bent, heads))
+    assert bent(X) != heads(X)
+
+
+def test_a_head_that_single_tokens_do_not_show_is_told():
+    """Σ B_h stays, so single tokens answer alike."""
+    rng = np.random.default_rng(3)
+    model = several(3)
+    moved = 1e-3 * rng.standard_normal(model.B[0].shape)
+    other = changed(model, B=model.B + np.array([1.0, -1.0, 0.0])[:, None, None] * moved)
+    assert shown(us.equivalent(model, other)).shape[1] > 1
+    # one head less is another function; a head that the network does not see is none
+    fewer = changed(model, B=model.B * [[[1]], [[1]], [[0]]])
+    assert us.equivalent(model, fewer).verdict == "different"
+    assert us.canonical(fewer).H == 2
+
+
+def test_heads_closer_than_the_tolerance_are_undecided():
+    model = several(4, 2)
+    W = np.concatenate([model.W, model.W[1:] * (1 + 1e-12)])
+    w = np.concatenate([model.w, model.w[1:]])
+    B = np.concatenate([model.B[:1], 0.5 * model.B[1:], 0.5 * model.B[1:]])
+    split = us.MultiHeadTransformer(W, B, model.w_o, model.b, w, model.c)
+    assert us.equivalent(model, split).verdict == "undecided"
+    assert us.equivalent(model, split, rtol=0).verdict == "undecided"
+
+
+def test_what_a_certificate_allows():
+    model, rng = several(5), np.random.default_rng(5)
+    moved = changed(
+        model,
+        W=model.W + 1e-7 * rng.standard_normal(model.W.shape) / 4,
+        w=model.w + 1e-7 * rng.standard_normal(model.w.shape) / 2,
+        B=model.B * (1 + 1e-8),
+    )
+    assert us.equivalent(model, moved).verdict == "different"
+    bounds = {"W": 3e-7, "w": 3e-7, "slope": 1e-6, "constant": 1e-7}
+    allowed = us.equivalent(model, moved, errors=bounds)
+    assert allowed
+    assert allowed.by == "certificate"
+    assert allowed.share is not None
+    assert 0 < allowed.share <= 1
+    for name in bounds:
+        if name != "constant":
+            tight = us.equivalent(model, moved, errors={**bounds, name: bounds[name] / 1e3})
+            assert tight.verdict == "different"
+    assert us.equivalent(model, moved, errors={"W": 1.0}).by == "witness"
+    fewer = changed(model, B=model.B * [[[1]], [[1]], [[0]]])
+    assert us.equivalent(model, fewer, errors=bounds).verdict == "different"
+
+
+@given(st.integers(0, 10**6))
+def test_canonical_once_is_canonical(seed):
+    rng = np.random.default_rng(seed)
+    H, d, m = (int(rng.integers(low, 5)) for low in (0, 1, 0))
+    model = several(seed, H, d, m, biases=bool(rng.integers(2)))
+    for coarse in (False, True):
+        if coarse:  # zeros, equal heads and parallel neurons abound
+            arrays = {name: np.round(array) for name, array in model.arrays().items()}
+            model = us.MultiHeadTransformer.from_arrays(arrays)
+        form = us.canonical(model)
+        X = rng.standard_normal((10, 3, d))
+        np.testing.assert_allclose(form(X), model(X), rtol=1e-9, atol=1e-9)
+        assert us.equivalent(form, model)
+        again = us.canonical(form)
+        assert again.B.shape == form.B.shape
+        np.testing.assert_array_equal(again.W, form.W)
+        np.testing.assert_allclose(again.B, form.B, atol=1e-12)
+
+
+@given(st.integers(0, 10**6))
+def test_equality_and_its_witness_never_contradict(seed):
+    rng = np.random.default_rng(seed)
+    H, m = (int(rng.integers(1, 4)) for _ in range(2))
+    a = several(seed, H, 2, m)
+    b = one_function(a, rng) if rng.integers(2) else several(seed + 1, H, 2, m)
+    result = us.equivalent(a, b)
+    X = rng.standard_normal((20, 3, 2))
+    if result.verdict == "different":
+        assert a(shown(result)) != b(shown(result))
+    else:
+        assert result
+        np.testing.assert_allclose(a(X), b(X), rtol=1e-8, atol=1e-8)
+
+
+def test_norms_and_arrays():
+    model = several(0, rank=2)
+    assert np.isclose(model.parameter_norm("W"), min(np.linalg.norm(W) for W in model.W))
+    assert np.isclose(model.parameter_norm("B"), min(np.linalg.norm(B) for B in model.B))
+    assert model.parameter_norm("w_o") == np.linalg.norm(model.w_o)
+    assert model.parameter_norm("slope") == 0.0
+    assert several(0, 0).parameter_norm("B") == 0.0
+    with pytest.raises(ValueError, match="read-only"):
+        model.B[0] = 1.0
+    assert repr(model) == "MultiHeadTransformer(H=3, d=4, rank ≤ 2, m=6)"
+
+
+def test_what_does_not_fit():
+    W, B = np.ones((2, 3, 3)), np.ones((2, 4, 3))
+    with pytest.raises(ValueError, match="B must have shape"):
+        us.MultiHeadTransformer(W, B[0], np.ones(4))
+    with pytest.raises(ValueError, match=r"W must have shape \(2, 3, 3\)"):
+        us.MultiHeadTransformer(W[:1], B, np.ones(4))
+    with pytest.raises(ValueError, match="w_o must have shape"):
+        us.MultiHeadTransformer(W, B, np.ones(3))
+    with pytest.raises(ValueError, match="b must have shape"):
+        us.MultiHeadTransformer(W, B, np.ones(4), np.ones(2))
+    with pytest.raises(ValueError, match="w must have shape"):
+        us.MultiHeadTransformer(W, B, np.ones(4), None, np.ones((2, 2)))
+    with pytest.raises(ValueError, match="finite"):
+        us.MultiHeadTransformer(W, np.inf * B, np.ones(4))
+    with pytest.raises(ValueError, match="several heads takes sequences"):
+        us.MultiHeadTransformer(W, B, np.ones(4))(np.zeros((2, 3)))
+    network: Any = us.ReluNetwork(np.ones((5, 4)), np.ones(4))
+    with pytest.raises(ValueError, match=r"V must have shape \(H, 5, d\)"):
+        us.MultiHeadTransformer.from_heads(W, np.ones((2, 4, 3)), network)
+    with pytest.raises(TypeError, match="ReluNetwork"):
+        us.MultiHeadTransformer.from_heads(W, np.ones((2, 4, 3)), cast("Any", W))
+
+
+def test_a_file_that_lacks_a_part_is_damaged(tmp_path):
+    from unsoftmax.models import files
+
+    arrays = several(0).arrays()
+    for name in ("W", "B", "w_o"):
+        rest = {other: array for other, array in arrays.items() if other != name}
+        files.write(tmp_path / "x.safetensors", "MultiHeadTransformer", rest)
+        with pytest.raises(ValueError, match="damaged"):
+            us.load(tmp_path / "x.safetensors")
+    files.write(tmp_path / "x.safetensors", "MultiHeadTransformer", {**arrays, "B": arrays["W"]})
+    with pytest.raises(ValueError, match="damaged"):
+        us.load(tmp_path / "x.safetensors")

@@ -1,0 +1,457 @@
+"""Several heads before a ReLU network, from scalar values: heads, first layers, and their price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy
+
+import unsoftmax as us
+from tests.truth import Counted
+from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
+from unsoftmax.theory import counts
+
+Learner = us.learners.MultiHeadTransformerLearner
+
+
+def hidden(target):
+    """Nothing but a callable."""
+    return lambda X: target(X)
+
+
+def transformer(heads, dim, neurons, seed, change=None):
+    """Make a target of generic weights; ``change`` edits its arrays."""
+    rng = np.random.default_rng([heads, dim, neurons, seed])
+    arrays = {
+        "W": rng.standard_normal((heads, dim, dim)) / np.sqrt(dim),
+        "B": rng.standard_normal((heads, neurons, dim)) / np.sqrt(dim),
+        "w_o": rng.standard_normal(neurons),
+        "b": rng.standard_normal(neurons),
+        "w": rng.standard_normal((heads, dim)),
+        "c": rng.standard_normal(),
+    }
+    if change is not None:
+        change(arrays, rng)
+    return us.MultiHeadTransformer(**arrays)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a recovery is from its target."""
+
+    W: float
+    w: float
+    function: float
+    """Largest error of 600 sequences of 1 to 64 tokens, over their largest answer."""
+    share: float
+    """Of the certificate."""
+
+
+def compared(recovery, target):
+    """Match heads by W, then compare."""
+    found, truth = recovery.model, us.canonical(target)
+    assert found.H == truth.H
+    places = [int(np.argmin(np.linalg.norm(found.W - W, axis=(1, 2)))) for W in truth.W]
+    assert len(set(places)) == truth.H
+    rng = np.random.default_rng(5)
+    missed, answers = [], []
+    for tokens in (1, 2, 4, 8, 16, 64):
+        X = rng.standard_normal((100, tokens, target.dim)) / np.sqrt(target.dim)
+        answers.append(target(X))
+        missed.append(found(X) - answers[-1])
+    return Errors(
+        float(np.abs(found.W[places] - truth.W).max(initial=0.0)),
+        float(np.abs(found.w[places] - truth.w).max(initial=0.0)),
+        float(np.max(np.abs(missed)) / np.max(np.abs(answers))),
+        MultiHeadTransformerEquality().share(found, truth, recovery.certificate.errors),
+    )
+
+
+def learned(target, seed=0, heads=None, **settings):
+    """Return a recovery of a target that shows nothing but its answers, counted at its side."""
+    oracle = Counted(hidden(target))
+    recovery = us.learn(oracle, Learner(target.dim, heads or target.H + 2, seed=seed, **settings))
+    assert oracle.queries == recovery.queries
+    return recovery
+
+
+# -- accuracy and cost
+
+SHAPES = [
+    (2, 4, 8, 5.0),
+    (3, 4, 16, 3.0),
+    (6, 8, 32, 1.4),
+    (4, 16, 64, 1.25),
+    (8, 32, 64, 1.1),
+]
+
+
+@pytest.mark.parametrize(("heads", "dim", "neurons", "price"), SHAPES)
+def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, evidence):
+    """W to 1e-9, w to 1e-7, the function to 1e-8, in every target."""
+    few = {4: 2, 8: 1, 16: 1, 32: 1}[dim]
+    prices, errors = [], []
+    for seed in range(trials(few, 20)):
+        target = transformer(heads, dim, neurons, seed)
+        recovery = learned(target, seed)
+        asked = recovery.queries - recovery.counts["check"]
+        prices.append(asked / counts.multi_head_transformer(dim, heads, neurons))
+        errors.append(compared(recovery, target))
+        assert us.equivalent(recovery.model, target, rtol=1e-6)
+    # the median of a few varies
+    assert np.median(prices) <= price * trials(1.03, 1)
+    assert max(e.W for e in errors) <= 1e-9
+    assert max(e.w for e in errors) <= 1e-7
+    assert max(e.function for e in errors) <= 1e-8
+    assert max(e.share for e in errors) <= 1
+    evidence(
+        f"{heads} heads before a network, d = {dim}, {neurons} neurons",
+        targets=len(errors),
+        queries_per_parameter=f"{np.median(prices):.2f} in the median, {max(prices):.2f} at most",
+        W=f"{max(e.W for e in errors):.1e}",
+        w=f"{max(e.w for e in errors):.1e}",
+        function=f"{max(e.function for e in errors):.1e}",
+        largest_share_of_the_certificate=f"{max(e.share for e in errors):.2f}",
+    )
+
+
+def test_the_certificate_holds(trials, evidence):
+    """Random shapes and scales; a refusal breaks no certificate, but is counted."""
+    count, refused, shares, loose = trials(6, 1000), 0, [], []
+    for seed in range(count):
+        rng = np.random.default_rng([17, seed])
+        heads, dim, neurons = (int(n) for n in rng.integers((1, 2, 1), (5, 7, 13)))
+        size = float(10 ** rng.uniform(-1, 0.5))
+
+        def scaled(arrays, _, size=size):
+            arrays["W"] *= size
+
+        target = transformer(heads, dim, neurons, seed, scaled)
+        try:
+            recovery = learned(target, seed)
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        errors = compared(recovery, target)
+        shares.append(errors.share)
+        loose.append(recovery.certificate.errors["W"] / max(errors.W, 1e-300))
+    assert max(shares) <= 1
+    assert refused <= count / 20
+    assert np.median(loose) <= 1e3
+    evidence(
+        "Heads before a network: certificates of random shapes",
+        refused=refused,
+        targets=count,
+        largest_share=f"{max(shares):.2f}",
+        bound_of_W_over_its_error=f"{np.median(loose):.0f} in the median",
+    )
+
+
+@pytest.mark.parametrize(("heads", "dim", "neurons"), [(2, 4, 8), (3, 4, 16), (6, 8, 32)])
+def test_polished_to_the_last_digits(heads, dim, neurons, trials, evidence):
+    """Everywhere to 1e-13, for 1.1 queries more per parameter."""
+    prices, errors = [], []
+    for seed in range(trials(int(dim < 8), 20 if dim < 8 else 6)):
+        target = transformer(heads, dim, neurons, seed)
+        recovery = learned(target, seed, polish=True)
+        asked = recovery.queries - recovery.counts["check"]
+        prices.append(asked / counts.multi_head_transformer(dim, heads, neurons))
+        errors.append(compared(recovery, target))
+    if not errors:
+        return
+    assert max(e.W for e in errors) <= 1e-13
+    assert max(e.w for e in errors) <= 1e-13
+    assert max(e.function for e in errors) <= 1e-13
+    assert max(e.share for e in errors) <= 1
+    evidence(
+        f"{heads} heads before a network, d = {dim}, {neurons} neurons, polished",
+        targets=len(errors),
+        queries_per_parameter=f"{np.median(prices):.2f}",
+        W=f"{max(e.W for e in errors):.1e}",
+        w=f"{max(e.w for e in errors):.1e}",
+        function=f"{max(e.function for e in errors):.1e}",
+    )
+
+
+# -- what is less, or otherwise
+
+
+def _opposite(arrays: Any, _: Any) -> None:
+    arrays["W"][1], arrays["w"][1] = -arrays["W"][0], -arrays["w"][0]
+
+
+def _mean(arrays: Any, _: Any) -> None:
+    arrays["W"][0], arrays["w"][0] = 0, 0
+
+
+def _equal(arrays: Any, _: Any) -> None:
+    arrays["W"][1], arrays["w"][1] = arrays["W"][0], arrays["w"][0]
+
+
+def _values(arrays: Any, rng: Any) -> None:
+    A, V = rng.standard_normal((12, 6)), rng.standard_normal((4, 6, 6)) / 6
+    arrays["B"] = A @ V
+
+
+def _low_rank(arrays: Any, rng: Any) -> None:
+    K, Q = rng.standard_normal((2, 4, 2, 6))
+    arrays["W"], arrays["w"] = K.transpose(0, 2, 1) @ Q / 2, np.zeros((4, 6))
+
+
+def _no_biases(arrays: Any, _: Any) -> None:
+    arrays["b"] *= 0
+    arrays["w"] *= 0
+    arrays["c"] = 0.0
+
+
+def _far_biases(arrays: Any, _: Any) -> None:
+    arrays["b"] *= 30
+
+
+def _very_far_biases(arrays: Any, _: Any) -> None:
+    arrays["b"] *= 1000
+
+
+def _nearly_cancelling(arrays: Any, _: Any) -> None:
+    arrays["B"] -= 0.99 * arrays["B"].mean(axis=0)
+
+
+def _spread(arrays: Any, _: Any) -> None:
+    arrays["W"] *= np.geomspace(0.01, 3, 4)[:, None, None]
+
+
+def _small(arrays: Any, _: Any) -> None:
+    arrays["B"] *= 1e-3
+
+
+def _steep(arrays: Any, _: Any) -> None:
+    arrays["w"] *= 30
+
+
+def _parallel(arrays: Any, _: Any) -> None:
+    arrays["B"][:, 1] = 2 * arrays["B"][:, 0]
+
+
+def _dead(arrays: Any, _: Any) -> None:
+    arrays["B"][:, 0] = 0
+
+
+CHANGES: dict[str, Callable[[Any, Any], None]] = {
+    "W beside −W": _opposite,
+    "a head W = 0": _mean,
+    "equal heads": _equal,
+    "B = A V": _values,
+    "W of rank 2": _low_rank,
+    "no biases": _no_biases,
+    "b × 30": _far_biases,
+    "b × 1000": _very_far_biases,
+    "Σ B_h 1 % of B_h": _nearly_cancelling,
+    "W from 0.01 to 3": _spread,
+    "B × 0.001": _small,
+    "w × 30": _steep,
+    "a dead neuron": _dead,
+    "parallel neurons": _parallel,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_special_targets(name, trials, evidence):
+    """They are recovered as they are; merged heads and dead neurons are gone."""
+    errors, count, refused = [], trials(1, 20), 0
+    for seed in range(count):
+        target = transformer(4, 6, 12, seed, CHANGES[name])
+        try:
+            recovery = learned(target, seed)
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        errors.append(compared(recovery, target))
+    assert refused <= count / 10
+    assert max(e.share for e in errors) <= 1
+    assert max(e.function for e in errors) <= 3e-7
+    evidence(
+        f"Heads before a network, {name}",
+        refused=refused,
+        targets=count,
+        W=f"{max(e.W for e in errors):.1e}",
+        function=f"{max(e.function for e in errors):.1e}",
+    )
+
+
+@pytest.mark.parametrize(("low", "price"), [(False, 1.9), (True, 2.2)])
+def test_value_matrices_save_queries(low, price, trials, evidence):
+    """B_h = A V_h is found, not told; ``price`` is for each parameter that is left."""
+    prices, errors, (H, d, m) = [], [], (6, 8, 32)
+    for seed in range(trials(1, 20)):
+
+        def values(arrays, rng):
+            V = rng.standard_normal((H, d, d)) / d
+            if low:
+                V = rng.standard_normal((H, d, 2)) @ rng.standard_normal((H, 2, d)) / d
+            arrays["B"] = rng.standard_normal((m, d)) @ V
+
+        target = transformer(H, d, m, seed, values)
+        recovery = learned(target, seed)
+        free = counts.multi_head_transformer(d, H, m, inputs=d, value_rank=2 if low else None)
+        prices.append((recovery.queries - recovery.counts["check"]) / free)
+        errors.append(compared(recovery, target))
+    assert np.median(prices) <= price
+    assert max(e.share for e in errors) <= 1
+    assert max(e.function for e in errors) <= 1e-8
+    evidence(
+        f"6 heads before a network of d = 8 inputs, values of {'rank 2' if low else 'full rank'}",
+        targets=len(errors),
+        queries_per_parameter=f"{np.median(prices):.2f}",
+        function=f"{max(e.function for e in errors):.1e}",
+    )
+
+
+@pytest.mark.parametrize(("heads", "neurons"), [(1, 1), (1, 9), (2, 3), (5, 1)])
+@pytest.mark.parametrize("dim", [2, 5])
+def test_few_heads_neurons_and_dimensions(dim, heads, neurons):
+    target = transformer(heads, dim, neurons, 0)
+    recovery = learned(target)
+    assert us.equivalent(recovery.model, target, rtol=1e-6)
+    assert compared(recovery, target).share <= 1
+
+
+def test_one_head_is_a_transformer():
+    rng = np.random.default_rng(0)
+    network = us.ReluNetwork(rng.standard_normal((5, 7)), np.ones(7), rng.standard_normal(7))
+    target = us.Transformer(rng.standard_normal((5, 5)) / 2, network)
+    recovery = learned(us.MultiHeadTransformer.of(target))
+    assert us.equivalent(recovery.model, target, rtol=1e-7)
+
+
+def test_without_biases_nothing_is_left_of_them():
+    target = transformer(3, 5, 8, 0, _no_biases)
+    recovery = learned(target, biases=False)
+    assert not np.any(recovery.model.w)
+    assert us.equivalent(recovery.model, target, rtol=1e-7)
+
+
+def test_a_constant_is_a_layer_without_heads():
+    recovery = us.learn(lambda X: np.full(len(X), 2.5), Learner(4, 3))
+    assert recovery.model.H == 0
+    assert recovery.model.c == 2.5
+    assert "constant" in recovery.notes[0]
+
+
+def test_max_heads():
+    with pytest.raises(us.ModelMismatch, match="Raise max_heads"):
+        learned(transformer(4, 5, 8, 0), heads=2)
+
+
+# -- what is nearly of its class
+
+
+def layer(target, act=lambda z: np.maximum(z, 0), scores=lambda s: s):
+    """Return the target with another activation, or other scores."""
+
+    def answered(X):
+        logits = scores(target.scores_of(X[:, -1]) @ X.transpose(0, 2, 1))
+        pooled = scipy.special.softmax(logits, axis=2) @ X
+        return act(np.einsum("bhd,hmd->bm", pooled, target.B) + target.b) @ target.w_o + target.c
+
+    return answered
+
+
+def _gelu(z: Any) -> Any:
+    return z * scipy.special.ndtr(z)
+
+
+def _twice(arrays: Any, _: Any) -> None:
+    arrays["W"][1], arrays["w"][1] = 2 * arrays["W"][0], 2 * arrays["w"][0]
+
+
+def _cancelling(arrays: Any, _: Any) -> None:
+    arrays["B"] -= arrays["B"].mean(axis=0)
+
+
+def _unseen(arrays: Any, _: Any) -> None:
+    arrays["B"][0, 0] -= arrays["B"][:, 0].sum(axis=0)
+
+
+TARGET = transformer(3, 5, 10, 0)
+IMPOSTORS: dict[str, Any] = {
+    "GELU": (layer(TARGET, _gelu), us.ModelMismatch, "smooth"),
+    "tanh after the layer": (lambda X: np.tanh(TARGET(X)), us.ModelMismatch, "kinks"),
+    "another layer": (lambda X: np.maximum(TARGET(X), 0) + TARGET(X), us.ModelMismatch, "ReLU"),
+    "clipped scores": (
+        layer(TARGET, scores=lambda s: np.clip(s, -20, 20)),
+        us.ModelMismatch,
+        "softmax",
+    ),
+    "scores of positions": (
+        layer(TARGET, scores=lambda s: s + 0.3 * np.cos(np.arange(s.shape[2]))),
+        us.ModelMismatch,
+        "heads",
+    ),
+    "a residual": (lambda X: TARGET(X) + X[:, -1] @ np.arange(5.0), us.ModelMismatch, "softmax"),
+    "float32": (lambda X: TARGET(X).astype(np.float32), us.NotIdentifiable, "float64"),
+    "six decimals": (us.oracles.rounded(TARGET, 6), us.NotIdentifiable, "float64"),
+    "noise": (us.oracles.noisy(TARGET, 1e-9, 0), us.NotIdentifiable, "float64"),
+    "W beside 2W": (transformer(3, 5, 10, 0, _twice), us.ModelMismatch, "2W"),
+    "first layers that cancel": (transformer(3, 5, 10, 0, _cancelling), us.ModelMismatch, "single"),
+    "a neuron unseen": (transformer(3, 5, 10, 0, _unseen), us.ModelMismatch, "no single token"),
+    "heads alone": (
+        us.MultiHead(TARGET.W, TARGET.B[:, 0]),
+        us.ModelMismatch,
+        "MultiHeadLearner",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_what_is_no_such_layer_is_refused(name):
+    oracle, error, words = IMPOSTORS[name]
+    with pytest.raises(error, match=words):
+        us.learn(hidden(oracle), Learner(5, 5))
+
+
+def test_one_dimension_is_refused_by_name():
+    with pytest.raises(us.NotIdentifiable, match="fewer than two dimensions") as refusal:
+        learned(transformer(2, 1, 3, 0))
+    assert isinstance(refusal.value.determined["network"], us.ReluNetwork)
+
+
+def test_random_impostors_are_refused(trials):
+    """A layer that answers otherwise by a little, in many ways."""
+    for seed in range(trials(6, 500)):
+        rng = np.random.default_rng([6, seed])
+        target = transformer(int(rng.integers(2, 4)), 4, int(rng.integers(2, 8)), seed)
+        size = 10 ** rng.uniform(-4, 0)
+        other = [
+            lambda X, f=target, e=size: f(X) + e * np.sin(f(X)),
+            lambda X, f=target, e=size: f(X) + e * (X[:, 0] * X[:, -1]).sum(axis=1),
+            layer(target, scores=lambda s, e=size: s - e * np.arange(s.shape[2])[::-1]),
+            layer(target, scores=lambda s, e=size: s / (1 + e * np.log(s.shape[2]))),
+            lambda X, f=target, e=size: f(X) + e * np.linalg.norm(X.mean(axis=1), axis=1),
+            lambda X, f=target, e=size: f(X) + e * len(X[0]),
+        ][seed % 6]
+        with pytest.raises(us.UnsoftmaxError):
+            us.learn(other, Learner(4, 5, seed=seed))
+
+
+# -- arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [((0, 2), {}), ((3, -1), {}), ((3, 2), {"rank": 4}), ((3, 2), {"rank": 0})],
+)
+def test_arguments(arguments, settings):
+    with pytest.raises(ValueError, match=r"must be"):
+        Learner(*arguments, **settings)
+
+
+def test_the_plan_is_never_exceeded():
+    plan = Learner(4, 3).plan()
+    recovery = learned(transformer(3, 4, 8, 0), heads=3)
+    assert recovery.queries <= plan.at_most + 32
+    assert plan.queries is None
+    assert "3 heads" in plan.formula
