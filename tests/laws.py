@@ -18,8 +18,8 @@ from tests.feed_forward import share_behind as layer_share_behind
 from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
-from tests.rotary_heads import rotary_head, within_bounds
 from tests.prenorm_layers import prenorm, share_after
+from tests.rotary_heads import rotary_head, within_bounds
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.protocol import Learner, Model, Oracle

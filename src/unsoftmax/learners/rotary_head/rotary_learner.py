@@ -17,6 +17,7 @@ turns planes. Source: beyond Theorem 5.1; positions are in no paper.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +46,7 @@ from unsoftmax.learners.single_head.first_round import (
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.learners.single_head.row_space import RowTuning, read_rows
 from unsoftmax.measure import offsets
+from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.scales import amplified
@@ -192,7 +194,7 @@ class RotaryTask:
         probes = LowRankProbes(values, Z, T, split, False, tuning.grid)
         columns = yield from find_columns(probes, self.rank, tuning.columns)
         columns, values = _independent(columns), columns.grid.values
-        if not len(columns.tokens):
+        if not len(columns.tokens) and columns.left_out is not None:
             return ZeroReading(values, columns.left_out)
         probes = replace(probes, values=values)
         near = yield from read_rows(probes, columns, rng, tuning.rows)
@@ -204,26 +206,28 @@ class RotaryTask:
 
 def _independent(columns: SpanningColumns) -> SpanningColumns:
     """Leave out tokens whose columns depend on the others': r may be below the given one."""
-    if not len(columns.tokens):
-        return columns
+    if columns.left_out is not None or not len(columns.tokens):
+        return columns  # the rank was found
     grid, seen = columns.grid, columns.grid.measured()
-    error = grid.gates().logit_error / grid.scale
-    noise = float(np.sqrt(max(seen.shape) * np.mean(error**2)))
+    noise = _noise(grid, grid.values)
     rank = rank_by_gap(np.asarray(np.linalg.svd(seen, compute_uv=False)), noise)
     if rank == len(columns.tokens) or not np.isfinite(noise):
         return columns
     kept = pivots(seen.T, rank)
-    left_out = max(noise, columns.left_out)
-    if not rank:
-        return replace(columns, tokens=columns.tokens[kept], left_out=left_out)
     note = f"Keys and queries were found to have rank {rank} together, below the one given."
     return replace(
         columns,
-        grid=grid.kept(kept),
+        grid=grid.kept(kept) if rank else grid,
         tokens=columns.tokens[kept],
-        left_out=left_out,
+        left_out=partial(_noise, grid),
         notes=(*columns.notes, note),
     )
+
+
+def _noise(grid: LogitGrid, values: Values) -> float:
+    """Return what errors of the readings alone may give a singular value."""
+    error = grid.gates(values).logit_error / grid.scale
+    return float(np.sqrt(max(error.shape) * np.mean(error**2)))
 
 
 def _otherwise(rank: int | None, biases: bool) -> str:
