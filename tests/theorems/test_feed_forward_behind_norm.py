@@ -215,7 +215,7 @@ def test_a_residual_of_any_share_is_found(rows):
     shares = rng.standard_normal(6) if rows else np.full(6, -0.3)
     first = np.diag(shares) - B[back].T @ A[back]
     part = ResidualPart(np.eye(6), free=True, rows=rows)
-    sides = sides_of(A, B, first, 1e-13, AffinePartTuning(), part)
+    sides = sides_of(A, B, first, 1e-13, AffinePartTuning(), residual=part)
     np.testing.assert_array_equal(sides.back, back)
     np.testing.assert_allclose(np.resize(sides.added, 6), shares, atol=1e-12)
     assert sides.linear is None

@@ -83,7 +83,7 @@ def test_the_shape_of_opt_125m(trials, evidence):
     assert max(shares(recovery, target)) < 1
     assert seconds < 120
     function = function_error(model, target)
-    assert function <= 1e-9
+    assert function <= 1e-10
     evidence(
         "Feed-forward layer, d = 768, 3,072 neurons, with its hold-out",
         queries_per_neuron=f"{oracle.queries / m:.2f}",

@@ -41,6 +41,8 @@ class BasePointTuning:
     gates: float = 25.0
     """Query tokens are so many times as long as the farthest hyperplane on their way, and this over
     the root of the margin, for W of norm 1: heads' logits may then reach 250."""
+    flat: float = 1e-9
+    """A network is constant where its gradient is below this share of what its terms add up to."""
     independent: float = 1e-9
     """Vectors (1, s) span K + 1 dimensions if the last pivot is above this. They are weighted by
     the room around their points, which is 1e-5 of the length between parallel hyperplanes."""
@@ -130,13 +132,16 @@ class ConeDirections:
         """Return the centres of the widest cones (≤ count, d).
 
         First come those where the query tokens of a search may be shortest: beyond the network's
-        hyperplanes, and so long that offsets within the cone switch heads.
+        hyperplanes, and so long that offsets within the cone switch heads. Cones where the
+        network is constant come last: there no head may show.
         """
         centres = self._centred(self.x[: max(count, self.tuning.first)])
         margin, reach = self.hinges.margin(centres), self.hinges.reach(centres)
         with np.errstate(divide="ignore"):
             length = np.maximum(self.tuning.beyond * reach, self.tuning.gates / np.sqrt(margin))
-        order = np.argsort(length, kind="stable")
+        slope = self.hinges.gradients(centres @ self.hinges.A.T > 0)
+        flat = np.linalg.norm(slope, axis=1) <= self.tuning.flat * self.hinges.steepness
+        order = np.lexsort((length, flat))
         return np.asarray(centres[order[:count]])
 
     def spanning(self, active: Flags, length: float, rng: np.random.Generator) -> Array | None:

@@ -15,7 +15,7 @@ shift by a constant, eps the size alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import scipy
@@ -25,6 +25,7 @@ from unsoftmax.models import AttentionLayer
 from unsoftmax.models.attention import softmax, token_scores
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
+from unsoftmax.questions.changed_neurons import NeuronSearchTuning, Ray, fits
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, random_sequences
 from unsoftmax.questions.claimed_layers import (
     EPS,
@@ -68,6 +69,10 @@ class ChangedPartTuning:
     """Share of the misses that may come from solving for the change."""
     rank: float = 1e-9
     """Coordinates that are so much smaller than others count as none."""
+    widest: float = 1e60
+    """Answers that differ by more, in units of their errors, are not looked at."""
+    neurons: NeuronSearchTuning = field(default=NeuronSearchTuning())
+    """How A, b and B are told apart."""
     most: int = 3
     """So many tensors are named where several would explain the misses alike; more say nothing."""
 
@@ -160,8 +165,19 @@ class SumChange:
     """What Δ may be off by."""
     tuning: ChangedPartTuning
 
+    @property
+    def usable(self) -> bool:
+        """Whether squares of all numbers, in units of their errors, stay in float64's range."""
+        least = float(np.min(self.errors, initial=np.inf))
+        along = 0.0 if self.along is None else float(np.max(np.abs(self.along), initial=0.0))
+        most = max(float(np.max(np.abs(self.change), initial=0.0)), along)
+        most = max(most, float(np.max(self.errors, initial=0.0)))
+        return bool(least > 0 and np.isfinite(most / least) and most / least < self.tuning.widest)
+
     def left(self, coordinates: Array) -> float:
         """Return what is left where Δ is linear in coordinates (K, n), as a share of its bounds."""
+        if not self.usable:
+            return np.inf
         rows = np.median(self.errors, axis=1, keepdims=True)
         units = self.errors / rows
         columns = np.median(units, axis=0)
@@ -182,6 +198,8 @@ class SumChange:
 
         Returns the share of the bounds that is left, the multiples, and what they may be off by.
         """
+        if not self.usable:
+            return np.inf, *np.zeros((2, len(self.change)))
         largest, found = 0.0, []
         for k, (change, error) in enumerate(zip(self.change, self.errors, strict=True)):
             free = [directions[k]] + ([] if self.along is None else [self.along[k]])
@@ -288,7 +306,8 @@ def changed_part(
 ) -> Search:
     """Find what was changed of a layer with at most ``room`` queries, or why that is not told."""
     if isinstance(claim, ServedFeedForward):
-        return (yield from _among_neurons(claim, errors, rng, probes, tuning))
+        found = _among_neurons(claim, errors, room, rng, probes=probes, tuning=tuning)
+        return (yield from found)
     assert isinstance(claim, ServedLayer)
     planes = [Plane.drawn(claim, rng, probes, tuning) for _ in range(tuning.planes)]
     while sum(len(plane.sequences) for plane in planes) > room:
@@ -387,7 +406,9 @@ def _scores_named(heads: list[HeadChange], h: int, claim: ServedLayer) -> str:
 def _among_neurons(
     claim: ServedFeedForward,
     errors: AnswerErrors,
+    room: int,
     rng: np.random.Generator,
+    *,
     probes: ClaimProbeTuning,
     tuning: ChangedPartTuning,
 ) -> Search:
@@ -400,7 +421,52 @@ def _among_neurons(
     clear = np.max(np.abs(seen.missed) / bounds) > tuning.clear
     if names := Asked(claim, asked, seen, bounds, tuning).simply():
         return _named(names, claim, tuning) if clear else Located(None, NEAR)
-    return Located(NEURONS if claim.before is None else f"{NEURONS}, or the norm")
+    ray = _ray(claim, room - len(asked), rng, tuning) if clear else None
+    if ray is None:
+        return Located(NEURONS if claim.before is None else f"{NEURONS}, or the norm")
+    asked = list(ray.tokens[:, None])
+    seen = yield from seen_at(claim, asked, "which tensor")
+    change = Asked(claim, asked, seen, errors.of(seen), tuning).change()
+    # across a hyperplane a change of A shows by one neuron's share
+    apart = tuning.clear * np.sqrt(len(claim.layer.b))
+    told = change.usable and np.max(np.abs(seen.missed) / errors.of(seen)) > apart
+    names = _of_neurons(claim, ray, change, tuning) if told else []
+    # with a free size per answer what A cannot be fitted to may look like B
+    doubted = names == ["B"] and claim.behind is not None
+    return Located(NEURONS if doubted or not names else " or ".join(names))
+
+
+def _ray(
+    claim: ServedFeedForward, room: int, rng: np.random.Generator, tuning: ChangedPartTuning
+) -> Ray | None:
+    """Draw tokens that tell A, b and B apart; None where none do."""
+    knobs, layer = tuning.neurons, claim.layer
+    tokens, n = knobs.along + knobs.cells * knobs.per_cell, len(layer.b)
+    few = tokens * len(layer.c) < knobs.least * n
+    if claim.before is not None or few or n > knobs.most or tokens > room:
+        return None
+    return Ray.drawn(claim, rng, knobs)
+
+
+def _of_neurons(
+    claim: ServedFeedForward, ray: Ray, change: SumChange, tuning: ChangedPartTuning
+) -> list[str]:
+    """Name which of A, b and B explain what was answered along a ray."""
+    none, names = np.zeros((len(ray.places), 0)), []
+    for name, fit in fits(claim, ray, tuning.neurons).items():
+        explained = fit.explained(change.change, change.along)
+        if (change + -explained).left(none) <= tuning.explained:
+            names.append(name)
+    near = replace(
+        change,
+        change=change.change[ray.near],
+        along=None if change.along is None else change.along[ray.near],
+        errors=change.errors[ray.near],
+    )
+    z = ray.tokens[ray.near] @ claim.layer.A.T + claim.layer.b
+    if near.left(np.maximum(z, 0.0)) <= tuning.explained:
+        names.append("B")
+    return names
 
 
 def _named(names: list[str], claim: ServedVectors, tuning: ChangedPartTuning) -> Located:

@@ -25,9 +25,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.head_search import HeadSearch
+from unsoftmax.learners.attention_layer.head_search import HeadsAlike, HeadSearch
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
 from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.map_reading import MapReading
@@ -38,6 +38,8 @@ from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, preno
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
+from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
+from unsoftmax.learners.attention_layer.soft_search import soft_search
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.settings import Configured, one_of, whole_number
@@ -96,9 +98,9 @@ class AttentionLayerLearner(Configured):
     rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
     one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
     for every head. A norm before is part of its heads: its scale and shift are not told apart
-    from M_h, W_h, w_h and c. Refused: heads with W_h = 0 or W_h = c·W_g without a norm before,
-    which switch like no head or like another one; an RMSNorm behind whose scale has entries of
-    both signs.
+    from M_h, W_h, w_h and c. Heads with W_h = 0, and W_h beside −W_h, cost some hundred queries
+    more. Refused: W_h = c·W_g, c > 0, without a norm before, which switch alike; an RMSNorm behind
+    whose scale has entries of both signs.
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -154,7 +156,8 @@ class AttentionLayerLearner(Configured):
         scores = (2 + tuning.again) * d * (d + 1)
         search = searches + pilots + maps + scores + tuning.confirm
         behind = normalised_cost(d, H, tuning.normalised)
-        at_most = max(d + 8 + tuning.attempts * search, behind.queries, after.queries)
+        plain = d + 8 + tuning.attempts * search + tuning.softly(after.queries)
+        at_most = max(plain, behind.queries)
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
             "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
@@ -163,8 +166,11 @@ class AttentionLayerLearner(Configured):
         return Plan(
             queries=None,
             at_most=at_most,
-            tokens=max(2 * at_most + tuning.attempts * scores, behind.tokens, after.tokens),
-            rounds=max(tuning.most_rounds, behind.rounds, after.rounds),
+            tokens=max(
+                2 * at_most + tuning.attempts * scores + tuning.softly(after.tokens),
+                behind.tokens,
+            ),
+            rounds=max(tuning.most_rounds + tuning.softly(after.rounds), behind.rounds),
             formula=formula,
             longest_token=FARTHEST,
             most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
@@ -242,12 +248,38 @@ class AttentionLayerLearner(Configured):
         for again in reversed(range(self.tuning.attempts)):
             try:
                 conclusion = yield from self._searched(tokens, rng)
+            except HeadsAlike as refusal:
+                conclusion = yield from self._softly(tokens, rng, refusal)
+                break
             except (ModelMismatch, np.linalg.LinAlgError):
                 if not again:
                     raise
             else:
                 break
         return (yield from conclusion.run(checks))
+
+    def _softly(
+        self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike
+    ) -> Asking[LayerConclusion]:
+        """Search for heads by copies of tokens, whose gates are neither 0 nor 1."""
+        tuning, noise = self.tuning, tokens.noise()
+        reading = replace(tuning.prenorm.reading, shares=tuning.soft_shares)
+        for residual in (False, True)[: 1 + (len(tokens.zero) == self.dim)]:
+            layer = LayerMap.of(tokens, residual)
+            soft = SoftGateReading(
+                tokens, layer, noise, tuning.soft_length, self._most, rng, reading
+            )
+            try:
+                base = yield from soft.base()
+                soft = replace(soft, radius=tuning.soft_widest)
+                return (
+                    yield from soft_search(
+                        soft, base, profile=self.profile, fresh=np.inf, tuning=tuning
+                    )
+                )
+            except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError):
+                continue
+        raise NotIdentifiable(str(refusal), determined=refusal.determined) from refusal
 
     def _searched(
         self, tokens: TokenMapAnswers, rng: np.random.Generator

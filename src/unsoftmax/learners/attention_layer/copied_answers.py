@@ -83,6 +83,8 @@ class SoftGates:
     ----------
     tokens : TokenMapAnswers
         Of single tokens.
+    residual : bool
+        Whether M is the heads' and the identity's.
     offsets : tuple of CopiedAnswers
         The base a_1, and a_j that differ from it in orthonormal directions of their own.
     theta : tuple of ndarray (H, q)
@@ -94,6 +96,7 @@ class SoftGates:
     """
 
     tokens: TokenMapAnswers
+    residual: bool
     offsets: tuple[CopiedAnswers, ...]
     theta: tuple[Array, ...]
     ranks: tuple[int, ...]
@@ -102,7 +105,7 @@ class SoftGates:
 
     def layer(self) -> LayerMap:
         """Return c and M."""
-        return LayerMap.of(self.tokens)
+        return LayerMap.of(self.tokens, self.residual)
 
     def vectors(self) -> Array:
         """Return all M_h a_j, (J, H, m)."""

@@ -24,20 +24,18 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
 from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.normed_tokens import (
     NormedKind,
     NormedTokens,
     find_normed_tokens,
 )
-from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
-from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
-from unsoftmax.learners.attention_layer.soft_gate_reading import BaseOffset, SoftGateReading
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
+from unsoftmax.learners.attention_layer.soft_search import soft_search
+from unsoftmax.learners.attention_layer.value_answers import LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.measure.token_map import TokenMapAnswers
 from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Found
@@ -131,7 +129,13 @@ class _BallLayer:
         for again in reversed(range(self.tuning.prenorm.tries)):
             base = yield from reading.base()
             try:
-                conclusion = yield from self._searched(reading, base)
+                conclusion = yield from soft_search(
+                    reading,
+                    base,
+                    profile=self.profile,
+                    fresh=self.tuning.prenorm.fresh * self.radius,
+                    tuning=replace(self.tuning, least_most=self.tuning.prenorm.least_most),
+                )
             except (ModelMismatch, np.linalg.LinAlgError):
                 if not again:
                     raise
@@ -170,43 +174,3 @@ class _BallLayer:
         reach, tuning = self.tuning.prenorm.reach * self.radius, self.tuning.prenorm.reading
         layer, noise = LayerMap.of(tokens), tokens.noise()
         return SoftGateReading(tokens, layer, noise, reach, self.most_heads, self.rng, tuning)
-
-    def _searched(self, reading: SoftGateReading, base: BaseOffset) -> Asking[LayerConclusion]:
-        """Search for all heads; what was found predicts a few fresh answers."""
-        tuning, noise, rng = self.tuning, reading.noise, self.rng
-        effort = tuning.effort(self.profile, noise.relative)
-        maps = yield from reading.run(base, effort.whole)
-        values = maps.solved()
-        n = keys_of(values, noise.relative, effort.share, tuning)
-
-        larger = AnswerNoise(*(tuning.prenorm.drawn * np.array([noise.relative, noise.absolute])))
-
-        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
-            other = maps.with_errors(larger, rng)
-            return other.layer(), other.solved()
-
-        scores = yield from ScoreReading(
-            reading.layer,
-            values,
-            noise,
-            n,
-            effort,
-            base.typical(),
-            redrawn,
-            rng,
-            tuning,
-            reading.radius,
-        ).run()
-        answers = LayerAnswers(maps, scores)
-        samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
-        if not all(np.isfinite(R).all() for one in samples for R in one.scores.R):
-            raise ModelMismatch(
-                f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size "
-                f"make weights of the {len(values.U)} heads negative: answers are too coarse for a "
-                'layer whose tokens a norm bounds. profile="finest" asks more.'
-            )
-        fresh = tuning.prenorm.fresh * self.radius
-        tuning = replace(tuning, least_most=tuning.prenorm.least_most)
-        conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning, fresh)
-        yield from conclusion.confirmed()
-        return conclusion

@@ -196,8 +196,8 @@ class ScoreReading:
     def _tokens(self, units: Array, directions: Array, lengths: Lengths) -> tuple[Array, Array]:
         """Return keys and query tokens of these lengths, which float32 adds exactly."""
         keys, tokens = lengths.keys * units, lengths.tokens * directions
-        longest = sum(np.linalg.norm(x, axis=-1).max(initial=TINY) for x in (keys, tokens))
-        inside = min(1.0, self.radius / longest)
+        longest = sum(np.linalg.norm(x, axis=-1).max(initial=0.0) for x in (keys, tokens))
+        inside = self.radius / longest if longest > self.radius else 1.0
         keys, tokens = on_one_grid(inside * keys, inside * tokens)
         return keys, tokens
 

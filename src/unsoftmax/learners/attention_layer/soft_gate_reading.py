@@ -166,7 +166,15 @@ class SoftGateReading:
         count = -(-total // H) + self.tuning.spare_offsets - 1
         along = base.answers.a / np.linalg.norm(base.answers.a)
         directions = along[:, None]
-        found = SoftGates(self.tokens, (base.answers,), (base.theta,), (), False, self.tuning.gates)
+        found = SoftGates(
+            self.tokens,
+            self.layer.residual,
+            (base.answers,),
+            (base.theta,),
+            (),
+            False,
+            self.tuning.gates,
+        )
         while True:
             count = d - 1 if whole else min(count, d - 1)
             fresh = self.rng.standard_normal((d, count + 1 - directions.shape[1]))

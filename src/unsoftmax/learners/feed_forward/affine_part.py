@@ -94,6 +94,7 @@ def sides_of(
     first: Array,
     error: float,
     tuning: AffinePartTuning,
+    *,
     residual: ResidualPart | None = None,
 ) -> Sides:
     """Find sides and residual.
@@ -114,28 +115,14 @@ def sides_of(
     (m, d), d_out = rows.shape, columns.shape[1]
     if residual is None and d == d_out:
         residual = ResidualPart(np.eye(d))
-    size = np.linalg.norm(rows, axis=1) * np.linalg.norm(columns, axis=1)
-    gram = (rows @ rows.T) * (columns @ columns.T)
-    right = -np.sum((columns @ first) * rows, axis=1)
-    if residual is not None:
-        crossed, own = residual.crossed(rows, columns), residual.along(residual.matrix)
-        gram = np.block([[gram, -crossed], [-crossed.T, np.diag(own)]])
-        right = np.append(right, residual.along(first))
-        size = np.append(size, np.sqrt(own))
-    gram /= np.outer(size, size)
-    unknown = len(size)
-    known = unknown <= d * d_out and (not unknown or np.linalg.cond(gram) < tuning.condition)
-    if known:
-        share = solve(gram, right / size, assume_a="pos") / size if unknown else right
-    else:
-        share = np.linalg.lstsq(gram, right / size, rcond=1e-9)[0] / size
-    whole = np.round(np.clip(share, 0.0, 1.0))
+    known, share = _shares(rows, columns, first, residual, tuning)
+    whole = np.asarray(np.round(np.clip(share, 0.0, 1.0)), dtype=np.float64)
     if residual is not None and residual.free:
         whole[m:] = share[m:]
     near = np.abs(share - whole) < tuning.whole
     near = np.append(near[:m], np.all(near[m:]))
     back = whole[:m] > 0
-    linear = first + columns[back].T @ rows[back]
+    linear: Array = first + columns[back].T @ rows[back]
     if residual is not None:
         linear = linear - residual.summed(whole[m:])
     added = np.array(whole[m:])
@@ -146,3 +133,29 @@ def sides_of(
     root = np.sqrt(s[s > tuning.errors * error])[:, None]
     parts = root * U.T[: len(root)], root * Vt[: len(root)]
     return Sides(back, adds, parts, known, near, added)
+
+
+def _shares(
+    rows: Array,
+    columns: Array,
+    first: Array,
+    residual: ResidualPart | None,
+    tuning: AffinePartTuning,
+) -> tuple[bool, Array]:
+    """Solve for all f_j and ρ; tell whether the equations determine them, too."""
+    size = np.linalg.norm(rows, axis=1) * np.linalg.norm(columns, axis=1)
+    gram = (rows @ rows.T) * (columns @ columns.T)
+    right = -np.sum((columns @ first) * rows, axis=1)
+    if residual is not None:
+        crossed, own = residual.crossed(rows, columns), residual.along(residual.matrix)
+        gram = np.block([[gram, -crossed], [-crossed.T, np.diag(own)]])
+        right = np.append(right, residual.along(first))
+        size = np.append(size, np.sqrt(own))
+    gram /= np.outer(size, size)
+    unknown = len(size)
+    known = unknown <= first.size and (not unknown or np.linalg.cond(gram) < tuning.condition)
+    if known:
+        share = solve(gram, right / size, assume_a="pos") / size if unknown else right
+    else:
+        share = np.linalg.lstsq(gram, right / size, rcond=1e-9)[0] / size
+    return known, np.asarray(share)

@@ -176,7 +176,7 @@ class SearchBehindNorm:
         return self.normed.noise * float(np.linalg.norm(piece.at(t)))
 
     def _spots(self, rows: Array, bias: Array) -> Generator[Round, Answers, Spots]:
-        own = self.normed.noise + self.normed.systematic
+        own = self.normed.noise
         crossing = DirectionSpots(
             self._ask("crossings"),
             rows,
@@ -185,6 +185,7 @@ class SearchBehindNorm:
             lambda x: np.full(len(x), own),
             self.rng,
             tuning=self.tuning.spots,
+            systematic=self.normed.systematic,
         )
         return (yield from crossing.run())
 

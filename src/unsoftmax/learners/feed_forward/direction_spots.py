@@ -9,7 +9,7 @@ place that is, and what both pieces' factors are, follows (4k + 1 queries for k 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from unsoftmax.protocol import Answers
 @dataclass(frozen=True, slots=True)
 class DirectionSpots(HyperplaneSpots):
     """A reading of all neurons beside the line, of directions (n, m) of norm 1."""
+
+    systematic: float = field(default=0.0, kw_only=True)
+    """What directions are off by together, beside ``error_at``: bends are off by this share."""
 
     def run(self) -> Generator[Round, Answers, Spots]:
         """Ask.
@@ -38,7 +41,8 @@ class DirectionSpots(HyperplaneSpots):
         # what rounding of tokens does, in the unit of the values that it turns
         size = np.linalg.norm(across.bend, axis=1) / np.linalg.norm(ways, axis=1)
         own = self.error_at(tokens[:1])[0] + size * rounded_tokens(self.rows, length)
-        off = 8 * own * (1 + 1 / across.angle)
+        off = 4 * own * (1 + 1 / across.angle)
+        off += 4 * self.systematic * np.linalg.norm(across.bend, axis=1)
         return Spots(
             across.bend,
             off,

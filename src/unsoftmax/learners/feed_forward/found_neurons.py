@@ -50,7 +50,7 @@ class FoundNeurons:
     def sides(self, tuning: AffinePartTuning, residual: ResidualPart | None = None) -> Sides:
         """Find the sides of all neurons, and the residual."""
         error = np.hypot(self.first_error, self.slope_error)
-        return sides_of(self.rows, self.columns, self.first, error, tuning, residual)
+        return sides_of(self.rows, self.columns, self.first, error, tuning, residual=residual)
 
     @property
     def slope_error(self) -> float:

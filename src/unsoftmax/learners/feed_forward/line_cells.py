@@ -72,6 +72,12 @@ class LineCellTuning:
     """Where answers are known but for a factor each: limit on how often factors are improved, from
     which on crossed hyperplanes are looked for, the most that a factor changes at once, and the
     relative change of readings that ends it. Three to five are usual."""
+    dims_per_pair: int = 96
+    pairs: int = 8
+    around: float = 0.5
+    """Values at a place are means with such pairs of values on both sides, this share of the way to
+    the next kink away at most: of 768 dimensions they cost 0.03 queries per neuron, and halve what
+    the function is off by."""
     columns: CrossedColumnTuning = field(default=CrossedColumnTuning())
 
 
@@ -310,9 +316,7 @@ class LineCells:
         cuts = self._cuts()
         places, d_out = self._places(cuts), columns.shape[1]
         own = np.array([self.own_error(t) for t in places]) * np.sqrt(2 / d_out)
-        values = yield from self.ask(self.origin + places[:, None] * self.basis[0])
-        if not self.scaled:
-            values *= self._sizes(places)[:, None]
+        values = yield from self._values(places)
         shape = (len(places), len(self.basis))
         step = np.repeat(self._steps(places)[:, None], shape[1], axis=1)
         readings = CellReadings(
@@ -329,6 +333,22 @@ class LineCells:
         )
         asked = yield from self._asked(readings, np.arange(shape[1]))
         return (yield from self.settled(asked, columns, column_error))
+
+    def _values(self, places: Array) -> Generator[Round, Answers, Array]:
+        """Ask at all places; where answers have sizes, around them too, and return the means.
+
+        What a value is off by is the same in all directions' readings, and counts √d times.
+        """
+        tuning = self.tuning
+        pairs = min(len(self.basis) // tuning.dims_per_pair, tuning.pairs) if self.scaled else 0
+        t = np.append(self.kinks.t, self.length * np.array([-np.inf, np.inf]))
+        room = np.min(np.abs(places[:, None] - t), axis=1)
+        room = np.where(np.isfinite(room), room, self.length)
+        shares = np.linspace(-tuning.around, tuning.around, 2 * pairs + 1) if pairs else np.zeros(1)
+        t = places + shares[:, None] * room
+        values = yield from self.ask(self.origin + t.ravel()[:, None] * self.basis[0])
+        values = np.mean(values.reshape(*t.shape, -1), axis=0)
+        return np.asarray(values if self.scaled else values * self._sizes(places)[:, None])
 
     def settled(
         self, readings: CellReadings, columns: Array, column_error: Array

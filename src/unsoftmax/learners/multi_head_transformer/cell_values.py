@@ -51,6 +51,9 @@ class CellValueTuning:
     are asked again. Errors alone, of cells of all widths, make 10 times."""
     enough: int = 8
     """Cells whose median says what is usual."""
+    settlings: int = 3
+    """Times that offsets are halved for it: they become too short for gates to be steps. Cells that
+    are off after that say nothing of what is unknown in the others."""
     singular: float = 1e-9
     """A system whose last pivot is below this share of its first does not tell the values."""
     float64: float = 4e-16
@@ -178,6 +181,13 @@ class CellValues:
         """Add the cells of another reading."""
         return CellValues((*self.cells, *other.cells))
 
+    def completed(self, index: Indices, other: CellValues) -> CellValues:
+        """Replace some cells, and add those that follow."""
+        inside = index < len(self)
+        count = int(np.sum(inside))
+        replaced = self.with_cells(index[inside], CellValues(other.cells[:count]))
+        return replaced.joined(CellValues(other.cells[count:]))
+
     def with_cells(self, index: Indices, other: CellValues) -> CellValues:
         """Replace some cells."""
         cells = list(self.cells)
@@ -227,16 +237,24 @@ class CellReader:
     ) -> Asking[tuple[CellValues, Array]]:
         """Read cells again, with shorter offsets, that are missed by far more than the others."""
         tuning, shares = self.tuning, shares.copy()
-        for _ in range(tuning.halvings):
-            rows = np.array([one.row for one in values.cells])
-            usual = np.maximum(np.median(rows), values.rounding(self.hinges, tuning))
-            left = np.flatnonzero(rows > tuning.outlier * usual)
-            if not len(left) or len(rows) < tuning.enough:
+        for _ in range(tuning.settlings):
+            left = np.flatnonzero(~self.usual(values) & (shares > 0.5**tuning.settlings))
+            if not len(left):
                 break
-            shares[left] /= 2
-            again, shares[left] = yield from self.read(points[left], shares[left], unknown, checks)
-            values = values.with_cells(left, again)
+            try:
+                again, now = yield from self.read(points[left], shares[left] / 2, unknown, checks)
+            except CoincidentJumps:
+                break  # what cells are off by is in their errors
+            shares[left], values = now, values.with_cells(left, again)
         return values, shares
+
+    def usual(self, values: CellValues) -> Flags:
+        """Tell which cells are missed by about as much as the others, (C,)."""
+        rows = np.array([one.row for one in values.cells])
+        if len(rows) < self.tuning.enough:
+            return np.full(len(rows), True)
+        usual = np.maximum(np.median(rows), values.rounding(self.hinges, self.tuning))
+        return np.asarray(rows <= self.tuning.outlier * usual)
 
     def _systems(
         self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int

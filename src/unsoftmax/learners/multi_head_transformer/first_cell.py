@@ -43,7 +43,7 @@ class FirstCellTuning:
     values, whose neurons may be steeper than their sum."""
     halvings: int = 8
     """Times that this is halved until answers along random rays are linear."""
-    rays: int = 4
+    rays: int = 3
     """Number of these rays."""
     bent: float = 1e3
     """Answers are linear along a ray if they miss it by so many times their error at most."""

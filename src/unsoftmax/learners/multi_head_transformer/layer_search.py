@@ -67,7 +67,7 @@ class LayerSearchTuning:
     )
     """For each search: intervals that half a circle begins with, and how much longer than usual
     the baselines between them are. Others begin in another cell."""
-    shorter: float = 0.5
+    shorter: float = 0.35
     """Every search has offsets shorter by this than the one before: the first cell may have been
     left where no ray showed it."""
     safety: float = 3.0
@@ -202,22 +202,23 @@ class LayerSearch:
             values, shares[read] = yield from reader.settled(
                 values, points[read], shares[read], every, tuning.values.checks
             )
-            v = np.concatenate([heads.v[None], values.v])
-            active = np.concatenate([cell.active[None], values.active])
+            good = reader.usual(values)
+            v = np.concatenate([heads.v[None], values.v[good]])
+            active = np.concatenate([cell.active[None], values.active[good]])
             fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
             if fewer is None or done == K:
                 continue
-            rest = slice(done, K)
+            rest = np.append(np.flatnonzero(~good), np.arange(done, K))
             try:
-                new, shares[rest] = yield from reader.read(
+                new, taken = yield from reader.read(
                     points[rest], shares[rest], fewer, tuning.spaces.checks
                 )
                 new, shares[rest] = yield from reader.settled(
-                    new, points[rest], shares[rest], fewer, tuning.spaces.checks
+                    new, points[rest], taken, fewer, tuning.spaces.checks
                 )
             except CoincidentJumps:
                 continue
-            values, done = values.joined(new), K
+            values, done = values.completed(rest, new), K
         assert values is not None
         return values, shares
 
