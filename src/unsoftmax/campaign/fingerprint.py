@@ -129,7 +129,8 @@ class Fingerprint:
         moved, wavers = np.abs(now - self.before)[differs], changes[differs]
         # one large answer decides the mean, and may come near itself by chance: ask the others
         stays = np.mean(wavers < self.tuning.steady * moved) > self.tuning.most
-        if stays and rms(wavers) < self.tuning.steady * rms(moved):
+        stays = stays and rms(wavers) < self.tuning.steady * rms(moved)
+        if stays and not self._all_waver(excess, changes, now):
             question, number = np.unravel_index(np.argmax(excess), now.shape)
             which = f", number {number}" if now.shape[1] > 1 else ""
             raise LedgerMismatch(
@@ -138,6 +139,13 @@ class Fingerprint:
                 f"{now[question, number]}. Start another ledger to learn the target as it is now."
             )
         return float(rms(changes) / np.sqrt(2))
+
+    def _all_waver(self, excess: Array, changes: Array, now: Array) -> bool:
+        """Whether all answers together waver as much as some differ: one may stay by chance."""
+        if self.labels:
+            return False
+        waver = changes / np.maximum(self._allowed(now), 1e-300)
+        return bool(np.median(waver) >= self.tuning.steady * np.max(excess))
 
     def _excess(self, now: Array) -> Array:
         excess: Array = np.abs(now - self.before) / np.maximum(self._allowed(now), 1e-300)
