@@ -128,8 +128,8 @@ class Fingerprint:
         differs = excess > 1
         moved, wavers = np.abs(now - self.before)[differs], changes[differs]
         # one large answer decides the mean, and may come near itself by chance: ask the others
-        stays = np.mean(wavers < self.tuning.steady * moved) > self.tuning.most
-        stays = stays and rms(wavers) < self.tuning.steady * rms(moved)
+        most_stay = np.mean(wavers < self.tuning.steady * moved) > self.tuning.most
+        stays = most_stay and rms(wavers) < self.tuning.steady * rms(moved)
         if stays and not self._all_waver(excess, changes, now):
             question, number = np.unravel_index(np.argmax(excess), now.shape)
             which = f", number {number}" if now.shape[1] > 1 else ""
