@@ -189,21 +189,24 @@ def biased(seeds: int, large: bool) -> str:
     return table([*COLUMNS, "refused"], rows)
 
 
-def less(seeds: int) -> str:
-    H, d, m = 6, 8, 32
-    kinds = (
+def less(seeds: int, large: bool) -> str:
+    kinds = [
         Kind("all biases"),
         Kind("no biases", biases=False),
         Kind("W of rank 2", rank=2),
-        Kind("a network of d inputs", inputs=d),
-        Kind("the same, ranks 2", rank=2, inputs=d, values=2),
-    )
+        Kind("a network of d inputs", inputs=8),
+        Kind("the same, ranks 2", rank=2, inputs=8, values=2),
+    ]
+    sizes = [(6, 8, 32)] * len(kinds)
+    if large:
+        kinds.append(Kind("a network of d inputs, ranks 8", rank=8, inputs=64, values=8))
+        sizes.append((8, 64, 256))
     rows = []
-    for kind in kinds:
+    for kind, (H, d, m) in zip(kinds, sizes, strict=True):
         runs, refused = runs_of(kind, (H, d, m), seeds)
-        parameters = kind.parameters(H, d, m)
-        rows.append([kind.name, *row_of(H, d, m, parameters, runs)[3:], str(refused)])
-    return table(["target", *COLUMNS[3:], "refused"], rows)
+        row = row_of(H, d, m, kind.parameters(H, d, m), runs)
+        rows.append([kind.name, *row, str(refused)])
+    return table(["target", *COLUMNS, "refused"], rows)
 
 
 def antisymmetric(seeds: int) -> str:
@@ -307,9 +310,9 @@ layer without biases and has no code. A target that was refused is in the last c
 
 ## Less where there is less
 
-Six heads of 8 dimensions before 32 neurons. What is not there is not told to the learner.
+What is not there is not told to the learner.
 
-{less(seeds)}
+{less(seeds, options.large)}
 
 ## Beside the antisymmetric way
 

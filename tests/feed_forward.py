@@ -96,3 +96,37 @@ def function_share(recovery, true, scale: float = 1.0) -> float:
     x, errors = fresh(true.dim, scale), recovery.certificate.errors
     off = np.linalg.norm(recovery.model(x) - true(x), axis=1)
     return float(np.max(off / (errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1))))
+
+
+def behind(
+    layer: us.FeedForward, seed: int = 0, centred: bool = True, eps: float = 1e-5
+) -> us.FeedForward:
+    """Put a residual and a norm behind a layer: scales of any signs, of an RMSNorm no shift."""
+    rng = np.random.default_rng([seed, layer.dim])
+    scale = rng.uniform(0.5, 2, layer.dim) * rng.choice([-1.0, 1.0], layer.dim)
+    shift = rng.standard_normal(layer.dim) if centred else None
+    norm = us.LayerNorm(scale, shift, eps, centred=centred)
+    return us.FeedForward(layer.A, layer.b, layer.B, layer.c, True, norm)
+
+
+def share_behind(recovery, true: us.FeedForward, scale: float = 1.0) -> float:
+    """Return the largest share of its bound that an error takes: of parameters and answers.
+
+    The mean over outputs is invisible behind a LayerNorm, and taken off.
+    """
+    bounds, norm, found = recovery.certificate.errors, true.norm, recovery.model
+    assert norm is not None
+    assert found.norm is not None
+    B, c = true.B, true.c
+    if norm.centred:
+        B, c = B - B.mean(axis=0), c - c.mean()
+    plain = us.FeedForward(true.A, true.b, B, c, true.residual, norm)
+    errors = parameter_errors(found, plain)
+    errors["scale"] = float(np.linalg.norm(found.norm.scale - norm.scale))
+    errors["shift"] = float(np.linalg.norm(found.norm.shift - norm.shift))
+    errors["eps"] = abs(found.norm.eps - norm.eps)
+    shares = [errors[name] / bounds[name] for name in errors if errors[name]]
+    x = fresh(true.dim, scale)
+    off, rounding = np.linalg.norm(found(x) - true(x), axis=1), 1e-14 * np.linalg.norm(norm.scale)
+    shares.append(np.max(off / (found.moved_at_most(x, bounds) + rounding)))
+    return float(max(shares))

@@ -12,10 +12,13 @@ import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
 from tests.attention_layers import share_of_bounds
 from tests.by_hand import driven
+from tests.feed_forward import behind as layer_behind
 from tests.feed_forward import layer, parameter_errors
+from tests.feed_forward import share_behind as layer_share_behind
 from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
+from tests.prenorm_layers import prenorm, share_after
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.protocol import Learner, Model, Oracle
@@ -502,6 +505,15 @@ CASES = [
         single=False,
     ),
     Case(
+        "AttentionLayerLearner after a LayerNorm",
+        lambda seed: us.learners.AttentionLayerLearner(6, norm="pre", seed=seed),
+        lambda seed: prenorm(1, 2, 6, seed),
+        _one_by_one,
+        within=lambda recovery, target: share_after(recovery, target) <= 1,
+        single=False,  # a norm's inverse has a root
+        accuracy=1e-8,
+    ),
+    Case(
         "FeedForwardLearner",
         lambda seed: us.learners.FeedForwardLearner(6, seed=seed),
         _feed_forward(6, 9, 6, residual=True),
@@ -516,6 +528,15 @@ CASES = [
         _one_by_one,
         within=_layer_within_the_bounds,
         single=False,
+    ),
+    Case(
+        "FeedForwardLearner behind a LayerNorm",
+        lambda seed: us.learners.FeedForwardLearner(8, norm="post", seed=seed),
+        lambda seed: layer_behind(layer(8, 12, 8, seed), seed),
+        _one_by_one,
+        within=lambda recovery, target: layer_share_behind(recovery, target) <= 1,
+        single=False,
+        accuracy=1e-6,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

@@ -150,3 +150,29 @@ def test_the_script_writes_both_files(example, tmp_path, capsys):
     target = us.load(tmp_path / "out" / "target.safetensors")
     state = us.load_weights(tmp_path / "out" / "state.safetensors")
     assert us.equivalent(target, example.served(state, 3), rtol=0)
+
+
+@installed
+def test_both_sub_layers_of_the_encoder_are_recovered_and_put_back(monkeypatch, evidence):
+    """The block's own outputs on antibody sequences, before and after."""
+    monkeypatch.syspath_prepend(str(PLACE.parent))
+    block = importlib.import_module("encoder_block")
+    off = block.compared(block.package_folder().joinpath(*block.WEIGHTS), "encoder.layers.0")
+    assert off < 1e-6
+    evidence("An antibody model's encoder block, recovered and put back", outputs=f"{off:.1e}")
+
+
+def test_a_block_is_run_on_every_token(monkeypatch):
+    monkeypatch.syspath_prepend(str(PLACE.parent))
+    block = importlib.import_module("encoder_block")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 4))
+    head = us.LayerHead(rng.standard_normal((4, 4)), rng.standard_normal((4, 4)))
+    attention = us.AttentionLayer([head], np.zeros(4), residual=True)
+    A, B = rng.standard_normal((2, 4, 4))
+    network = us.FeedForward(A, np.zeros(4), B, np.zeros(4), residual=True)
+    scores = x @ (x @ head.W.T).T  # column j: those of query token j
+    weights = np.exp(scores) / np.sum(np.exp(scores), axis=0)
+    h = x + weights.T @ x @ head.M.T
+    expected = h + np.maximum(h @ A.T, 0) @ B.T
+    np.testing.assert_allclose(block.block(attention, network, x), expected, rtol=1e-9)

@@ -310,6 +310,37 @@ class Embedded(Probes):
         return {**within, "basis": self.basis}
 
 
+@dataclass(frozen=True, slots=True)
+class Copies(Probes):
+    """Probes whose tokens are repeated: the i-th token of every sequence, ``copies[i]`` times."""
+
+    inner: Probes
+    copies: Indices
+
+    @classmethod
+    def of(cls, inner: Probes, copies: Indices) -> Copies:
+        """Repeat tokens under the probes' own phase and purpose."""
+        return cls(inner, copies, phase=inner.phase, purpose=inner.purpose)
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return int(np.sum(self.copies))
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.inner.dim
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, span: slice) -> Array:
+        return np.repeat(self.inner[span], self.copies, axis=1)
+
+    def design(self) -> Design:  # noqa: D102
+        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
+        return {**within, "copies": self.copies}
+
+
 def _named(name: str, rows: Rows) -> Design:
     if isinstance(rows, LazyRows):
         return {f"{name}.{part}": array for part, array in rows.design().items()}

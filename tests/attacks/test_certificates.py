@@ -172,6 +172,29 @@ def test_wide_heads(name, how, trials, evidence):
     )
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+def test_heads_about_as_small_as_the_rounding(name, trials, evidence):
+    """What was read while answers were taken for exact is bounded by what they turn out to be."""
+    count, refused = trials(40, 2000), 0
+    for seed in range(count):
+        rng, biases = np.random.default_rng([38, seed]), "biases" in name
+        d, size = int(rng.choice([1, 1, 2, 3])), 10.0 ** rng.uniform(-7.5, -4)
+        W = 10.0 ** rng.choice([-9, -6, 0]) * rng.standard_normal((d, d)) * rng.choice([0, 1])
+        w = 10.0 ** rng.choice([-6, -4, 0]) * rng.standard_normal(d) if biases else None
+        v, c = size * rng.standard_normal(d), biases * size * rng.standard_normal()
+        target = us.SingleHead(W, v, w, c)
+        oracle = DISTURBED["6 decimals"](lambda X, f=target: f(X), seed)
+        try:
+            recovery = us.learn(oracle, LEARNERS[name](d, seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        shares = held(recovery, parameters(target))
+        assert all(share >= 1 for share in shares.values()), (seed, shares)
+    claim = f"heads about as small as 6 decimals, {name}"
+    evidence(claim, runs=count, broken=0, refused=refused)
+
+
 class Library:
     """A head as libraries compute it: X → queries, keys, values → softmax → output, with biases."""
 
@@ -224,6 +247,34 @@ def test_heads_computed_as_libraries_do(name, dtype, bias, trials, evidence):
         loose.append(shares["W"])
     evidence(
         f"heads as libraries compute them, {name}, {dtype.__name__}, biases of {bias:g}",
+        runs=count,
+        broken=0,
+        median_looseness=f"{np.median(loose):.0f}×",
+        refused=refused,
+    )
+
+
+@pytest.mark.parametrize("bias", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_values_smaller_than_the_terms_they_are_sums_of(dtype, bias, trials, evidence):
+    """v's rounding is that of its terms, and the last rounding beside a large c may hide it."""
+    count, refused, loose = trials(40, 700), 0, []
+    for seed in range(count):
+        target = Library(seed, dtype, bias)
+        target.dim = d = min(target.dim, 2 + seed % 2)
+        target.Q, target.K, target.V = target.Q[:d], target.K[:d], target.V[:d]
+        V = target.V.astype(float)
+        target.out = (target.out - 0.7 * np.linalg.pinv(V) @ (V @ target.out)).astype(dtype)
+        try:
+            recovery = us.learn(target, LEARNERS["ExactHead with biases"](d, seed))
+        except us.NotIdentifiable:
+            refused += 1
+            continue
+        share = held(recovery, target.parameters())["v"]
+        assert share >= 1, (seed, share)
+        loose.append(share)
+    evidence(
+        f"values of two or three dimensions that cancel, {dtype.__name__}, biases of {bias:g}",
         runs=count,
         broken=0,
         median_looseness=f"{np.median(loose):.0f}×",

@@ -109,15 +109,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def begin(folder, target, model, *words: Any, measured: bool = True, **environment: str):
-    """Begin the command; `measured`: with coverage, where that is asked of the whole suite."""
+def begin(folder, target, model, *words: Any, **environment: str):
     command = [COMMAND, "learn", f"mine:{target}", "--dim", 6, "--out", "o", "--model", *model]
-    # coverage saves what it counted in os._exit: from a signal's handler that may wait for itself
-    ours = {name: word for name, word in os.environ.items() if measured or "COVERAGE" not in name}
     return subprocess.Popen(
         [str(word) for word in (*command, *words)],
         cwd=folder,
-        env={**ours, "NO_COLOR": "1", "PYTHONWARNINGS": "error", **environment},
+        env={**os.environ, "NO_COLOR": "1", "PYTHONWARNINGS": "error", **environment},
         preexec_fn=default_signals,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -175,7 +172,7 @@ def test_ended_at_any_moment_nothing_is_lost_and_nothing_paid_twice(
     rng = np.random.default_rng(len(target) + len(model))
     words = ["--batch", "16", "--workers", "2"]
     whole_run = [*words, "--ledger", folder / "whole"]
-    once = begin(folder, target, model, *whole_run, measured=False, PAUSE_S="0")
+    once = begin(folder, target, model, *whole_run, PAUSE_S="0")
     began = started(once)
     end(once)
     assert once.returncode == 0
@@ -186,7 +183,7 @@ def test_ended_at_any_moment_nothing_is_lost_and_nothing_paid_twice(
         home.mkdir()
         shutil.copy(folder / "mine.py", home)
         done += ended_again_and_again(home, target, [*model, *words], kills - done, rng, lengths_s)
-        last = begin(home, target, model, *words, measured=False)
+        last = begin(home, target, model, *words)
         end(last)
         assert last.returncode == 0
         assert account(home / "o" / "ledger.sqlite").recorded == whole
@@ -207,7 +204,7 @@ def ended_again_and_again(folder, target, model, most, rng, lengths_s):
     book, before, lost = folder / "o" / "ledger.sqlite", account(folder / "none"), 0
     for turn in range(most):
         number = [*ENDINGS][(turn + most) % len(ENDINGS)]
-        process = begin(folder, target, model, measured=False)
+        process = begin(folder, target, model)
         began = started(process)
         with suppress(subprocess.TimeoutExpired):
             process.wait(rng.uniform(0.0, 1.0) * lengths_s[-1])
@@ -293,7 +290,7 @@ def test_a_target_that_hangs_for_good_is_an_oracle_error(folder):
 def test_ended_during_the_imports(number, folder, trials, evidence):
     rng, endings = np.random.default_rng(number), trials(6, 60)
     for _ in range(endings):
-        process = begin(folder, "head", ["exact"], measured=False)
+        process = begin(folder, "head", ["exact"])
         started(process)
         time.sleep(rng.uniform(0.0, 0.65))
         process.send_signal(number)

@@ -6,11 +6,14 @@ import sqlite3
 from contextlib import closing
 
 import numpy as np
+import pytest
 
 import unsoftmax as us
 from tests.campaign.script import Script, sequences
 from tests.truth import Counted
+from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
 from unsoftmax.campaign.ledger_salvage import salvage
+from unsoftmax.campaign.recorded_questions import Witness
 from unsoftmax.probes import Sequences
 
 
@@ -34,3 +37,50 @@ def test_a_label_of_the_zero_token_is_beside_no_flip(tmp_path):
     for queries in (12, 12 + 8):
         us.learn(target, script, ledger=ledger)
         assert target.queries == queries
+
+
+def test_single_tokens_of_the_hold_out_are_chosen_on_both_sides_of_every_hyperplane(tmp_path):
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((48, 1, 4)) * 10.0 ** rng.uniform(-1, 2, (48, 1, 1))
+    script = Script([[Sequences(x, phase="hold-out", purpose="check")]])
+    for seed in range(60):
+        normal, ledger = np.random.default_rng(seed).standard_normal(4), tmp_path / f"{seed}"
+
+        def target(X, normal=normal, slope=1.0):
+            return 1.0 + slope * np.maximum(X[:, 0] @ normal - 3.0, 0.0)
+
+        us.learn(target, script, ledger=ledger)
+        with pytest.raises(us.LedgerMismatch):
+            us.learn(lambda X, f=target: f(X, slope=1 + 1e-6), script, ledger=ledger)
+
+
+# -- what is noise
+
+
+def fingerprint(recorded):
+    """Ask all of some recorded answers (n,) again."""
+    X = np.ones((1, 1))
+    asked = tuple(Witness((0, 0, k), X, np.array([y]), None) for k, y in enumerate(recorded))
+    rows = np.array(recorded)[:, None]
+    return Fingerprint(asked, rows, np.ones(len(rows)), False, 0.0, FingerprintTuning())
+
+
+def test_a_noisy_answer_that_comes_near_itself_by_chance_is_noise():
+    known = fingerprint([0.2 + np.sqrt(2.0) / 1000, -0.1, 0.1])
+    now, again = known.before.copy(), known.before.copy()
+    now[0] += 2e-12
+    again[0] += 2e-12 + 1e-13
+    again[1] += 9e-13
+    assert known.differs(now)
+    assert 0 < known.noise(now, again) < 1e-12
+
+
+@pytest.mark.parametrize("wavering", [0.0, 1e-17, 1e-14])
+def test_answers_that_stay_come_from_another_target(wavering):
+    known = fingerprint([0.2 + np.sqrt(2.0) / 1000, -0.1, 0.1])
+    now, again = known.before.copy(), known.before.copy()
+    now[0] += 2e-11
+    again[0] += 2e-11
+    again[1] += wavering
+    with pytest.raises(us.LedgerMismatch):
+        known.noise(now, again)

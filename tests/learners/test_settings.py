@@ -180,6 +180,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "approximate": {"tolerance": 1e-6},
     "labels": {"bits": 20},
     "multi-head": {"max_heads": 3},
+    "multi-head-transformer": {"max_heads": 3},
     "orthogonal-heads": {"subspaces": [np.eye(4)[:, :2], np.eye(4)[:, 2:]]},
 }
 TUNED = [

@@ -211,6 +211,18 @@ def test_readings_are_within_their_errors(absolute, spread, trials):
         assert read.total <= 1.01 * np.linalg.norm(read.error)
 
 
+def test_readings_under_other_errors_of_v_and_c_are_those_of_a_grid_that_had_them():
+    """What was asked while answers were taken for exact is bounded by what they turn out to be."""
+    scene = Scene()
+    grid = drive(measure(scene.grid(), 4), scene)
+    coarse = Values(scene.v, 0.0, np.full(6, 1e-3), 1e-4, Precision(absolute=1e-4))
+    now = grid.reading(coarse, np.ones(4), np.zeros(6), 1.0)
+    grid.take(coarse)
+    as_if = grid.reading(coarse, np.ones(4), np.zeros(6), 1.0)
+    np.testing.assert_array_equal(now.error, as_if.error)
+    assert now.total == as_if.total > 1e-3
+
+
 def test_more_tokens_and_fewer():
     scene = Scene()
     grid = drive(measure(scene.grid(), 4), scene)

@@ -13,6 +13,7 @@ from unsoftmax.measure.normalised import (
     rank_by_gap,
     scales_by_null_space,
     spreads,
+    uncentred_gain_of,
 )
 from unsoftmax.models import LayerNorm
 
@@ -41,6 +42,30 @@ def test_the_sign_of_the_gain_is_that_of_the_projection():
     answers = NormedAnswers.of(layer_norm.shift, 1 / layer_norm.scale)
     assert np.array_equal(answers.with_sign(-2.0).projection, -answers.projection)
     assert np.array_equal(answers.with_sign(2.0).gain, answers.gain)
+
+
+@pytest.mark.parametrize("decades", [0, 3, 6])
+def test_the_size_of_an_rms_norms_gain_is_found(decades):
+    dim, rng = 12, np.random.default_rng(3)
+    scale = 10 ** np.linspace(-decades / 2, decades / 2, dim) * (-1.0) ** np.arange(dim)
+    rms = LayerNorm(scale, None, 1e-12, centred=False)
+    found = uncentred_gain_of(rms(rng.standard_normal((dim + 3, dim)) * 1e9))
+    assert np.max(np.abs(found.gain * np.abs(scale) - 1)) <= 1e-12
+    assert found.missed <= 1e-12
+    assert found.next > 0
+    bent = np.tanh(rms(rng.standard_normal((2 * dim, dim))) / np.abs(scale)) * scale
+    assert uncentred_gain_of(bent).missed > 1e-3
+
+
+def test_an_rms_norms_answers_are_directions_of_all_numbers():
+    rng = np.random.default_rng(4)
+    rms = LayerNorm(rng.uniform(0.5, 2, 6), rng.standard_normal(6), 1e-12, centred=False)
+    answers = NormedAnswers.of(rms.shift, 1 / rms.scale, centred=False)
+    assert not answers.takes_mean
+    u = rng.standard_normal((5, 6))
+    w, expected = answers.directions(rms(u)), u @ answers.projection.T
+    assert np.allclose(w * np.sqrt(np.mean(u**2, axis=1, keepdims=True)), expected)
+    assert np.allclose(answers.centred(expected.T).T, u)
 
 
 @pytest.mark.parametrize("decades", [0, 3, 6])

@@ -90,6 +90,14 @@ def test_readings_that_miss_a_direction_give_no_bound():
     assert fixed_rank_error(blind, W, 1, 1) > 1e6
 
 
+def test_no_readings_give_no_bound():
+    """Answers that turn out to be coarser than they looked may leave none."""
+    W, measured, _ = scene(3, 4, 1, 10, 1e-9)
+    none = measured.pick(np.zeros(10, dtype=bool))
+    assert fixed_rank_error(none, W, 1, 1) == np.inf
+    assert fixed_rank_error(none, np.zeros((4, 4)), 0, 0) == 0.0
+
+
 def test_rank_zero_is_off_by_nothing():
     _, measured, _ = scene(4, 5, 1, 20, 1e-9)
     assert fixed_rank_error(measured, np.zeros((5, 5)), 0, 0) == 0.0

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.by_hand import driven
 from tests.theorems.test_4_1 import hidden, impostors
 from tests.truth import Counted, relative
+from unsoftmax.learners.single_head.column_space import ColumnTuning, find_columns
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
+from unsoftmax.measure import offsets
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.scales import even
+from unsoftmax.measure.single_tokens import Values
 
 V_SHAPES = ("dense", "orthogonal to the range", "in the range", "one-hot")
 
@@ -383,3 +391,19 @@ def test_memory_stays_below_one_d_by_d_array():
     K, Q = recovery.model.arrays()["K"], recovery.model.arrays()["Q"]
     assert K.shape == Q.shape == (r, d)
     assert relative(recovery.model.W, target.W) <= 1e-12
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_a_rank_found_leaves_out_grows_with_what_answers_are_off_by(rank):
+    """A hold-out may show answers to be coarser than they looked when the rank was read off."""
+    d, factor = 8, 8.0
+    target = head(d, rank, 1)
+    values = Values(target.v, 0.0, np.zeros(d), 0.0, Precision(absolute=1e-9))
+    rng = np.random.default_rng(0)
+    Z, tokens = offsets.balanced(values.v, rng, offsets.DENSE_GRID), offsets.rotation(d, rng)
+    probes = LowRankProbes(values, Z, tokens, even, biases=False)
+    columns, _ = driven(find_columns(probes, None, ColumnTuning()), target)
+    assert len(columns.tokens) == rank
+    coarse = replace(values, precision=values.precision.coarser(factor, "As a hold-out shows"))
+    assert columns.left_out(values) > 0
+    assert columns.left_out(coarse) == pytest.approx(factor * columns.left_out(values), rel=0.1)

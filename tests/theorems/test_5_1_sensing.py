@@ -15,6 +15,12 @@ import pytest
 
 import unsoftmax as us
 from tests.truth import Counted, relative
+from unsoftmax.learners.single_head.sensing.gaussian_readings import (
+    GaussianReadings,
+    GaussianTuning,
+)
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.solve.gram_system import GramTuning
 from unsoftmax.solve.nuclear_norm import NuclearNormTuning
 from unsoftmax.solve.rank_fit import RankFitTuning
@@ -472,3 +478,19 @@ def test_float32_inside():
 def test_settings_out_of_range(arguments):
     with pytest.raises((ValueError, TypeError), match=r"dim|rank|measurements|seed"):
         us.learners.SensingHead(**arguments)
+
+
+def test_no_measurement_is_of_a_vector_of_zeros():
+    """On the grid that tokens are rounded to, one dimension draws 0 once in 2,000."""
+
+    class Unlucky(np.random.Generator):
+        drawn = 0
+
+        def standard_normal(self, shape):  # type: ignore[override]
+            self.drawn += 1
+            return np.full(shape, 2.0**-12 if self.drawn == 1 else 0.5)
+
+    values = Values(np.ones(1), 0.0, np.zeros(1), 0.0, Precision())
+    asked = GaussianReadings.draw(3, values, Unlucky(np.random.PCG64(0)), GaussianTuning())
+    assert np.all(asked.a == 0.5)
+    assert np.all(asked.b == 0.5)

@@ -93,7 +93,7 @@ SHAPES = [
 @pytest.mark.parametrize(("heads", "dim", "neurons", "price"), SHAPES)
 def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, evidence):
     """W to 1e-9, w to 1e-7, the function to 1e-8, in every target."""
-    few = {4: 5, 8: 3, 16: 1, 32: 1}[dim]
+    few = {4: 2, 8: 1, 16: 1, 32: 1}[dim]
     prices, errors = [], []
     for seed in range(trials(few, 20)):
         target = transformer(heads, dim, neurons, seed)
@@ -121,7 +121,7 @@ def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, 
 
 def test_the_certificate_holds(trials, evidence):
     """Random shapes and scales; a refusal breaks no certificate, but is counted."""
-    count, refused, shares, loose = trials(25, 1000), 0, [], []
+    count, refused, shares, loose = trials(6, 1000), 0, [], []
     for seed in range(count):
         rng = np.random.default_rng([17, seed])
         heads, dim, neurons = (int(n) for n in rng.integers((1, 2, 1), (5, 7, 13)))
@@ -148,6 +148,32 @@ def test_the_certificate_holds(trials, evidence):
         targets=count,
         largest_share=f"{max(shares):.2f}",
         bound_of_W_over_its_error=f"{np.median(loose):.0f} in the median",
+    )
+
+
+@pytest.mark.parametrize(("heads", "dim", "neurons"), [(2, 4, 8), (3, 4, 16), (6, 8, 32)])
+def test_polished_to_the_last_digits(heads, dim, neurons, trials, evidence):
+    """Everywhere to 1e-13, for 1.1 queries more per parameter."""
+    prices, errors = [], []
+    for seed in range(trials(int(dim < 8), 20 if dim < 8 else 6)):
+        target = transformer(heads, dim, neurons, seed)
+        recovery = learned(target, seed, polish=True)
+        asked = recovery.queries - recovery.counts["check"]
+        prices.append(asked / counts.multi_head_transformer(dim, heads, neurons))
+        errors.append(compared(recovery, target))
+    if not errors:
+        return
+    assert max(e.W for e in errors) <= 1e-13
+    assert max(e.w for e in errors) <= 1e-13
+    assert max(e.function for e in errors) <= 1e-13
+    assert max(e.share for e in errors) <= 1
+    evidence(
+        f"{heads} heads before a network, d = {dim}, {neurons} neurons, polished",
+        targets=len(errors),
+        queries_per_parameter=f"{np.median(prices):.2f}",
+        W=f"{max(e.W for e in errors):.1e}",
+        w=f"{max(e.w for e in errors):.1e}",
+        function=f"{max(e.function for e in errors):.1e}",
     )
 
 
@@ -186,8 +212,28 @@ def _far_biases(arrays: Any, _: Any) -> None:
     arrays["b"] *= 30
 
 
+def _very_far_biases(arrays: Any, _: Any) -> None:
+    arrays["b"] *= 1000
+
+
+def _nearly_cancelling(arrays: Any, _: Any) -> None:
+    arrays["B"] -= 0.99 * arrays["B"].mean(axis=0)
+
+
+def _spread(arrays: Any, _: Any) -> None:
+    arrays["W"] *= np.geomspace(0.01, 3, 4)[:, None, None]
+
+
+def _small(arrays: Any, _: Any) -> None:
+    arrays["B"] *= 1e-3
+
+
 def _steep(arrays: Any, _: Any) -> None:
     arrays["w"] *= 30
+
+
+def _parallel(arrays: Any, _: Any) -> None:
+    arrays["B"][:, 1] = 2 * arrays["B"][:, 0]
 
 
 def _dead(arrays: Any, _: Any) -> None:
@@ -202,8 +248,13 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
     "W of rank 2": _low_rank,
     "no biases": _no_biases,
     "b × 30": _far_biases,
+    "b × 1000": _very_far_biases,
+    "Σ B_h 1 % of B_h": _nearly_cancelling,
+    "W from 0.01 to 3": _spread,
+    "B × 0.001": _small,
     "w × 30": _steep,
     "a dead neuron": _dead,
+    "parallel neurons": _parallel,
 }
 
 
@@ -227,6 +278,34 @@ def test_special_targets(name, trials, evidence):
         refused=refused,
         targets=count,
         W=f"{max(e.W for e in errors):.1e}",
+        function=f"{max(e.function for e in errors):.1e}",
+    )
+
+
+@pytest.mark.parametrize(("low", "price"), [(False, 1.9), (True, 2.2)])
+def test_value_matrices_save_queries(low, price, trials, evidence):
+    """B_h = A V_h is found, not told; ``price`` is for each parameter that is left."""
+    prices, errors, (H, d, m) = [], [], (6, 8, 32)
+    for seed in range(trials(1, 20)):
+
+        def values(arrays, rng):
+            V = rng.standard_normal((H, d, d)) / d
+            if low:
+                V = rng.standard_normal((H, d, 2)) @ rng.standard_normal((H, 2, d)) / d
+            arrays["B"] = rng.standard_normal((m, d)) @ V
+
+        target = transformer(H, d, m, seed, values)
+        recovery = learned(target, seed)
+        free = counts.multi_head_transformer(d, H, m, inputs=d, value_rank=2 if low else None)
+        prices.append((recovery.queries - recovery.counts["check"]) / free)
+        errors.append(compared(recovery, target))
+    assert np.median(prices) <= price
+    assert max(e.share for e in errors) <= 1
+    assert max(e.function for e in errors) <= 1e-8
+    evidence(
+        f"6 heads before a network of d = 8 inputs, values of {'rank 2' if low else 'full rank'}",
+        targets=len(errors),
+        queries_per_parameter=f"{np.median(prices):.2f}",
         function=f"{max(e.function for e in errors):.1e}",
     )
 
@@ -310,7 +389,7 @@ IMPOSTORS: dict[str, Any] = {
     "scores of positions": (
         layer(TARGET, scores=lambda s: s + 0.3 * np.cos(np.arange(s.shape[2]))),
         us.ModelMismatch,
-        "softmax",
+        "heads",
     ),
     "a residual": (lambda X: TARGET(X) + X[:, -1] @ np.arange(5.0), us.ModelMismatch, "softmax"),
     "float32": (lambda X: TARGET(X).astype(np.float32), us.NotIdentifiable, "float64"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.attention_layers import built, factors
+from tests.attention_layers import built, factors, largest_errors
 from tests.normalised_layers import (
     behind,
     normalised,
@@ -223,6 +223,50 @@ def test_the_norm_is_found():
     assert learned(plain, 16, norm=None).model.norm is None
 
 
+@pytest.mark.parametrize("norm", ["post", None])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_rms_norm_is_recovered(norm, sign, trials):
+    for seed in range(trials(1, 20)):
+        target = _behind_rms(3, 4, 16, seed, sign)
+        recovery = learned(target, 16, seed, norm=norm)
+        assert not recovery.model.norm.centred
+        assert us.equivalent(recovery.model, target, rtol=1e-7)
+        assert _share_behind_rms(recovery, target) <= 1
+
+
+def test_an_rms_norm_of_six_decades_is_recovered():
+    scale = 10 ** np.random.default_rng(0).uniform(-3, 3, 16)
+    target = behind(built(factors(2, 4, 16)), scale=scale, centred=False)
+    recovery = learned(target, 16)
+    assert us.equivalent(recovery.model, target, rtol=1e-6)
+    assert _share_behind_rms(recovery, target) <= 1
+
+
+def test_an_rms_norm_whose_scale_has_both_signs_is_refused_by_name():
+    target = _behind_rms(2, 4, 16)
+    scale = target.norm.scale * np.where(np.arange(16) == 3, -1, 1)
+    mixed = behind(target, scale=scale, centred=False)
+    error = refuse(mixed, 16, "entries of both signs", us.NotIdentifiable)
+    assert np.allclose(error.determined["size"], np.abs(scale))
+
+
+def _behind_rms(heads, rank, dim, seed=0, sign=1.0):
+    """Draw a layer behind an RMSNorm whose scale is of one sign."""
+    scale = sign * np.random.default_rng(seed).uniform(0.3, 2, dim)
+    return behind(built(factors(heads, rank, dim, seed)), seed, scale=scale, centred=False)
+
+
+def _share_behind_rms(recovery, target):
+    """The largest share of its bound that an error takes: nothing is free here."""
+    model, bounds = recovery.model, recovery.certificate.errors
+    apart = largest_errors(model, target)
+    for name in ("scale", "shift", "eps"):
+        true = getattr(target.norm, name)
+        apart[name] = float(np.linalg.norm(np.subtract(getattr(model.norm, name), true)))
+    assert apart.keys() == bounds.keys()
+    return max(apart[name] / bounds[name] for name in bounds)
+
+
 def test_noise_widens_the_certificate():
     target = normalised(2, 8, 16)
     recovery = learned(us.oracles.noisy(target, 1e-10, seed=3), 16)
@@ -284,7 +328,7 @@ def impostors(seed):
         """The layer on every prefix: what another layer would see of it."""
         return np.stack([true(X[:, : k + 1]) for k in range(X.shape[1])], axis=1)
 
-    yield "RMSNorm", behind(plain, seed, centred=False)
+    yield "half the mean taken off", lambda X: shift + scale * _half_centred(plain(X))
     yield "no norm", plain
     yield "a norm before", us.AttentionLayer(true.heads, true.c, residual=True, norm=before)
     yield "tanh beside it", lambda X: true.norm(plain(X) + 1e-3 * np.tanh(X[:, -1] @ B))
@@ -300,6 +344,12 @@ def impostors(seed):
     yield "temperature by length", lambda X: true(X * (1 + 1e-3 * X.shape[1]))
     yield "three decimals", us.oracles.rounded(true, 3)
     yield "softmax over others", lambda X: true.norm(plain(X) + 1e-3 * X.mean(axis=1))
+
+
+def _half_centred(u):
+    """Normalise what is neither LayerNorm's nor RMSNorm's."""
+    u = u - u.mean(axis=-1, keepdims=True) / 2
+    return u / np.sqrt(np.mean(u * u, axis=-1, keepdims=True) + 1e-5)
 
 
 def _gelu(y):

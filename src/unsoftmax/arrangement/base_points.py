@@ -3,7 +3,8 @@
 A ReLU network g(x) = l·x + c + Σ_k ε_k relu(A_k·x + b_k) is linear in every cell of its K
 hyperplanes. With s_k = 1 where neuron k is active, what is linear in l and all ε_k A_k is known
 from K + 1 cells whose vectors (1, s) are linearly independent. A cell that holds whole rays is a
-cone far out: around a point of norm t it holds a ball of radius t·margin. Nothing is asked here.
+cone far out: around a point of norm t it holds a ball of radius t·margin. Between parallel
+hyperplanes there is a strip, as wide far out as anywhere. Nothing is asked here.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ class BasePointTuning:
     first: int = 64
     """Centres of so many of the widest cells are tried for the first one."""
     beyond: float = 5.0
-    gates: float = 45.0
+    gates: float = 25.0
     """Query tokens are so many times as long as the farthest hyperplane on their way, and this over
-    the root of the margin, for W of norm 1: heads' logits are then several hundred."""
+    the root of the margin, for W of norm 1: heads' logits may then reach 250."""
+    flat: float = 1e-9
+    """A network is constant where its gradient is below this share of what its terms add up to."""
     independent: float = 1e-9
-    """Vectors (1, s) span K + 1 dimensions if the last pivot is above this share of the first."""
+    """Vectors (1, s) span K + 1 dimensions if the last pivot is above this. They are weighted by
+    the room around their points, which is 1e-5 of the length between parallel hyperplanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,29 +132,58 @@ class ConeDirections:
         """Return the centres of the widest cones (≤ count, d).
 
         First come those where the query tokens of a search may be shortest: beyond the network's
-        hyperplanes, and so long that offsets within the cone switch heads.
+        hyperplanes, and so long that offsets within the cone switch heads. Cones where the
+        network is constant come last: there no head may show.
         """
         centres = self._centred(self.x[: max(count, self.tuning.first)])
         margin, reach = self.hinges.margin(centres), self.hinges.reach(centres)
         with np.errstate(divide="ignore"):
             length = np.maximum(self.tuning.beyond * reach, self.tuning.gates / np.sqrt(margin))
-        order = np.argsort(length, kind="stable")
+        slope = self.hinges.gradients(centres @ self.hinges.A.T > 0)
+        flat = np.linalg.norm(slope, axis=1) <= self.tuning.flat * self.hinges.steepness
+        order = np.lexsort((length, flat))
         return np.asarray(centres[order[:count]])
 
-    def spanning(self, first: Array, rng: np.random.Generator) -> Array | None:
-        """Return K directions whose (1, s), with that of ``first``, are independent, or None."""
-        K = len(self.hinges)
-        drawn = np.concatenate([self.x, self._beside(rng)])
-        every = np.concatenate([first[None], drawn])
-        weight = self.hinges.margin(every)
-        rows = np.column_stack([np.ones(len(every)), np.sign(every @ self.hinges.A.T)])
-        # what the first cell tells is known already
+    def spanning(self, active: Flags, length: float, rng: np.random.Generator) -> Array | None:
+        """Return K points of norm ``length`` whose (1, s) tell everything; None without any.
+
+        ``active`` (K,) are the neurons of one more cell, which is known already.
+        """
+        hinges, tuning, K = self.hinges, self.tuning, len(self.hinges)
+        cones = np.concatenate([self.x, self._beside(rng)])
+        points = np.concatenate([length * cones, self._in_strips(length, rng)])
+        weight = np.minimum(hinges.room(points) / length, 1.0)
+        every = np.concatenate([active[None], hinges.active(points)])
+        rows = np.column_stack([np.ones(len(every)), np.where(every, 1.0, -1.0)])
+        # what the known cell tells is known already
         along = rows[0] / np.linalg.norm(rows[0])
         rest = rows[1:] - np.outer(rows[1:] @ along, along)
-        R, pivots = scipy.linalg.qr((weight[1:, None] * rest).T, mode="r", pivoting=True)
-        if K and (len(rest) < K or np.min(sizes(R, K)) <= self.tuning.independent * weight[0]):
+        R, pivots = scipy.linalg.qr((weight[:, None] * rest).T, mode="r", pivoting=True)
+        if len(rest) < K or np.min(sizes(R, K)) <= tuning.independent:
             return None
-        return self._centred(drawn[np.sort(pivots[:K])])
+        chosen = np.sort(pivots[:K])
+        inside = chosen < len(cones)
+        return np.concatenate(
+            [length * self._centred(cones[chosen[inside]]), points[chosen[~inside]]]
+        )
+
+    def _in_strips(self, length: float, rng: np.random.Generator) -> Array:
+        """Draw points far out between parallel hyperplanes, where there is no cone."""
+        d, count = self.hinges.dim, self.tuning.beside
+        size = np.linalg.norm(self.hinges.A, axis=1)
+        normals, points = self.hinges.A / size[:, None], [np.zeros((0, d))]
+        cosine = normals @ normals.T
+        parallel = 1 - np.abs(cosine) < self.tuning.parallel
+        for j, k in zip(*np.nonzero(np.triu(parallel, 1)), strict=True):
+            n, others = normals[j], normals[~parallel[j]]
+            places = [-self.hinges.b[i] / size[i] * np.sign(cosine[i, j]) for i in (j, k)]
+            y = rng.standard_normal((self.tuning.drawn * count, d))
+            y -= np.outer(y @ n, n)
+            y /= np.linalg.norm(y, axis=1, keepdims=True)
+            clear = np.min(np.abs(y @ others.T), axis=1, initial=1.0)
+            y = y[np.argsort(-clear, kind="stable")[:count]]
+            points.append(np.mean(places) * n + length * y)
+        return np.concatenate(points)
 
     def _beside(self, rng: np.random.Generator) -> Array:
         """Draw directions on both sides of every hyperplane, none other being between them."""

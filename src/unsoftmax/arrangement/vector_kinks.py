@@ -157,13 +157,15 @@ class VectorKinkSearch:
         pieces = yield from self._opened()
         for _ in range(self.tuning.looks):
             pieces = yield from self._complete(pieces)
-            if not self.thorough:
-                break
-            more = yield from self._looked_at(pieces)
+            more = yield from self._again(pieces)
             if not more:
                 break
             pieces = sorted([*pieces, *more], key=lambda piece: piece.low)
         return self._concluded(pieces)
+
+    def _again(self, pieces: list[VectorPiece]) -> Generator[Round, Answers, list[VectorPiece]]:
+        """Ask once more of what was found; return pieces that were overlooked."""
+        return (yield from self._looked_at(pieces)) if self.thorough else []
 
     def _complete(self, pieces: list[VectorPiece]) -> Generator[Round, Answers, list[VectorPiece]]:
         """Search until no pair is left that straddled a kink."""
@@ -195,13 +197,28 @@ class VectorKinkSearch:
             for (piece, t, end), value in zip(looked, values, strict=True)
             if not self._on(piece, t, value)
         ]
+        return (yield from self._overlooked(off))
+
+    def _overlooked(
+        self, off: list[tuple[float, Array, float]]
+    ) -> Generator[Round, Answers, list[VectorPiece]]:
+        """Read pieces at values that are on none, towards the places given."""
         if not off:
             return []
-        seconds = yield from self.ask(np.array([u for _, _, u in off]))
+        ends = np.array([[t, u] for t, _, u in off])
+        read = yield from self._read(ends, [value for _, value, _ in off])
+        return [piece for piece in read if piece is not None]
+
+    def _read(
+        self, ends: Array, values: list[Array]
+    ) -> Generator[Round, Answers, list[VectorPiece | None]]:
+        """Read a piece between two places (n, 2) each, the value at the first being known."""
+        seconds = yield from self.ask(ends[:, 1])
         return [
-            VectorPiece.of_pair(t, value, u, second, self.own_error(u))
-            for (t, value, u), second in zip(off, seconds, strict=True)
+            VectorPiece.of_pair(float(t), value, float(u), second, self.own_error(float(u)))
             if u != t
+            else None
+            for (t, u), value, second in zip(ends, values, seconds, strict=True)
         ]
 
     # -- pieces
@@ -270,12 +287,12 @@ class VectorKinkSearch:
                 else:
                     done.append(new)
             if pairs:
-                t2 = np.array([self._beside(p, q, t) for p, q, t, _ in pairs])
-                seconds = yield from self.ask(t2)
-                for (p, q, t, value), u, second in zip(pairs, t2.tolist(), seconds, strict=True):
-                    new = VectorPiece.of_pair(t, value, u, second, self.own_error(u))
-                    done.append(new)
-                    again += self._open_between([p, new, q])
+                ends = np.array([[t, self._beside(p, q, t)] for p, q, t, _ in pairs])
+                read = yield from self._read(ends, [value for *_, value in pairs])
+                for (p, q, *_), new in zip(pairs, read, strict=True):
+                    if new is not None:
+                        done.append(new)
+                        again += self._open_between([p, new, q])
             open_ = again
         return sorted(done, key=lambda piece: piece.low)
 

@@ -16,7 +16,7 @@ from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning, Witnes
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import LedgerMismatch
 from unsoftmax.measure.precision import KAPPA, Precision
-from unsoftmax.probes import Array, Sequences
+from unsoftmax.probes import Array, Flags, Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class FingerprintTuning:
     takes 10 µs to read: all of 8 vectors of 10⁶ would take a minute on every resume."""
     steady: float = 0.1
     """Share of the first difference below which a third answer counts as the second one again."""
+    alike: float = 64.0
+    """Answers that may differ by at most so many times as much as those that do differ show noise,
+    too: where few differ, one in 16 is as near itself by chance. Larger: a changed target passes
+    whose larger answers waver in proportion."""
     most: float = 0.5
     """Share of the answers that differ of which more must stay where they are, in another target.
     Noise comes as near to itself in 6 of 100."""
@@ -129,7 +133,8 @@ class Fingerprint:
         moved, wavers = np.abs(now - self.before)[differs], changes[differs]
         # one large answer decides the mean, and may come near itself by chance: ask the others
         stays = np.mean(wavers < self.tuning.steady * moved) > self.tuning.most
-        if stays and rms(wavers) < self.tuning.steady * rms(moved):
+        least = self.tuning.steady * rms(moved)
+        if stays and rms(wavers) < least and self._wavering(now, changes, differs) < least:
             question, number = np.unravel_index(np.argmax(excess), now.shape)
             which = f", number {number}" if now.shape[1] > 1 else ""
             raise LedgerMismatch(
@@ -139,12 +144,25 @@ class Fingerprint:
             )
         return float(rms(changes) / np.sqrt(2))
 
+    def _wavering(self, now: Array, changes: Array, differs: Flags) -> float:
+        """Return by how much answers change that are not much larger than those that differ.
+
+        Rounding is no such change, and noise may be in proportion to the answers. Of a few answers
+        that differ by noise all come near themselves by chance.
+        """
+        allowed, rounding = self._allowed(now), self._allowed(now, 0.0)
+        alike = allowed <= self.tuning.alike * np.max(allowed[differs])
+        wavers = alike & (changes > rounding) & (not self.labels)
+        return float(np.max(changes[wavers], initial=0.0))
+
     def _excess(self, now: Array) -> Array:
         excess: Array = np.abs(now - self.before) / np.maximum(self._allowed(now), 1e-300)
         return excess
 
-    def _allowed(self, now: Array) -> Array:
+    def _allowed(self, now: Array, least: float | None = None) -> Array:
         """Bound how far each second answer (k, m) of one target may be from the first.
+
+        ``least`` is a relative difference that is always allowed, if not that of the tuning.
 
         Questions that moved by a few bits move their answers as coarser arithmetic would. Answers
         that are finer now than those recorded come from a target that does not round as it did.
@@ -155,7 +173,7 @@ class Fingerprint:
         every = max(1, -(-sum(y.size for y in numbers) // self.tuning.format_numbers))
         precision = Precision.of_format([y.ravel()[::every] for y in numbers])
         arithmetic = self.tuning.units * KAPPA * max(precision.unit, self.moved)
-        arithmetic = max(arithmetic, self.tuning.least)
+        arithmetic = max(arithmetic, self.tuning.least if least is None else least)
         # Two numbers that are nearly the same are rounded to neighbours at most.
         relative = min(precision.relative, self.tuning.coarsest)
         bound: Array = arithmetic * self._natural_sizes()

@@ -1,10 +1,11 @@
 """Which recorded questions show best whether a target is still the same.
 
 Hold-out sequences come first, those of the last round before all and the long ones before the
-short: they are generic, so that every parameter of a model moves their answers. Where they are
-fewer than wanted a spread over all that is recorded follows. Labels move only at a flip: beside
-the last hold-out the recorded questions serve that are nearest to one of the other label, but not
-so near that another order of summation flips them.
+short: they are generic, so that every parameter of a model moves their answers. Of single tokens
+those come first that are least alike, since a neuron sleeps on one side of its hyperplane. Where
+they are fewer than wanted a spread over all that is recorded follows. Labels move only at a flip:
+beside the last hold-out the recorded questions serve that are nearest to one of the other label,
+but not so near that another order of summation flips them.
 
 The questions of a resumed run are known only as its learner is replayed, round by round. So their
 places are chosen from the ledger beforehand, and each is kept as its round comes by. Purposes,
@@ -137,7 +138,9 @@ class Witnesses:
     def chosen(self) -> list[Witness]:
         """Choose what is asked again, in the order of their places."""
         held = sorted((w for w in self.found if w.turn is not None), key=lambda w: w.turn or 0)
-        near = self._nearest_flips() if self.labels() else []
+        labels = self.labels()
+        near = self._nearest_flips() if labels else []
+        held = held if labels else self._least_alike(held)
         late = len(held) if self.closing or not near else 0
         spread = (self.found[k] for k in evenly(len(self.found)))
         picked: dict[Place, Witness] = {}
@@ -145,6 +148,18 @@ class Witnesses:
             if len(picked) < self.count:
                 picked[witness.place] = witness
         return [picked[place] for place in sorted(picked)]
+
+    def _least_alike(self, held: list[Witness]) -> list[Witness]:
+        """Exchange single tokens of the hold-out for others of their part, far from each other."""
+        parts: dict[tuple[int, ...], list[Witness]] = {}
+        for witness in self.found:
+            if len(witness.X) == 1:
+                parts.setdefault(witness.place[:2], []).append(witness)
+        lines = {
+            part: iter([family[k] for k in _far_apart(np.concatenate([w.X for w in family]))])
+            for part, family in parts.items()
+        }
+        return [next(lines[w.place[:2]]) if len(w.X) == 1 else w for w in held]
 
     def _nearest_flips(self) -> list[Witness]:
         """Order labelled questions by their distance to the nearest of the other label.
@@ -181,6 +196,24 @@ def _by_distance(X: Array, label: Array, safe: float) -> list[int]:
             distance = float(np.linalg.norm(other - x, axis=1).min()) / size
             found.append((distance, k))
     return [k for distance, k in sorted(found) if distance >= safe]
+
+
+def _far_apart(x: Array) -> list[int]:
+    """Order tokens (n, d), the longest one first, each as far as may be from those before.
+
+    Hyperplanes are as far from 0 as tokens are long: (x, typical length) says which side it is on.
+    """
+    length = np.linalg.norm(x, axis=1)
+    typical = float(np.median(length)) or 1.0
+    lifted = np.column_stack([x, np.full(len(x), typical)])
+    lifted /= np.linalg.norm(lifted, axis=1, keepdims=True)
+    order = [int(np.argmax(length))]
+    nearest = lifted @ lifted[order[0]]
+    while len(order) < len(x):
+        nearest[order[-1]] = np.inf
+        order.append(int(np.argmin(nearest)))
+        nearest = np.maximum(nearest, lifted @ lifted[order[-1]])
+    return order
 
 
 def evenly(count: int) -> Indices:

@@ -112,9 +112,12 @@ class LogitGrid:
     # -- what the answers say
 
     def answered(self, values: Values | None = None) -> TwoTokenAnswers:
-        """Return all answers as they were asked; ``values`` may assume another precision."""
-        values = self.values if values is None else values
-        return TwoTokenAnswers(self.y, self.a, self.b, self.alpha, self.beta, values)
+        """Return all answers as they were asked; ``values`` may assume other errors."""
+        if values is None:
+            return TwoTokenAnswers(self.y, self.a, self.b, self.alpha, self.beta, self.values)
+        a, b = Vectors.of(self.offsets, values), Vectors.of(self.queries, values)
+        b = b.take((slice(None), None))
+        return TwoTokenAnswers(self.y, a, b, self.alpha, self.beta, values)
 
     def gates(self, values: Values | None = None) -> Gates:
         """Read every answer through the two-token identity."""

@@ -9,8 +9,8 @@ g, for g·Γn = Σ n_i = 0. With the rows of R an orthonormal basis of g⊥,
 are the d − 1 numbers that an answer tells. Answers are off by about the same in every direction,
 and so are these, whatever γ is. Where u is linear in unknowns, u = k + C q, the equation
 μw = P_w k + P_w C q is linear in q and μ = 1/λ: one unknown more than without a norm
-(`UnknownScales`). *Source*: beyond
-arXiv 2601.16873; docs/theorems/vector_answers.md.
+(`UnknownScales`). Behind RMSNorm all is the same with P = I and R = I: d numbers, and no g⊥.
+*Source*: beyond arXiv 2601.16873; docs/theorems/vector_answers.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NormedAnswers:
     gain : ndarray, shape (d,)
         g = 1/γ, all of its signs perhaps turned round.
     basis : ndarray, shape (d − 1, d)
-        R: an orthonormal basis of g⊥ in its rows.
+        R: an orthonormal basis of g⊥ in its rows; of RMSNorm the identity, (d, d).
     """
 
     shift: Array
@@ -43,23 +43,30 @@ class NormedAnswers:
     basis: Array
 
     @classmethod
-    def of(cls, shift: Array, gain: Array) -> Self:
+    def of(cls, shift: Array, gain: Array, centred: bool = True) -> Self:
         """Complete a shift and a gain by a basis."""
+        if not centred:
+            return cls(shift, gain, np.eye(len(gain)))
         complete, _ = scipy.linalg.qr(gain[:, None])
         return cls(shift, gain, np.asarray(complete[:, 1:].T.copy()))
 
     @property
+    def takes_mean(self) -> bool:
+        """Whether the mean is taken off: a LayerNorm, no RMSNorm."""
+        return len(self.basis) < len(self.gain)
+
+    @property
     def projection(self) -> Array:
-        """P_w = RΓP (d − 1, d), of the sign that the gain has."""
+        """P_w = RΓP (d − 1, d), of the sign that the gain has; of RMSNorm Γ (d, d)."""
         scaled = self.basis / self.gain
-        return np.asarray(scaled - scaled.mean(axis=1, keepdims=True))
+        return np.asarray(scaled - self.takes_mean * scaled.mean(axis=1, keepdims=True))
 
     def directions(self, y: Array) -> Array:
         """Map answers (n, d) to w (n, d − 1)."""
         return (y - self.shift) @ self.basis.T
 
     def centred(self, w: Array) -> Array:
-        """Map columns P_w u (d − 1, k) to Pu (d, k)."""
+        """Map columns P_w u (d − 1, k) to Pu (d, k); of RMSNorm, Γu to u."""
         return np.asarray(self.gain[:, None] * (self.basis.T @ w))
 
     def with_sign(self, sign: float) -> NormedAnswers:
@@ -110,6 +117,65 @@ def gain_of(centred: Array) -> FoundGain:
     lengths = np.sum((centred * gain) ** 2, axis=1)
     gain = gain * np.sqrt(centred.shape[1] / np.mean(lengths))
     return FoundGain(gain, float(s[-1] / s[0]), float(s[-2] / s[0]))
+
+
+def uncentred_gain_of(centred: Array) -> FoundGain:
+    """Find |g| of an RMSNorm from answers y − β (n, d), n > d, to tokens so long as before.
+
+    Nothing is taken off u there, and no vector is orthogonal to all answers; but ‖g∘(y − β)‖² = d,
+    which is linear in g². ``missed`` is by how much the lengths miss it, ``next`` the least g²
+    beside the mean one, in units of the spread.
+
+    Examples
+    --------
+    >>> n = np.random.default_rng(0).standard_normal((5, 3))
+    >>> n = n * np.sqrt(3 / np.sum(n**2, axis=1, keepdims=True))
+    >>> (1 / uncentred_gain_of(n * [1.0, -10.0, 0.1]).gain).round(9)
+    array([ 1. , 10. ,  0.1])
+    """
+    spread = spreads(centred)
+    squares = (centred / spread) ** 2
+    found = np.linalg.lstsq(squares, np.full(len(squares), float(len(spread))), rcond=None)[0]
+    missed = float(np.max(np.abs(squares @ found / len(spread) - 1)))
+    gain = np.sqrt(np.maximum(found, 0.0)) / spread
+    return FoundGain(gain, missed, float(np.min(found) / np.mean(np.abs(found))))
+
+
+def shift_of(centred: Array, found: FoundGain) -> tuple[Array, float]:
+    """Find where answers y = β + Γn are centred: n has the same length in all of them.
+
+    Parameters
+    ----------
+    centred : ndarray, shape (n, d)
+        y without their mean, to tokens so long that eps does not count; n > d.
+    found : FoundGain
+        What is orthogonal to them, of any length.
+
+    Returns
+    -------
+    tuple
+        β without that mean (d,), and the factor that brings the gain to 1/γ.
+
+    Examples
+    --------
+    >>> n = np.random.default_rng(0).standard_normal((6, 4))
+    >>> n -= n.mean(axis=1, keepdims=True)
+    >>> n *= 2 / np.linalg.norm(n, axis=1, keepdims=True)
+    >>> y = [1.0, 0.0, 0.0, 3.0] + n * [1.0, 10.0, -1.0, 2.0]
+    >>> found = gain_of(y - y.mean(axis=0))
+    >>> shift, factor = shift_of(y - y.mean(axis=0), found)
+    >>> np.round(y.mean(axis=0) + shift, 9) + 0.0, np.abs(1 / (factor * found.gain)).round(9)
+    (array([1., 0., 0., 3.]), array([ 1., 10.,  1.,  2.]))
+    """
+    z = centred * found.gain
+    squares = np.sum(z * z, axis=1)
+    size = np.sqrt(np.mean(squares))
+    # |z − b|² is the same for all, Σ b_i = 0
+    system = np.column_stack([2 * z / size, np.ones(len(z))])
+    solution = np.linalg.lstsq(system, squares / size**2, rcond=None)[0]
+    b = solution[:-1] * size
+    length = np.sqrt(np.mean(np.sum((z - b) ** 2, axis=1)))
+    return np.asarray(b / found.gain), float(np.sqrt(z.shape[1]) / length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ noise explains is no error, but another function. d + 5 queries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,6 +81,11 @@ class TokenMapAnswers:
         further, repeats, zero, units = answers
         return cls(zero[0], units, scale, asked[0][0:2][:, 0], further, repeats)
 
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> TokenMapAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+        zero, units = (y + noise.drawn(y, rng) for y in (self.zero, self.units))
+        return replace(self, zero=zero, units=units)
+
     @property
     def constant(self) -> Array:
         """c, (m,)."""
@@ -106,12 +111,13 @@ class TokenMapAnswers:
         missed = self.answers - self.zero - self.checked @ self.map.T
         return np.asarray(np.linalg.norm(missed, axis=1))
 
-    def explained(self) -> Array:
+    def explained(self, precision: Precision | None = None) -> Array:
         """How much both may miss it by the answers' format and by what changes between two askings.
 
-        Rounding inside the target adds up over the d products of M x.
+        Rounding inside the target adds up over the d products of M x. ``precision`` is that of the
+        target's own answers, where these are not.
         """
-        precision = Precision.of_format([self.answers, self.zero])
+        precision = precision or Precision.of_format([self.answers, self.zero])
         size = np.linalg.norm(self.checked, axis=1) * np.linalg.norm(self.map)
         size = (size + np.linalg.norm(self.zero)) / np.sqrt(self.answers.shape[1])
         error = precision.error(size[:, None], self.answers)

@@ -150,6 +150,11 @@ class FeedForward(FrozenModel):
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to vectors (B, d_out)."""
+        answers = self.sums(X)
+        return answers if self._norm is None or self._norm.before else self._norm(answers)
+
+    def sums(self, X: ArrayLike) -> Array:
+        """Map points (B, d), or (B, 1, d), to what a norm behind sees (B, d_out)."""
         x = points(X, self.dim, "feed-forward layer")
         before = self._norm is not None and self._norm.before
         z = (self._norm(x) if self._norm is not None and before else x) @ self.A.T
@@ -158,7 +163,31 @@ class FeedForward(FrozenModel):
         answers: Array = z @ self.B.T + self.c
         if self.residual:
             answers += x
-        return answers if self._norm is None or before else self._norm(answers)
+        return answers
+
+    def moved_at_most(self, X: ArrayLike, errors: Mapping[str, float]) -> Array:
+        """Bound what errors of the parameters do to answers (2-norms, (B,)).
+
+        Parameters
+        ----------
+        X : array_like, shape (B, d) or (B, 1, d)
+            Points.
+        errors : mapping
+            ``constant`` and ``slope`` of the sum, ‖δ‖₂ ≤ constant + slope·‖x‖; of a norm behind
+            ``scale``, ``shift`` (2-norms) and ``eps`` too.
+        """
+        x, norm = points(X, self.dim, "feed-forward layer"), self._norm
+        sums = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
+        if norm is None or norm.before:
+            return np.asarray(sums)
+        u, root = self.sums(x), np.sqrt(norm.width)
+        u = u - u.mean(axis=1, keepdims=True) if norm.centred else u
+        deviation = np.sqrt(np.mean(u * u, axis=1) + norm.eps)
+        largest = float(np.max(np.abs(norm.scale)))
+        with np.errstate(divide="ignore"):
+            # directions are at most opposite to each other
+            turned = np.minimum(sums / deviation + errors["eps"] * root / deviation**2, 2 * root)
+        return np.asarray(largest * turned + root * errors["scale"] + errors["shift"])
 
     def _sizes(self) -> tuple[str, ...]:
         sizes = f"d={self.dim}", f"m={len(self.b)}"

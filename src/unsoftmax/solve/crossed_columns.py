@@ -48,14 +48,20 @@ class WindowColumns:
     """(s, m): orthonormal rows that vanish on the columns."""
     gain: Array
     """Errors of α_j per unit of an error in each number of a difference."""
+    along: Array
+    """(k, m): what solves for the coefficients of the columns beside them."""
 
     @classmethod
-    def of(cls, columns: Array, first: int, last: int) -> WindowColumns:
-        """Prepare columns ``first`` to ``last`` − 1 of (m, n)."""
-        U, s, Vt = np.linalg.svd(columns[:, first:last])
-        n = last - first
-        inverse = (Vt.T / s) @ U[:, :n].T
-        return cls(first, last, inverse, U[:, n:].T, np.linalg.norm(inverse, axis=1))
+    def of(
+        cls, columns: Array, first: int, last: int, beside: Array | None = None
+    ) -> WindowColumns:
+        """Prepare columns ``first`` to ``last`` − 1 of (m, n), and others beside them (m, k)."""
+        n, own = last - first, columns[:, first:last]
+        every = own if beside is None else np.column_stack([own, beside])
+        U, s, Vt = np.linalg.svd(every)
+        inverse = (Vt.T / s) @ U[:, : len(s)].T
+        gain = np.linalg.norm(inverse[:n], axis=1)
+        return cls(first, last, inverse[:n], U[:, len(s) :].T, gain, inverse[n:])
 
 
 @dataclass(frozen=True, slots=True)

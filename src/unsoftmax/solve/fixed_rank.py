@@ -55,7 +55,7 @@ def fixed_rank_error(
     Parameters
     ----------
     measured : Measurements
-        Readings with bounds on their errors, at least one.
+        Readings with bounds on their errors.
     W : ndarray (d, d)
         Ŵ.
     found : int
@@ -69,8 +69,10 @@ def fixed_rank_error(
     -------
     float
         Infinity where the readings' errors are too large beside Ŵ's singular values, or their
-        gain is 0.
+        gain is 0, or there is none.
     """
+    if not len(measured):
+        return float("inf") if rank else 0.0
     near = _Neighbourhood.of(measured, W, rank, tuning)
     sure = np.sqrt(len(measured))
     # singular values within the error would make the curvature large for nothing

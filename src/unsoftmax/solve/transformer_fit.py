@@ -34,8 +34,8 @@ class TransformerFitTuning:
     singular: float = 1e-11
     """A system whose smallest pivot is below this share of the largest tells too little."""
     residual: float = 4.0
-    """Root mean square of what a right fit leaves, in units of what rounding of an answer may be: it
-    is a tenth of that, or less."""
+    """Root mean square of what a right fit leaves, in units of what rounding of an answer may be:
+    it is a tenth of that, or less."""
     safety: float = 6.0
     """Estimated errors are standard deviations: so many are promised."""
 

@@ -156,8 +156,8 @@ def multi_head_transformer(
 def multi_head_transformer_queries(dim: int, heads: int, neurons: int) -> int:
     """Count what several heads before a ReLU network take, typically: measured, no theorem.
 
-    The network's own less 40 fresh tokens, H(d² + 3d) + 5H + 2d + 20 for all heads in the first cell, and (H − 1)d + 2
-    in each of m others.
+    The network's own less 40 fresh tokens, H(d² + 3d) + 5H + 2d + 20 for all heads in the first
+    cell, and (H − 1)d + 2 in each of m others.
 
     Examples
     --------
@@ -210,6 +210,26 @@ def normalised_layer_queries(dim: int, heads: int, rank: int) -> int:
     extras = max(4, -(-8 * lacking // 60)) if lacking else 0
     columns = tokens * -(-dim // max(1, keys))
     return dim + 11 + 24 + 11 + min(32, dim) + 2 + offsets + columns + rest + extras + 10
+
+
+def prenorm_layer_queries(dim: int, heads: int, rank: int) -> int:
+    """Count what a layer after a LayerNorm takes from exact answers, typically: measured.
+
+    25 for the norm, d + 4 for single tokens, 40 for the number of heads, and beside each of
+    ⌈rank M / H⌉ + 3 offsets H + min(6, H) + 4 for the M_h; then as for a plain layer of d − 1
+    dimensions.
+
+    Examples
+    --------
+    >>> prenorm_layer_queries(384, 12, 32), prenorm_layer_queries(64, 4, 16)
+    (2010, 492)
+    """
+    inner = dim - 1
+    offsets = min(-(-min(heads * rank, inner) // heads) + 3, max(inner - 1, 0))
+    tokens = min(rank + 4, inner + 1)
+    keys = tokens * -(-inner // rank) + inner + 1 - tokens
+    maps = 40 + offsets * (heads + min(6, heads) + 4)
+    return 25 + inner + 5 + maps + keys + 7
 
 
 def feed_forward(dim: int, neurons: int, outputs: int) -> int:

@@ -27,16 +27,20 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.head_search import HeadSearch
+from unsoftmax.learners.attention_layer.head_search import HeadsAlike, HeadSearch
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
+from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.norm_search import find_norm
 from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
-from unsoftmax.learners.attention_layer.normalised_singles import stays_bounded
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
+from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, prenorm_steps
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
-from unsoftmax.learners.attention_layer.score_reading import ScoreReading
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
+from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
+from unsoftmax.learners.attention_layer.soft_search import soft_search
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
@@ -46,7 +50,7 @@ from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
 
 PROFILES = ("auto", "lean", "fine", "finest")
-NORMS = ("none", "post")
+NORMS = ("none", "post", "pre")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,11 @@ class AttentionLayerLearner(Configured):
         More distinct heads than this are refused; 64 by default.
     head_dim : int, optional
         Rank of every M_h. Found if it is not given, with three queries more per head.
-    norm : {"none", "post"}, optional
-        What stands around the layer: nothing, or a LayerNorm behind it and its residual connection
-        ("post"). Found if it is not given, with three queries more: answers of plain layers grow
-        with single tokens, others do not.
+    norm : {"none", "post", "pre"}, optional
+        What stands around the layer: nothing, a LayerNorm or RMSNorm behind it and its residual
+        connection ("post"), or one before it ("pre"). Found if it is not given, with three queries
+        more, with seven where there is one: answers of plain layers grow with single tokens, and
+        those after a norm are linear in what the norm makes of them.
     profile : {"auto", "lean", "fine", "finest"}
         How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
         twice as many, for answers of float32; "finest" four to eight times. "auto" is lean where
@@ -87,13 +92,15 @@ class AttentionLayerLearner(Configured):
     exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
     at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
     values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
-    place.
+    place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,029.
     *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
     of W_h: returned are M_h = O V with orthonormal columns of O, and W_h = KᵀQ with orthonormal
     rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
     one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
-    for every head. Refused: heads with W_h = 0 or W_h = c·W_g, which switch like no head or like
-    another one; layers with a norm before them, or RMSNorm.
+    for every head. A norm before is part of its heads: its scale and shift are not told apart
+    from M_h, W_h, w_h and c. Heads with W_h = 0, and W_h beside −W_h, cost some hundred queries
+    more. Refused: W_h = c·W_g, c > 0, without a norm before, which switch alike; an RMSNorm behind
+    whose scale has entries of both signs.
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -115,7 +122,7 @@ class AttentionLayerLearner(Configured):
     seed: int = 0
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -138,6 +145,9 @@ class AttentionLayerLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the heads."""
         if self.norm == "post":
             return self._plan_behind()
+        after = prenorm_cost(int(self.dim), self._most, self.tuning)
+        if self.norm == "pre":
+            return self._plan_after(after)
         d, H, tuning = int(self.dim), self._most, self.tuning
         r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
         searches = len(tuning.offset_lengths) * tuning.most_search(H)
@@ -146,7 +156,8 @@ class AttentionLayerLearner(Configured):
         scores = (2 + tuning.again) * d * (d + 1)
         search = searches + pilots + maps + scores + tuning.confirm
         behind = normalised_cost(d, H, tuning.normalised)
-        at_most = max(d + 8 + tuning.attempts * search, behind.queries)
+        plain = d + 8 + tuning.attempts * search + tuning.softly(after.queries)
+        at_most = max(plain, behind.queries)
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
             "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
@@ -155,8 +166,11 @@ class AttentionLayerLearner(Configured):
         return Plan(
             queries=None,
             at_most=at_most,
-            tokens=max(2 * at_most + tuning.attempts * scores, behind.tokens),
-            rounds=max(tuning.most_rounds, behind.rounds),
+            tokens=max(
+                2 * at_most + tuning.attempts * scores + tuning.softly(after.tokens),
+                behind.tokens,
+            ),
+            rounds=max(tuning.most_rounds + tuning.softly(after.rounds), behind.rounds),
             formula=formula,
             longest_token=FARTHEST,
             most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
@@ -181,6 +195,24 @@ class AttentionLayerLearner(Configured):
             most_tokens=max(d + 1, fresh.long.most_tokens(d, *fresh.lengths)),
         )
 
+    def _plan_after(self, after: LayerCost) -> Plan:
+        """Say what a layer after a norm costs."""
+        d, H, tuning = int(self.dim), self._most, self.tuning
+        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
+        return Plan(
+            queries=None,
+            at_most=after.queries,
+            tokens=after.tokens,
+            rounds=after.rounds,
+            formula=(
+                "about d + 79 + (⌈rank M/H⌉ + 3)(H + 10) + (r + 4)·d/r + (d − r − 3) for H heads "
+                "of rank r with exact answers: "
+                f"{counts.prenorm_layer_queries(d, H, r):,} for {H} of rank {r}"
+            ),
+            longest_token=FARTHEST,
+            most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
+        )
+
     def steps(self, checks: int) -> Steps[AttentionLayer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         excess = "the target is no layer of softmax attention, or its answers are too noisy"
@@ -188,30 +220,66 @@ class AttentionLayerLearner(Configured):
         return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[AttentionLayer]:
-        if self.norm == "post" or (
-            self.norm is None and (yield from stays_bounded(int(self.dim), self.seed))
-        ):
-            return (
-                yield from normalised_steps(
-                    int(self.dim),
-                    self.seed,
-                    checks,
-                    tuning=self.tuning.normalised,
-                    max_heads=self.max_heads,
-                    profile=self.profile,
-                )
+        d, tuning = int(self.dim), self.tuning
+        found = yield from find_norm(d, self.seed, self.norm, tuning.prenorm.search)
+        if found.place == "post":
+            behind = normalised_steps(
+                d,
+                self.seed,
+                checks,
+                tuning=tuning.normalised,
+                max_heads=self.max_heads,
+                profile=self.profile,
             )
+            return (yield from behind)
+        if found.kind is not None:
+            after = prenorm_steps(
+                d,
+                found.kind,
+                self.seed,
+                checks,
+                tuning=tuning,
+                most_heads=self._most,
+                profile=self.profile,
+            )
+            return (yield from after)
         rng = np.random.default_rng(self.seed)
         tokens = yield from self._tokens(rng)
         for again in reversed(range(self.tuning.attempts)):
             try:
                 conclusion = yield from self._searched(tokens, rng)
+            except HeadsAlike as refusal:
+                conclusion = yield from self._softly(tokens, rng, refusal)
+                break
             except (ModelMismatch, np.linalg.LinAlgError):
                 if not again:
                     raise
             else:
                 break
         return (yield from conclusion.run(checks))
+
+    def _softly(
+        self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike
+    ) -> Asking[LayerConclusion]:
+        """Search for heads by copies of tokens, whose gates are neither 0 nor 1."""
+        tuning, noise = self.tuning, tokens.noise()
+        reading = replace(tuning.prenorm.reading, shares=tuning.soft_shares)
+        for residual in (False, True)[: 1 + (len(tokens.zero) == self.dim)]:
+            layer = LayerMap.of(tokens, residual)
+            soft = SoftGateReading(
+                tokens, layer, noise, tuning.soft_length, self._most, rng, reading
+            )
+            try:
+                base = yield from soft.base()
+                soft = replace(soft, radius=tuning.soft_widest)
+                return (
+                    yield from soft_search(
+                        soft, base, profile=self.profile, fresh=np.inf, tuning=tuning
+                    )
+                )
+            except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError):
+                continue
+        raise NotIdentifiable(str(refusal), determined=refusal.determined) from refusal
 
     def _searched(
         self, tokens: TokenMapAnswers, rng: np.random.Generator
@@ -226,7 +294,7 @@ class AttentionLayerLearner(Configured):
             tokens, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
         ).run()
         values = maps.solved()
-        n = self._keys(values, noise.relative, effort.share)
+        n = keys_of(values, noise.relative, effort.share, tuning)
         typical = float(opening.typical.max()), float(opening.bias.max())
 
         def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
@@ -263,24 +331,11 @@ class AttentionLayerLearner(Configured):
             )
         return tokens
 
-    def _keys(self, values: HeadMaps, noise: float, share: int) -> int:
-        """Choose how many keys a query has."""
-        H = len(values.ranks)
-        singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
-        least = max(self.tuning.dependent, self.tuning.dependent_noise * noise)
-        most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
-        if not most:
-            raise NotIdentifiable(
-                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
-                "show their weights at once: MultiHeadLearner learns them from one output.",
-                determined={},
-            )
-        return max(1, most // share)
-
     def _polished(
         self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens
     ) -> Asking[LayerAnswers]:
         """Read ranges again, and what keys weigh beside the new ones."""
+        assert isinstance(answers.values, ValueAnswers)
         found = answers.solved()
         length = float(np.linalg.norm(opening.a))
         polish = RangePolish(reading.layer, found.values, found.scores, length, self.tuning)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
+from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
 from unsoftmax.validate.long_sequences import LongSequenceTuning
@@ -44,6 +45,8 @@ class AttentionLayerTuning:
 
     normalised: NormalisedTuning = field(default=NormalisedTuning())
     """What concerns layers behind a LayerNorm alone."""
+    prenorm: PrenormTuning = field(default=PrenormTuning())
+    """What concerns layers after one."""
 
     # single tokens
     token_scale: float = 2.0**10
@@ -84,6 +87,15 @@ class AttentionLayerTuning:
     """Halvings at most: jumps nearer than 2⁻²⁴ are those of one head."""
     most_heads: int = 64
     """More heads are refused unless ``max_heads`` allows them."""
+
+    # heads whose gates of 0 and 1 do not tell them apart
+    soft_length: float = 2.0**12
+    """Longest tokens of a search by copies, ..."""
+    soft_shares: tuple[float, ...] = tuple(4.0**-k for k in range(11))
+    """... and shorter ones, in turn until gates are neither 0 nor 1: logits of 1/16 each time, of
+    scores from 1e-7 to 1e5 for tokens of 1."""
+    soft_widest: float = 2.0**30
+    """Longest keys there: longer ones would be asked where no head has a score at all."""
 
     # query tokens that open one gate
     pilot_tokens: int = 32
@@ -213,6 +225,11 @@ class AttentionLayerTuning:
         doubled = 4 * (heads + self.tested_by + self.head_queries)
         circle = heads * (self.half_circle + self.halvings) + 1
         return doubled + self.head_rounds * self.more_queries + circle
+
+    def softly(self, after: int) -> int:
+        """Bound what a search by copies takes, of what a layer after a norm takes at most."""
+        # with a residual and without, of lengths that are more
+        return 2 * -(-len(self.soft_shares) // len(self.prenorm.reading.shares)) * after
 
     @property
     def most_rounds(self) -> int:

@@ -26,6 +26,10 @@ from unsoftmax.probes import Array
 from unsoftmax.solve.gate_columns import gate_columns
 
 
+class HeadsAlike(NotIdentifiable):
+    """Heads whose gates of 0 and 1 are no others', or never are."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundHeads:
     """How many heads there are, and their gates in some answers."""
@@ -55,6 +59,8 @@ class HeadSearch:
         for length in self.tuning.offset_lengths:
             try:
                 return (yield from self._at(length))
+            except HeadsAlike:
+                raise
             except (ModelMismatch, NotIdentifiable) as error:
                 refusal = error
         assert refusal is not None
@@ -124,7 +130,7 @@ class HeadSearch:
         half[0] = 1.0
         half /= np.linalg.norm(half)
         if np.linalg.norm(half - span @ (span.T @ half)) <= self.tuning.columns.off_by:
-            raise NotIdentifiable(
+            raise HeadsAlike(
                 "A head weighs all tokens alike (W = 0), or one head's W is the negative of "
                 "another's: two tokens do not tell (W, M) and an even mean from (−W, −M) and "
                 "another, nor such heads from each other.",
@@ -146,7 +152,7 @@ class HeadSearch:
             return self._within(FoundHeads(answers, False))
         vector = answers.vectors(self.layer)[still][0]
         if not self._is_residual(a, vector, gates[0, still], y):
-            raise NotIdentifiable(
+            raise HeadsAlike(
                 "A head gives the same weights beside every query token: its W is 0 or far below "
                 "its w, and query tokens cannot tell it from others.",
                 determined={"c": self.layer.c, "M": self.layer.M},

@@ -46,6 +46,8 @@ class LayerConclusion:
     notes: tuple[str, ...]
     rng: np.random.Generator
     tuning: AttentionLayerTuning
+    radius: float = np.inf
+    """Tokens are no longer than this."""
 
     def confirmed(self) -> Asking[None]:
         """Try some sequences before the hold-out, after which nothing can be mended."""
@@ -89,7 +91,7 @@ class LayerConclusion:
 
     def _long(self, count: int) -> list[Sequences]:
         drawn = draw_long(self.found, count, self.rng, self._scaled, self.tuning.long)
-        return by_length(map(_in_float32, drawn), "hold-out, long")
+        return by_length(map(self._sent, drawn), "hold-out, long")
 
     def _scaled(self, others: Array, query: Array, logits: float) -> Array:
         """Make a sequence whose largest logits, over heads, are as wanted: s·a·w + s²·a·W b."""
@@ -101,9 +103,15 @@ class LayerConclusion:
             for u in (bias, whole - bias)
         )
         if not linear and not square:
-            return _in_float32(tokens)
+            return self._sent(tokens)
         root = np.sqrt(linear**2 + 4 * square * logits)
-        return _in_float32(2 * logits / (linear + root) * tokens)
+        return self._sent(2 * logits / (linear + root) * tokens)
+
+    def _sent(self, X: Array) -> Array:
+        """Keep tokens within the radius, and round them to float32 numbers."""
+        longest = float(np.linalg.norm(X, axis=-1).max(initial=0.0))
+        inside = self.radius / longest if longest > self.radius else 1.0
+        return _in_float32(inside * X)
 
     # -- judging
 

@@ -95,12 +95,16 @@ class PerturbedLayers:
     def residuals(self, X: Array, y: Array, tuning: NormalisedTuning) -> Residuals:
         """Compare fresh answers, number by number."""
         knobs, norm, predicted = tuning.conclusion, _norm(self.found), self.found(X)
+        allowed = knobs.safety * self._moved(X, predicted)
+        most = max(knobs.most, min(knobs.most_noisy, self.unit * knobs.amplified))
         return Residuals.of(
             y - predicted,
             own=max(knobs.own * UNIT, self.unit) * (np.abs(y) + np.abs(norm.scale)),
-            allowed=knobs.safety * self._moved(X, predicted),
+            allowed=allowed,
             size=np.broadcast_to(self._size, y.shape),
-            most=max(knobs.most, min(knobs.most_noisy, self.unit * knobs.amplified)),
+            # next to nothing may be left of a single token, and errors of c be as large
+            telling=(allowed < most * self._size) | (X.shape[1] > 1),
+            most=most,
         )
 
     def strain(self, X: Array, y: Array) -> float:
@@ -167,23 +171,31 @@ def concluded(
     scores = LayerScores(found.model)
     late = checks - sum(len(y) for _, y in earlier)
     long = draw_long(scores, late, rng, scores.sequence, knobs.long)
-    short = [_short(scores, n, rng, tuning) for n in range(late - len(long))]
+    small = int(_norm(found.model).eps > 0 and late >= knobs.with_eps)
+    short = [_short(scores, n, rng, tuning) for n in range(late - len(long) - small)]
     families = by_length(_single_precision(long), "hold-out, long")
     closing = by_length(_single_precision(short), "hold-out, closing")
-    answered = yield from fresh_answers(closing, earlier, knobs.long.rounds(families))
+    further = knobs.long.rounds(families)
+    if small:
+        beside = _single_precision([_beside_eps(found.model, rng)])
+        further.append([*by_length(beside, "hold-out, eps")])
+    answered = yield from fresh_answers(closing, earlier, further)
     compared = [(X.shape[1], layers.residuals(X, y, tuning)) for X, y in answered if len(y)]
     judgement = judge(Residuals.of_lengths(compared), checks)
     if judgement.refuses:
         raise ModelMismatch(
             f"The recovered layer misses fresh answers by {judgement.worst[0]:.1e} of their size "
             f"where {judgement.worst[1]:.1e} is expected: the target is not one layer of softmax "
-            "attention with a residual and a LayerNorm behind."
+            "attention with a residual and a LayerNorm or RMSNorm behind."
         )
     looked = looked_at(scores, answered, families) if checks else "Nothing was checked."
     strain = max((layers.strain(X, y) for X, y in answered if len(y)), default=0.0)
     widened = max(1.0, strain / knobs.usual)
     errors = {name: widened * error for name, error in layers.errors(knobs.safety).items()}
-    assumed = (*_assumed(layers.unit, looked, tuning), *more_than_usual(widened))
+    assumed = (
+        *_assumed(layers.unit, looked, _norm(found.model).centred, tuning),
+        *more_than_usual(widened),
+    )
     certificate = Certificate(errors, assumed)
     return Found(found.model, certificate, judgement.evidence)
 
@@ -208,16 +220,18 @@ def _perturbed_layers(
     return PerturbedLayers(found.model, tuple(others), unit)
 
 
-def _assumed(unit: float, looked: str, tuning: NormalisedTuning) -> tuple[str, ...]:
+def _assumed(unit: float, looked: str, centred: bool, tuning: NormalisedTuning) -> tuple[str, ...]:
     """Say what the bounds rest on."""
     knobs = tuning.conclusion
     return (
-        "The target is a layer of softmax attention, with a residual and a LayerNorm behind: what "
+        "The target is a layer of softmax attention, with a residual and a norm behind: what "
         "the hold-out tests, it cannot prove.",
         f"Answers are off by {unit:.1e} of themselves and of the scale, each by itself; bounds "
         f"are {knobs.safety:g} times what {knobs.perturbed} such perturbations move.",
         "M and c are meant without the part that is the same in all outputs: a LayerNorm takes it "
-        "off.",
+        "off."
+        if centred
+        else "The norm behind is RMSNorm, its scale of one sign, as answers to two tokens agree.",
         looked,
     )
 
@@ -230,6 +244,19 @@ def _short(
     length = knobs.lengths[n % len(knobs.lengths)]
     tokens = rng.standard_normal((length, scores.dim)) / np.sqrt(scores.dim)
     return scores.sequence(tokens[:-1], tokens[-1], knobs.logits[n % len(knobs.logits)])
+
+
+def _beside_eps(model: AttentionLayer, rng: np.random.Generator) -> Array:
+    """Draw a token, (1, d), at which what is normalised has about the variance eps.
+
+    No other fresh sequence shows eps, nor would it show a target that has another one.
+    """
+    whole = np.eye(model.dim) + sum(head.M for head in model.heads)
+    centred, c = (part - np.mean(part, axis=0) for part in (whole, model.c))
+    still = -np.linalg.lstsq(centred, c, rcond=None)[0]
+    direction = rng.standard_normal(model.dim)
+    length = np.sqrt(_norm(model).eps / np.mean((centred @ direction) ** 2))
+    return np.asarray(still + length * direction)[None]
 
 
 def _single_precision(sequences: list[Array]) -> list[Array]:

@@ -143,6 +143,13 @@ def _with_total(
             "are free without one.",
             determined={"shift": frame.answers.shift},
         )
+    apart = float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
+    if not frame.answers.takes_mean and apart > tuning.same_signs:
+        raise NotIdentifiable(
+            "The RMSNorm behind the layer seems to have a scale of entries of both signs: its "
+            "answers tell their sizes alone, and signs are not searched for.",
+            determined={"shift": frame.answers.shift, "size": 1 / frame.answers.gain},
+        )
     return sigma, np.vstack([own - sigma * residual, sums])
 
 

@@ -22,11 +22,10 @@ anything of the target but its answers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.normalised_conclusion import concluded
 from unsoftmax.learners.attention_layer.normalised_eps import find_eps
 from unsoftmax.learners.attention_layer.normalised_heads import (
@@ -70,15 +69,7 @@ from unsoftmax.validate.judge import fresh_answers
 from unsoftmax.validate.sequences import opening
 
 
-class NormalisedCost(NamedTuple):
-    """What recovery behind a LayerNorm takes at most."""
-
-    queries: int
-    tokens: int
-    rounds: int
-
-
-def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> NormalisedCost:
+def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> LayerCost:
     """Bound queries, tokens and rounds, the hold-out's apart.
 
     Every search may ask offsets in all directions, keys one by one for all query tokens, and as
@@ -93,8 +84,8 @@ def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> Norma
     queries = d + 16 + patterns + tuning.tries * search
     rounds = 8 + len(heads.longer) * (heads.rounds + 1)
     rounds += tuning.tries * (8 + 2 * values.rounds + tuning.scores.shorter)
-    rounds += tuning.conclusion.long.most_rounds
-    return NormalisedCost(queries, 2 * queries + tuning.tries * 4 * (d + 1) ** 2, rounds)
+    rounds += tuning.conclusion.long.most_rounds + 1
+    return LayerCost(queries, 2 * queries + tuning.tries * 4 * (d + 1) ** 2, rounds)
 
 
 def normalised_steps(

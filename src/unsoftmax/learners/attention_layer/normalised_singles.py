@@ -20,7 +20,13 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedSinglesTuning
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.normalised import NormedAnswers, column_scales, gain_of, spreads
+from unsoftmax.measure.normalised import (
+    NormedAnswers,
+    column_scales,
+    gain_of,
+    spreads,
+    uncentred_gain_of,
+)
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array, Sequences, Singles, UnitVectors
 
@@ -89,21 +95,6 @@ class NormalisedFrame:
     def values(self) -> Array:
         """P_w M (d − 1, d) of all heads together; of a frame in true units."""
         return self.B - self.answers.projection
-
-
-def stays_bounded(dim: int, seed: int) -> Asking[bool]:
-    """Whether answers to longer and longer single tokens do not grow, as behind a norm; 3 queries.
-
-    What does not depend on the token at all has no norm that could be told.
-    """
-    token = np.round(16 * np.random.default_rng(seed).standard_normal(dim)) / 16
-    token[0] = 1.0
-    lengths = np.array([2.0**20, 2.0**40, -(2.0**40)])[:, None]
-    [y] = yield [Singles(lengths * token, phase="norm", purpose="pilot")]
-    near, far, opposite = y
-    grows = np.max(np.abs(far)) > 2.0**10 * np.max(np.abs(near))
-    still = np.max(np.abs(far - opposite)) <= 2.0**-30 * np.max(np.abs(far))
-    return not (grows or still)
 
 
 def ask_singles(
@@ -205,12 +196,16 @@ def _read_norm(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormedAns
             determined={"shift": shift},
         )
     found = gain_of(far - shift)
-    if found.missed > tuning.gap * found.next:
+    if found.missed <= tuning.gap * found.next:
+        return NormedAnswers.of(shift, found.gain)
+    found = uncentred_gain_of(far - shift)
+    if found.missed > tuning.ellipsoid or found.next <= 0:
         raise ModelMismatch(
-            "Answers to long tokens lie in no hyperplane, as those behind a LayerNorm do: an "
-            "RMSNorm, which takes no mean off, another function behind the norm, or none."
+            "Answers to long tokens lie in no hyperplane, as those behind a LayerNorm do, nor on "
+            "an ellipsoid along the axes, as behind RMSNorm: another function is behind the norm, "
+            "or none."
         )
-    return NormedAnswers.of(shift, found.gain)
+    return NormedAnswers.of(shift, found.gain, centred=False)
 
 
 def _read_constant(

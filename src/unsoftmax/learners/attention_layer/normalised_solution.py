@@ -117,7 +117,8 @@ def layer_of(
         )
     heads.sort(key=lambda head: -head.parameter_norm("M"))
     read, error = read_eps(frame, eps, tuning.eps)
-    norm = LayerNorm(1 / frame.answers.gain, frame.answers.shift, read)
+    answers = frame.answers
+    norm = LayerNorm(1 / answers.gain, answers.shift, read, centred=answers.takes_mean)
     c = frame.answers.centred(frame.c[:, None])[:, 0]
     return SolvedLayer(
         AttentionLayer(heads, c, residual=True, norm=norm), error, found.gates, spaces, columns
@@ -127,7 +128,8 @@ def layer_of(
 def with_eps(model: AttentionLayer, eps: float) -> AttentionLayer:
     """Return the layer with another eps."""
     assert model.norm is not None
-    norm = LayerNorm(model.norm.scale, model.norm.shift, max(0.0, eps))
+    known = model.norm
+    norm = LayerNorm(known.scale, known.shift, max(0.0, eps), centred=known.centred)
     return AttentionLayer(model.heads, model.c, residual=True, norm=norm)
 
 

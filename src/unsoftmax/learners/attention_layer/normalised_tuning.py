@@ -36,6 +36,9 @@ class NormalisedSinglesTuning:
     gap: float = 1e-3
     """The least singular value of answers that have a norm behind is a smaller share of the
     next."""
+    ellipsoid: float = 1e-4
+    """Squared lengths of answers behind RMSNorm are off by no more, in units of the norm's scale:
+    float32's are by 1e-6, those of other functions by as much as there is."""
     most_noise: float = 1e-5
     """Answers that are further from a normalised affine map are none. float32: 1e-6."""
     affine: float = 1e3
@@ -69,6 +72,9 @@ class NormalisedHeadsTuning:
     """Singular values below so many times the noise are noise."""
     residual: float = 1e-6
     """A share of the residual below this is none."""
+    same_signs: float = 1e-2
+    """What the residual may miss the heads' answers by where RMSNorm's scale is of one sign: 1e-4
+    behind float32; one entry of another sign is 2/√d."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,8 @@ class NormalisedConclusionTuning:
     off, not by roundoffs."""
     own: float = 64.0
     """Roundoffs that a fresh answer may be off by itself, relative to y and to the scale."""
+    with_eps: int = 8
+    """A hold-out of so many sequences or more has a token at which eps counts."""
     lengths: tuple[int, ...] = (3, 24, 8)
     """Tokens of short fresh sequences, in turn."""
     logits: tuple[float, ...] = (0.5, 2.0, 6.0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.attention_layer.copied_answers import SoftGates
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
@@ -65,7 +66,7 @@ class RecoveredLayer:
 class LayerAnswers:
     """All answers that a layer is computed from."""
 
-    values: ValueAnswers
+    values: ValueAnswers | SoftGates
     scores: ScoreAnswers
 
     def solved(self) -> RecoveredLayer:
@@ -75,7 +76,5 @@ class LayerAnswers:
 
     def sampled(self, noise: AnswerNoise, rng: np.random.Generator) -> RecoveredLayer:
         """Compute it from answers with errors drawn as large as theirs may be."""
-        values, scores = (part.with_errors(noise, rng) for part in (self.values, self.scores))
-        assert isinstance(values, ValueAnswers)
-        assert isinstance(scores, ScoreAnswers)
-        return LayerAnswers(values, scores).solved()
+        values = self.values.with_errors(noise, rng)
+        return LayerAnswers(values, self.scores.with_errors(noise, rng)).solved()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import (
     AttentionLayerTuning,
     Effort,
@@ -57,6 +57,21 @@ class ScoreAnswers:
         return ScoreAnswers(first, further, self.ranks)
 
 
+def keys_of(values: HeadMaps, noise: float, share: int, tuning: AttentionLayerTuning) -> int:
+    """Choose how many keys a query has."""
+    H = len(values.ranks)
+    singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
+    least = max(tuning.dependent, tuning.dependent_noise * noise)
+    most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
+    if not most:
+        raise NotIdentifiable(
+            f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
+            "show their weights at once: MultiHeadLearner learns them from one output.",
+            determined={},
+        )
+    return max(1, most // share)
+
+
 def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
     """Return bases (d, r_h) of what each head's columns (H, d, T) span."""
     return [
@@ -90,6 +105,8 @@ class ScoreReading:
     """The maps as other errors of their answers would have them."""
     rng: np.random.Generator
     tuning: AttentionLayerTuning
+    radius: float = np.inf
+    """Tokens are no longer than this."""
 
     def run(self) -> Asking[ScoreAnswers]:
         """Ask both parts."""
@@ -162,13 +179,26 @@ class ScoreReading:
         keys = float(np.sqrt(logits * tuning.longer_keys / strongest))
         if bias > 0:
             keys = min(keys, tuning.from_bias * logits / bias)
-        return Lengths(keys, min(logits / (strongest * keys), tuning.longer_tokens * keys))
+        keys = min(keys, self._longest(logits / strongest))
+        tokens = min(logits / (strongest * keys), tuning.longer_tokens * keys)
+        return Lengths(keys, min(tokens, self.radius - keys))
+
+    def _longest(self, product: float) -> float:
+        """Return how long keys may be that the radius leaves room for query tokens beside.
+
+        Wanted is ``product`` of both lengths; if there is no room for it, as much as there is.
+        """
+        half = self.radius / 2
+        return half if product >= half**2 else half + float(np.sqrt(half**2 - product))
 
     # -- asking
 
     def _tokens(self, units: Array, directions: Array, lengths: Lengths) -> tuple[Array, Array]:
         """Return keys and query tokens of these lengths, which float32 adds exactly."""
-        keys, tokens = on_one_grid(lengths.keys * units, lengths.tokens * directions)
+        keys, tokens = lengths.keys * units, lengths.tokens * directions
+        longest = sum(np.linalg.norm(x, axis=-1).max(initial=0.0) for x in (keys, tokens))
+        inside = self.radius / longest if longest > self.radius else 1.0
+        keys, tokens = on_one_grid(inside * keys, inside * tokens)
         return keys, tokens
 
     def _grid(self, keys: Array, tokens: Array) -> KeyAnswers:

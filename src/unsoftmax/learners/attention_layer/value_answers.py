@@ -234,11 +234,10 @@ class ValueAnswers:
         def off(y: Array) -> Array:
             return y + noise.drawn(y, rng)
 
-        tokens = replace(self.tokens, zero=off(self.tokens.zero), units=off(self.tokens.units))
         saturated = self.saturated
         return replace(
             self,
-            tokens=tokens,
+            tokens=self.tokens.with_errors(noise, rng),
             gates=replace(self.gates, y=off(self.gates.y)),
             offsets=replace(self.offsets, y=off(self.offsets.y)),
             saturated=saturated and replace(saturated, y=off(saturated.y)),

@@ -30,6 +30,8 @@ class AffinePartTuning:
     """Equations of a larger condition determine no sides."""
     errors: float = 30.0
     """A linear part up to so many times its typical error is none."""
+    unseen: float = 1e-6
+    """A residual of any share that is below this one of all jumps is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Sides:
     """Whether the equations determine shares."""
     whole: Flags
     """Of which neurons, and last of the residual, they are 0 or 1."""
+    added: Array
+    """The ρ of the residual."""
 
     @property
     def sure(self) -> bool:
@@ -51,8 +55,47 @@ class Sides:
         return self.known and bool(np.all(self.whole))
 
 
+@dataclass(frozen=True, slots=True)
+class ResidualPart:
+    """What a residual may add to the Jacobian: Σ_i ρ_i E_i, the ρ unknown.
+
+    Attributes
+    ----------
+    matrix : ndarray, shape (d_out, d)
+        E; where ``rows`` is set, E_i is its i-th row alone.
+    free : bool
+        Whether the ρ may be any numbers, not 0 or 1 alone.
+    rows : bool
+        Whether each output has a ρ of its own.
+    """
+
+    matrix: Array
+    free: bool = False
+    rows: bool = False
+
+    def along(self, J: Array) -> Array:
+        """Return the scalar products of the E_i with a Jacobian."""
+        each = np.sum(self.matrix * J, axis=1)
+        return each if self.rows else np.array([np.sum(each)])
+
+    def crossed(self, rows: Array, columns: Array) -> Array:
+        """Return their products with all b_j a_jᵀ, (m, number of E_i)."""
+        each = (rows @ self.matrix.T) * columns
+        return each if self.rows else np.sum(each, axis=1, keepdims=True)
+
+    def summed(self, shares: Array) -> Array:
+        """Return Σ ρ_i E_i."""
+        return np.asarray(np.resize(shares, len(self.matrix))[:, None] * self.matrix)
+
+
 def sides_of(
-    rows: Array, columns: Array, first: Array, error: float, tuning: AffinePartTuning
+    rows: Array,
+    columns: Array,
+    first: Array,
+    error: float,
+    tuning: AffinePartTuning,
+    *,
+    residual: ResidualPart | None = None,
 ) -> Sides:
     """Find sides and residual.
 
@@ -64,32 +107,55 @@ def sides_of(
         The Jacobian where none of them is active.
     error : float
         What it is typically off by, the errors of the neurons included (Frobenius norm).
+    tuning : AffinePartTuning
+        When sides are sure.
+    residual : ResidualPart, optional
+        What the residual may be: x, or nothing where d_out is not d, unless given.
     """
     (m, d), d_out = rows.shape, columns.shape[1]
-    square = int(d == d_out)
+    if residual is None and d == d_out:
+        residual = ResidualPart(np.eye(d))
+    known, share = _shares(rows, columns, first, residual, tuning)
+    whole = np.asarray(np.round(np.clip(share, 0.0, 1.0)), dtype=np.float64)
+    if residual is not None and residual.free:
+        whole[m:] = share[m:]
+    near = np.abs(share - whole) < tuning.whole
+    near = np.append(near[:m], np.all(near[m:]))
+    back = whole[:m] > 0
+    linear: Array = first + columns[back].T @ rows[back]
+    if residual is not None:
+        linear = linear - residual.summed(whole[m:])
+    added = np.array(whole[m:])
+    adds = bool(np.any(added))
+    if np.linalg.norm(linear) <= tuning.errors * error:
+        return Sides(back, adds, None, known, near, added)
+    U, s, Vt = np.linalg.svd(linear)
+    root = np.sqrt(s[s > tuning.errors * error])[:, None]
+    parts = root * U.T[: len(root)], root * Vt[: len(root)]
+    return Sides(back, adds, parts, known, near, added)
+
+
+def _shares(
+    rows: Array,
+    columns: Array,
+    first: Array,
+    residual: ResidualPart | None,
+    tuning: AffinePartTuning,
+) -> tuple[bool, Array]:
+    """Solve for all f_j and ρ; tell whether the equations determine them, too."""
     size = np.linalg.norm(rows, axis=1) * np.linalg.norm(columns, axis=1)
-    gram = np.zeros((m + square, m + square))
-    gram[:m, :m] = (rows @ rows.T) * (columns @ columns.T)
-    right = np.zeros(m + square)
-    right[:m] = -np.sum((columns @ first) * rows, axis=1)
-    if square:
-        gram[m, :m] = gram[:m, m] = -np.sum(rows * columns, axis=1)
-        gram[m, m], right[m] = d, np.trace(first)
-        size = np.append(size, np.sqrt(d))
+    gram = (rows @ rows.T) * (columns @ columns.T)
+    right = -np.sum((columns @ first) * rows, axis=1)
+    if residual is not None:
+        crossed, own = residual.crossed(rows, columns), residual.along(residual.matrix)
+        gram = np.block([[gram, -crossed], [-crossed.T, np.diag(own)]])
+        right = np.append(right, residual.along(first))
+        size = np.append(size, np.sqrt(own))
     gram /= np.outer(size, size)
-    unknown = m + square
-    known = unknown <= d * d_out and (not unknown or np.linalg.cond(gram) < tuning.condition)
+    unknown = len(size)
+    known = unknown <= first.size and (not unknown or np.linalg.cond(gram) < tuning.condition)
     if known:
         share = solve(gram, right / size, assume_a="pos") / size if unknown else right
     else:
         share = np.linalg.lstsq(gram, right / size, rcond=1e-9)[0] / size
-    whole = np.round(np.clip(share, 0.0, 1.0))
-    near = np.append(np.abs(share - whole) < tuning.whole, [] if square else True)
-    back, residual = whole[:m] > 0, bool(square and whole[-1] > 0)
-    linear = first + columns[back].T @ rows[back] - residual * np.eye(d_out, d)
-    if np.linalg.norm(linear) <= tuning.errors * error:
-        return Sides(back, residual, None, known, near)
-    U, s, Vt = np.linalg.svd(linear)
-    root = np.sqrt(s[s > tuning.errors * error])[:, None]
-    parts = root * U.T[: len(root)], root * Vt[: len(root)]
-    return Sides(back, residual, parts, known, near)
+    return known, np.asarray(share)

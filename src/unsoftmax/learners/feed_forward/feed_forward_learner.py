@@ -18,71 +18,49 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
 6. Coarse answers, such as float32's: all parameters are fitted once more, to tokens that are far
    apart (`fitted_layer`). About 30m queries.
 7. The hold-out confirms or refuses.
+
+Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.vector_kinks import VectorKinkSearch, VectorKinkTuning
+from unsoftmax.arrangement.vector_kinks import VectorKinkSearch
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import as_planned
-from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
-from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning, LayerFitting
+from unsoftmax.learners.feed_forward.behind_norm import SearchBehindNorm
+from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
+from unsoftmax.learners.feed_forward.fitted_layer import LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, SpotTuning
-from unsoftmax.learners.feed_forward.layer_claim import LayerClaim, LayerClaimTuning
-from unsoftmax.learners.feed_forward.line_cells import (
-    AskTokens,
-    CellReadings,
-    LineCells,
-    LineCellTuning,
-)
-from unsoftmax.learners.feed_forward.opening_look import (
-    OpeningLook,
-    OpeningLookTuning,
-    TargetOpening,
+from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
+from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
+from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
+from unsoftmax.learners.feed_forward.search_steps import (
+    asks,
+    checked_spots,
+    drawn_line,
+    neurons_of,
+    notes_of,
 )
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import FARTHEST, Array, Round, Singles
+from unsoftmax.probes import FARTHEST, Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
 
-
-@dataclass(frozen=True, slots=True)
-class FeedForwardTuning:
-    """How a layer is searched for, in the order of the search."""
-
-    opening: OpeningLookTuning = field(default=OpeningLookTuning())
-    line: VectorKinkTuning = field(default=VectorKinkTuning())
-    cells: LineCellTuning = field(default=LineCellTuning())
-    spots: SpotTuning = field(default=SpotTuning())
-    affine: AffinePartTuning = field(default=AffinePartTuning())
-    fitted: FittedLayerTuning = field(default=FittedLayerTuning())
-    claims: LayerClaimTuning = field(default=LayerClaimTuning())
-    neurons_per_dim: int = 16
-    neurons: int = 1024
-    """A target that shows more than neurons_per_dim·d + neurons kinks is refused."""
-    start: float = 0.5
-    """How far the line is from 0, in length scales: on a line through 0 the hyperplanes of a layer
-    without biases all meet."""
-    moved: float = 30.0
-    """A column of B found on the line, and again elsewhere, differs by no more than so many of its
-    errors."""
-    doubtful: float = 0.3
-    """Of coarse answers this share of the columns may."""
-    attempts: int = field(default=3, metadata={"least": 1})
-    """Lines before a target is refused; from the second on kinks are looked at once more, which
-    tells neurons apart whose columns of B are parallel."""
-    per_neuron: int = 16
-    rounds: int = 1000
-    """Limits of an attempt: queries, as the line takes 3 and the crossings 3, beside those of the
-    cells; and rounds, of which 50 are usual."""
+FORMULAS: Mapping[str | None, str] = {
+    None: "4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per answer, 5.7m "
+    "where d_out is d",
+    "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
+}
+"""Counts by the norms that layers are recovered behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +71,9 @@ class FeedForwardLearner(Configured):
     ----------
     dim : int
         Dimension d of a token.
-    norm : None
-        The layer has no normalisation.
+    norm : str, optional
+        "post": x is added, and a LayerNorm or RMSNorm is behind; which one, and all of it, is
+        found, from ``dim`` = 5 on. None: no norm. Layers after a norm are not recovered.
     seed : int
         Decides the line and the hold-out: the same seed asks the same.
     tuning : FeedForwardTuning
@@ -110,12 +89,14 @@ class FeedForwardLearner(Configured):
     -----
     *Queries*: about 4.22m + (d + 1)(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per
     answer, 5.7m where d_out is d; two to four times that where another line is needed, 30m to 60m
-    of float32 targets, of which up to about 32 neurons are recovered.
+    of float32 targets, of which up to about 32 neurons are recovered. Behind a norm about
+    7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, and float64 answers only.
     *Determined up to* the order of neurons and a positive factor between row of A and column of B:
     rows are as long as columns. Neurons on one hyperplane are one; where they are active on
     opposite sides, or x is a sum of neurons, a linear part is left that takes more neurons, and
-    a note says so. *Certificate*: of A, b, B, c, and ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖.
-    *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
+    a note says so. *Certificate*: of A, b, B, c, and ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖;
+    of a norm its scale, shift and eps. Behind a LayerNorm the mean of B and c over the outputs is
+    invisible, and 0. *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
     Examples
@@ -132,20 +113,22 @@ class FeedForwardLearner(Configured):
     """
 
     dim: int
-    norm: None = None
+    norm: str | None = None
     seed: int = 0
     tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)
-        if self.norm is not None:
+        if self.norm == "post":
+            whole_number("dim", self.dim, 5)
+        if self.norm not in FORMULAS:
             raise ValueError(
-                f"norm must be None; it is {self.norm!r}. Layers behind a normalisation are not "
-                "recovered."
+                f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. "
+                "Layers after a normalisation are not recovered."
             )
 
     @property
@@ -162,8 +145,7 @@ class FeedForwardLearner(Configured):
             at_most=at_most,
             tokens=at_most,
             rounds=tuning.attempts * tuning.rounds,
-            formula="about 4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers "
-            f"per answer, 5.7m where d_out is d; refused beyond {at_most}",
+            formula=f"about {FORMULAS[self.norm]}; refused beyond {at_most}",
             longest_token=FARTHEST,
             most_tokens=1,
         )
@@ -179,8 +161,7 @@ class FeedForwardLearner(Configured):
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
         rng = np.random.default_rng(self.seed)
-        opening = TargetOpening(self.dim, asks("opening"), rng, tuning=self.tuning.opening)
-        look = yield from opening.run()
+        look = yield from self._opening(rng)
         for again in reversed(range(self.tuning.attempts)):
             thorough = again < self.tuning.attempts - 1
             try:
@@ -195,11 +176,31 @@ class FeedForwardLearner(Configured):
                 break
         return (yield from claim.tested(checks, rng))
 
+    def _opening(
+        self, rng: np.random.Generator
+    ) -> Generator[Round, Answers, OpeningLook | NormLook]:
+        """Look at the target, and at the norm behind it."""
+        d, ask = int(self.dim), asks("opening")
+        if self.norm is None:
+            return (yield from TargetOpening(d, ask, rng, tuning=self.tuning.opening).run())
+        return (yield from NormOpening(d, ask, rng, tuning=self.tuning.norm).run())
+
     def _searched(
+        self, look: OpeningLook | NormLook, thorough: bool, rng: np.random.Generator
+    ) -> Generator[Round, Answers, LayerClaim]:
+        """Search once."""
+        if isinstance(look, OpeningLook):
+            return (yield from self._searched_plain(look, thorough, rng))
+        search = SearchBehindNorm(int(self.dim), look, self._most, thorough, rng, self.tuning)
+        return (yield from search.run())
+
+    def _searched_plain(
         self, look: OpeningLook, thorough: bool, rng: np.random.Generator
     ) -> Generator[Round, Answers, LayerClaim]:
         """Find all neurons along a line; read them again; compare what was asked beside it."""
         found, asked = yield from self._found(look, thorough, rng)
+        if look.noise > self.tuning.fitted.coarse:
+            found = found.clear_of_errors(self.tuning.unclear)
         sides = found.sides(self.tuning.affine)
         x, y = (np.vstack([seen, more]) for seen, more in zip(asked, _near(look), strict=True))
         plain = found.layer(sides, np.zeros(y.shape[1]))
@@ -218,7 +219,7 @@ class FeedForwardLearner(Configured):
             model,
             look,
             errors,
-            _notes(found, sides),
+            notes_of(found, sides),
             sides.sure and sides.linear is None,
             tuning=self.tuning.claims,
         )
@@ -230,9 +231,7 @@ class FeedForwardLearner(Configured):
         self, look: OpeningLook, thorough: bool, rng: np.random.Generator
     ) -> Generator[Round, Answers, tuple[FoundNeurons, tuple[Array, Array]]]:
         d = int(self.dim)
-        basis = np.linalg.qr(rng.standard_normal((d, 1)), mode="complete")[0].T
-        x0 = rng.standard_normal(d)
-        x0 *= self.tuning.start * look.length / np.linalg.norm(x0)
+        basis, x0 = drawn_line(d, self.tuning.start * look.length, rng)
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             return (yield from asks("line")(x0 + t[:, None] * basis[0]))
@@ -267,61 +266,11 @@ class FeedForwardLearner(Configured):
             asks("crossings"), rows, bias, look.length, look.error_at, rng, tuning=self.tuning.spots
         )
         spots = yield from crossing.run()
-        spots = self._checked(spots, columns, column_error, look)
+        spots = checked_spots(spots, columns, column_error, look, self.tuning)
         lengths = np.hypot(np.linalg.norm(x0), readings.places)
         readings = readings.with_rounded_tokens(rows, lengths)
         readings = yield from cells.settled(readings, *spots.columns)
-        return _neurons(readings, spots, basis), spots.asked
-
-    def _checked(
-        self, spots: Spots, columns: Array, column_error: Array, look: OpeningLook
-    ) -> Spots:
-        """Refuse hyperplanes that bend elsewhere than the line's kinks say, or otherwise.
-
-        Of coarse answers a few may: they are kept as the line showed them, for the fit to judge.
-        """
-        again, error = spots.columns
-        moved = np.linalg.norm(again - columns, axis=1)
-        off = ~(moved <= self.tuning.moved * np.hypot(column_error, error))
-        coarse = look.noise > self.tuning.fitted.coarse
-        if np.sum(off) > (self.tuning.doubtful * len(off) if coarse else 0):
-            raise ModelMismatch(
-                f"{np.sum(off)} of {len(off)} hyperplanes that one line crosses are not there, or "
-                "other, elsewhere: the target has more than one hidden layer, or is no "
-                "feed-forward layer of ReLUs; or neurons whose columns of B are parallel were "
-                "taken for one."
-            )
-        size = np.linalg.norm(spots.bends, axis=1)
-        return spots.replaced(off, columns * size[:, None], column_error * size)
-
-
-def asks(phase: str) -> AskTokens:
-    """Return what asks single tokens in a phase."""
-
-    def ask(x: Array) -> Generator[Round, Answers, Array]:
-        [y] = yield [Singles(x, phase=phase, purpose="data")]
-        return y
-
-    return ask
-
-
-def _neurons(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeurons:
-    """Solve for all rows with the columns of the crossings."""
-    columns, column_error = spots.columns
-    solved = readings.solved(columns, column_error)
-    rows = solved.along @ basis
-    row_error = np.linalg.norm(solved.errors, axis=1)
-    along = np.linalg.norm(solved.errors * ((spots.ways - spots.points) @ basis.T), axis=1)
-    return FoundNeurons(
-        rows=rows,
-        row_error=row_error,
-        bias=spots.biases(rows),
-        bias_error=np.hypot(spots.error, along),
-        columns=columns,
-        column_error=column_error,
-        first=solved.first.T @ basis,
-        first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
-    )
+        return neurons_of(readings, spots, basis), spots.asked
 
 
 def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
@@ -335,7 +284,7 @@ def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
         columns=np.zeros((0, readings.y.shape[2])),
         column_error=none,
         first=readings.y[0].T @ basis,
-        first_error=float(np.linalg.norm(readings.errors[0]) * np.sqrt(readings.y.shape[2])),
+        first_error=float(np.linalg.norm(readings.first_errors)),
     )
 
 
@@ -343,29 +292,6 @@ def _near(look: OpeningLook) -> tuple[Array, Array]:
     """Return what the opening asked, up to the length scale."""
     near = np.linalg.norm(look.tokens, axis=1) <= look.length
     return look.tokens[near], look.answers[near]
-
-
-def _notes(found: FoundNeurons, sides: Sides) -> tuple[str, ...]:
-    """Say what is determined."""
-    residual = "x is added" if sides.residual else "x is not added"
-    count = (
-        f"{len(found.rows)} hyperplanes were found; neurons on one hyperplane are one, and their "
-        "order and a positive factor for each are free."
-    )
-    if sides.linear is None:
-        sure = "is determined" if sides.sure else "is chosen: other sides may do as well"
-        return (count, f"On which side each neuron is active, and that {residual}, {sure}.")
-    why = (
-        "as where neurons on one hyperplane are active on opposite sides"
-        if sides.known
-        else "for d·d_out equations do not determine on which side each neuron is active"
-    )
-    rank = len(sides.linear[0])
-    return (
-        count,
-        f"A linear part of rank {rank} is left, {why}: it takes {2 * rank} neurons more. Jumps "
-        "across hyperplanes and one affine part are determined, and no more.",
-    )
 
 
 def _too_many(error: TooManyBreakpoints) -> ModelMismatch:

@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides, sides_of
+from unsoftmax.learners.feed_forward.affine_part import (
+    AffinePartTuning,
+    ResidualPart,
+    Sides,
+    sides_of,
+)
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Indices
 
@@ -36,10 +41,16 @@ class FoundNeurons:
             self, first_error=0.0, **{name: getattr(self, name)[chosen] for name in names}
         )
 
-    def sides(self, tuning: AffinePartTuning) -> Sides:
+    def clear_of_errors(self, least: float) -> FoundNeurons:
+        """Leave out neurons smaller than so many errors: noise looks like a kink here and there."""
+        size = np.linalg.norm(self.rows, axis=1)
+        real = size > least * np.hypot(self.row_error, size * self.column_error)
+        return replace(self.taken(real), first_error=self.first_error)
+
+    def sides(self, tuning: AffinePartTuning, residual: ResidualPart | None = None) -> Sides:
         """Find the sides of all neurons, and the residual."""
         error = np.hypot(self.first_error, self.slope_error)
-        return sides_of(self.rows, self.columns, self.first, error, tuning)
+        return sides_of(self.rows, self.columns, self.first, error, tuning, residual=residual)
 
     @property
     def slope_error(self) -> float:

@@ -52,6 +52,8 @@ class Spots:
     """p (m, d)."""
     asked: tuple[Array, Array]
     """All tokens, and their answers."""
+    crossed: Array | None = None
+    """Where hyperplanes were crossed (m, d); None where the sizes of the bends tell it."""
 
     @property
     def columns(self) -> tuple[Array, Array]:
@@ -70,6 +72,8 @@ class Spots:
 
     def biases(self, rows: Array) -> Array:
         """Return the biases of neurons whose rows are known, b_i of norm 1."""
+        if self.crossed is not None:
+            return -np.asarray(np.sum(rows * self.crossed, axis=1))
         z = np.sum(rows * self.ways, axis=1) - np.linalg.norm(self.bends, axis=1)
         return np.asarray(z - np.sum(rows * self.points, axis=1))
 
@@ -93,22 +97,25 @@ class HyperplaneSpots:
 
         There must be a neuron.
         """
-        groups = self._groups()
-        points, ways = np.zeros_like(self.rows), np.zeros_like(self.rows)
-        for group in groups:
-            points[group], ways[group] = self._spot(group)
-        middles = points[[group[0] for group in groups]]
+        points, ways, middles, of = self._places()
         tokens = np.vstack([middles, points + ways, points - ways])
         answers = yield from self.ask(tokens)
-        at, ahead, behind = np.split(answers, np.cumsum([len(groups), len(points)]))
-        of = np.zeros(len(points), dtype=np.intp)
-        for g, group in enumerate(groups):
-            of[group] = g
+        at, ahead, behind = np.split(answers, np.cumsum([len(middles), len(points)]))
         lengths = np.linalg.norm(tokens, axis=1)
         error = np.hypot(self.error_at(tokens), rounded_tokens(self.rows, lengths))
-        middle, *sides = np.split(error, np.cumsum([len(groups), len(points)]))
+        middle, *sides = np.split(error, np.cumsum([len(middles), len(points)]))
         total = np.sqrt(4 * middle[of] ** 2 + sides[0] ** 2 + sides[1] ** 2)
         return Spots(ahead + behind - 2 * at[of], total, ways, points, (tokens, answers))
+
+    def _places(self) -> tuple[Array, Array, Array, Indices]:
+        """Return points and ways (m, d), the points of all groups, and each neuron's group."""
+        groups = self._groups()
+        points, ways = np.zeros_like(self.rows), np.zeros_like(self.rows)
+        of = np.zeros(len(points), dtype=np.intp)
+        for g, group in enumerate(groups):
+            points[group], ways[group] = self._spot(group)
+            of[group] = g
+        return points, ways, points[[group[0] for group in groups]], of
 
     def _groups(self) -> list[Indices]:
         """Divide neurons into groups that meet at a point."""

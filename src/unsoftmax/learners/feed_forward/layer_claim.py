@@ -17,7 +17,7 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import Array, Singles
+from unsoftmax.probes import Array, Flags, Singles
 from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 
@@ -41,6 +41,11 @@ class LayerClaimTuning:
     """Lengths of half of the fresh tokens, in length scales."""
     far: tuple[float, float] = (0.5, 6.0)
     """Range of log10 of the others': dead neurons show far out."""
+    beside: int = 3
+    active: float = 0.85
+    close: tuple[float, float] = (2.0, 7.0)
+    """One in ``beside`` is put as close to a hyperplane as one over 10 to such powers of a length
+    scale, by this chance where the neuron is active: z·[z > t] differs from a ReLU there alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,7 @@ class LayerClaim:
         return self, judgement
 
     def _bound(self, x: Array) -> Array:
-        slope = self.errors["slope"] * np.linalg.norm(x, axis=1)
-        return np.asarray(self.errors["constant"] + slope)
+        return self.model.moved_at_most(x, self.errors)
 
     def refuse(self, judgement: Judgement) -> None:
         """Raise if fresh answers contradict the layer."""
@@ -114,7 +118,24 @@ class LayerClaim:
         n = np.arange(count)
         near = np.array(self.tuning.near)[n % len(self.tuning.near)]
         far = 10.0 ** rng.uniform(*self.tuning.far, count)
-        return np.asarray(self.look.length * np.where(n % 2, far, near)[:, None] * x)
+        x = np.asarray(self.look.length * np.where(n % 2, far, near)[:, None] * x)
+        return self._moved_beside(x, n % self.tuning.beside == 0, rng)
+
+    def _moved_beside(self, x: Array, which: Flags, rng: np.random.Generator) -> Array:
+        """Move some tokens beside hyperplanes, where a function that is no ReLU may jump."""
+        A, b = self.model.A, self.model.b
+        size = np.linalg.norm(A, axis=1)
+        if not np.any(size > 0):
+            return x
+        count = int(np.sum(which))
+        j = rng.choice(np.flatnonzero(size > 0), count)
+        a = A[j] / size[j, None]
+        way = np.where(rng.random(count) < self.tuning.active, 1.0, -1.0)
+        way *= self.look.length * 10.0 ** -rng.uniform(*self.tuning.close, count)
+        moved = x.copy()
+        z = np.sum(a * x[which], axis=1) + b[j] / size[j]
+        moved[which] += (way - z)[:, None] * a
+        return moved
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
         look, farthest = self.look, self.look.length * 10.0 ** self.tuning.far[1]

@@ -20,6 +20,7 @@ import scipy
 from unsoftmax.arrangement.base_points import NetworkHinges, sizes
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head_transformer.value_coordinates import ValueCoordinates
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Flags, Indices, Pairs, Round, Singles
 
@@ -39,9 +40,20 @@ class CellValueTuning:
     candidates: int = 3
     few: int = 256
     """Rows from which as many as unknowns are picked, per unknown, and so many at least."""
+    mixed: float = 0.5
+    """Gates that differ by less are alike."""
     agrees: float = 1e-7
     """Rows that check are missed by this at most, in units of the neurons' size (∇g is known to
     1e-10 of it, and the system amplifies that)."""
+    outlier: float = 30.0
+    """Cells whose rows that check are missed by so many times the median were left by a little,
+    which `agrees` lets pass: a trained layer has 15 of 100, and they are a thousand times off. They
+    are asked again. Errors alone, of cells of all widths, make 10 times."""
+    enough: int = 8
+    """Cells whose median says what is usual."""
+    settlings: int = 3
+    """Times that offsets are halved for it: they become too short for gates to be steps. Cells that
+    are off after that say nothing of what is unknown in the others."""
     singular: float = 1e-9
     """A system whose last pivot is below this share of its first does not tell the values."""
     float64: float = 4e-16
@@ -52,12 +64,20 @@ class CellValueTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class CellSystem:
-    """One cell's rows: unit offsets, their gates, and which neurons are active."""
+class CellPoint:
+    """A base point b, the neurons that are active there, and how long offsets are."""
 
     b: Array
     active: Flags
     radius: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellSystem:
+    """One cell's rows: unit offsets and their gates."""
+
+    at: CellPoint
+    unknown: ValueCoordinates
     a: Array
     """(n, d) unit offsets; the last ones check."""
     gates: Array
@@ -66,117 +86,192 @@ class CellSystem:
     @classmethod
     def chosen(
         cls,
-        b: Array,
-        active: Flags,
-        radius: float,
+        at: CellPoint,
         u: Array,
+        unknown: ValueCoordinates,
+        checks: int,
         rng: np.random.Generator,
         tuning: CellValueTuning,
     ) -> CellSystem:
         """Choose the rows of heads whose vectors at b are u (H, d)."""
-        (H, d) = u.shape
-        wanted = (H - 1) * d
-        a = _between(u, _count(wanted, tuning), rng) if wanted else u[:0]
-        gates = scipy.special.expit(radius * (a @ u.T))
-        if wanted:
-            picked = _picked(_rows(gates, a), tuning)
-            a, gates = a[picked], gates[picked]
-        return cls(b, active, radius, a, gates)
+        if len(u) < 2:
+            return cls(at, unknown, u[:0], np.zeros((0, len(u))))
+        a = _between(u, max(tuning.candidates * unknown.count, tuning.few), rng)
+        gates = scipy.special.expit(at.radius * (a @ u.T))
+        # where all gates are alike ∇g alone is told
+        mixed = np.ptp(gates, axis=1) > tuning.mixed
+        a, gates = a[mixed], gates[mixed]
+        picked = _picked(unknown.rows(gates, a), checks, tuning)
+        return cls(at, unknown, a[picked], gates[picked])
 
-    def solved(self, y: Array, N: float, g: Array) -> tuple[Array, float, float]:
-        """Return v (H, d), how far rows that check are missed, and ‖inverse‖ of the system."""
-        H, d = self.gates.shape[1], len(g)
-        if H == 1:
-            return g[None], 0.0, 0.0
-        wanted = (H - 1) * d
-        right = (y - N) / self.radius - self.gates[:, -1] * (self.a @ g)
-        rows = _rows(self.gates, self.a)
-        first = rows[:wanted]
-        x = np.linalg.solve(first, right[:wanted])
-        missed = float(np.max(np.abs(rows[wanted:] @ x - right[wanted:]), initial=0.0))
-        inverse = float(np.linalg.norm(np.linalg.inv(first)))
-        v = x.reshape(H - 1, d)
-        return np.concatenate([v, (g - v.sum(axis=0))[None]]), missed, inverse
+    def solved(self, y: Array, N: float, g: Array) -> SolvedCell:
+        """Solve for v_h from the rows' answers y (n,), N and the gradient g."""
+        unknown, wanted = self.unknown, self.unknown.count
+        right = (y - N) / self.at.radius - unknown.known(self.gates, self.a, g)
+        rows = unknown.rows(self.gates, self.a)
+        x, shares, size = np.zeros(0), rows[wanted:], 1.0
+        if wanted:
+            inverse = np.asarray(np.linalg.inv(rows[:wanted]), dtype=np.float64)
+            x, shares = inverse @ right[:wanted], shares @ inverse
+            size = float(np.linalg.norm(inverse))
+        missed = np.abs(rows[wanted:] @ x - right[wanted:])
+        # what a row misses is its own error and its share of those of the others
+        each = missed / np.sqrt(1 + np.sum(shares**2, axis=1))
+        return SolvedCell(
+            self,
+            unknown.values(x, g),
+            float(np.max(missed, initial=0.0)),
+            float(np.max(each, initial=0.0)),
+            size,
+        )
 
     def pooled(self) -> Array:
         """Return what each head pools at every row, (n, H, d)."""
-        return np.asarray(self.b + self.radius * self.gates[:, :, None] * self.a[:, None, :])
+        at = self.at
+        return np.asarray(at.b + at.radius * self.gates[:, :, None] * self.a[:, None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedCell:
+    """One cell's values v (H, d), and how far they may be trusted."""
+
+    system: CellSystem
+    v: Array
+    missed: float
+    """What rows that check are missed by."""
+    row: float
+    """The same as the error of one row."""
+    inverse: float
+    """‖inverse‖ of the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellValues:
-    """The v_h (C, H, d) of cells, their active neurons (C, K) and errors (C,)."""
+    """Cells that were read."""
 
-    v: Array
-    active: Flags
-    error: Array
-    systems: list[CellSystem]
+    cells: tuple[SolvedCell, ...]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @property
+    def v(self) -> Array:
+        """All v_h (C, H, d)."""
+        return np.array([one.v for one in self.cells])
+
+    @property
+    def active(self) -> Flags:
+        """Active neurons (C, K)."""
+        return np.array([one.system.at.active for one in self.cells])
+
+    def error(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+        """Estimate the errors of all v_h of every cell, (C,)."""
+        rows = np.array([one.row for one in self.cells])
+        off = tuning.misses * float(np.sqrt(np.mean(rows**2)))
+        each = off + self.rounding(hinges, tuning)
+        return np.asarray(each * np.array([one.inverse for one in self.cells]))
+
+    def rounding(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+        """Return what rounding of answers leaves of a row of every cell, (C,)."""
+        at = [one.system.at for one in self.cells]
+        far = np.array([float(np.linalg.norm(one.b)) / one.radius for one in at])
+        return np.asarray(tuning.float64 * hinges.steepness * far)
+
+    def joined(self, other: CellValues) -> CellValues:
+        """Add the cells of another reading."""
+        return CellValues((*self.cells, *other.cells))
+
+    def completed(self, index: Indices, other: CellValues) -> CellValues:
+        """Replace some cells, and add those that follow."""
+        inside = index < len(self)
+        count = int(np.sum(inside))
+        replaced = self.with_cells(index[inside], CellValues(other.cells[:count]))
+        return replaced.joined(CellValues(other.cells[count:]))
 
     def with_cells(self, index: Indices, other: CellValues) -> CellValues:
         """Replace some cells."""
-        v, error, systems = self.v.copy(), self.error.copy(), list(self.systems)
-        v[index], error[index] = other.v, other.error
-        for k, system in zip(index.tolist(), other.systems, strict=True):
-            systems[k] = system
-        return CellValues(v, self.active, error, systems)
+        cells = list(self.cells)
+        for k, one in zip(index.tolist(), other.cells, strict=True):
+            cells[k] = one
+        return CellValues(tuple(cells))
 
 
-def read_cell_values(
-    hinges: NetworkHinges,
-    heads: MultiHead,
-    directions: Array,
-    shares: Array,
-    rng: np.random.Generator,
-    tuning: CellValueTuning,
-) -> Asking[tuple[CellValues, Array]]:
-    """Read the v_h in the cones of ``directions`` (C, d); return them, and the shares they took.
+@dataclass(frozen=True, slots=True)
+class CellReader:
+    """Reads values around base points, W and w being known."""
 
-    ``shares`` (C,) multiply the usual lengths of offsets.
-    """
-    shares = shares.copy()
-    left = np.arange(len(directions))
-    found: dict[int, tuple[CellSystem, Array, float, float]] = {}
-    for _ in range(tuning.halvings):
-        systems = _systems(hinges, heads, directions[left], shares[left], rng, tuning)
-        answers = yield _round_of(systems)
-        again: list[int] = []
-        for k, one, N, y in zip(left.tolist(), systems, *_parted(systems, answers), strict=True):
-            g = hinges.gradients(one.active[None])[0]
-            v, missed, inverse = one.solved(y, N, g)
-            if missed > tuning.agrees * hinges.steepness:
-                again.append(k)
-            else:
-                found[k] = one, v, missed, inverse
-        left = np.array(again, dtype=np.intp)
-        if not len(left):
-            return _together([found[k] for k in range(len(directions))], hinges, tuning), shares
-        shares[left] /= 2
-    raise CoincidentJumps
+    hinges: NetworkHinges
+    heads: MultiHead
+    rng: np.random.Generator
+    tuning: CellValueTuning
 
+    def read(
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
+    ) -> Asking[tuple[CellValues, Array]]:
+        """Read the v_h around base points (C, d); return what shares they took, too.
 
-def _together(
-    cells: list[tuple[CellSystem, Array, float, float]],
-    hinges: NetworkHinges,
-    tuning: CellValueTuning,
-) -> CellValues:
-    """Put cells together: each one's system, v, what checks are missed by, and ‖inverse‖."""
-    missed = np.array([missed for _, _, missed, _ in cells])
-    off = tuning.misses * float(np.sqrt(np.mean(missed**2))) if len(missed) else 0.0
-    errors = []
-    for one, _, _, inverse in cells:
-        own = tuning.float64 * hinges.steepness * float(np.linalg.norm(one.b)) / one.radius
-        errors.append((off + own) * inverse)
-    return CellValues(
-        np.array([v for _, v, _, _ in cells]),
-        np.array([one.active for one, _, _, _ in cells]),
-        np.array(errors),
-        [one for one, _, _, _ in cells],
-    )
+        ``shares`` (C,) multiply the usual lengths of offsets.
+        """
+        hinges, tuning, shares = self.hinges, self.tuning, shares.copy()
+        left = np.arange(len(points))
+        found: dict[int, SolvedCell] = {}
+        for _ in range(tuning.halvings):
+            systems = self._systems(points[left], shares[left], unknown, checks)
+            parted = _parted(systems, (yield _round_of(systems)))
+            for k, one, N, y in zip(left.tolist(), systems, *parted, strict=True):
+                found[k] = one.solved(y, N, hinges.gradients(one.at.active[None])[0])
+            wrong = tuning.agrees * hinges.steepness
+            left = np.array([k for k in left.tolist() if found[k].missed > wrong], dtype=np.intp)
+            if not len(left):
+                return CellValues(tuple(found[k] for k in range(len(points)))), shares
+            shares[left] /= 2
+        raise CoincidentJumps
+
+    def settled(
+        self,
+        values: CellValues,
+        points: Array,
+        shares: Array,
+        unknown: ValueCoordinates,
+        checks: int,
+    ) -> Asking[tuple[CellValues, Array]]:
+        """Read cells again, with shorter offsets, that are missed by far more than the others."""
+        tuning, shares = self.tuning, shares.copy()
+        for _ in range(tuning.settlings):
+            left = np.flatnonzero(~self.usual(values) & (shares > 0.5**tuning.settlings))
+            if not len(left):
+                break
+            try:
+                again, now = yield from self.read(points[left], shares[left] / 2, unknown, checks)
+            except CoincidentJumps:
+                break  # what cells are off by is in their errors
+            shares[left], values = now, values.with_cells(left, again)
+        return values, shares
+
+    def usual(self, values: CellValues) -> Flags:
+        """Tell which cells are missed by about as much as the others, (C,)."""
+        rows = np.array([one.row for one in values.cells])
+        if len(rows) < self.tuning.enough:
+            return np.full(len(rows), True)
+        usual = np.maximum(np.median(rows), values.rounding(self.hinges, self.tuning))
+        return np.asarray(rows <= self.tuning.outlier * usual)
+
+    def _systems(
+        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
+    ) -> list[CellSystem]:
+        hinges, tuning = self.hinges, self.tuning
+        u, active = self.heads.scores_of(points), hinges.active(points)
+        radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
+        cells = [CellPoint(b, *at) for b, *at in zip(points, active, radius.tolist(), strict=True)]
+        return [
+            CellSystem.chosen(at, u[k], unknown, checks, self.rng, tuning)
+            for k, at in enumerate(cells)
+        ]
 
 
 def _round_of(systems: list[CellSystem]) -> Round:
     """Ask every cell's base point and rows."""
-    points = np.array([one.b for one in systems])
+    points = np.array([one.at.b for one in systems])
     asked: Round = [Singles(points, phase="base points", purpose="data")]
     rows = _rows_of(systems)
     return [*asked, rows] if len(rows) else asked
@@ -189,39 +284,15 @@ def _parted(systems: list[CellSystem], answers: list[Array]) -> tuple[list[float
     return [float(N) for N in answers[0]], np.split(rows, ends)
 
 
-def _systems(
-    hinges: NetworkHinges,
-    heads: MultiHead,
-    directions: Array,
-    shares: Array,
-    rng: np.random.Generator,
-    tuning: CellValueTuning,
-) -> list[CellSystem]:
-    b = tuning.length * directions
-    u = heads.scores_of(b)
-    radius = tuning.share * shares * np.minimum(hinges.room(b), tuning.length)
-    active = hinges.active(b)
-    return [
-        CellSystem.chosen(b[k], active[k], float(radius[k]), u[k], rng, tuning)
-        for k in range(len(b))
-    ]
-
-
 def _rows_of(systems: list[CellSystem]) -> Pairs:
     """Ask all rows of all cells."""
     each = [len(one.a) for one in systems]
     a = np.concatenate([one.a for one in systems])
-    b = np.array([one.b for one in systems])
+    b = np.array([one.at.b for one in systems])
     cell = np.repeat(np.arange(len(systems)), each)
-    scale = np.repeat([one.radius for one in systems], each)
+    scale = np.repeat([one.at.radius for one in systems], each)
     n = np.arange(len(a))
     return Pairs(a, b, n, cell, scale, np.ones(len(n)), phase="values in cells", purpose="data")
-
-
-def _rows(gates: Array, a: Array) -> Array:
-    """Return the rows of all heads but the last, whose values are ∇g less the others."""
-    differences = gates[:, :-1] - gates[:, -1:]
-    return np.asarray((differences[:, :, None] * a[:, None, :]).reshape(len(a), -1))
 
 
 def _between(u: Array, count: int, rng: np.random.Generator) -> Array:
@@ -238,18 +309,17 @@ def _between(u: Array, count: int, rng: np.random.Generator) -> Array:
     return np.asarray(a / np.linalg.norm(a, axis=1, keepdims=True))
 
 
-def _count(wanted: int, tuning: CellValueTuning) -> int:
-    """Return how many rows are drawn for so many unknowns."""
-    return max(tuning.candidates * wanted, tuning.few)
-
-
-def _picked(rows: Array, tuning: CellValueTuning) -> Indices:
+def _picked(rows: Array, checks: int, tuning: CellValueTuning) -> Indices:
     """Pick as many rows (n, k) as unknowns, and those that check them.
 
     A row checks best that all of the picked ones have a share in: any of them that was answered
     from another cell shows.
     """
     wanted = rows.shape[1]
+    if len(rows) < wanted + checks:
+        raise CoincidentJumps
+    if not wanted:
+        return np.arange(checks)
     R, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
     diagonal = sizes(np.asarray(R, dtype=np.float64), wanted)
     if np.min(diagonal) <= tuning.singular * np.max(diagonal):
@@ -257,5 +327,5 @@ def _picked(rows: Array, tuning: CellValueTuning) -> Indices:
     # rows = shares @ picked, in the order of the pivots
     shares = scipy.linalg.solve_triangular(R[:wanted, :wanted], R[:wanted, wanted:])
     least = np.min(np.abs(shares), axis=0, initial=np.inf)
-    checks = wanted + np.argsort(-least, kind="stable")[: tuning.checks]
-    return np.concatenate([pivots[:wanted], pivots[checks]])
+    told = wanted + np.argsort(-least, kind="stable")[:checks]
+    return np.concatenate([pivots[:wanted], pivots[told]])

@@ -14,6 +14,7 @@ import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.columns import read_columns
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
@@ -27,21 +28,22 @@ from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswer
 from unsoftmax.learners.multi_head_transformer.cell_view import CellLengths
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array, Pairs, Singles
+from unsoftmax.probes import Array, Flags, Pairs, Singles
 
 
 @dataclass(frozen=True, slots=True)
 class FirstCellTuning:
     """How long tokens are in the first cell, and when it is believed to be one."""
 
-    heads: MultiHeadTuning = field(default=MultiHeadTuning())
-    """Knobs of the steps that find the heads."""
+    heads: MultiHeadTuning = field(default=MultiHeadTuning(columns=ColumnTableTuning(ample=1.5)))
+    """Knobs of the steps that find the heads. Column spaces are made of more columns than heads
+    alone need: answers are coarser by what the network adds."""
     share: float = 0.4
     """Offsets are this share of the cell's inradius: pooled tokens are moved by each head's own
     values, whose neurons may be steeper than their sum."""
     halvings: int = 8
     """Times that this is halved until answers along random rays are linear."""
-    rays: int = 4
+    rays: int = 3
     """Number of these rays."""
     bent: float = 1e3
     """Answers are linear along a ray if they miss it by so many times their error at most."""
@@ -55,11 +57,12 @@ class FirstCellTuning:
     """Error of an answer, relative to what its terms add up to (measured: 1e-16 to 4e-16)."""
     beyond_biases: float = 5.0
     """Shorter query tokens are so many times as long as the farthest hyperplane is on their way."""
-    logits: float = 800.0
-    """Logits that they allow the median head to have at the longest offsets, at least: room to
-    saturate the others."""
-    least_logits: float = 200.0
-    """The same of the head with the smallest W_h x."""
+    logits: float = 250.0
+    per_root: float = 100.0
+    """Logits that they allow the median head to have at the longest offsets, at least, and so many
+    times √d: room to saturate the others."""
+    least: float = 0.25
+    """The head with the smallest W_h x has this share of them, at least."""
     doubled: float = 2.0
     """All u_h are read at query tokens so many times as long as well: W_h x is their difference,
     to many more digits than from tokens that differ by a step within the cell."""
@@ -88,7 +91,7 @@ class FirstCell:
 
     hinges: NetworkHinges
     x: Array
-    active: Array
+    active: Flags
     share: float
     seen: ReducedAnswers
     tuning: FirstCellTuning
@@ -245,6 +248,7 @@ def _shorter(cell: FirstCell, slopes: Array) -> float:
     tuning, hinges = cell.tuning, cell.hinges
     size = np.linalg.norm(slopes, axis=1)
     length = tuning.beyond_biases * float(hinges.reach(cell.x[None])[0])
-    for logits, one in ((tuning.logits, np.median(size)), (tuning.least_logits, np.min(size))):
+    most = max(tuning.logits, tuning.per_root * float(np.sqrt(hinges.dim)))
+    for logits, one in ((most, np.median(size)), (tuning.least * most, np.min(size))):
         length = max(length, float(np.sqrt(logits / (cell.share * one))))
     return length

@@ -2,8 +2,8 @@
 
 Far out, where heads switch within a cell, offsets that open one head are lost in part beside the
 query tokens. Once the layer is nearly known, sequences of moderate logits and tokens about as long
-as the hyperplanes are far tell all parameters together, by Newton's steps (`solve.transformer_fit`).
-They are picked by pivoted QR among twice as many as there are parameters.
+as the hyperplanes are far tell all parameters together, by Newton's steps
+(`solve.transformer_fit`). They are picked by pivoted QR among two to four times as many.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ class LayerPolishTuning:
 
     fit: TransformerFitTuning = field(default=TransformerFitTuning())
     largest: int = 2500
-    """Parameters of one fit: choosing sequences takes time as their cube, 20 seconds for so many."""
+    """Parameters of one fit: choosing sequences takes time as their cube, 20 seconds for these."""
     tokens: tuple[int, ...] = (2, 3, 4)
     """Numbers of tokens, in turn."""
     logits: tuple[float, ...] = (1.0, 2.0, 3.0)
     """Root mean squares of one head's logits, in turn: its softmax neither flat nor a step."""
-    sizes: tuple[float, float] = (-0.7, 1.0)
+    sizes: tuple[float, float] = (-1.0, 1.5)
     """Range of log₁₀ of the query tokens' lengths, in typical distances of hyperplanes: on both
     sides of each."""
-    candidates: float = 2.0
+    candidates: int = 4
+    fewer: int = 2
+    many: int = 1000
+    """Sequences that are drawn per parameter, and from so many parameters on: fewer are chosen
+    from in less time, and leave errors a few times as large."""
     spare: float = 1.1
-    """Sequences that are drawn and asked, per parameter."""
+    """Sequences that are asked per parameter."""
 
 
 def polished_layer(
@@ -58,9 +62,8 @@ def polished_layer(
     count = sum(np.size(getattr(parameters, name)) for name in parameters.free)
     if count > tuning.largest or not found.model.H:
         return None
-    drawn = by_length(
-        _drawn(found.model, learned, int(tuning.candidates * count), rng, tuning), "polish"
-    )
+    each = tuning.candidates if count <= tuning.many else tuning.fewer
+    drawn = by_length(_drawn(found.model, learned, each * count, rng, tuning), "polish")
     picked = best_rows(parameters, [part.X for part in drawn], int(tuning.spare * count))
     every = [X for part in drawn for X in part.X]
     asked = by_length([every[n] for n in np.sort(picked)], "polish", "data")

@@ -19,9 +19,9 @@ from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.cell_values import (
+    CellReader,
     CellValues,
     CellValueTuning,
-    read_cell_values,
 )
 from unsoftmax.learners.multi_head_transformer.first_cell import (
     FirstCell,
@@ -31,9 +31,14 @@ from unsoftmax.learners.multi_head_transformer.first_cell import (
 )
 from unsoftmax.learners.multi_head_transformer.layer_solution import (
     LayerSolutionTuning,
-    layer_of_one_head,
     SolvedFirstLayers,
+    layer_of_one_head,
     solve_layer,
+)
+from unsoftmax.learners.multi_head_transformer.value_coordinates import (
+    AllValues,
+    ValueSpaceTuning,
+    fewer_unknowns,
 )
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer
@@ -41,7 +46,7 @@ from unsoftmax.probes import Array, Flags, Indices
 
 
 class DependentCells(Exception):
-    """Fewer cells than neurons tell anything new: no cone lies between some hyperplanes."""
+    """Fewer cells than neurons tell anything new: none lies between some hyperplanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class LayerSearchTuning:
     cells: BasePointTuning = field(default=BasePointTuning())
     first: FirstCellTuning = field(default=FirstCellTuning())
     values: CellValueTuning = field(default=CellValueTuning())
+    spaces: ValueSpaceTuning = field(default=ValueSpaceTuning())
     solution: LayerSolutionTuning = field(default=LayerSolutionTuning())
     starts: tuple[tuple[int, float], ...] = (
         (1, 1.0),
@@ -61,9 +67,11 @@ class LayerSearchTuning:
     )
     """For each search: intervals that half a circle begins with, and how much longer than usual
     the baselines between them are. Others begin in another cell."""
-    shorter: float = 0.5
+    shorter: float = 0.35
     """Every search has offsets shorter by this than the one before: the first cell may have been
     left where no ray showed it."""
+    safety: float = 3.0
+    """Estimated errors of the first layers are standard deviations, roughly: so many are taken."""
     cancelling: float = 3.0
     """Errors are estimated for answers whose terms are as large as the network's. Where those of
     all heads are more than so many times as large they are the larger."""
@@ -122,10 +130,10 @@ class LayerSearch:
         found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2:
             return self._of_one_head(found)
-        directions = cones.spanning(x, self.rng)
-        if directions is None:
+        points = cones.spanning(cell.active, tuning.values.length, self.rng)
+        if points is None:
             raise DependentCells
-        return (yield from self._with_values(cell, found, directions))
+        return (yield from self._with_values(cell, found, points))
 
     def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
         """Put one head before the network that single tokens show."""
@@ -143,17 +151,18 @@ class LayerSearch:
         errors = {
             "W": hidden * largest["W"],
             "w": hidden * largest["w"],
-            "slope": hidden * slope + self.learned.slope,
+            "slope": float(hidden * slope + self.learned.slope),
             "constant": self.learned.constant,
         }
         return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
 
     def _with_values(
-        self, cell: FirstCell, found: RecoveredHeads, directions: Array
+        self, cell: FirstCell, found: RecoveredHeads, points: Array
     ) -> Asking[RecoveredTransformer]:
         tuning, heads = self.tuning, found.model
-        shares = np.ones(len(directions))
-        values, shares = yield from self._values(heads, directions, shares)
+        reader = CellReader(self.hinges, heads, self.rng, tuning.values)
+        every = AllValues(heads.H, heads.dim)
+        values, shares = yield from self._values(reader, cell, points)
         for _ in range(tuning.corrections):
             v = np.concatenate([heads.v[None], values.v])
             active = np.concatenate([cell.active[None], values.active])
@@ -162,24 +171,56 @@ class LayerSearch:
             if not len(left):
                 break
             shares[left] /= 2
-            again, now = yield from self._values(heads, directions[left], shares[left])
+            again, now = yield from reader.read(
+                points[left], shares[left], every, tuning.values.checks
+            )
             shares[left], values = now, values.with_cells(left, again)
         else:
             raise CoincidentJumps
-        error = float(
-            np.sqrt(np.sum(values.error**2) + len(values.error) * found.largest["v"] ** 2)
-        )
-        count = len(self.hinges) + 1
-        return self._assembled(found, solved, np.sqrt(count) * solved.inverse * error)
+        each = values.error(self.hinges, tuning.values)
+        slope = solved.slope(np.append(found.largest["v"], each))
+        return self._assembled(found, solved, tuning.safety * slope)
 
     def _values(
-        self, heads: MultiHead, directions: Array, shares: Array
+        self, reader: CellReader, cell: FirstCell, points: Array
     ) -> Asking[tuple[CellValues, Array]]:
-        return (
-            yield from read_cell_values(
-                self.hinges, heads, directions, shares, self.rng, self.tuning.values
+        """Read the values of all cells: in full, until those so far leave fewer unknowns."""
+        tuning, heads, K = self.tuning, reader.heads, len(points)
+        every, shares = AllValues(heads.H, heads.dim), np.ones(K)
+        values: CellValues | None = None
+        done = 0
+        while done < K:
+            ahead = min(K, done + max(1, done // tuning.spaces.steps))
+            if done > heads.dim + tuning.spaces.spare:  # nothing more can show
+                ahead = K
+            now = slice(done, ahead)
+            new, shares[now] = yield from reader.read(
+                points[now], shares[now], every, tuning.values.checks
             )
-        )
+            values, done = new if values is None else values.joined(new), ahead
+            read = slice(done)
+            values, shares[read] = yield from reader.settled(
+                values, points[read], shares[read], every, tuning.values.checks
+            )
+            good = reader.usual(values)
+            v = np.concatenate([heads.v[None], values.v[good]])
+            active = np.concatenate([cell.active[None], values.active[good]])
+            fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
+            if fewer is None or done == K:
+                continue
+            rest = np.append(np.flatnonzero(~good), np.arange(done, K))
+            try:
+                new, taken = yield from reader.read(
+                    points[rest], shares[rest], fewer, tuning.spaces.checks
+                )
+                new, shares[rest] = yield from reader.settled(
+                    new, points[rest], taken, fewer, tuning.spaces.checks
+                )
+            except CoincidentJumps:
+                continue
+            values, done = values.completed(rest, new), K
+        assert values is not None
+        return values, shares
 
     def _left(self, solved: SolvedFirstLayers, values: CellValues) -> Indices:
         """Return the cells that some pooled token left, as the layer has it."""
@@ -187,10 +228,10 @@ class LayerSearch:
         # neurons as they were learned: turned ones are back again
         turned = solved.turned if solved.turned is not None else np.zeros(K, dtype=np.bool_)
         left = []
-        for k, system in enumerate(values.systems):
+        for k, system in enumerate(one.system for one in values.cells):
             z = np.einsum("nhd,hkd->nk", system.pooled(), solved.B[:, :K]) + solved.b[:K]
             active: Flags = (z > 0) != turned
-            if np.any(active != system.active):
+            if np.any(active != system.at.active):
                 left.append(k)
         return np.array(left, dtype=np.intp)
 

@@ -36,12 +36,16 @@ class SolvedFirstLayers:
     w_o: Array
     b: Array
     c: float
-    inverse: float
-    """‖inverse‖ of the system: what errors of v are multiplied by."""
+    inverse: Array
+    """The system's inverse (K + 1, C): how errors of the cells' values reach ℓ and the E."""
     turned: Flags | None
     """Neurons that were learned the other way round, None where that cannot be told."""
     linear: bool
     """Whether the last two neurons carry a linear part."""
+
+    def slope(self, errors: Array) -> float:
+        """Return what ℓ and all neurons are off by in sum, errors of the cells being (C,)."""
+        return float(np.sum(np.sqrt(self.inverse**2 @ errors**2)))
 
 
 def solve_layer(
@@ -51,18 +55,18 @@ def solve_layer(
     C, H, d = v.shape
     system = np.column_stack([np.ones(C), active])
     x = np.asarray(np.linalg.solve(system, v.reshape(C, H * d)), dtype=np.float64)
-    inverse = float(np.linalg.norm(np.linalg.inv(system), 2))
+    inverse = np.asarray(np.linalg.inv(system), dtype=np.float64)
     return _in_neurons(hinges, x[0], x[1:], inverse, tuning)
 
 
 def layer_of_one_head(hinges: NetworkHinges, tuning: LayerSolutionTuning) -> SolvedFirstLayers:
     """Take the network that single tokens show for the one head's."""
     E = hinges.signs[:, None] * hinges.A
-    return _in_neurons(hinges, hinges.linear, E, 1.0, tuning)
+    return _in_neurons(hinges, hinges.linear, E, np.zeros((0, 0)), tuning)
 
 
 def _in_neurons(
-    hinges: NetworkHinges, rest: Array, E: Array, inverse: float, tuning: LayerSolutionTuning
+    hinges: NetworkHinges, rest: Array, E: Array, inverse: Array, tuning: LayerSolutionTuning
 ) -> SolvedFirstLayers:
     """Write ℓ (Hd,) and E (K, Hd) as neurons."""
     signs, b, c = hinges.signs.copy(), hinges.b.copy(), hinges.c

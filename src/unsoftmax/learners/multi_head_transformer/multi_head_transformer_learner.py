@@ -76,7 +76,7 @@ class MultiHeadTransformerTuning:
     first sequences, which tell the precision of the answers; half as many repeat these."""
     network: ReluNetworkTuning = field(
         default=ReluNetworkTuning(
-            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(count=24)),
+            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=12, count=16)),
             claims=NetworkClaimTuning(rehearsed=0),
         )
     )
@@ -133,8 +133,12 @@ class MultiHeadTransformerLearner(Configured):
     -----
     *Queries*: those of the network, about m·d + 14m + 320, and H(d² + 2d) + 16H + m((H − 1)d + 2)
     for m neurons: 1.1 to 1.5 times the H·d·(d + m + 1) + m + 1 parameters from 2,000 of these on.
-    *Determined up to* order of heads and neurons, and a positive factor and flips of neurons; heads
-    of equal W and w are one. *Source*: beyond Section 4.1 of arXiv 2601.16873, which has one head.
+    Fewer where W_h or values have a low rank, or all B_h are A V_h, which is found. As many again
+    as there are parameters, up to 2,500 of them, where a layer is polished: asked for, or because
+    it misses fresh answers by more than usual (far biases, Σ B_h much smaller than the B_h).
+    Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
+    factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
+    arXiv 2601.16873, which has one head.
 
     Examples
     --------
@@ -306,9 +310,9 @@ class MultiHeadTransformerLearner(Configured):
 
     def _dependent(self, learned: LearnedNetwork) -> NotIdentifiable:
         return NotIdentifiable(
-            "Some neurons cannot be told apart far from 0: their hyperplanes are parallel, so that "
-            "no cone lies between them, or there are fewer than two dimensions. The network of "
-            "single tokens is determined.",
+            "Some neurons cannot be told apart far from 0: no cell lies between their hyperplanes "
+            "there, or there are fewer than two dimensions. The network of single tokens is "
+            "determined.",
             determined={"network": learned.network},
         )
 
@@ -319,7 +323,8 @@ class MultiHeadTransformerLearner(Configured):
             f"None of {len(self.tuning.layer.starts)} searches in cells of the network that single "
             f"tokens show, of {learned.network.A.shape[1]} neurons, gave heads that predict fresh "
             f"answers. There may be more than max_heads = {self.max_heads}; heads may share their "
-            "hyperplanes, as W and 2W do, or be too close; first layers may cancel in their sum; "
-            "biases may be many times larger than weights; or a neuron shows at no single token. "
+            "hyperplanes, as W and 2W do, or be too close; first layers may cancel in their sum; a "
+            "neuron may show at no single token, or share its hyperplane with another one there; "
+            "or the last token may reach the network by itself (a residual connection). "
             "Or the target is not several softmax heads followed by a ReLU network." + rank
         )

@@ -14,7 +14,10 @@ most. Source: beyond Theorem 5.1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,7 +25,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.scales import at_query_scale, even
-from unsoftmax.measure.single_tokens import small_by_chance
+from unsoftmax.measure.single_tokens import Values, small_by_chance
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.skeleton import pivots, rank_by_gap
 
@@ -53,6 +56,10 @@ class ColumnTuning:
     times less as these are small with this probability, 26 times for one token, 6 for two."""
 
 
+LeftOut: TypeAlias = Callable[[Values], float]
+"""Estimate of the norm of what W may have beyond its rank, for the errors that answers may have."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpanningColumns:
     """The columns of W at some tokens, all read."""
@@ -63,9 +70,12 @@ class SpanningColumns:
     """Which rows of T they are."""
     beta: float
     """With biases the columns are W x + w/β; otherwise 0."""
-    left_out: float
-    """Estimate of the norm of what W may have beyond its rank r; 0 where r is given."""
+    left_out: LeftOut | None
+    """None where r is given, or all of W was found."""
     notes: tuple[str, ...]
+
+
+_Judged: TypeAlias = tuple[Indices, LeftOut | None, tuple[str, ...]]
 
 
 def find_columns(
@@ -73,6 +83,7 @@ def find_columns(
 ) -> Asking[SpanningColumns]:
     """Ask for the columns of W at r of T's rows; r ≥ 1 is found where ``rank`` is None."""
     grid, beta, seen = yield from _first_token(probes, tuning)
+    judged: _Judged
     if rank is None:
         grid, width, judged = yield from _ask_until_dependent(probes, grid, seen, tuning)
     else:
@@ -81,7 +92,7 @@ def find_columns(
         affordable = rank < probes.dim and width <= 2 * (rank + 1) - grid.again
         if affordable and _ill_conditioned(grid, width, tuning):
             grid = yield from _one_more(probes, grid, width)
-        judged = _best(grid, width, rank), 0.0, ()
+        judged = _best(grid, width, rank), None, ()
     tokens, left_out, notes = judged
     if len(tokens):
         grid = grid.kept(tokens)
@@ -129,7 +140,7 @@ def _first_token(
 
 def _ask_until_dependent(
     probes: LowRankProbes, grid: LogitGrid, seen: int, tuning: ColumnTuning
-) -> Asking[tuple[LogitGrid, int, tuple[Indices, float, tuple[str, ...]]]]:
+) -> Asking[tuple[LogitGrid, int, _Judged]]:
     """Ask for more and more tokens until some depend on the others, or all are asked."""
     count = 0
     while True:
@@ -204,11 +215,25 @@ def _width(count: int, dim: int) -> int:
 
 def _leading(grid: LogitGrid, width: int, tuning: ColumnTuning) -> tuple[Array, float]:
     """Return B's singular values and the noise beneath them."""
-    B = grid.measured()[:, :width]
-    error = (grid.gates().logit_error / grid.scale)[:, :width]
-    singular = np.linalg.svd(B, compute_uv=False)
-    noise = tuning.noise * np.sqrt(max(B.shape)) * np.sqrt(np.mean(error**2))
-    return np.asarray(singular), float(noise)
+    singular = np.linalg.svd(grid.measured()[:, :width], compute_uv=False)
+    return np.asarray(singular), _noise(grid, width, tuning, grid.values)
+
+
+def _noise(grid: LogitGrid, width: int, tuning: ColumnTuning, values: Values) -> float:
+    """Return what errors alone may give a singular value of B."""
+    error = (grid.gates(values).logit_error / grid.scale)[:, :width]
+    return float(tuning.noise * np.sqrt(max(error.shape)) * np.sqrt(np.mean(error**2)))
+
+
+def _left_out(
+    grid: LogitGrid, width: int, rank: int, tuning: ColumnTuning, values: Values
+) -> float:
+    """Estimate what the noise of the leading block hides of W."""
+    count, dim = grid.shape
+    # random tokens and offsets see a singular value σ of W as entries of about σ/d
+    seen = float(np.sqrt(count * width)) / dim
+    less = max(tuning.seen_less, small_by_chance(count - rank, tuning.by_chance))
+    return less * _noise(grid, width, tuning, values) * float(np.sqrt(count - rank)) / seen
 
 
 def _ill_conditioned(grid: LogitGrid, width: int, tuning: ColumnTuning) -> bool:
@@ -222,19 +247,12 @@ def _best(grid: LogitGrid, width: int, rank: int) -> Indices:
     return pivots(grid.measured()[:, :width].T, rank)
 
 
-def _judged(
-    grid: LogitGrid, width: int, tuning: ColumnTuning
-) -> tuple[Indices, float, tuple[str, ...]]:
-    """Read the rank off B, choose as many tokens, and estimate what is below its noise."""
+def _judged(grid: LogitGrid, width: int, tuning: ColumnTuning) -> _Judged:
+    """Read the rank off B, choose as many tokens, and say what is below its noise."""
     singular, noise = _leading(grid, width, tuning)
-    count, dim = grid.shape
-    rank = rank_by_gap(singular, noise)
-    left_out, notes = 0.0, list[str]()
-    if rank < count:
-        # random tokens and offsets see a singular value σ of W as entries of about σ/d
-        seen = float(np.sqrt(count * width)) / dim
-        less = max(tuning.seen_less, small_by_chance(count - rank, tuning.by_chance))
-        left_out = less * noise * float(np.sqrt(count - rank)) / seen
+    count = grid.shape[0]
+    rank, notes = rank_by_gap(singular, noise), list[str]()
+    left_out = partial(_left_out, grid, width, rank, tuning) if rank < count else None
     if not rank:
         notes.append("The rank was found to be 0: W is 0 as far as the answers tell.")
     if 0 < rank < count:

@@ -122,7 +122,7 @@ def conclude(
         if head.values.reread is None or first.as_rounded is None:
             raise
         # no answer told its format while W was read, as with W = 0; now the hold-out does
-        rounded = replace(head, values=first.as_rounded)  # type: ignore[type-var]
+        rounded = replace(head, values=first.as_rounded())  # type: ignore[type-var]
         bounds = rounded.bounds()
         found = _supported(rounded, bounds, answered, first.checks, otherwise, tuning=tuning)
     head, bounds, evidence = found
@@ -190,6 +190,8 @@ def _supported(
     """
     exact = head.values.precision.exact
     limit = tuning.most_unexplained if exact else tuning.most_unexplained_coarse
+    if head.values.reread is not None:
+        limit = 1.0  # answers that are not as exact as assumed are rounded ones
     factor, wider = 1.0, head
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
     while True:

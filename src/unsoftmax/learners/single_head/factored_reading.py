@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.single_head.column_space import SpanningColumns
+from unsoftmax.learners.single_head.column_space import LeftOut, SpanningColumns
 from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.precision import UNIT
@@ -27,8 +27,7 @@ class ZeroReading:
     """W = 0, w = 0."""
 
     values: Values
-    left_out: float
-    """Estimate of the norm that W may have nevertheless."""
+    left_out: LeftOut
 
     @property
     def model(self) -> SingleHead:
@@ -39,7 +38,8 @@ class ZeroReading:
     def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """Bound the errors of W, v, w and c."""
         v_error = float(np.linalg.norm(self.values.v_error))
-        errors = {"W": self.left_out, "v": v_error, "w": self.left_out, "c": self.values.c_error}
+        open_by = self.left_out(self.values)
+        errors = {"W": open_by, "v": v_error, "w": open_by, "c": self.values.c_error}
         return errors, ("W has rank 0.",)
 
     def notes(self) -> tuple[str, ...]:
@@ -84,7 +84,8 @@ class FactoredReading:
         from_columns, rows = grows.error(E, spread, 0.0), self._row_errors(grows, E)
         # at (x, 1) a query token is longer than x, which is a unit vector
         longest = np.sqrt(1 + len(skeleton.rows)) if columns.beta else 1.0
-        beyond = columns.left_out * grows.tilt * (1 + longest * spread)
+        left_out = 0.0 if columns.left_out is None else columns.left_out(values)
+        beyond = left_out * grows.tilt * (1 + longest * spread)
         w_error = (from_columns + beyond) * columns.beta + grows.gain * rows.shift
         rounding = 8 * UNIT * grows.tilt * float(np.linalg.norm(self.right.matrix))
         if self.refined is None:

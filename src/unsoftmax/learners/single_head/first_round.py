@@ -19,6 +19,7 @@ answers that W is read from tell (`Values.reread`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -130,8 +131,8 @@ class FirstRound:
     """Queries left for the hold-out's last round."""
     checks: int
     """Queries of the whole hold-out."""
-    as_rounded: Values | None = None
-    """Where it is open whether these answers are rounded: v and c if they are."""
+    as_rounded: Callable[[], Values] | None = None
+    """Where it is open whether these answers are rounded: reads v and c as if they were."""
 
     @property
     def answered(self) -> Answered:
@@ -178,7 +179,8 @@ def ask_first_round(
         _refuse_without_value(values, np.concatenate([three.X, longer.X]), np.append(opened, y))
     if not given.listens:
         values = replace(values, shared=None)
-    return FirstRound(values, three, opened, share.closing, checks, asked.as_rounded(values))
+    as_rounded = None if values.reread is None else asked.as_rounded
+    return FirstRound(values, three, opened, share.closing, checks, as_rounded)
 
 
 def or_biased(biases: bool) -> str:
@@ -218,12 +220,10 @@ class _Asked:
         exact = _read(self.tokens, self._with_noise(Precision()), *self.line, self.given.tuning)
         return replace(exact, reread=partial(self._reread, form))
 
-    def as_rounded(self, values: Values) -> Values | None:
-        """Read v and c as if these answers were as rounded as they look, where that is open."""
-        if values.reread is None:
-            return None
+    def as_rounded(self) -> Values:
+        """Read v and c as if these answers were as rounded as they look."""
         form = Precision.of_format(self._answers, self.given.tuning.precision)
-        return self._straightened(self._with_noise(form))
+        return self._stood_out(self._straightened(self._with_noise(form)))
 
     def _open(self, form: Precision) -> bool:
         """Say whether these answers may be round without being rounded, or are too few to tell."""
@@ -239,8 +239,11 @@ class _Asked:
         if len(y) < tuning.precision.witnesses:
             return None
         told = Precision.of_format([*self._answers, y], tuning.precision)
-        values = self._straightened(self._with_noise(told))
-        if _counts_as_zero(values, tuning):
+        return self._stood_out(self._straightened(self._with_noise(told)))
+
+    def _stood_out(self, values: Values) -> Values:
+        """Refuse a v that is 0 as far as its error tells."""
+        if _counts_as_zero(values, self.given.tuning):
             _refuse_without_value(values, *self.three)
         return values
 
@@ -345,19 +348,20 @@ def _read(
     # both answers are rounded; where arithmetic matches the format only one is taken off
     both = 2 if precision.unit == UNIT else 1
     rounded = both * precision.relative * np.abs(line) + 2 * precision.absolute
-    missed = np.maximum(missed - rounded, 0.0)
+    clear = np.maximum(missed - rounded, 0.0)
     short = np.linalg.norm(x, axis=1) < np.sqrt(tuning.short)
     terms = 0.0
     if not np.all(short):
         d = len(tokens.v)
         chance = 2 * small_by_chance(d, tuning.small_by_chance) / KAPPA
         by_chance = max(1.0, chance) * np.linalg.norm(tokens.v) / np.sqrt(d)
+        # the last rounding may hide what sums are off by (a large c): it is not taken off
         terms = min(float(by_chance), tuning.of_v * float(np.max(missed[~short])) / inside)
     if tokens.at_zero is None:
         return tokens.values(precision, terms)
     if not np.any(short):
         return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
-    coarse, c = float(np.max(missed[short])) / inside, abs(tokens.constant)
+    coarse, c = float(np.max(clear[short])) / inside, abs(tokens.constant)
     if coarse * inside > tuning.most_hidden * (np.linalg.norm(tokens.v) + c):
         return tokens.values(precision, terms)  # no rounding: judged as it is
     precision = precision.with_hidden(

@@ -25,6 +25,7 @@ offsets: no d × d array.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -200,12 +201,12 @@ class LowRankHead(Configured):
         tuning, noisy = self.tuning, self.tolerance is not None
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         if self.rank == 0:
-            return ZeroReading(values, _unseen(values, tuning))
+            return ZeroReading(values, partial(_unseen, tuning))
         split = amplified(tuning.gain) if noisy else even
         probes = LowRankProbes(values, Z, T, split, bool(self.biases), tuning.grid)
         columns = yield from find_columns(probes, self.rank, tuning.columns)
         values = columns.grid.values
-        if not len(columns.tokens):
+        if not len(columns.tokens) and columns.left_out is not None:
             return ZeroReading(values, columns.left_out)
         probes = replace(probes, values=values)
         found = yield from read_rows(probes, columns, rng, tuning.rows)
@@ -222,7 +223,7 @@ class LowRankHead(Configured):
         return conclusion
 
 
-def _unseen(values: Values, tuning: LowRankTuning) -> float:
+def _unseen(tuning: LowRankTuning, values: Values) -> float:
     """Estimate the norm of a W that the hold-out would not tell from 0.
 
     At tokens of norm s a logit is about s²‖W‖/d, and an answer moves by s‖v‖ of it.

@@ -111,8 +111,11 @@ class FeedForwardEquality(ModelEquality[FeedForward]):
         return Equivalence.unequal(witness_of(a, b, [x[:, None]], _rounding), gap)
 
     def share(self, a: FeedForward, b: FeedForward, errors: Mapping[str, float]) -> float:
-        """Compare values in the cells at all hyperplanes with constant + slope·‖x‖."""
-        if len(a.c) != len(b.c) or not {"constant", "slope"} <= errors.keys():
+        """Compare values in the cells at all hyperplanes with what errors do to answers at most."""
+        needed = {"constant", "slope"}
+        if a.norm is not None and not a.norm.before:
+            needed |= {"scale", "shift", "eps"}
+        if len(a.c) != len(b.c) or not needed <= errors.keys():
             return float("inf")
         length = typical_length(*(ReluNetwork(g.A.T, np.ones(len(g.b)), g.b) for g in (a, b)))
         x = self._tokens(a, b, length)
@@ -122,7 +125,7 @@ class FeedForwardEquality(ModelEquality[FeedForward]):
             return 0.0
         if not np.isfinite(errors["constant"] + errors["slope"]):
             return float("inf")
-        allowed = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
+        allowed = a.moved_at_most(x, errors)
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.max((beyond / allowed)[beyond > 0]))
 

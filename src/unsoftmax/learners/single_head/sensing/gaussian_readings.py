@@ -102,9 +102,12 @@ class GaussianReadings:
     def draw(
         cls, count: int, values: Values, rng: np.random.Generator, tuning: GaussianTuning
     ) -> GaussianReadings:
-        """Draw the pairs."""
-        a, b = np.round(rng.standard_normal((2, count, len(values.v))) / _GRID) * _GRID
-        return cls(a, b, values, tuning)
+        """Draw the pairs; a vector of zeros, as one dimension may draw, would measure nothing."""
+        drawn = np.zeros((2, count, len(values.v)))
+        while not np.all(some := np.any(drawn, axis=2)):
+            fresh = rng.standard_normal((np.count_nonzero(~some), len(values.v)))
+            drawn[~some] = np.round(fresh / _GRID) * _GRID
+        return cls(drawn[0], drawn[1], values, tuning)
 
     def __post_init__(self) -> None:
         self.y, self.alpha, self.beta = np.full((3, len(self.a)), np.nan)

@@ -1,0 +1,413 @@
+"""Kinks along a line where only directions of the values are known: about 2.7 for each.
+
+Behind a norm an answer is λp(t) with an unknown λ > 0, p piecewise affine. A piece spans a plane,
+and three directions w₀, w₁, w₂ at evenly spaced places on one piece tell it but for one factor:
+
+    λ₀w₀ − 2λ₁w₁ + λ₂w₂ = 0,        solvable only if no kink is between.
+
+Two pieces p and q meet where σq(t) = p(t): outside of the plane of p this is one equation for t,
+linear, and then σ > 0 is what brings both to one scale. One direction w at t between them is
+on the piece between two kinks if w = a p(0) + b p'(0) + c q(0) + d q'(0): kinks are at b/a and d/c,
+and ratios tell the scale of q (four columns: answers of six numbers or more tell).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.vector_kinks import LineKinks, VectorKinkSearch, VectorPiece
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(slots=True)
+class DirectionPiece(VectorPiece):
+    """A piece but for a positive factor, with what it was read off."""
+
+    points: list[tuple[float, Array]] = field(default_factory=list)
+    """Places with directions of norm 1."""
+    tilt_error: float = np.inf
+    """Of the slope, outside of the plane that the piece spans. In it, it is ``slope_error``: only
+    the angle between directions tells it."""
+
+    sharpened: bool = False
+    """Whether values at its ends were asked."""
+
+    def tilt_at(self, t: float) -> float:
+        """Return what the piece may be off by outside of its plane."""
+        return self.error + self.tilt_error * abs(t - self.t)
+
+    def turned(self, t: float) -> float:
+        """Return how fast the piece moves across its own direction."""
+        at = self.at(t)
+        across = self.slope - at * float(self.slope @ at) / float(at @ at)
+        return float(np.linalg.norm(across)) or float(np.finfo(float).tiny)
+
+    def tilted(self, direction: Array) -> float:
+        """Return what a direction in the piece's plane may be off by outside of it."""
+        across = self.slope - self.value * float(
+            self.slope @ self.value / (self.value @ self.value)
+        )
+        size = float(np.linalg.norm(across)) or float(np.finfo(float).tiny)
+        return abs(float(across @ direction)) / size * self.tilt_error / size
+
+    def beside(self, x: Array) -> tuple[Array, Array]:
+        """Divide a vector into a part in the piece's plane and one outside."""
+        basis = np.linalg.qr(np.column_stack([self.value, self.slope]))[0]
+        inside = basis @ (basis.T @ x)
+        return inside, x - inside
+
+    def refitted(self, noise: float) -> None:
+        """Read the piece off its outermost points and the one that is most between them."""
+        if len(self.points) < 3:
+            return
+        self.points.sort(key=lambda point: point[0])
+        w = np.array([direction for _, direction in self.points])
+        ways = [np.linalg.norm(w - end, axis=1) for end in (w[0], w[-1])]
+        between = 1 + int(np.argmax(np.minimum(*ways)[1:-1]))
+        chosen = [0, between, len(w) - 1]
+        t = np.array([self.points[i][0] for i in chosen])
+        read = affine_of_directions(t, w[chosen], noise)
+        if read is None:
+            return
+        here, there = (
+            piece.slope_error / float(np.linalg.norm(piece.slope)) for piece in (read, self)
+        )
+        if here < there:
+            self.t, self.value, self.slope = read.t, read.value, read.slope
+            self.error, self.slope_error = read.error, read.slope_error
+            self.tilt_error = read.tilt_error
+
+
+def affine_of_directions(t: Array, w: Array, noise: float) -> DirectionPiece | None:
+    """Read a piece off directions (3, m) at three places, ascending; its value at the middle is w₁.
+
+    None where scales come out negative.
+    """
+    share = (t[1] - t[0]) / (t[2] - t[0])
+    ends = np.column_stack([(1 - share) * w[0], share * w[2]])
+    (first, last), *_ = np.linalg.lstsq(ends, w[1], rcond=None)
+    if not (first > 0 and last > 0):
+        return None
+    values = np.array([first * w[0], w[1], last * w[2]])
+    slope = (values[2] - values[0]) / (t[2] - t[0])
+    # directions fix scales by their angles only
+    angle = min(float(np.linalg.norm(w[1] - end)) for end in (w[0], w[2]))
+    sizes = np.array([first, 1.0, last])
+    tilt = 2 * noise * (first + last) / float(t[2] - t[0])
+    at = int(np.argmin(sizes))
+    return DirectionPiece(
+        float(t[at]),
+        values[at],
+        slope,
+        noise * float(sizes[at]),
+        tilt * (1 + 1 / max(angle, noise)),
+        float(t[0]),
+        float(t[2]),
+        points=list(zip(t.tolist(), w, strict=True)),
+        tilt_error=tilt,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionKinkTuning:
+    """How kinks of directions are searched for, beside `VectorKinkTuning`."""
+
+    errors: float = 50.0
+    """Errors of directions that the search allows for, in measured ones. They are alike where
+    directions are near each other; a norm that is off adds others farther apart. Of random layers
+    of 5 to 8 dimensions 10 were too few, 50 left one spurious piece in 20, which `faint` joins."""
+    wide: float = 0.02
+    """Width of three places in half their interval. Wider: more have a kink between, and cost two
+    queries again. Narrower: slopes are less precise by its square."""
+    narrower: float = 0.1
+    tries: int = 6
+    """Widths of three places that a kink was between, taken again, and how often."""
+    faint: float = 1e-10
+    """Jumps of this share of the slope are none."""
+    blunt: float = 1e11
+    """Error of a slope, in those of a direction, from which on a piece is read at two more places.
+    Less: 0.2 queries per neuron more for ten times less."""
+    towards: float = 0.9
+    """Where they are: this share of the way from where it was seen to its kinks."""
+
+
+@dataclass(slots=True)
+class DirectionKinkSearch(VectorKinkSearch):
+    """A search for kinks along one line, of directions (n, m) of norm 1."""
+
+    knobs: DirectionKinkTuning = field(default=DirectionKinkTuning(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.noise *= self.knobs.errors
+
+    def _opened(self) -> Generator[Round, Answers, list[VectorPiece]]:
+        tuning = self.tuning
+        edge = np.arctan(min(tuning.far, self.noise**-tuning.farther))
+        t = self.length * np.tan(np.linspace(-edge, edge, tuning.start))
+        ends = np.maximum(np.abs(t), self.length) * np.where(t < 0, -1.0, 1.0)
+        values = yield from self.ask(t)
+        places = np.column_stack([t, t + self._pair * ends])
+        read = yield from self._read(places, list(values))
+        return sorted((p for p in read if p is not None), key=lambda piece: piece.low)
+
+    @property
+    def _pair(self) -> float:
+        return self.knobs.wide
+
+    def _read(
+        self, ends: Array, values: list[Array]
+    ) -> Generator[Round, Answers, list[VectorPiece | None]]:
+        """Ask two more directions each, closer where a kink is between."""
+        found: list[VectorPiece | None] = [None] * len(ends)
+        left, step = np.arange(len(ends)), ends[:, 1] - ends[:, 0]
+        for _ in range(self.knobs.tries):
+            if not len(left):
+                break
+            t = ends[left, :1] + step[left, None] * np.array([0.5, 1.0])
+            w = (yield from self.ask(t.ravel())).reshape(len(left), 2, -1)
+            for i, places, more in zip(left.tolist(), t, w, strict=True):
+                places, all_ = np.append(ends[i, 0], places), np.vstack([values[i], more])
+                order = np.argsort(places)
+                found[i] = self._piece(places[order], all_[order])
+            left = np.array([i for i in left.tolist() if found[i] is None], dtype=np.intp)
+            step = step * self.knobs.narrower
+        return found
+
+    def _piece(self, t: Array, w: Array) -> DirectionPiece | None:
+        if not np.all(np.diff(t) > 0):
+            return None
+        piece = affine_of_directions(t, w, self.noise)
+        if piece is None:
+            return None
+        # the middle one must be in the plane of the others
+        share = (t[1] - t[0]) / (t[2] - t[0])
+        ends = np.column_stack([(1 - share) * w[0], share * w[2]])
+        both, *_ = np.linalg.lstsq(ends, w[1], rcond=None)
+        miss = float(np.linalg.norm(ends @ both - w[1]))
+        return piece if miss <= self._errors * 3 * self.noise else None
+
+    def _again(self, pieces: list[VectorPiece]) -> Generator[Round, Answers, list[VectorPiece]]:
+        """Read pieces again whose factors are known by small angles alone."""
+        asked: list[tuple[VectorPiece, float, float]] = []
+        meetings = [self._meeting(p, q) for p, q in pairwise(pieces)]
+        for i, piece in enumerate(pieces):
+            assert isinstance(piece, DirectionPiece)
+            if piece.sharpened or piece.slope_error < self.knobs.blunt * self.noise * piece.turned(
+                piece.t
+            ):
+                continue
+            piece.sharpened = True
+            ends = (
+                (piece.low, meetings[i - 1] if i else None),
+                (
+                    piece.high,
+                    meetings[i] if i < len(meetings) else None,
+                ),
+            )
+            for seen, end in ends:
+                if end is not None and end != seen:
+                    asked.append((piece, self._between(seen, end, self.knobs.towards), end))
+        off = []
+        if asked:
+            values = yield from self.ask(np.array([t for _, t, _ in asked]))
+            for (piece, t, end), value in zip(asked, values, strict=True):
+                if self._on(piece, t, value):
+                    self._extend(piece, t, value)
+                else:
+                    off.append((t, value, t + self._pair * (end - t)))
+        more = yield from self._overlooked(off)
+        if self.thorough:
+            more += yield from self._looked_at(pieces)
+        return more
+
+    # -- comparisons, all in the unit of the first piece
+
+    def _on(self, piece: VectorPiece, t: float, value: Array) -> bool:
+        assert isinstance(piece, DirectionPiece)
+        inside, outside = piece.beside(value)
+        if float(np.linalg.norm(outside)) > self._errors * (self.noise + piece.tilted(value)):
+            return False
+        at = piece.at(t)
+        own = piece.error_at(t) + self.noise * float(np.linalg.norm(at))
+        if self._errors * own > float(np.linalg.norm(at)) / 2:
+            return True  # which direction of its plane is at t is not known
+        size = float(inside @ at) / float(inside @ inside)
+        return size > 0 and float(np.linalg.norm(size * inside - at)) <= self._errors * own
+
+    def _extend(self, piece: VectorPiece, t: float, value: Array) -> None:
+        assert isinstance(piece, DirectionPiece)
+        piece.points.append((t, value))
+        piece.low, piece.high = min(piece.low, t), max(piece.high, t)
+        piece.refitted(self.noise)
+
+    def _scaled(self, piece: VectorPiece, factor: float) -> DirectionPiece:
+        assert isinstance(piece, DirectionPiece)
+        return DirectionPiece(
+            piece.t,
+            factor * piece.value,
+            factor * piece.slope,
+            factor * piece.error,
+            factor * piece.slope_error,
+            piece.low,
+            piece.high,
+            met=piece.met,
+            points=piece.points,
+            tilt_error=factor * piece.tilt_error,
+        )
+
+    def _same(self, p: VectorPiece, q: VectorPiece) -> bool:
+        return self._on(p, q.t, q.value / np.linalg.norm(q.value)) and self._on(
+            q, p.t, p.value / np.linalg.norm(p.value)
+        )
+
+    def _alike(self, p: VectorPiece, q: VectorPiece) -> bool:
+        """Tell whether two pieces span one plane but for jumps too small to be seen."""
+        assert isinstance(p, DirectionPiece)
+        assert isinstance(q, DirectionPiece)
+        base, other = (p, q) if p.tilt_error < q.tilt_error else (q, p)
+        at, slope = other.at(other.t), other.slope
+        across = slope - at * float(slope @ at) / float(at @ at)
+        outside = float(np.linalg.norm(base.beside(across)[1]))
+        apart = float(np.linalg.norm(base.beside(at)[1]))
+        reach = self.knobs.faint * float(np.linalg.norm(across))
+        return outside <= reach and apart <= reach * abs(other.t - base.t)
+
+    def _met(self, p: VectorPiece, q: VectorPiece) -> tuple[float, float] | None:
+        """Return where σq meets p between where they were seen, and σ."""
+        assert isinstance(p, DirectionPiece)
+        assert isinstance(q, DirectionPiece)
+        middle = (p.high + q.low) / 2
+        base, other = (q, p) if p.slope_error > q.slope_error else (p, q)
+        _, apart = base.beside(other.at(middle))
+        _, turn = base.beside(other.slope)
+        square = float(turn @ turn)
+        if not square:
+            return None
+        t = middle - float(apart @ turn) / square
+        one, two = base.at(t), other.at(t)
+        inside, outside = base.beside(two)
+        factor = float(inside @ one) / float(inside @ inside)
+        if not factor > 0:
+            return None
+        tilts = base.tilt_at(t) + factor * other.tilt_at(t)
+        if tilts > self.tuning.exact * float(np.linalg.norm(one)):
+            return None
+        if factor * float(np.linalg.norm(outside)) > self._errors * tilts:
+            return None
+        both = base.error_at(t) + factor * other.error_at(t)
+        if float(np.linalg.norm(one - factor * inside)) > self._errors * both:
+            return None
+        place, off = self._sharper(base, other, t, inside)
+        slack = self._errors * (off + tilts / (factor * np.sqrt(square)))
+        if not p.high - slack <= place <= q.low + slack:
+            return None
+        return float(np.clip(place, p.high, q.low)), factor if base is p else 1 / factor
+
+    def _sharper(
+        self, base: DirectionPiece, other: DirectionPiece, t: float, common: Array
+    ) -> tuple[float, float]:
+        """Return the place of a common direction on the piece that tells it best, and its error."""
+        basis = np.linalg.qr(np.column_stack([base.at(t), base.slope]))[0]
+        one, slope, seen = basis.T @ base.at(t), basis.T @ base.slope, basis.T @ common
+        # (one + s·slope) ∥ seen
+        s = -(one[0] * seen[1] - one[1] * seen[0]) / (slope[0] * seen[1] - slope[1] * seen[0])
+        mine, its = (piece.turned(t) for piece in (base, other))
+        errors = base.error_at(t) / mine, other.error_at(t) / its
+        return (t + float(s), errors[0]) if errors[0] < errors[1] else (t, errors[1])
+
+    def _meeting(self, p: VectorPiece, q: VectorPiece) -> float | None:
+        met = self._met(p, q)
+        return None if met is None else met[0]
+
+    def _placed(self, p: VectorPiece, q: VectorPiece, t: float, value: Array) -> VectorPiece | None:
+        for piece in (p, q):
+            if self._on(piece, t, value):
+                self._extend(piece, t, value)
+                return piece
+        if self.thorough or len(value) < 5:
+            return None
+        half = (q.low - p.high) / 2
+        columns = [p.at(t), half * p.slope, q.at(t), half * q.slope]
+        sizes = [float(np.linalg.norm(column)) for column in columns]
+        if not all(sizes):
+            return None
+        parts, *_ = np.linalg.lstsq(np.column_stack(columns) / sizes, value, rcond=1e-15)
+        a, b, c, d = parts / sizes
+        if not (a > 0 and c > 0):
+            return None
+        left, right = t + half * b / a, t + half * d / c
+        if not p.high <= left < t < right <= q.low:
+            return None
+        miss = float(np.linalg.norm(np.column_stack(columns) @ [a, b, c, d] - value))
+        width = min(t - left, right - t)
+        assert isinstance(p, DirectionPiece)
+        assert isinstance(q, DirectionPiece)
+        tilt = a * p.tilt_at(left) + c * q.tilt_at(right) + self.noise
+        own = a * p.error_at(left) + c * q.error_at(right) + self.noise
+        if miss > self._errors * tilt or tilt > self.tuning.exact:
+            return None
+        # value = a p(left) + c q(right), so that a piece through both has the scale of value
+        share = (right - t) / (right - left)
+        one, two = a / share * p.at(left), c / (1 - share) * q.at(right)
+        slope = (two - one) / (right - left)
+        points = [(t, value)]
+        return DirectionPiece(
+            t,
+            value,
+            slope,
+            self.noise,
+            2 * own / width,
+            t,
+            t,
+            points=points,
+            tilt_error=2 * tilt / width,
+        )
+
+    # -- the end
+
+    def _without_straddling(self, pieces: list[VectorPiece]) -> list[VectorPiece]:
+        """Nothing: three places show a kink between them."""
+        return pieces
+
+    def _merged(self, pieces: list[VectorPiece]) -> list[VectorPiece]:
+        merged = [pieces[0]]
+        for piece in pieces[1:]:
+            last = merged[-1]
+            if not self._same(last, piece) and not self._alike(last, piece):
+                merged.append(piece)
+                continue
+            assert isinstance(last, DirectionPiece)
+            assert isinstance(piece, DirectionPiece)
+            better, other = (
+                (last, piece) if last.slope_error <= piece.slope_error else (piece, last)
+            )
+            better.points += other.points
+            better.low, better.high = min(last.low, piece.low), max(last.high, piece.high)
+            better.refitted(self.noise)
+            merged[-1] = better
+        return merged
+
+    def _concluded(self, pieces: list[VectorPiece]) -> LineKinks:
+        """Bring all pieces to the scale of the first."""
+        merged = self._merged(pieces)
+        if len(merged) > self.most + 1:
+            raise TooManyBreakpoints(self.most)
+        scaled, t = [self._scaled(merged[0], 1.0)], []
+        for p, q in pairwise(merged):
+            met = self._met(p, q)
+            if met is None:
+                raise TooManyBreakpoints(self.most)
+            t.append(met[0])
+            now = float(np.linalg.norm(scaled[-1].at(met[0])) / np.linalg.norm(q.at(met[0])))
+            scaled.append(self._scaled(q, now))
+        for piece in scaled:
+            piece.error /= self.knobs.errors
+            piece.slope_error /= self.knobs.errors
+        slopes = np.array([piece.slope for piece in scaled])
+        return LineKinks(np.array(t), np.diff(slopes, axis=0), tuple(scaled))

@@ -1,0 +1,329 @@
+"""Every head's map M_h where tokens cannot be long: which copies to ask, and which are one head's.
+
+1. One offset a_1 beside K query tokens of a few coordinates, each with copies of its own: the rank
+   of the answers is H, and H gates lie in their span (`copied_answers`), or all is asked again
+   with shorter tokens: where logits are large, gates are hard and nearly all starts are lost.
+2. Offsets a_j = a_1 + η‖a_1‖δ_j, each beside H + q + 3 query tokens. Each is solved by itself; its
+   heads are those of a_1 whose M_h a and logits have nearly its directions: what a_1 has is a part.
+3. Where ranges are dependent, offsets in all directions are asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.copied_answers import CopiedAnswers, SoftGates
+from unsoftmax.learners.attention_layer.prenorm_tuning import SoftReadingTuning
+from unsoftmax.learners.attention_layer.value_answers import LayerMap, leading
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.models.arrays import TINY
+from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
+from unsoftmax.solve.soft_gates import Ends, distinct, nearest_gates
+
+
+@dataclass(frozen=True, slots=True)
+class BaseOffset:
+    """What the first offset shows."""
+
+    answers: CopiedAnswers
+    theta: Array
+    """(H, q), every head's gates."""
+    vectors: Array
+    """(H, m), every M_h a_1."""
+    plane: Array
+    """(q − 1, d), orthogonal rows, as long as query tokens may be."""
+
+    def typical(self) -> tuple[float, float]:
+        """Return typical logits of unit keys, of the strongest head, and by its bias alone."""
+        a = float(np.linalg.norm(self.answers.a))
+        sizes = np.linalg.norm(self.plane, axis=1)
+        slopes = np.sqrt(np.mean((self.theta[:, 1:] / sizes) ** 2, axis=1))
+        return float(slopes.max()) / a, float(np.abs(self.theta[:, 0]).max()) / a
+
+
+@dataclass(frozen=True, slots=True)
+class SoftGateReading:
+    """What maps are read with."""
+
+    tokens: TokenMapAnswers
+    layer: LayerMap
+    noise: AnswerNoise
+    radius: float
+    """Tokens are no longer than this."""
+    most: int
+    """Heads at most."""
+    rng: np.random.Generator
+    tuning: SoftReadingTuning
+
+    # -- the first offset
+
+    def base(self) -> Asking[BaseOffset]:
+        """Find the heads beside one offset, with shorter and shorter tokens."""
+        refusal: ModelMismatch | NotIdentifiable | None = None
+        for share in self.tuning.shares:
+            try:
+                return (yield from self._base_at(share * self.radius))
+            except (ModelMismatch, NotIdentifiable) as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
+
+    def _base_at(self, reach: float) -> Asking[BaseOffset]:
+        tuning, d = self.tuning, self.layer.M.shape[1]
+        count = min(tuning.coordinates, d)
+        frame = np.linalg.qr(self.rng.standard_normal((d, 1 + min(count, d - 1))))[0].T
+        a = tuning.offset * reach * frame[0]
+        # in one dimension all tokens lie along the offset
+        plane = (reach - np.linalg.norm(a) * (1 + tuning.spread)) * (frame[1:] if d > 1 else frame)
+        answers = yield from self._asked([a], plane, tuning.first, "heads")
+        [found] = answers
+        while True:
+            K = len(found.y)
+            rank = self._rank(found)
+            if rank <= K - tuning.tested_by - len(plane):
+                break
+            if rank > self.most + tuning.tested_by:
+                raise self._too_many(rank)
+            [more] = yield from self._asked([a], plane, K, "heads")
+            found = found.joined(more)
+        if rank > self.most:
+            raise self._too_many(rank)
+        theta = self._searched(found, rank, np.zeros((0, 1 + len(plane))))
+        if theta is None:
+            raise ModelMismatch(
+                f"The answers to copies of two tokens are no sums of {rank} vectors with weights "
+                "σ(l + log m/k), l affine in the query token: attention is no softmax of scores "
+                "x·(W x_N + w), or answers are too coarse."
+            )
+        return BaseOffset(found, theta, found.vectors(self.layer, theta)[0], plane)
+
+    def _too_many(self, rank: int) -> ModelMismatch:
+        return ModelMismatch(
+            f"The target has {rank} heads or more, beyond the {self.most} that were allowed: "
+            "raise max_heads."
+        )
+
+    def _rank(self, answers: CopiedAnswers) -> int:
+        """Count singular values above the errors."""
+        rows, floor = answers.rows(self.layer), self._floor(answers)
+        if np.linalg.norm(rows[1:]) <= floor:
+            raise NotIdentifiable(
+                "Of two tokens the first adds nothing to an answer, whatever the query token is: "
+                "no head is seen, so no W is determined.",
+                determined={"c": self.layer.c, "M": self.layer.M},
+            )
+        return int(np.count_nonzero(np.linalg.svd(rows, compute_uv=False) > floor))
+
+    def _floor(self, answers: CopiedAnswers) -> float:
+        """Return below what singular values are noise."""
+        size = float(np.max(self.noise.of(answers.y)))
+        return self.tuning.rank_noise * size
+
+    def _searched(self, answers: CopiedAnswers, heads: int, near: Array) -> Array | None:
+        """Find the gates of so many heads, or nothing; ``near`` are likely places."""
+        tuning = self.tuning
+        span, singular = answers.span(self.layer, heads)
+        if len(singular) < heads or not singular[heads - 1]:
+            return None
+        error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
+        allowed = [min(times * error / singular[0], tuning.most_off) for times in tuning.off_span]
+        q = answers.s.shape[1]
+        drawn = self.rng.standard_normal
+        # another offset's logits are as far from the base's as the offset is
+        far = tuning.spread * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
+        around = [near + far * drawn(near.shape) for _ in range(tuning.near_starts)]
+        few = np.vstack([near, *around])
+        anywhere = tuning.gates.starts + tuning.gates.starts_per_head * heads
+        many = tuning.gates.spread * drawn((anywhere, q))
+        ends = np.zeros((0, q)), np.zeros(0)
+        for starts in (few, many) if len(near) else (many,):
+            found = nearest_gates(span, answers.s, answers.shift, starts, tuning.gates)
+            joined = [np.concatenate(parts) for parts in zip(ends, found, strict=True)]
+            ends = joined[0], joined[1]
+            for most in allowed:
+                theta = distinct(Ends(*ends), most, tuning.gates)
+                if len(theta) == heads and self._explained(answers, theta):
+                    return theta
+        return None
+
+    def _explained(self, answers: CopiedAnswers, theta: Array) -> bool:
+        left = answers.vectors(self.layer, theta)[1]
+        error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
+        return bool(left <= self.tuning.explained * error)
+
+    # -- the others
+
+    def run(self, base: BaseOffset, whole: bool = False) -> Asking[SoftGates]:
+        """Ask offsets until every range is known, or in all directions."""
+        d, H = self.layer.M.shape[1], len(base.theta)
+        least = self.tuning.rank_noise * self.noise.relative * np.linalg.norm(self.layer.heads)
+        total = int(np.linalg.matrix_rank(self.layer.heads, tol=least))
+        count = -(-total // H) + self.tuning.spare_offsets - 1
+        along = base.answers.a / np.linalg.norm(base.answers.a)
+        directions = along[:, None]
+        found = SoftGates(
+            self.tokens,
+            self.layer.residual,
+            (base.answers,),
+            (base.theta,),
+            (),
+            False,
+            self.tuning.gates,
+        )
+        while True:
+            count = d - 1 if whole else min(count, d - 1)
+            fresh = self.rng.standard_normal((d, count + 1 - directions.shape[1]))
+            known = directions.shape[1]
+            directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
+            found = yield from self._more(base, found, directions[:, known:].T)
+            found = self._ranked(found)
+            if count == d - 1:
+                return replace(found, whole=whole or not self._independent(found))
+            if max(found.ranks) <= count:
+                if self._independent(found):
+                    return found
+                count = d
+            count *= 2
+
+    def _more(self, base: BaseOffset, found: SoftGates, directions: Array) -> Asking[SoftGates]:
+        """Ask offsets a step from the base in these directions."""
+        if not len(directions):
+            return found
+        tuning, H = self.tuning, len(base.theta)
+        length = np.linalg.norm(base.answers.a)
+        offsets = list(base.answers.a + tuning.spread * length * directions)
+        # with few heads, fewer coordinates leave enough equations and fewer unknowns
+        plane = base.plane[: max(1, min(len(base.plane), H))]
+        near = base.theta[:, : 1 + len(plane)]
+        K = H + len(plane) + tuning.spare_tokens
+        answers = yield from self._asked(offsets, plane, K, "maps")
+        theta = [self._matched(base, one, near) for one in answers]
+        for _ in range(tuning.again):
+            lost = [k for k, one in enumerate(theta) if one is None]
+            if not lost:
+                break
+            more = yield from self._asked(
+                [offsets[k] for k in lost], plane, K, "maps, again", "again"
+            )
+            for k, one in zip(lost, more, strict=True):
+                answers[k] = answers[k].joined(one)
+                theta[k] = self._matched(base, answers[k], near)
+        sure = [k for k, one in enumerate(theta) if one is not None]
+        if len(sure) < len(theta):
+            raise ModelMismatch(
+                f"Beside {len(theta) - len(sure)} of {len(theta)} offsets the gates of {H} heads "
+                "are not found that one offset showed: attention is no softmax of scores "
+                "x·(W x_N + w), or answers are too coarse."
+            )
+        return replace(
+            found,
+            offsets=(*found.offsets, *answers),
+            theta=(*found.theta, *(one for one in theta if one is not None)),
+        )
+
+    def _matched(self, base: BaseOffset, answers: CopiedAnswers, near: Array) -> Array | None:
+        """Find the gates of an offset, in the order of the base's heads."""
+        theta = self._searched(answers, len(near), near)
+        if theta is None:
+            return None
+        vectors, _ = answers.vectors(self.layer, theta)
+        alike = _cosines(base.vectors, vectors) + _cosines(near, theta)
+        return theta[linear_sum_assignment(-alike)[1]]
+
+    # -- asking
+
+    def _asked(
+        self,
+        offsets: list[Array],
+        plane: Array,
+        count: int,
+        phase: str,
+        purpose: Purpose = "data",
+    ) -> Asking[list[CopiedAnswers]]:
+        """Ask each offset beside ``count`` query tokens of its own, one family per copies."""
+        total = len(offsets) * count
+        drawn = self.rng.standard_normal((total, len(plane)))
+        sizes = self.rng.uniform(self.tuning.nearest, 1, (total, 1))
+        s = sizes * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+        b, a = s @ plane, np.repeat(np.array(offsets), count, axis=0)
+        pairs = np.stack([a + b, b], axis=1)
+        kinds = np.array(self.tuning.copies)
+        # every offset gets every kind of copies, in an order of its own
+        kind = np.argsort(self.rng.random((len(offsets), count)), axis=1).reshape(-1) % len(kinds)
+        used = np.unique(kind)
+        asked: Round = [
+            Copies.of(Sequences(pairs[kind == k], phase=phase, purpose=purpose), kinds[k])
+            for k in used
+        ]
+        answers = yield asked
+        y = np.zeros((total, len(self.layer.c)))
+        for k, one in zip(used, answers, strict=True):
+            y[kind == k] = one
+        design = np.hstack([np.ones((total, 1)), s])
+        parts = (np.reshape(x, (len(offsets), count, -1)) for x in (b, design, kinds[kind], y))
+        return [CopiedAnswers(a_j, *one) for a_j, *one in zip(offsets, *parts, strict=True)]
+
+    # -- ranks
+
+    def _ranked(self, found: SoftGates) -> SoftGates:
+        """Count the singular values of each head's range that are above what errors make.
+
+        Vectors that are alone with their direction are another head's, and exchanged with it.
+        """
+        for _ in range(1 + self.tuning.exchanges):
+            spans = found.spans()
+            moved = found.with_errors(self.noise, self.rng).spans() - spans
+            ranks, alone = [], np.zeros(spans.shape[:2], dtype=bool)
+            for h, (span, error) in enumerate(zip(spans, moved, strict=True)):
+                left, singular, _ = np.linalg.svd(span, full_matrices=False)
+                noise = self.tuning.range_noise * float(np.linalg.norm(error, 2))
+                ranks.append(max(1, int(np.count_nonzero(singular > noise))))
+                leverage = np.linalg.norm(left[:, : ranks[-1]], axis=1)
+                alone[h] = (leverage > 1 - self.tuning.alone) & (ranks[-1] < len(span))
+            found = replace(found, ranks=tuple(ranks))
+            exchanged = self._exchanged(found, alone)
+            if exchanged is None:
+                break
+            found = exchanged
+        return found
+
+    def _exchanged(self, found: SoftGates, alone: Flags) -> SoftGates | None:
+        """Exchange heads at offsets where several have a vector outside what others span."""
+        changed, theta = False, list(found.theta)
+        vectors = found.vectors()
+        for j in np.flatnonzero(alone.sum(axis=0) > 1):
+            heads = np.flatnonzero(alone[:, j])
+            cost = np.zeros((len(heads), len(heads)))
+            for k, h in enumerate(heads):
+                others = np.delete(vectors[:, h], j, axis=0)
+                U = leading(others, min(found.ranks[h] - 1, len(others)))
+                cost[k] = _outside(vectors[j, heads], U)
+            order = linear_sum_assignment(cost)[1]
+            changed = changed or bool(np.any(order != np.arange(len(heads))))
+            theta[j] = theta[j].copy()
+            theta[j][heads], vectors[j, heads] = theta[j][heads[order]], vectors[j, heads[order]]
+        return replace(found, theta=tuple(theta)) if changed else None
+
+    def _independent(self, found: SoftGates) -> bool:
+        """Tell whether the heads' ranges are, well enough for the sum of all to be parted."""
+        if sum(found.ranks) > len(self.layer.c):
+            return False
+        U = np.concatenate(list(found.solved().U), axis=1)
+        return float(np.linalg.svd(U, compute_uv=False)[-1]) > self.tuning.independent
+
+
+def _cosines(rows: Array, others: Array) -> Array:
+    """Return the cosines between rows and other rows; of zeros, 0."""
+    sizes = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(others, axis=1)
+    return np.asarray(rows @ others.T / np.maximum(sizes, TINY))
+
+
+def _outside(rows: Array, U: Array) -> Array:
+    """Return which share of each row is outside the span of orthonormal columns U."""
+    away = np.linalg.norm(rows - rows @ U @ U.T, axis=1)
+    return np.asarray(away / np.maximum(np.linalg.norm(rows, axis=1), TINY))

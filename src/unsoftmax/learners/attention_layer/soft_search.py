@@ -1,0 +1,74 @@
+"""A whole layer from soft gates: maps, then scores, then a few fresh answers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
+from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
+from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
+from unsoftmax.learners.attention_layer.soft_gate_reading import BaseOffset, SoftGateReading
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.token_map import AnswerNoise
+
+
+def soft_search(
+    reading: SoftGateReading,
+    base: BaseOffset,
+    *,
+    profile: str,
+    fresh: float,
+    tuning: AttentionLayerTuning,
+) -> Asking[LayerConclusion]:
+    """Go on from the heads that one offset showed.
+
+    Parameters
+    ----------
+    reading : SoftGateReading
+        What maps are read with.
+    base : BaseOffset
+        What the first offset showed.
+    profile : str
+        How many queries buy how much accuracy.
+    fresh : float
+        Longest token of a fresh sequence; those of keys are no longer than the reading's.
+    tuning : AttentionLayerTuning
+        Knobs.
+    """
+    noise, rng = reading.noise, reading.rng
+    effort = tuning.effort(profile, noise.relative)
+    maps = yield from reading.run(base, effort.whole)
+    values = maps.solved()
+    n = keys_of(values, noise.relative, effort.share, tuning)
+    larger = AnswerNoise(*(tuning.prenorm.drawn * np.array([noise.relative, noise.absolute])))
+
+    def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
+        other = maps.with_errors(larger, rng)
+        return other.layer(), other.solved()
+
+    scores = yield from ScoreReading(
+        reading.layer,
+        values,
+        noise,
+        n,
+        effort,
+        base.typical(),
+        redrawn,
+        rng,
+        tuning,
+        reading.radius,
+    ).run()
+    answers = LayerAnswers(maps, scores)
+    samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
+    if not all(np.isfinite(R).all() for one in samples for R in one.scores.R):
+        raise ModelMismatch(
+            f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size make "
+            f"weights of the {len(values.U)} heads negative: answers are too coarse for a layer "
+            'whose tokens are bounded. profile="finest" asks more.'
+        )
+    conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning, fresh)
+    yield from conclusion.confirmed()
+    return conclusion

@@ -1,0 +1,246 @@
+"""A feed-forward layer behind a norm, y = β + Γn(x + B relu(A x + b) + c): about nine queries each.
+
+Answers tell directions of u = x + F(x) alone (`norm_opening`): w = λ R Γ P u with unknown λ > 0.
+What a plain layer's answers tell by size, these tell by being in one plane:
+
+1. Along a line pieces span planes, and where two of them meet is a kink, which brings both to one
+   scale (`arrangement.direction_kinks`). 2.9m queries.
+2. Steps beside the line: one unknown more for each, λ (`line_cells`, ``scaled=False``). 1.5m.
+3. Every hyperplane is crossed once more (`direction_spots`). 4m.
+4. The Jacobian holds x: its share says what the unit is, and the sign of γ (`affine_part`).
+5. eps, from tokens at which u is small (`small_sums`). 16 queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch
+from unsoftmax.arrangement.vector_kinks import LineKinks
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
+from unsoftmax.learners.feed_forward.direction_spots import DirectionSpots
+from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
+from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
+from unsoftmax.learners.feed_forward.line_cells import AskTokens, LineCells
+from unsoftmax.learners.feed_forward.norm_opening import NormLook, SeenNorm
+from unsoftmax.learners.feed_forward.search_steps import (
+    asks,
+    checked_spots,
+    drawn_line,
+    neurons_of,
+    notes_of,
+)
+from unsoftmax.learners.feed_forward.small_sums import SmallSums
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSums:
+    """What is before the norm: neurons, sides, and the norm with its signs."""
+
+    found: FoundNeurons
+    sides: Sides
+    gain: Array
+    values: Array
+    """u at places of the line (n, d)."""
+
+
+def before_the_norm(
+    found: FoundNeurons, values: Array, norm: SeenNorm, tuning: AffinePartTuning
+) -> LayerSums:
+    """Find unit and signs by the residual, and write neurons as they are before the norm.
+
+    Raises
+    ------
+    ModelMismatch
+        x is not among what is normalised.
+    """
+    sides = found.sides(tuning, norm.residual)
+    gain, unit = norm.signed(sides.added)
+    jumps = float(np.linalg.norm(found.rows))
+    if not sides.known or not unit * np.linalg.norm(norm.residual.matrix) > tuning.unseen * jumps:
+        raise ModelMismatch(
+            "The answers do not determine how much of x is in what is normalised: no residual "
+            "connection, or too many neurons for so few outputs."
+        )
+    columns = norm.sums(found.columns, gain)
+    size = np.linalg.norm(columns, axis=1)
+    grown = float(np.linalg.norm(gain)) / np.sqrt(len(gain))
+    seen = replace(
+        found,
+        rows=found.rows * (size / unit)[:, None],
+        row_error=found.row_error * size / unit,
+        bias=found.bias * size / unit,
+        bias_error=found.bias_error * size / unit,
+        columns=columns / size[:, None],
+        column_error=found.column_error * grown / size,
+        first=norm.sums(found.first.T, gain).T / unit,
+        first_error=found.first_error * grown / unit,
+    )
+    if sides.linear is not None:
+        left, right = sides.linear
+        sides = replace(sides, linear=(norm.sums(left, gain) / unit, right))
+    return LayerSums(seen, replace(sides, residual=True), gain, norm.sums(values, gain) / unit)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBehindNorm:
+    """One search for all neurons, the norm being known but for signs and eps."""
+
+    dim: int
+    normed: NormLook
+    most: int
+    """More neurons are refused."""
+    thorough: bool
+    rng: np.random.Generator
+    tuning: FeedForwardTuning
+
+    def run(self) -> Generator[Round, Answers, LayerClaim]:
+        """Find all neurons along a line, read them again, and put them before the norm.
+
+        Raises
+        ------
+        ModelMismatch, TooManyBreakpoints
+            The target is another, or another line may do.
+        """
+        look, norm = self.normed.look, self.normed.norm
+        basis, x0 = drawn_line(self.dim, self.tuning.start * look.length, self.rng)
+        kinks = yield from self._kinks(basis, x0)
+        cells = LineCells(
+            self._ask("cells"),
+            kinks,
+            basis,
+            x0,
+            look.length,
+            lambda t: self._own_error(kinks, t),
+            scaled=False,
+            tuning=self.tuning.cells,
+        )
+        readings = yield from cells.run()
+        columns, column_error, _ = cells.jumps()
+        rows = readings.solved(columns, column_error).along @ basis
+        bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
+        spots = yield from self._spots(rows, bias)
+        doubt = np.maximum(self.tuning.directions.errors * column_error, self.tuning.astray)
+        spots = checked_spots(spots, columns, doubt, look, self.tuning)
+        readings = yield from cells.settled(readings, *spots.columns)
+        found = neurons_of(readings, spots, basis)
+        sums = before_the_norm(found, readings.values, norm, self.tuning.affine)
+        model, errors = with_constant(sums, x0 + readings.places[:, None] * basis[0], norm)
+        claim = yield from self._with_eps(sums, model, errors)
+        self._refuse_crossings(claim.model, spots)
+        return claim
+
+    def _ask(self, phase: str) -> AskTokens:
+        """Return what asks tokens in a phase, and answers with directions."""
+
+        def asked(x: Array) -> Generator[Round, Answers, Array]:
+            return self.normed.norm.directions((yield from asks(phase)(x)))
+
+        return asked
+
+    def _kinks(self, basis: Array, x0: Array) -> Generator[Round, Answers, LineKinks]:
+        ask, tuning = self._ask("line"), self.tuning
+
+        def ask_line(t: Array) -> Generator[Round, Answers, Array]:
+            return (yield from ask(x0 + t[:, None] * basis[0]))
+
+        search = DirectionKinkSearch(
+            ask_line,
+            self.normed.look.length,
+            self.normed.noise,
+            self.most,
+            self.thorough,
+            tuning=tuning.line,
+            knobs=tuning.directions,
+        )
+        kinks = yield from search.run()
+        if not len(kinks.t):
+            raise ModelMismatch(
+                "Along a line nothing bends: behind the norm is x and an affine function, no "
+                "neuron. Of such a target nothing but the norm is recovered here."
+            )
+        return kinks
+
+    def _own_error(self, kinks: LineKinks, t: float) -> float:
+        piece = kinks.pieces[int(np.searchsorted(kinks.t, t))]
+        return self.normed.noise * float(np.linalg.norm(piece.at(t)))
+
+    def _spots(self, rows: Array, bias: Array) -> Generator[Round, Answers, Spots]:
+        own = self.normed.noise
+        crossing = DirectionSpots(
+            self._ask("crossings"),
+            rows,
+            bias,
+            self.normed.look.length,
+            lambda x: np.full(len(x), own),
+            self.rng,
+            tuning=self.tuning.spots,
+            systematic=self.normed.systematic,
+        )
+        return (yield from crossing.run())
+
+    def _with_eps(
+        self, sums: LayerSums, plain: FeedForward, errors: dict[str, float]
+    ) -> Generator[Round, Answers, LayerClaim]:
+        """Ask for eps, and claim the layer with its norm."""
+        normed, norm = self.normed, self.normed.norm
+        scale = 1 / sums.gain
+
+        def off(x: Array) -> Array:
+            return plain.moved_at_most(x, errors)
+
+        sharp = LayerNorm(scale, norm.shift, 0.0, centred=norm.centred)
+        small = SmallSums(plain, sharp, off, normed.noise, self.rng, tuning=self.tuning.small)
+        eps, eps_error = yield from small.run(asks("eps"), normed.look.length)
+        behind = LayerNorm(scale, norm.shift, eps, centred=norm.centred)
+        norms = {"scale": normed.scale_error, "shift": normed.shift_error, "eps": eps_error}
+        return LayerClaim(
+            FeedForward(plain.A, plain.b, plain.B, plain.c, True, behind),
+            normed.look,
+            errors | norms,
+            notes_of(sums.found, sums.sides),
+            sums.sides.sure and sums.sides.linear is None,
+            tuning=self.tuning.claims,
+        )
+
+    def _refuse_crossings(self, model: FeedForward, spots: Spots) -> None:
+        """Raise where the layer misses what was asked beside hyperplanes: another line may do."""
+        tokens, w = spots.asked
+        seen = self.normed.norm.directions(model(tokens))
+        missed = float(np.max(np.linalg.norm(seen - w, axis=1)))
+        if missed > self.tuning.astray:
+            raise ModelMismatch(
+                f"The layer of {len(model.b)} neurons that was found misses answers beside "
+                f"their hyperplanes by {missed:.1e} of their size. The target is no feed-forward "
+                "layer of one hidden layer of ReLUs behind a norm, or neurons are too close to "
+                "each other for these answers: another seed may separate them."
+            )
+
+
+def with_constant(
+    sums: LayerSums, x: Array, norm: SeenNorm
+) -> tuple[FeedForward, dict[str, float]]:
+    """Return the layer before the norm with its constant, and standard deviations.
+
+    ``x`` are the tokens (n, d) at which the sums' values are.
+    """
+    found, sides, u = sums.found, sums.sides, sums.values
+    without = found.layer(sides, np.zeros(u.shape[1]))(x)
+    if norm.centred:
+        without -= without.mean(axis=1, keepdims=True)
+    weight = 1 / np.sum(u**2, axis=1)
+    c = weight @ (u - without) / np.sum(weight)
+    errors = found.errors(0.0)
+    along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
+    c_error = errors["constant"] + errors["slope"] * float(along)
+    return found.layer(sides, c), found.errors(c_error)

@@ -1,0 +1,56 @@
+"""Knobs of the recovery of feed-forward layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unsoftmax.arrangement.direction_kinks import DirectionKinkTuning
+from unsoftmax.arrangement.vector_kinks import VectorKinkTuning
+from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning
+from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning
+from unsoftmax.learners.feed_forward.hyperplane_spots import SpotTuning
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaimTuning
+from unsoftmax.learners.feed_forward.line_cells import LineCellTuning
+from unsoftmax.learners.feed_forward.norm_opening import NormOpeningTuning
+from unsoftmax.learners.feed_forward.opening_look import OpeningLookTuning
+from unsoftmax.learners.feed_forward.small_sums import SmallSumTuning
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardTuning:
+    """How a layer is searched for, in the order of the search."""
+
+    opening: OpeningLookTuning = field(default=OpeningLookTuning())
+    norm: NormOpeningTuning = field(default=NormOpeningTuning())
+    line: VectorKinkTuning = field(default=VectorKinkTuning())
+    directions: DirectionKinkTuning = field(default=DirectionKinkTuning())
+    cells: LineCellTuning = field(default=LineCellTuning())
+    spots: SpotTuning = field(default=SpotTuning())
+    affine: AffinePartTuning = field(default=AffinePartTuning())
+    fitted: FittedLayerTuning = field(default=FittedLayerTuning())
+    small: SmallSumTuning = field(default=SmallSumTuning())
+    claims: LayerClaimTuning = field(default=LayerClaimTuning())
+    neurons_per_dim: int = 16
+    neurons: int = 1024
+    """A target that shows more than neurons_per_dim·d + neurons kinks is refused."""
+    start: float = 0.5
+    """How far the line is from 0, in length scales: on a line through 0 the hyperplanes of a layer
+    without biases all meet."""
+    moved: float = 30.0
+    """A column of B found on the line, and again elsewhere, differs by no more than so many of its
+    errors."""
+    doubtful: float = 0.3
+    """Of coarse answers this share of the columns may."""
+    unclear: float = 1.0
+    """Of coarse answers neurons smaller than so many of their errors are none. Those that noise of
+    1e-7 made had 0.2 to 0.5, real ones 10 or more where a line was of any use."""
+    astray: float = 1e-6
+    """Behind a norm, directions beside hyperplanes that are missed by more than this are those of
+    another layer."""
+    attempts: int = field(default=3, metadata={"least": 1})
+    """Lines before a target is refused; from the second on kinks are looked at once more, which
+    tells neurons apart whose columns of B are parallel."""
+    per_neuron: int = 16
+    rounds: int = 1000
+    """Limits of an attempt: queries, as the line takes 3 and the crossings 3, beside those of the
+    cells; and rounds, of which 50 are usual."""

@@ -1,0 +1,288 @@
+"""The norm behind a layer, and how precise directions are: d + d/8 + 77 queries before the search.
+
+y = β + Γn(u), with n(u) = Pu/√(‖Pu‖²/d + eps). Far out eps does not count: y is on an ellipsoid,
+‖n‖² = d, in the hyperplane g·(y − β) = 0, g = 1/γ. So d + 1 answers give g, as what is orthogonal
+to all differences, and then β by a linear system (`measure.normalised.shift_of`). RMSNorm takes no
+mean off: nothing is orthogonal, and Σ (y_i/γ_i)² = d is linear in 1/γ². Then, as in
+`opening_look`, a line through 0 shows the length scale; and of three answers side by side the one
+in the middle is in the plane of the others, which tells errors from targets that bend everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.feed_forward.affine_part import ResidualPart
+from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.measure.normalised import FoundGain, NormedAnswers, gain_of, shift_of, spreads
+from unsoftmax.measure.precision import UNIT, Precision
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class NormOpeningTuning:
+    """What is looked at first."""
+
+    far: float = 2.0**40
+    """Length of tokens at which eps and biases do not count."""
+    spare: float = 1 / 16
+    more: int = 16
+    """Tokens beyond d, as a share of d and in number. Fewer: ill-conditioned."""
+    ratio: float = 8.0
+    shortest: int = -5
+    longest: int = 9
+    """Lengths of a line through 0, as in `OpeningLookTuning`."""
+    beside: tuple[float, ...] = (0.3, 1.0, 3.0, 0.3, 1.0, 3.0)
+    step: float = 2.0**-18
+    """Of the three points side by side, in length scales: as in `OpeningLookTuning`, longer, for a
+    direction turns less than an answer grows."""
+    wider: float = 16.0
+    smooth: float = 64.0
+    roundings: float = 4.0
+    """Errors are at least so many roundings of an answer."""
+    coarsest: float = 1e-12
+    """Directions with larger errors are refused: pieces of a line tell their factors by small
+    angles, which makes of an error its root."""
+    orthogonal: float = 1e-9
+    """A direction that answers show no more of, beside others, is a LayerNorm's mean."""
+    off: float = 1e-6
+    """Misses of the ellipsoid up to this share are a norm's."""
+    least_spread: float = 1e-9
+    """Outputs that answers move by less, beside the others, have a scale of 0."""
+    full: float = 0.1
+    """Where n is shorter than this share of √d, u is so small that eps counts; and directions must
+    turn by as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNorm:
+    """A norm behind, but for signs, and what is seen through it.
+
+    Attributes
+    ----------
+    shift, gain : ndarray, shape (d,)
+        β and 1/γ; signs are open, of a LayerNorm's gain but one for all.
+    basis : ndarray, shape (k, d)
+        Orthonormal rows: coordinates of what answers tell.
+    centred : bool
+        Whether the mean is taken off.
+    """
+
+    shift: Array
+    gain: Array
+    basis: Array
+    centred: bool
+
+    def directions(self, y: Array) -> Array:
+        """Map answers (n, d) to directions (n, k) of norm 1."""
+        w = (y - self.shift) @ self.basis.T
+        return np.asarray(w / np.maximum(np.linalg.norm(w, axis=1, keepdims=True), UNIT))
+
+    def sums(self, w: Array, gain: Array) -> Array:
+        """Map rows (n, k) to what they are before the norm (n, d), of a gain with its signs."""
+        return np.asarray(gain * (w @ self.basis))
+
+    @property
+    def residual(self) -> ResidualPart:
+        """What x adds to a Jacobian of directions."""
+        if not self.centred:
+            return ResidualPart(np.eye(len(self.gain)), free=True, rows=True)
+        return ResidualPart(NormedAnswers(self.shift, self.gain, self.basis).projection, free=True)
+
+    def signed(self, added: Array) -> tuple[Array, float]:
+        """Return the gain with its signs, and the factor of the Jacobians; by the residual."""
+        if self.centred:
+            return np.copysign(1.0, added[0]) * self.gain, abs(float(added[0]))
+        return np.copysign(self.gain, added), float(np.median(np.abs(added) * self.gain))
+
+
+@dataclass(frozen=True, slots=True)
+class NormLook:
+    """What is known of a target behind a norm before the search."""
+
+    look: OpeningLook
+    norm: SeenNorm
+    noise: float
+    """What a direction is off by (2-norm)."""
+    scale_error: float
+    shift_error: float
+
+    @property
+    def systematic(self) -> float:
+        """What directions are off by as the norm is, alike where they are near to each other."""
+        return (self.scale_error + self.shift_error) / float(np.linalg.norm(1 / self.norm.gain))
+
+
+@dataclass(frozen=True, slots=True)
+class NormOpening:
+    """Asks what a `NormLook` holds."""
+
+    dim: int
+    ask: AskTokens
+    rng: np.random.Generator
+    tuning: NormOpeningTuning = field(default=NormOpeningTuning(), kw_only=True)
+
+    def run(self) -> Generator[Round, Answers, NormLook]:
+        """Look at the target.
+
+        Raises
+        ------
+        ModelMismatch
+            No norm is behind it, it has no x to go by, bends everywhere, or is too coarse.
+        """
+        tuning, d = self.tuning, self.dim
+        count = d + int(tuning.spare * d) + tuning.more
+        signs = np.where(self.rng.standard_normal((count, d)) < 0, -1.0, 1.0)
+        lengths = tuning.ratio ** np.arange(tuning.shortest, tuning.longest + 1.0)
+        t = np.concatenate([-lengths[::-1], [0.0], lengths])
+        line = t[:, None] * self._unit(1)
+        y = yield from self.ask(np.vstack([tuning.far * signs, line]))
+        far, along = y[:count], y[count:]
+        self._refuse_plain(far, along[np.abs(t) <= 1.0])
+        norm = self._norm(far)
+        length = _length(t, along, norm, tuning.full)
+        precision = Precision.of_format([y])
+        noise = yield from self._noise(norm, length, precision)
+        errors = self._errors(far, norm, noise)
+        scale = float(np.linalg.norm(1 / norm.gain))
+        look = OpeningLook(
+            length,
+            scale + float(np.linalg.norm(norm.shift)),
+            0.0,
+            noise,
+            line,
+            along,
+            precision.why,
+        )
+        return NormLook(look, norm, noise, *errors)
+
+    def _refuse_plain(self, far: Array, near: Array) -> None:
+        if far.shape[1] != self.dim:
+            raise ModelMismatch(
+                f"Answers have {far.shape[1]} numbers and tokens {self.dim}: a residual "
+                "connection, which a norm behind a layer is recovered with, needs as many."
+            )
+        if np.max(np.abs(far)) > np.sqrt(self.tuning.far) * (1 + np.max(np.abs(near))):
+            raise ModelMismatch(
+                "Answers grow with tokens, as behind no norm: norm=None takes the layer for a "
+                "plain one."
+            )
+
+    def _norm(self, far: Array) -> SeenNorm:
+        """Read the norm off answers to long tokens."""
+        tuning = self.tuning
+        mean = far.mean(axis=0)
+        spread = spreads(far - mean)
+        still = spread <= tuning.least_spread * spread.max()
+        if np.any(still):
+            raise ModelMismatch(
+                f"{np.sum(still)} of {self.dim} outputs are the same for all long tokens: their "
+                "scale is 0, and what is before the norm cannot be seen there; or the target is no "
+                "layer with a residual and a norm behind."
+            )
+        found = gain_of(far - mean)
+        if found.missed <= tuning.orthogonal:
+            if found.next <= tuning.orthogonal:
+                raise ModelMismatch(
+                    "Answers to long tokens span too few directions: x is not added before the "
+                    "norm, or the target is another one."
+                )
+            return self._layer_norm(far, found)
+        squares = far**2 / spread**2
+        weights = np.linalg.lstsq(squares, np.ones(len(far)), rcond=None)[0]
+        missed = float(np.max(np.abs(squares @ weights - 1)))
+        if missed > tuning.off or np.any(weights <= 0):
+            raise ModelMismatch(
+                "Answers to long tokens are on no ellipsoid, as behind a LayerNorm, nor on one "
+                "around 0, as behind an RMSNorm: the target has another function behind, or none."
+            )
+        gain = np.sqrt(weights * self.dim) / spread
+        return SeenNorm(np.zeros(self.dim), gain, np.eye(self.dim), centred=False)
+
+    def _layer_norm(self, far: Array, found: FoundGain) -> SeenNorm:
+        mean = far.mean(axis=0)
+        shift, factor = shift_of(far - mean, found)
+        gain = factor * found.gain
+        lengths = np.sum((gain * (far - mean - shift)) ** 2, axis=1) / self.dim
+        if np.max(np.abs(lengths - 1)) > self.tuning.off:
+            raise ModelMismatch(
+                "Answers to long tokens lie in a hyperplane, as behind a LayerNorm, but not all "
+                "as far from one point: the target has another function behind."
+            )
+        answers = NormedAnswers.of(mean + shift, gain)
+        return SeenNorm(answers.shift, answers.gain, answers.basis, centred=True)
+
+    def _errors(self, far: Array, norm: SeenNorm, noise: float) -> tuple[float, float]:
+        """Return what errors of the answers do to scale and shift."""
+        size = noise * float(np.linalg.norm(1 / norm.gain)) / np.sqrt(self.dim)
+        scale, shift = 0.0, 0.0
+        for _ in range(3):
+            other = self._norm(far + size * self.rng.standard_normal(far.shape))
+            apart = np.abs(1 / other.gain) - np.abs(1 / norm.gain)
+            scale = max(scale, float(np.linalg.norm(apart)))
+            shift = max(shift, float(np.linalg.norm(other.shift - norm.shift)))
+        return scale, shift
+
+    def _noise(
+        self, norm: SeenNorm, length: float, precision: Precision
+    ) -> Generator[Round, Answers, float]:
+        """Measure errors of directions, and refuse what bends everywhere."""
+        tuning, n = self.tuning, len(self.tuning.beside)
+        points = length * np.array(tuning.beside)[:, None] * self._unit(n)
+        step = tuning.step * length * self._unit(n)
+        x = np.concatenate([points + k * step for k in (-tuning.wider, -1, 0, 1, tuning.wider)])
+        answers = yield from self.ask(x)
+        w = np.split(norm.directions(answers), 5)
+        narrow, wide = (_off_plane(w[2], w[i], w[4 - i]) for i in (1, 0))
+        if np.median(wide) > tuning.smooth * max(float(np.median(narrow)), UNIT):
+            raise ModelMismatch(
+                "Behind the norm the answers bend everywhere: the target is smooth (GELU, SiLU, "
+                "tanh, attention), no feed-forward layer of ReLUs."
+            )
+        rounding = precision.relative + precision.unit + precision.absolute
+        rounding *= float(np.max(np.linalg.norm(answers, axis=1)))
+        rounding /= float(np.min(np.linalg.norm(answers - norm.shift, axis=1)))
+        noise = max(float(np.sort(narrow)[-2]), tuning.roundings * rounding)
+        if noise > tuning.coarsest:
+            raise ModelMismatch(
+                f"The answers' directions are off by {noise:.0e}, by rounding or noise: behind a "
+                f"norm too coarse to see single neurons ({tuning.coarsest:.0e} is the limit). Ask "
+                "a target that computes and answers in float64."
+            )
+        return noise
+
+    def _unit(self, count: int) -> Array:
+        x = self.rng.standard_normal((count, self.dim))
+        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def _off_plane(w: Array, one: Array, other: Array) -> Array:
+    """Return how far directions (n, k) are from the planes of two others."""
+    return np.array(
+        [
+            np.linalg.norm(x - basis @ (basis.T @ x))
+            for x, basis in (
+                (x, np.linalg.qr(np.column_stack([a, b]))[0])
+                for x, a, b in zip(w, one, other, strict=True)
+            )
+        ]
+    )
+
+
+def _length(t: Array, y: Array, norm: SeenNorm, least: float) -> float:
+    """Return the mean length, in logarithms, at which directions turn, where u is not small."""
+    w = norm.directions(y)
+    turned = np.linalg.norm(np.diff(w, axis=0), axis=1)
+    sizes = np.linalg.norm(norm.gain * (y - norm.shift), axis=1)
+    seen = sizes > least * np.sqrt(y.shape[1])
+    at = np.abs((t[1:] + t[:-1]) / 2)
+    used = seen[1:] & seen[:-1] & (turned > 0)
+    if not np.sum(turned[used]) > least:
+        return 1.0
+    return float(2.0 ** np.round(np.average(np.log2(at[used]), weights=turned[used])))

@@ -1,0 +1,146 @@
+"""Gates between 0 and 1: the columns σ(S θ + s) in a linear span.
+
+Where gates are σ(l_h), l_h = S θ_h + s affine in a few coordinates, K answers z_k = Σ_h g_kh m_h,
+m_h ∈ R^m, have rank H, and the span of their left singular vectors is that of the columns
+g_h = σ(S θ_h + s). So every head is found by itself: the θ whose column, with a 1 in front (in the
+first row all gates are 1), lies in the span. With known shifts s, the logarithms of how many
+copies of a token there are, and K above H + dim θ, no other column does, as in subspace methods
+for sinusoids (MUSIC). Damped Gauss-Newton steps from many starts at once: nothing is combinatorial
+in H. Nothing is asked here: a span in, θ out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from unsoftmax.probes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class SoftGateTuning:
+    """Knobs of the search for gates in a span."""
+
+    starts: int = 128
+    """Starts of a search, ..."""
+    starts_per_head: int = 16
+    """... and so many more for each head. Nearly every one ends at a head where logits are
+    moderate. More: heads of small basins, in proportion to time."""
+    spread: float = 2.0
+    """Standard deviation of the numbers of a start: gates are soft up to logits of 4 or so."""
+    steps: int = 40
+    """Steps at most. From good starts 5 are enough."""
+    damping: float = 1e-2
+    """Damping of the first step, relative to the equations' diagonal."""
+    eased: float = 0.2
+    """Damping after a step that gained, ..."""
+    tightened: float = 4.0
+    """... and after one that did not, in multiples of what it was."""
+    longest: float = 2.0
+    """Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4."""
+    still: float = 1e-13
+    """The search ends where no start moves by more than that, ..."""
+    patience: int = 4
+    """... so many times in a row: a step that did not gain is tried again shorter."""
+    apart: float = 1e-3
+    """Ends nearer to each other than this are one."""
+
+
+class Ends(NamedTuple):
+    """Where a search ended."""
+
+    theta: Array
+    """(B, q)."""
+    missed: Array
+    """How far their columns are from the span, as sines, (B,)."""
+
+
+def columns_at(theta: Array, design: Array, shift: Array) -> Array:
+    """Return the columns of θ (B, q): (B, K + 1), each with a 1 in front."""
+    gates = expit(theta @ design.T + shift)
+    return np.concatenate([np.ones((len(gates), 1)), gates], axis=1)
+
+
+def nearest_gates(
+    span: Array, design: Array, shift: Array, starts: Array, tuning: SoftGateTuning
+) -> Ends:
+    """Move each start to where its column is nearest to the span.
+
+    Parameters
+    ----------
+    span : ndarray (K + 1, H)
+        Orthonormal columns; the first row is the one where all gates are 1.
+    design : ndarray (K, q)
+        S: logits are S θ + s.
+    shift : ndarray (K,)
+        s.
+    starts : ndarray (B, q)
+        Where to begin.
+    tuning : SoftGateTuning
+        Knobs.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> design, shift = np.column_stack([np.ones(12), rng.standard_normal(12)]), np.arange(12) - 6.0
+    >>> theta = np.array([[0.5, -1.0], [-0.3, 0.8]])
+    >>> span = np.linalg.qr(columns_at(theta, design, shift).T)[0]
+    >>> ends = nearest_gates(span, design, shift, theta + 0.3, SoftGateTuning())
+    >>> bool(np.allclose(ends.theta, theta))
+    True
+    """
+    theta, damping = starts, np.full(len(starts), tuning.damping)
+    r, J = _residuals(span, design, shift, theta)
+    waited = 0
+    for _ in range(tuning.steps):
+        equations = np.swapaxes(J, 1, 2) @ J
+        damped = damping[:, None] * np.einsum("bqq->bq", equations) + np.finfo(float).tiny
+        equations = equations + damped[:, None] * np.eye(design.shape[1])
+        step = _solved(equations, (r[:, None] @ J)[:, 0])
+        length = np.linalg.norm(step, axis=1, keepdims=True)
+        step = step * np.minimum(1.0, tuning.longest / np.maximum(length, tuning.longest))
+        tried = theta - step
+        other, J_other = _residuals(span, design, shift, tried)
+        better = np.sum(other**2, axis=1) < np.sum(r**2, axis=1)
+        theta = np.where(better[:, None], tried, theta)
+        r, J = np.where(better[:, None], other, r), np.where(better[:, None, None], J_other, J)
+        damping = damping * np.where(better, tuning.eased, tuning.tightened)
+        moving = bool(np.any(better & (length[:, 0] > tuning.still)))
+        waited = 0 if moving else waited + 1
+        if waited >= tuning.patience:
+            break
+    return Ends(theta, np.linalg.norm(r, axis=1))
+
+
+def distinct(ends: Ends, most: float, tuning: SoftGateTuning) -> Array:
+    """Return the different θ whose columns are in the span, up to ``most``, the nearest first."""
+    found: list[Array] = []
+    for k in np.argsort(ends.missed):
+        if not ends.missed[k] <= most:
+            break
+        if all(np.linalg.norm(ends.theta[k] - one) > tuning.apart for one in found):
+            found.append(ends.theta[k])
+    return np.array(found).reshape(-1, ends.theta.shape[1])
+
+
+def _residuals(span: Array, design: Array, shift: Array, theta: Array) -> tuple[Array, Array]:
+    """Return what unit columns miss the span by, (B, K + 1), and its derivatives (B, K + 1, q)."""
+    columns = columns_at(theta, design, shift)
+    size = np.linalg.norm(columns, axis=1, keepdims=True)
+    unit = columns / size
+    slopes = (columns * (1 - columns) / size)[:, 1:, None] * design
+    slopes = np.concatenate([np.zeros((len(theta), 1, design.shape[1])), slopes], axis=1)
+    slopes = slopes - unit[..., None] * (unit[:, None] @ slopes)
+    return unit - (unit @ span) @ span.T, slopes - span @ (span.T @ slopes)
+
+
+def _solved(equations: Array, right: Array) -> Array:
+    """Solve the damped equations; where they are singular, do not move."""
+    diagonal = np.einsum("bqq->bq", equations)
+    scale = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
+    unit = equations * scale[:, :, None] * scale[:, None] + 1e-14 * np.eye(right.shape[1])
+    solution = np.linalg.solve(unit, (scale * right)[..., None])[..., 0]
+    return np.asarray(np.where(np.isfinite(solution), scale * solution, 0.0))

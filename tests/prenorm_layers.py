@@ -1,0 +1,54 @@
+"""Attention layers after a norm to recover, and how far a recovery is from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import unsoftmax as us
+from tests.attention_layers import built, factors, largest_errors
+
+
+def prenorm(heads, rank, dim, seed=0, **settings):
+    """Draw a layer with a residual, a LayerNorm before it."""
+    return after(built(factors(heads, rank, dim, seed)), seed, **settings)
+
+
+def after(layer, seed=0, eps=1e-5, residual=True, centred=True):
+    """Put a norm before a layer; scale and shift are random."""
+    rng = np.random.default_rng([layer.dim, seed])
+    scale, shift = 1 + 0.3 * rng.standard_normal(layer.dim), 0.1 * rng.standard_normal(layer.dim)
+    norm = us.LayerNorm(scale, shift, eps, before=True, centred=centred)
+    return us.AttentionLayer(layer.heads, layer.c, residual, norm)
+
+
+def share_after(recovery, target):
+    """The largest share of its bound that an error of a parameter takes, in canonical form."""
+    true = us.canonical(target)
+    apart, bounds = largest_errors(recovery.model, true), recovery.certificate.errors
+    apart["eps"] = abs(recovery.model.norm.eps - true.norm.eps)
+    assert apart.keys() == bounds.keys()
+    return max(apart[name] / bounds[name] for name in bounds)
+
+
+class NormedInFloat32:
+    """A layer after a norm as libraries compute it, all in float32."""
+
+    def __init__(self, target):
+        heads = [[head.arrays()[name] for name in "OVKQw"] for head in target.heads]
+        self.heads = [[array.astype(np.float32) for array in head] for head in heads]
+        self.c, norm = target.c.astype(np.float32), target.norm
+        self.scale, self.shift = norm.scale.astype(np.float32), norm.shift.astype(np.float32)
+        self.eps, self.residual = np.float32(norm.eps), target.residual
+
+    def __call__(self, X):
+        given = X.astype(np.float32)
+        x = given - given.mean(axis=-1, keepdims=True)
+        x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        x = self.shift + self.scale * x
+        answers = self.c + given[:, -1] * self.residual
+        for O, V, K, Q, w in self.heads:  # noqa: E741 - the projections' own names
+            scores = np.einsum("bnr,br->bn", x @ K.T, x[:, -1] @ Q.T) + x @ w
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            answers = answers + np.einsum("bn,bnr->br", weights, x @ V.T) @ O.T
+        return answers.astype(np.float64)
