@@ -18,6 +18,7 @@ from tests.feed_forward import share_behind as layer_share_behind
 from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
+from tests.rotary_heads import rotary_head, within_bounds
 from tests.prenorm_layers import prenorm, share_after
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
@@ -99,6 +100,10 @@ def _low_rank(dim: int, rank: int, biases: bool = False) -> Callable[[int], us.S
 
 def _low(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
     return lambda seed: us.learners.LowRankHead(dim, seed=seed, **settings)
+
+
+def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
+    return lambda seed: rotary_head(dim, rank, seed, **settings)
 
 
 def _to_six_decimals(model: Model) -> Oracle:
@@ -300,6 +305,27 @@ CASES = [
         _low(9, rank=2, tolerance=5e-7),
         _low_rank(9, 2),
         _to_six_decimals,
+    ),
+    Case(
+        "LowRankHead with rotary positions",
+        _low(9, rank=4, rotary=True),
+        _rotary(9, 4),
+        _one_by_one,
+        within=within_bounds,
+    ),
+    Case(
+        "LowRankHead with rotary positions and biases",
+        _low(9, rank=4, biases=True, rotary=us.Rotary.of(1e4, 4)),
+        _rotary(9, 4, biases=0.3),
+        _one_by_one,
+        within=within_bounds,
+    ),
+    Case(
+        "ExactHead with rotary positions",
+        _exact(6, rotary=True),
+        _rotary(6, 6),
+        _one_by_one,
+        within=within_bounds,
     ),
     Case("SensingHead", _sensing(9, rank=1), _low_rank(9, 1)),
     Case("SensingHead, told how many", _sensing(8, rank=2, measurements=60), _low_rank(8, 2)),

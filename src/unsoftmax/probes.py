@@ -341,6 +341,67 @@ class Copies(Probes):
         return {**within, "copies": self.copies}
 
 
+@dataclass(frozen=True, slots=True)
+class Beside(OffsetProbes):
+    """Every token a_i before every query token b_j: [α_j a_i; β_j b_j], by query token first."""
+
+    alpha: Array
+    beta: Array
+
+    def __len__(self) -> int:
+        return int(self.offsets.shape[0]) * int(self.queries.shape[0])
+
+    def table(self, y: Array) -> Array:
+        """Arrange answers as (query tokens, tokens before them)."""
+        return y.reshape(int(self.queries.shape[0]), -1)
+
+    def __getitem__(self, span: slice) -> Array:
+        j, i = np.divmod(np.arange(*span.indices(len(self))), int(self.offsets.shape[0]))
+        a, b = self.alpha[j, None] * self.offsets[i], self.beta[j, None] * self.queries[j]
+        return np.stack([a, b], axis=1)
+
+    def design(self) -> Design:  # noqa: D102
+        return {
+            **_named("offsets", self.offsets),
+            **_named("queries", self.queries),
+            "alpha": self.alpha,
+            "beta": self.beta,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Spaced(Probes):
+    """Probes of ``inner`` with zero tokens before the query token: it is so much farther away."""
+
+    inner: Probes
+    zeros: int
+
+    @classmethod
+    def of(cls, inner: Probes, zeros: int) -> Spaced:
+        """Space probes under their own phase and purpose."""
+        return cls(inner, zeros, phase=inner.phase, purpose=inner.purpose)
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return self.inner.tokens + self.zeros
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.inner.dim
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, span: slice) -> Array:
+        X = self.inner[span]
+        zeros = np.zeros((len(X), self.zeros, self.dim))
+        return np.concatenate([X[:, :-1], zeros, X[:, -1:]], axis=1)
+
+    def design(self) -> Design:  # noqa: D102
+        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
+        return {**within, "zeros": np.array([self.zeros], dtype=np.intp)}
+
+
 def _named(name: str, rows: Rows) -> Design:
     if isinstance(rows, LazyRows):
         return {f"{name}.{part}": array for part, array in rows.design().items()}

@@ -17,6 +17,8 @@ from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.projection_names import find_projections
 from unsoftmax.models.projections import from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
 
@@ -29,6 +31,8 @@ __all__ = [
     "MultiHead",
     "MultiHeadTransformer",
     "ReluNetwork",
+    "Rotary",
+    "RotaryHead",
     "SingleHead",
     "Transformer",
     "canonical",

@@ -1,8 +1,9 @@
 """How a model's parameters score the tokens of a sequence against its query token.
 
 A model class asks its scores for three things: `arrays` (the parameters), `of` (sequences to
-scores) and `norm`. Another kind of score, such as one that depends on positions, is another
-class of this module with these three; the softmax and what follows it need no change.
+scores) and `norm`. `BilinearScores` know no positions, `RotaryScores` turn with the distance from
+the query token. Another kind of score is another class of this module with these three; the
+softmax and what follows it need no change.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen
 from unsoftmax.models.attention import token_scores
+from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 
 
@@ -98,6 +100,75 @@ class BilinearScores:
     def of(self, X: Array) -> Array:
         """Map sequences (B, N, d) to scores (B, N), or (B, H, N)."""
         return token_scores(X, self.vectors(X[:, -1]))
+
+
+class RotaryScores:
+    """Scores (K x_i + b_k)·R(Δ_i)(Q x_N + b_q), Δ_i = N − 1 − i tokens before the query token.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token.
+    matrices : dict of str to array_like
+        K and Q, (r, d); perhaps k_bias and q_bias, (r,), zeros where they are not there.
+    rotary : Rotary
+        Frequencies of the r/2 planes that R(Δ) turns.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, or an entry is not finite.
+    """
+
+    def __init__(self, dim: int, matrices: Mapping[str, ArrayLike | None], rotary: Rotary) -> None:
+        r = 2 * len(rotary)
+        shapes = {"K": (r, dim), "Q": (r, dim), "k_bias": (r,), "q_bias": (r,)}
+        given = {name: matrices.get(name) for name in shapes}
+        self.rotary = rotary
+        self.arrays = {
+            name: frozen(name, np.zeros(shapes[name]) if array is None else array)
+            for name, array in given.items()
+        }
+        for name, array in self.arrays.items():
+            if array.shape != shapes[name]:
+                raise ValueError(
+                    f"{name} must have shape {shapes[name]} beside {len(rotary)} frequencies and "
+                    f"tokens of {dim} dimensions; it has shape {array.shape}."
+                )
+        self.arrays["frequencies"] = rotary.frequencies
+
+    def queries(self, x: Array) -> Array:
+        """Map query tokens (B, d) to queries Q x + b_q, (B, r)."""
+        return np.asarray(x @ self.arrays["Q"].T + self.arrays["q_bias"])
+
+    def keys(self, X: Array) -> Array:
+        """Map tokens (…, d) to keys K x + b_k, (…, r)."""
+        return np.asarray(X @ self.arrays["K"].T + self.arrays["k_bias"])
+
+    def at(self, distance: float) -> Array:
+        """Return W(Δ) = Kᵀ R(Δ) Q, (d, d)."""
+        turned = self.rotary.turned(self.arrays["Q"].T, np.array(distance))
+        return np.asarray(self.arrays["K"].T @ turned.T)
+
+    def whole(self, distance: float) -> Array:
+        """Return what scores (x, 1) with (x_N, 1), (d + 1, d + 1): W(Δ) with biases.
+
+        A shift of all scores changes nothing: of key biases it has b_k·(R(Δ) − I)(Q x_N + b_q).
+        """
+        queries = np.column_stack([self.arrays["Q"], self.arrays["q_bias"]])
+        turned = self.rotary.turned(queries.T, np.array(float(distance))).T
+        return np.vstack([self.arrays["K"].T @ turned, self.arrays["k_bias"] @ (turned - queries)])
+
+    @property
+    def norm(self) -> float:
+        """‖W(0)‖_F."""
+        return float(np.linalg.norm(self.at(0)))
+
+    def of(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to scores (B, N)."""
+        distances = np.arange(X.shape[1])[::-1]
+        queries = self.rotary.turned(self.queries(X[:, -1])[:, None], distances)
+        return np.asarray(np.einsum("bnr,bnr->bn", self.keys(X), queries))
 
 
 def least(norms: Array) -> float:

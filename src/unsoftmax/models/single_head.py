@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Self, overload
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import sequences
 from unsoftmax.models.attention import exponentials, token_scores
 from unsoftmax.models.model import ValuedAttention
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array
 
 
@@ -44,6 +49,61 @@ class SingleHead(ValuedAttention):
     """
 
     _noun = "head"
+
+    @overload
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: ArrayLike | None = None,
+        c: float = 0.0,
+    ) -> Self: ...
+
+    @overload
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: None = None,
+        c: float = 0.0,
+        *,
+        rotary: Rotary,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+    ) -> RotaryHead: ...
+
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: ArrayLike | None = None,
+        c: float = 0.0,
+        *,
+        rotary: Rotary | None = None,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+    ) -> Self | RotaryHead:
+        """Build the head with W = K.T @ Q, K and Q of shape (r, d); answering never forms W.
+
+        With ``rotary`` scores turn with distance and the head is a `RotaryHead`; its biases are
+        ``k_bias`` and ``q_bias``, not w.
+        """
+        if rotary is not None:
+            if w is not None:
+                raise ValueError("w is no parameter beside rotary: give q_bias, (r,).")
+            return RotaryHead(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
+        if k_bias is not None or q_bias is not None:
+            raise ValueError(
+                "k_bias and q_bias are given beside rotary; without positions a key bias changes "
+                "nothing and a query bias is w = K.T @ q_bias."
+            )
+        return super().from_factors(K, Q, v, w, c)
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""

@@ -478,7 +478,9 @@ CLASSES: dict[ClassName, TargetClass] = {
         "An attention layer with its residual connection and LayerNorm, if it is one, by "
         "AttentionLayerLearner from vectors; nothing else by a learner that there is yet."
     ),
-    "position-dependent": TargetClass("Nothing by a learner that there is yet."),
+    "position-dependent": TargetClass(
+        "A single head whose positions are rotary: LowRankHead and ExactHead with rotary=True."
+    ),
     "none of these": TargetClass("Nothing by a learner that there is."),
     "undecided": TargetClass("Not known."),
 }

@@ -47,6 +47,34 @@ def low_rank_head(dim: int, rank: int, *, biases: bool = False) -> int:
     return dim + biases + rank * (2 * dim + biases - rank)
 
 
+def rotary_head(dim: int, rank: int, *, biases: bool = False, still: int = 0) -> int:
+    """Count the free parameters of a head with rotary positions, its frequencies apart.
+
+    d for v, and 2dt − t for the t = r − z rows of K and Q whose planes turn, which are free up to
+    one complex number per plane; z(2d − z) for the z rows whose planes do not. With biases
+    2(d + 1)t − t and z(2d + 1 − z), and one for c. A head of which the frequencies are not known
+    has t/2 more.
+
+    Examples
+    --------
+    >>> rotary_head(8, 8), rotary_head(64, 16), rotary_head(64, 16, biases=True)
+    (128, 2096, 2129)
+    """
+    turning, width = rank - still, dim + biases
+    return dim + biases + turning * (2 * width - 1) + still * (dim + width - still)
+
+
+def rotary_head_queries(dim: int, rank: int, *, biases: bool = False) -> int:
+    """Count what a head with rotary positions is asked: d + 2dr; 1 + d + 2dr + 3r with biases.
+
+    Examples
+    --------
+    >>> rotary_head_queries(64, 16), rotary_head_queries(64, 16, biases=True)
+    (2112, 2161)
+    """
+    return dim + 2 * dim * rank + biases * (1 + 3 * rank)
+
+
 def multi_head(dim: int, heads: int, rank: int | None = None, *, biases: bool = False) -> int:
     """Count the free parameters of several heads: those of each, and one c with biases.
 

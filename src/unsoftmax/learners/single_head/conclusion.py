@@ -19,7 +19,7 @@ from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
@@ -50,6 +50,10 @@ class ConclusionTuning:
     untested: int = 8
     """Of so many sequences of several tokens one at least must test them, or the evidence is not
     called passed."""
+    turned_round: int = 2
+    """In so many of the first sequences tokens change places where a head is refused."""
+    by_order: float = 64.0
+    """Answers that change by so many times what they may be off by depend on the order."""
     holdout: HoldoutTuning = field(default=HoldoutTuning())
     """Which sequences are asked."""
     judge: JudgeTuning = field(default=JudgeTuning())
@@ -88,6 +92,41 @@ F = TypeVar("F", bound=RecoveredHead)
 
 
 def conclude(
+    head: F,
+    first: FirstRound,
+    rng: np.random.Generator,
+    otherwise: str,
+    tuning: ConclusionTuning,
+) -> Asking[Found[SingleHead]]:
+    """Ask the closing hold-out and return what was found, or refuse it.
+
+    Where it is refused, tokens change places in a few sequences: an answer that changes with them
+    says that scores depend on positions. Parameters are those of the hold-out itself.
+    """
+    try:
+        return (yield from _concluded(head, first, rng, otherwise, tuning))
+    except ModelMismatch as error:
+        if (yield from _order_matters(head.values, first, tuning)):
+            raise ModelMismatch(
+                "Answers change when tokens before the query token change places: scores depend on "
+                "positions. Rotary ones are recovered by LowRankHead and ExactHead with "
+                "rotary=True; no learner here recovers other ones."
+            ) from error
+        raise
+
+
+def _order_matters(values: Values, first: FirstRound, tuning: ConclusionTuning) -> Asking[bool]:
+    """Whether the order of the tokens before the query token changes answers."""
+    X, y = first.probes.X[: tuning.turned_round], first.answers[: tuning.turned_round]
+    if not len(X):
+        return False
+    [other] = yield [Sequences(X[:, [1, 0, 2]], phase="order of tokens", purpose="check")]
+    size = np.linalg.norm(X, axis=2).max(axis=1) * values.norm + abs(values.c)
+    own = values.precision.error(size, y) + values.precision.error(size, other)
+    return bool(np.any(np.abs(other - y) > tuning.by_order * own))
+
+
+def _concluded(
     head: F,
     first: FirstRound,
     rng: np.random.Generator,
@@ -145,15 +184,8 @@ def certificate_of(
     ``bounds``: those of the head, where they are known already.
     """
     errors, further = bounds or head.bounds()
-    precision = head.values.precision
     assumes = (
-        "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
-        "same share of the softmax from every single token, as a sink may, counts to v.",
-        f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
-        f"{_size_of(head.values)} from rounding, beside what is named here.",
-        "Where a value of the head is a sum of products, their rounding is not above that of the "
-        "root mean square of all values.",
-        *precision.why,
+        *assumed_of_values(head.values),
         *looked[: int(bool(checks))],
         *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
         *(
@@ -167,6 +199,19 @@ def certificate_of(
         *further,
     )
     return Certificate(errors, assumes)
+
+
+def assumed_of_values(values: Values) -> tuple[str, ...]:
+    """Say what bounds on a head's errors assume of its values and of the answers' precision."""
+    return (
+        "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
+        "same share of the softmax from every single token, as a sink may, counts to v.",
+        f"An answer is off by at most {KAPPA:.0f} × {values.precision.unit:.1e} × "
+        f"{_size_of(values)} from rounding, beside what is named here.",
+        "Where a value of the head is a sum of products, their rounding is not above that of the "
+        "root mean square of all values.",
+        *values.precision.why,
+    )
 
 
 def _size_of(values: Values) -> str:
@@ -209,15 +254,18 @@ def _supported(
             return wider, bounds, evidence
         factor *= tuning.step * max(1.0, evidence.max_residual / evidence.tolerance)
         if not factor <= limit:  # also when there is nothing to compare
-            _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
+            bounded = bool(np.isfinite(errors["W"]))
+            refuse_head(head.model.dim, head.values, judgement, bounded, otherwise)
         wider = _coarser(head, factor)
         bounds = wider.bounds()
 
 
-def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:
+def refuse_head(
+    dim: int, values: Values, judgement: Judgement, bounded: bool, otherwise: str
+) -> NoReturn:
     """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
     if not bounded or judgement.blunt:
-        precision = head.values.precision
+        precision = values.precision
         seen = (
             "Answers in float64 do not determine W: what their rounding leaves open"
             if precision.exact
@@ -227,12 +275,12 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
             f"{seen} moves every fresh answer more than can be told apart. v is determined."
             + why(precision)
             + advice(precision),
-            determined={"v": head.values.v, "c": head.values.c},
+            determined={"v": values.v, "c": values.c},
         )
     raise ModelMismatch(
         f"The recovered head misses fresh answers by {judgement.worst[0]:.1e} of their size "
         f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
-        f"head over {head.model.dim} dimensions{otherwise}."
+        f"head over {dim} dimensions{otherwise}."
     )
 
 

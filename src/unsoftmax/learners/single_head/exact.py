@@ -24,6 +24,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_head.rotary_learner import (
+    RotaryHeadTuning,
+    RotaryTask,
+    rotary_task,
+)
 from unsoftmax.learners.settings import Configured, flag, one_of, whole_number
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.first_round import (
@@ -39,6 +44,7 @@ from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
+from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST, UnitVectors
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
@@ -58,6 +64,8 @@ class ExactTuning:
     large_bias: float = 10.0
     """A query bias so many times the longest column of W is worth a note: it cannot be scaled
     away."""
+    rotary: RotaryHeadTuning = field(default=RotaryHeadTuning())
+    """All of them where there are rotary positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,11 @@ class ExactHead(Configured):
         well, as the theorem is written: W is refused where logits leave float64, beyond about 36.
     seed : int
         Decides the random offsets and the hold-out: the same seed asks the same.
+    rotary : bool or Rotary
+        Scores turn with distance: the model is a `RotaryHead` of K and Q (d, d). True finds the
+        frequencies; a `Rotary` says them. `LowRankHead` needs fewer queries for a lower rank.
+    rotary_base : float, optional
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, dim)`` does.
     tuning : ExactTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -89,7 +102,8 @@ class ExactHead(Configured):
     Notes
     -----
     *Queries*: d + d², (d+1)² with biases; asked again at most 2 per query token, typically
-    fewer than 15 in all. *Determined up to* nothing; W and w are free when v = 0.
+    fewer than 15 in all; with rotary positions d + 2d², 1 + 4d + 2d² and 3 to 12 pilots with
+    biases. *Determined up to* nothing; W and w are free when v = 0.
     *Source*: Theorem 4.1 of arXiv 2601.16873; the balanced offsets, the biases and the
     certificate go beyond it.
 
@@ -110,6 +124,8 @@ class ExactHead(Configured):
     probes: Literal["balanced", "paper", "gaussian", "paper-unit"] = "balanced"
     seed: int = 0
     tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
+    rotary: bool | Rotary = field(default=False, kw_only=True)
+    rotary_base: float | None = field(default=None, kw_only=True)
 
     revision: ClassVar[int] = 3
 
@@ -120,9 +136,13 @@ class ExactHead(Configured):
         one_of("probes", self.probes, ("balanced", "paper", "gaussian", "paper-unit"))
         if self.probes == "paper-unit" and self.biases:
             raise ValueError('probes="paper-unit" is Theorem 4.1 as written, without biases.')
+        if self._positions() is not None and self.probes != "balanced":
+            raise ValueError(f'probes is "balanced" beside rotary; it is "{self.probes}".')
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters."""
+        if (positions := self._positions()) is not None:
+            return positions.plan()
         d = int(self.dim)
         queries = counts.single_head(d, biases=self.biases)
         columns = singles = d + self.biases
@@ -140,6 +160,8 @@ class ExactHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        if (positions := self._positions()) is not None:
+            return (yield from positions.steps(checks))
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         ahead = self.plan().at_most + checks
         given = FirstRoundSettings(
@@ -149,6 +171,10 @@ class ExactHead(Configured):
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)
         return (yield from conclude(head, first, rng, or_biased(self.biases), tuning.conclusion))
+
+    def _positions(self) -> RotaryTask | None:
+        """Say what is to be learned of positions, of keys and queries of full rank."""
+        return rotary_task(self, self.dim, self.tuning.rotary)
 
     def _offsets(self, values: Values, rng: np.random.Generator) -> Offsets:
         if self.probes in ("paper", "paper-unit"):

@@ -31,6 +31,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_head.rotary_learner import RotaryHeadTuning, RotaryTask, rotary_task
 from unsoftmax.learners.settings import Configured, flag, positive, whole_number
 from unsoftmax.learners.single_head.column_space import (
     ColumnTuning,
@@ -54,6 +55,7 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.scales import amplified, even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
+from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
@@ -82,6 +84,8 @@ class LowRankTuning:
     rows: RowTuning = field(default=RowTuning())
     grid: LogitGridTuning = field(default=LogitGridTuning())
     conclusion: ConclusionTuning = field(default=ConclusionTuning())
+    rotary: RotaryHeadTuning = field(default=RotaryHeadTuning())
+    """All of them where there are rotary positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,11 @@ class LowRankHead(Configured):
         biases they cannot be: w moves a logit with the offset's size.
     seed : int
         Decides tokens, offsets and the hold-out: the same seed asks the same.
+    rotary : bool or Rotary
+        Scores turn with distance: the model is a `RotaryHead`. True finds the frequencies; a
+        `Rotary` says them. The rank is that of K and Q, and with biases it must be given.
+    rotary_base : float, optional
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does.
     tuning : LowRankTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -115,7 +124,8 @@ class LowRankHead(Configured):
     Notes
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
-    more with biases.
+    more with biases. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 3 to
+    12 pilots.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *Source*: Theorem 5.1 of arXiv 2601.16873 for what is learned;
     how, to the last query, is beyond it.
@@ -140,6 +150,8 @@ class LowRankHead(Configured):
     tolerance: float | None = None
     seed: int = 0
     tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
+    rotary: bool | Rotary = field(default=False, kw_only=True)
+    rotary_base: float | None = field(default=None, kw_only=True)
 
     revision: ClassVar[int] = 2
 
@@ -153,9 +165,13 @@ class LowRankHead(Configured):
                 raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
         if self.tolerance is not None:
             positive("tolerance", self.tolerance)
+        if self._positions() is not None and self.tolerance is not None:
+            raise ValueError("tolerance is not taken beside rotary, which needs exact values.")
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound when the rank is not known."""
+        if (positions := self._positions()) is not None:
+            return positions.plan()
         d, biases = int(self.dim), bool(self.biases)
         r = d if self.rank is None else int(self.rank)
         once = counts.low_rank_head(d, r, biases=biases)
@@ -177,6 +193,8 @@ class LowRankHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        if (positions := self._positions()) is not None:
+            return (yield from positions.steps(checks))
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else tuning.single_gain
@@ -193,6 +211,10 @@ class LowRankHead(Configured):
         above = "" if self.rank is None else f", or its rank is above {self.rank}"
         otherwise = above + or_biased(self.biases)
         return (yield from conclude(head, first, rng, otherwise, self._conclusion()))
+
+    def _positions(self) -> RotaryTask | None:
+        """Say what is to be learned of positions."""
+        return rotary_task(self, self.rank, self.tuning.rotary)
 
     def _read(
         self, values: Values, rng: np.random.Generator

@@ -1,0 +1,1 @@
+"""One head whose scores turn with distance, from scalar answers."""

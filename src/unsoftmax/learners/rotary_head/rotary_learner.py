@@ -1,0 +1,236 @@
+"""One head with rotary positions, from scalar answers: d + 2dr queries.
+
+Recovers v, the frequencies of the planes, and all W(Δ) = Kᵀ R(Δ) Q of rank r: as many numbers
+as there are but for r, since K and Q are free up to one complex number per plane. With biases
+see `biased_rotary_head`. It is what `LowRankHead` and `ExactHead` do with ``rotary``.
+
+    f([x]) = x·v + c                            v
+    [αa; βb], α ≫ β                             W(1) = B L: as a head without positions
+    [αa; 0; βb], r offsets × r query tokens     W(2) X, and T = P R(1) P⁻¹
+
+A query token that is 2⁻⁸⁰ times an offset has a score of its own that is nothing beside a·W(1)b,
+and a zero token scores exactly 0: distance is the only thing that a zero between them changes.
+All W(Δ) follow from two, in exact arithmetic: one step of distance is a matrix T, and a step
+turns planes. Source: beyond Theorem 5.1; positions are in no paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_head.biased_reading import BiasedTuning, read_biased
+from unsoftmax.learners.rotary_head.rotary_conclusion import (
+    RotaryHoldoutTuning,
+    conclude_turned,
+)
+from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning, TurnedReading, turned
+from unsoftmax.learners.settings import positive
+from unsoftmax.learners.single_head.column_space import (
+    ColumnTuning,
+    SpanningColumns,
+    find_columns,
+    growths,
+)
+from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.factored_reading import ZeroReading
+from unsoftmax.learners.single_head.first_round import (
+    FirstRoundSettings,
+    FirstRoundTuning,
+    ask_first_round,
+)
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
+from unsoftmax.learners.single_head.row_space import RowTuning, read_rows
+from unsoftmax.measure import offsets
+from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.offsets import DENSE_GRID
+from unsoftmax.measure.scales import amplified
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.spaced_answers import ask_spaced
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Found, Plan
+from unsoftmax.solve.skeleton import pivots, rank_by_gap
+from unsoftmax.theory import counts
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryHeadTuning:
+    """Knobs of learning a head with rotary positions, those of its parts nested."""
+
+    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
+    columns: ColumnTuning = field(default=ColumnTuning(condition=1e30))
+    """No token more is asked where columns are ill-conditioned: W(2) is read at those r tokens."""
+    rows: RowTuning = field(default=RowTuning())
+    grid: LogitGridTuning = field(default=LogitGridTuning())
+    positions: RotaryTuning = field(default=RotaryTuning())
+    biases: BiasedTuning = field(default=BiasedTuning())
+    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
+    conclusion: ConclusionTuning = field(default=ConclusionTuning())
+    """Of a head whose W is 0."""
+
+
+class Positioned(Protocol):
+    """A learner of a head that may have rotary positions."""
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+
+    @property
+    def biases(self) -> bool:
+        """Whether there may be biases."""
+
+    @property
+    def seed(self) -> int:
+        """Of tokens, offsets and hold-out."""
+
+    @property
+    def rotary(self) -> bool | Rotary:
+        """Whether there are positions, or their frequencies."""
+
+    @property
+    def rotary_base(self) -> float | None:
+        """Base of the frequencies."""
+
+
+def rotary_task(
+    learner: Positioned, rank: int | None, tuning: RotaryHeadTuning
+) -> RotaryTask | None:
+    """Return what a learner is to learn of positions, None where it knows of none.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
+    rotary, told = learner.rotary, None
+    if not isinstance(rotary, (bool, np.bool_, Rotary)):
+        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
+    rank = None if rank is None else int(rank)
+    if isinstance(rotary, Rotary):
+        told = rotary
+    if learner.rotary_base is not None:
+        positive("rotary_base", learner.rotary_base)
+        if told is not None:
+            raise ValueError("rotary_base is given beside rotary: one of them says the same.")
+        if rank is None:
+            raise ValueError("rank must be given beside rotary_base: it is as many frequencies.")
+        told = Rotary.of(float(learner.rotary_base), rank)
+    if told is None and not rotary:
+        return None
+    if learner.biases and not rank:
+        raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
+    if told is not None and rank is not None and 2 * len(told) < rank:
+        raise ValueError(
+            f"rotary has {len(told)} frequencies, too few for the planes of rank = {rank}."
+        )
+    return RotaryTask(int(learner.dim), rank, bool(learner.biases), told, int(learner.seed), tuning)
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTask:
+    """What is to be learned of a head with positions."""
+
+    dim: int
+    rank: int | None
+    biases: bool
+    told: Rotary | None
+    """The frequencies, where they are known."""
+    seed: int
+    tuning: RotaryHeadTuning
+
+    def plan(self) -> Plan:
+        """Say beforehand what it costs; only a bound where r is not known, or with pilots."""
+        d, r, biases = self.dim, self.dim if self.rank is None else self.rank, self.biases
+        queries = counts.rotary_head_queries(d, r, biases=biases)
+        known, asking = self.rank is not None, self.tuning.biases
+        searched = 0 if known else 2 * d
+        pilots = asking.pilots * asking.lengths
+        formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
+        formula += f", and {asking.pilots} to {pilots} pilots" if biases else ""
+        formula += "" if known else ", and at most 2d to find r"
+        return Plan(
+            queries=queries if known and not biases else None,
+            at_most=queries + searched + (pilots if biases else 2 * (r + 1)),
+            tokens=2 * (queries + searched) - d - biases + r * (r + biases),
+            rounds=30 + (0 if known else 2 * growths(d)),
+            formula=formula,
+            longest_token=FARTHEST,
+            most_tokens=self.tuning.holdout.most_tokens(d),
+        )
+
+    def steps(self, checks: int) -> Asking[Found[Any]]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        rng, tuning = np.random.default_rng(self.seed), self.tuning
+        ahead = self.plan().at_most + checks
+        given = FirstRoundSettings(
+            self.biases, listens=True, ahead=ahead, tuning=tuning.first_round
+        )
+        first = yield from ask_first_round(self.dim, checks, rng, given)
+        otherwise = _otherwise(self.rank, self.biases)
+        if self.biases:
+            assert self.rank is not None
+            both = tuning.positions, tuning.biases
+            read = yield from read_biased(first.values, self.rank, self.told, rng, both)
+            return (yield from conclude_turned(read, first, rng, otherwise, tuning.holdout))
+        head = yield from self._read(first.values, rng)
+        if isinstance(head, ZeroReading):
+            return (yield from conclude(head, first, rng, otherwise, tuning.conclusion))
+        return (yield from conclude_turned(head, first, rng, otherwise, tuning.holdout))
+
+    def _read(
+        self, values: Values, rng: np.random.Generator
+    ) -> Asking[TurnedReading | ZeroReading]:
+        """Read W(1), then W(2) where that says how planes turn."""
+        tuning = self.tuning
+        Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
+        split = amplified(tuning.positions.gain)
+        probes = LowRankProbes(values, Z, T, split, False, tuning.grid)
+        columns = yield from find_columns(probes, self.rank, tuning.columns)
+        columns, values = _independent(columns), columns.grid.values
+        if not len(columns.tokens):
+            return ZeroReading(values, columns.left_out)
+        probes = replace(probes, values=values)
+        near = yield from read_rows(probes, columns, rng, tuning.rows)
+        alpha, beta = (float(scale[0]) for scale in split(columns.grid.common_scale()[:1]))
+        tokens = T.rows[columns.tokens]
+        spaced = yield from ask_spaced(near.skeleton.rows, tokens, (alpha, beta), 1, "W(2)")
+        return turned(near, spaced, self.told, tuning.positions)
+
+
+def _independent(columns: SpanningColumns) -> SpanningColumns:
+    """Leave out tokens whose columns depend on the others': r may be below the given one."""
+    if not len(columns.tokens):
+        return columns
+    grid, seen = columns.grid, columns.grid.measured()
+    error = grid.gates().logit_error / grid.scale
+    noise = float(np.sqrt(max(seen.shape) * np.mean(error**2)))
+    rank = rank_by_gap(np.asarray(np.linalg.svd(seen, compute_uv=False)), noise)
+    if rank == len(columns.tokens) or not np.isfinite(noise):
+        return columns
+    kept = pivots(seen.T, rank)
+    left_out = max(noise, columns.left_out)
+    if not rank:
+        return replace(columns, tokens=columns.tokens[kept], left_out=left_out)
+    note = f"Keys and queries were found to have rank {rank} together, below the one given."
+    return replace(
+        columns,
+        grid=grid.kept(kept),
+        tokens=columns.tokens[kept],
+        left_out=left_out,
+        notes=(*columns.notes, note),
+    )
+
+
+def _otherwise(rank: int | None, biases: bool) -> str:
+    """Say what else may explain a target that is not predicted."""
+    above = "" if rank is None else f", or the rank of its keys and queries is not {rank}"
+    biased = "" if biases else ", or it has biases: then biases=True"
+    return (
+        f", or its positions are not rotary or change beyond some distance{above}{biased}, or keys "
+        "or queries of a plane depend on those of others"
+    )

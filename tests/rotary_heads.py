@@ -1,0 +1,110 @@
+"""Heads with rotary positions to recover, and functions that are nearly one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import unsoftmax as us
+
+
+def rotary_head(d, r, seed, *, base=1e4, turning=1.0, biases=0.0, scale=1.0):
+    """A random head; ``turning`` is the share of planes that turn, ``biases`` their spread."""
+    rng = np.random.default_rng([d, r, seed])
+    K, Q = rng.standard_normal((2, r, d)) * np.sqrt(scale) / (d * r) ** 0.25
+    frequencies = us.Rotary.of(base, r).frequencies.copy()
+    frequencies[int(len(frequencies) * turning) :] = 0.0
+    v = rng.standard_normal(d)
+    k_bias, q_bias = biases * rng.standard_normal((2, r))
+    return us.SingleHead.from_factors(
+        K,
+        Q,
+        v,
+        c=0.3 if biases else 0.0,
+        rotary=us.Rotary(frequencies),
+        k_bias=k_bias,
+        q_bias=q_bias,
+    )
+
+
+def scores_apart(found, true, distances):
+    """Largest difference of W(Δ), biases included, over their size at Δ = 1."""
+    size = np.linalg.norm(true.scores.whole(1))
+    apart = [np.linalg.norm(found.scores.whole(n) - true.scores.whole(n)) for n in distances]
+    return max(apart) / size
+
+
+def within_bounds(recovery, target):
+    """Whether W(Δ) up to Δ = 20, biases included where there are, v and c are within bounds."""
+    model, errors = recovery.model, recovery.certificate.errors
+    apart = max(np.linalg.norm(model.scores.whole(n) - target.scores.whole(n)) for n in range(21))
+    return (
+        apart <= errors["W"]
+        and np.linalg.norm(model.v - target.v) <= errors["v"]
+        and abs(model.c - target.c) <= errors["c"]
+    )
+
+
+def answered(head, scores, X):
+    """What a head answers if its tokens have these scores."""
+    e = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.einsum("bn,bn->b", e / e.sum(axis=1, keepdims=True), X @ head.v) + head.c
+
+
+def keys_and_queries(head, X, positions_of_keys, position_of_query):
+    """Scores of keys and a query turned to positions."""
+    keys = head.rotary.turned(head.scores.keys(X), positions_of_keys)
+    query = head.rotary.turned(head.scores.queries(X[:, -1]), np.array(position_of_query))
+    return np.einsum("bnr,br->bn", keys, query)
+
+
+def nearly_rotary(head):
+    """Functions that are no head with rotary positions, many of them nearly one."""
+    d, r = head.dim, len(head.K)
+    slower = us.RotaryHead(head.K, head.Q, head.v, us.Rotary(head.rotary.frequencies / 4), c=head.c)
+
+    def far(X):
+        return np.arange(X.shape[1])[::-1]
+
+    def scaled_beyond(X, length=256):
+        scores = head.scores.of(X)
+        scores[:, : max(0, X.shape[1] - length)] = slower.scores.of(X)[
+            :, : max(0, X.shape[1] - length)
+        ]
+        return answered(head, scores, X)
+
+    def windowed(X, length=100):
+        scores = head.scores.of(X)
+        scores[:, : max(0, X.shape[1] - length)] = -np.inf
+        return answered(head, scores, X)
+
+    def by_length(X):
+        return (slower if X.shape[1] > 100 else head)(X)
+
+    def learned(X):
+        table = np.random.default_rng(d).standard_normal(1024)
+        return answered(head, head.scores.of(X) + 0.1 * table[: X.shape[1]][::-1], X)
+
+    def from_the_start(X):
+        return answered(head, keys_and_queries(head, X, np.arange(X.shape[1]), 0.0), X)
+
+    def tanh(X):
+        return answered(head, head.scores.of(X), np.tanh(X))
+
+    return {
+        "ALiBi beside rotary": lambda X: answered(head, head.scores.of(X) - 0.1 * far(X), X),
+        "faint ALiBi": lambda X: answered(head, head.scores.of(X) - 1e-4 * far(X), X),
+        "a learned bias per distance": learned,
+        "scaled frequencies beyond a length": scaled_beyond,
+        "scaled frequencies in long sequences": by_length,
+        "a window": windowed,
+        "positions counted from the other end": from_the_start,
+        "a plain head beside it": lambda X: head(X) + 1e-3 * us.SingleHead(np.eye(d), head.v)(X),
+        "tanh in the values": tanh,
+        "keys that decay": lambda X: answered(head, head.scores.of(X) * 0.99 ** far(X), X),
+        "a temperature by length": lambda X: answered(
+            head, head.scores.of(X) * np.log(1 + X.shape[1]), X
+        ),
+        "queries normalised": lambda X: answered(
+            head, head.scores.of(X) / (1e-9 + np.linalg.norm(X[:, -1:], axis=2)) * r, X
+        ),
+    }
