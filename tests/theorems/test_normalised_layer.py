@@ -399,3 +399,17 @@ def test_exact_answers_need_no_profile(profile):
         lambda X: target(X), us.learners.AttentionLayerLearner(16, norm="post", profile=profile)
     )
     assert share_behind(recovery, target) <= 1
+
+
+@pytest.mark.parametrize("centred", [True, False], ids=["LayerNorm", "RMSNorm"])
+def test_a_finished_ledger_knows_another_eps(centred, tmp_path):
+    """The hold-out has a token at which eps counts, and that is asked again."""
+
+    def target(eps):
+        layer = behind(built(factors(2, 4, 16, 0)), 0, eps=eps, centred=centred)
+        return lambda X: np.concatenate([layer(one[None]) for one in X])
+
+    learner = us.learners.AttentionLayerLearner(16, norm="post")
+    us.learn(target(1e-12), learner, ledger=tmp_path / "ledger")
+    with pytest.raises(us.LedgerMismatch):
+        us.learn(target(1.000001e-12), learner, ledger=tmp_path / "ledger")

@@ -47,6 +47,9 @@ class RecordedQuestionTuning:
     apart: float = 2.0**-7
     """Questions with one label that are nearer to each other, relative to the tokens, are beside
     the same flip. Larger: flips are taken for one. Smaller: one flip is asked about many times."""
+    at_flips: int = 4
+    """One in so many labels asked again is beside a flip, however many the hold-out has: of a
+    bisection of a few steps none is asked otherwise. Smaller: fewer of the hold-out's are."""
     labels: int = 8
     """Fewer answers of two values are no labels: they may be two by chance."""
 
@@ -142,6 +145,8 @@ class Witnesses:
         near = self._nearest_flips() if labels else []
         held = held if labels else self._least_alike(held)
         late = len(held) if self.closing or not near else 0
+        if near:  # the flips that a model was read from show what the hold-out leaves open
+            late = min(late, self.count - self.count // self.tuning.at_flips)
         spread = (self.found[k] for k in evenly(len(self.found)))
         picked: dict[Place, Witness] = {}
         for witness in chain(held[:late], near, held[late:], spread):

@@ -265,7 +265,9 @@ def measured(
     roundoff = max((d.roundoffs(found, hidden) for d in defects), default=0.0)
     # float64 answers come from float64 or float32 arithmetic, not from any that is coarser
     strange = roundoff > (tuning.coarsest if single else tuning.coarsest_float64)
-    shown = max((tuning.nearly * d.roundoffs(found, hidden) for d in nearly), default=0.0)
+    # a neuron that switches within a step shows in some of these, rounded operands in all
+    each = [tuning.nearly * d.roundoffs(found, hidden) for d in nearly]
+    shown = float(np.median(each)) if each else 0.0
     # and no arithmetic is as coarse as that: then the target is no model of the class
     roundoff = roundoff if roundoff <= tuning.coarsest else 0.0
     roundoff = tuning.safety * max(roundoff, min(shown, tuning.coarsest))

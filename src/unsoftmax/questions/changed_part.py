@@ -69,6 +69,9 @@ class ChangedPartTuning:
     """Share of the misses that may come from solving for the change."""
     rank: float = 1e-9
     """Coordinates that are so much smaller than others count as none."""
+    sure: float = 1e6
+    """B alone is named from misses of so many times their bounds on: then A and b, had they been
+    changed, would have been found to explain the answers."""
     widest: float = 1e60
     """Answers that differ by more, in units of their errors, are not looked at."""
     neurons: NeuronSearchTuning = field(default=NeuronSearchTuning())
@@ -429,10 +432,10 @@ def _among_neurons(
     change = Asked(claim, asked, seen, errors.of(seen), tuning).change()
     # across a hyperplane a change of A shows by one neuron's share
     apart = tuning.clear * np.sqrt(len(claim.layer.b))
-    told = change.usable and np.max(np.abs(seen.missed) / errors.of(seen)) > apart
-    names = _of_neurons(claim, ray, change, tuning) if told else []
-    # with a free size per answer what A cannot be fitted to may look like B
-    doubted = names == ["B"] and claim.behind is not None
+    clearness = np.max(np.abs(seen.missed) / errors.of(seen)) if change.usable else 0.0
+    names = _of_neurons(claim, ray, change, tuning) if clearness > apart else []
+    # what A cannot be fitted to may look like B, in coarse answers and with a free size per answer
+    doubted = names == ["B"] and (claim.behind is not None or clearness < tuning.sure)
     return Located(NEURONS if doubted or not names else " or ".join(names))
 
 

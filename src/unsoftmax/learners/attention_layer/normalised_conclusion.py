@@ -251,11 +251,12 @@ def _beside_eps(model: AttentionLayer, rng: np.random.Generator) -> Array:
 
     No other fresh sequence shows eps, nor would it show a target that has another one.
     """
-    whole = np.eye(model.dim) + sum(head.M for head in model.heads)
-    centred, c = (part - np.mean(part, axis=0) for part in (whole, model.c))
-    still = -np.linalg.lstsq(centred, c, rcond=None)[0]
+    norm, whole, c = _norm(model), np.eye(model.dim) + sum(h.M for h in model.heads), model.c
+    if norm.centred:
+        whole, c = whole - np.mean(whole, axis=0), c - np.mean(c)
+    still = -np.linalg.lstsq(whole, c, rcond=None)[0]
     direction = rng.standard_normal(model.dim)
-    length = np.sqrt(_norm(model).eps / np.mean((centred @ direction) ** 2))
+    length = np.sqrt(norm.eps / np.mean((whole @ direction) ** 2))
     return np.asarray(still + length * direction)[None]
 
 

@@ -199,8 +199,7 @@ class FeedForwardLearner(Configured):
     ) -> Generator[Round, Answers, LayerClaim]:
         """Find all neurons along a line; read them again; compare what was asked beside it."""
         found, asked = yield from self._found(look, thorough, rng)
-        if look.noise > self.tuning.fitted.coarse:
-            found = found.clear_of_errors(self.tuning.unclear)
+        found = found.clear_of_errors(self.tuning.unclear)
         sides = found.sides(self.tuning.affine)
         x, y = (np.vstack([seen, more]) for seen, more in zip(asked, _near(look), strict=True))
         plain = found.layer(sides, np.zeros(y.shape[1]))

@@ -42,7 +42,7 @@ class FeedForwardTuning:
     doubtful: float = 0.3
     """Of coarse answers this share of the columns may."""
     unclear: float = 1.0
-    """Of coarse answers neurons smaller than so many of their errors are none. Those that noise of
+    """Neurons smaller than so many of their errors are none. Those that noise of
     1e-7 made had 0.2 to 0.5, real ones 10 or more where a line was of any use."""
     astray: float = 1e-6
     """Behind a norm, directions beside hyperplanes that are missed by more than this are those of

@@ -32,13 +32,13 @@ def layer_structure(layer: AttentionLayer) -> Structure:
     Raises
     ------
     ValueError
-        No learner recovers it.
+        No attacks are registered for it.
     """
     norm = layer.norm
     if norm is not None and (norm.before or not norm.centred):
         raise ValueError(
-            "No attacks are registered for layers with a norm before them, or with RMSNorm: "
-            "nothing here recovers them."
+            "No attacks are registered for layers with a norm before them, or with RMSNorm: plain "
+            "layers and layers behind a LayerNorm are attacked."
         )
     kept = canonical(layer)
     rank = max((np.linalg.matrix_rank(head.W) for head in kept.heads), default=0)
@@ -74,12 +74,12 @@ def feed_forward_structure(layer: FeedForward) -> Structure:
     Raises
     ------
     ValueError
-        No learner recovers it.
+        No attacks are registered for it.
     """
     if layer.norm is not None:
         raise ValueError(
-            "No attacks are registered for feed-forward layers with a norm: nothing here recovers "
-            "them."
+            "No attacks are registered for feed-forward layers with a norm: plain ones are "
+            "attacked."
         )
     m, width = len(layer.b), len(layer.c)
     parameters = counts.feed_forward(layer.dim, m, width)
