@@ -102,9 +102,11 @@ def test_every_class_has_one_rule_and_its_files_load(tmp_path):
     network = us.ReluNetwork(rng.standard_normal((2, 3)), rng.standard_normal(3))
     models = [
         us.SingleHead(np.eye(2), np.ones(2)),
+        us.RotaryHead(np.eye(2), np.eye(2), np.ones(2), us.Rotary([1.0])),
         us.MultiHead([np.eye(2)], [np.ones(2)]),
         network,
         us.Transformer(np.eye(2), network),
+        us.MultiHeadTransformer([np.eye(2)], [np.ones((3, 2))], np.ones(3)),
         us.AttentionLayer([us.LayerHead(np.eye(2), np.eye(2))], np.ones(2)),
         us.FeedForward(np.ones((3, 2)), np.ones(3), np.ones((2, 3)), np.ones(2), True),
     ]
