@@ -31,11 +31,6 @@ class TurningPlanes:
     off_circle: float
     """The largest ||λ| − 1|: 0 but for errors where T turns planes and does nothing else."""
 
-    @property
-    def condition(self) -> float:
-        """‖P‖₂‖P⁻¹‖₂."""
-        return float(np.linalg.cond(self.P)) if self.P.size else 1.0
-
 
 def turning_planes(T: Array, still: float) -> TurningPlanes:
     """Find the planes that T (r, r) turns.
