@@ -101,7 +101,20 @@ def conclude(
     """Ask the closing hold-out and return what was found, or refuse it.
 
     Where it is refused, tokens change places in a few sequences: an answer that changes with them
-    says that scores depend on positions. Parameters are those of the hold-out itself.
+    says that scores depend on positions.
+
+    Parameters
+    ----------
+    head : RecoveredHead
+        What was recovered.
+    first : FirstRound
+        The first round.
+    rng : Generator
+        Makes the closing sequences.
+    otherwise : str
+        What else may explain a target that is not predicted.
+    tuning : ConclusionTuning
+        Knobs.
     """
     try:
         return (yield from _concluded(head, first, rng, otherwise, tuning))
@@ -133,21 +146,7 @@ def _concluded(
     otherwise: str,
     tuning: ConclusionTuning,
 ) -> Asking[Found[SingleHead]]:
-    """Ask the closing hold-out and return what was found, or refuse it.
-
-    Parameters
-    ----------
-    head : RecoveredHead
-        What was recovered.
-    first : FirstRound
-        The first round.
-    rng : Generator
-        Makes the closing sequences.
-    otherwise : str
-        What else may explain a target that is not predicted.
-    tuning : ConclusionTuning
-        Knobs.
-    """
+    """Ask, and return what was found or refuse it."""
     bounds = head.bounds()
     certificate = certificate_of(head, first.checks, bounds=bounds)
     closing, long = holdout.closing(
