@@ -20,7 +20,7 @@ from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure
 from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.measure.offsets import Offsets
-from unsoftmax.measure.precision import KAPPA, UNIT
+from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.scales import free
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array
@@ -161,13 +161,13 @@ class HeadSubspace:
         return SubspaceHead(
             self.basis @ W @ B.T,
             self.basis @ self.values.v,
-            measured.error(self.values, 0.0),
+            measured.error(self.values.precision, 0.0),
             (
-                measured.error(replace(self.values, precision=exact), first),
+                measured.error(exact, first),
                 second / Z.smallest,
             ),
             float(np.linalg.norm(self.values.v_error)) + self.leak + tilts[0] * self.values.norm,
-            tuple(line for block in blocks for line in block.unbounded(self.values)),
+            measured.unbounded(self.values.precision),
         )
 
     def _ask(
@@ -206,12 +206,22 @@ class _BlockReadings:
     tilts: tuple[float, float]
     """How far subspace and complement are off."""
 
-    def error(self, values: Values, leaked: float) -> float:
-        """Bound ‖ΔW‖_F for answers as precise as ``values`` says, beside a leak in the logits."""
+    def unbounded(self, precision: Precision) -> tuple[str, ...]:
+        """Say how many logits have no bound for answers of a precision."""
+        return tuple(
+            line
+            for block in self.blocks
+            for line in block.unbounded(replace(block.values, precision=precision))
+        )
+
+    def error(self, precision: Precision, leaked: float) -> float:
+        """Bound ‖ΔW‖_F for answers of a precision, beside a leak in the logits."""
         place, W, k = self.place, self.W, len(self.W)
         no_bias = np.zeros(W.shape[1])
         each = [
-            block.reading(values, lengths, no_bias, self.Z.largest).total
+            block.reading(
+                replace(block.values, precision=precision), lengths, no_bias, self.Z.largest
+            ).total
             for block, lengths in zip(
                 self.blocks, np.split(np.linalg.norm(W, axis=0), [k]), strict=False
             )
