@@ -94,3 +94,16 @@ def share_of_bounds(recovery, target):
     errors = largest_errors(recovery.model, target)
     bounds = recovery.certificate.errors
     return max(errors[name] / bounds[name] for name in bounds)
+
+
+def count_refused(targets, learner):
+    """Count targets, all of which must be refused by name: pairs of a name and a target."""
+    refused = 0
+    for name, target in targets:
+        try:
+            us.learn(lambda X, target=target: target(X), learner)
+        except (us.ModelMismatch, us.NotIdentifiable):
+            refused += 1
+        else:
+            raise AssertionError(f"{name}: presented as right")
+    return refused
