@@ -116,7 +116,8 @@ def gain_of(centred: Array) -> FoundGain:
     gain = right[-1] / spread
     lengths = np.sum((centred * gain) ** 2, axis=1)
     gain = gain * np.sqrt(centred.shape[1] / np.mean(lengths))
-    return FoundGain(gain, float(s[-1] / s[0]), float(s[-2] / s[0]))
+    beside = float(s[-2] / s[0]) if len(s) > 1 else 0.0
+    return FoundGain(gain, float(s[-1] / s[0]), beside)
 
 
 def uncentred_gain_of(centred: Array) -> FoundGain:

@@ -55,6 +55,8 @@ class FirstCellTuning:
     offsets that are lost beside them; shorter: gates are no steps."""
     float64: float = 4e-16
     """Error of an answer, relative to what its terms add up to (measured: 1e-16 to 4e-16)."""
+    noisy: float = 4.0
+    """Where answers miss lines by more, their error is so many times what they typically do."""
     beyond_biases: float = 5.0
     """Shorter query tokens are so many times as long as the farthest hyperplane is on their way."""
     logits: float = 250.0
@@ -142,14 +144,17 @@ def open_cell(
         g = (N[1:] - N[0]) / r
         seen = y.reshape(-1, 2) - N[0]
         eta = tuning.float64 * hinges.steepness
-        error = tuning.bent * eta * length
-        if np.all(np.abs(seen[:, 0] - 2 * seen[:, 1]) <= error):
+        missed = np.abs(seen[:, 0] - 2 * seen[:, 1])
+        if np.all(missed <= tuning.bent * eta * length):
             break
         share /= 2
     else:
         raise CoincidentJumps
     steps = np.abs(2 * seen[:, 0] / r - rays @ g)
     scale = float(max(np.linalg.norm(g), np.max(steps)))
+    noise = float(np.sqrt(np.mean(missed**2) / 6)) / length  # of y₁ − 2y₂ + N(b)
+    if noise > eta:
+        eta = tuning.noisy * noise
     if scale <= tuning.bent * eta / share:
         raise CoincidentJumps  # no neuron is active, or what they add up to is nothing
     lengths = CellLengths(length=length, tuning=tuning.heads.lengths, share=share)

@@ -147,7 +147,11 @@ class LayerSearch:
         model = MultiHeadTransformer(heads.W, solved.B, solved.w_o, solved.b, heads.w, solved.c)
         # what cancels in the sums that single tokens show is rounded all the same
         terms = float(np.sum(np.linalg.norm(model.B, axis=2) @ np.abs(model.w_o)))
-        hidden = max(1.0, terms / (self.tuning.cancelling * self.hinges.steepness))
+        steep = self.hinges.steepness
+        hidden = max(1.0, terms / (self.tuning.cancelling * steep))
+        # where heads are read tokens are long: noise of one size counts where they are short again
+        noisy = self.learned.precision.absolute / (self.tuning.first.float64 * steep)
+        hidden = max(hidden, noisy)
         errors = {
             "W": hidden * largest["W"],
             "w": hidden * largest["w"],

@@ -84,7 +84,7 @@ class MultiHeadTransformerTuning:
     coarsest: float = 1e-6
     """A network known no better than to this share of its size comes of answers that are too
     coarse: 1e-9 is usual of float64."""
-    noise: float = 1e-12
+    noise: float = 1e-13
     """Noise up to this share of the answers is that of float64 in batches of other sizes."""
     layer: LayerSearchTuning = field(default=LayerSearchTuning())
     evidence: LayerEvidenceTuning = field(default=LayerEvidenceTuning())

@@ -73,7 +73,7 @@ class AllValues:
     def rows(self, gates: Array, a: Array) -> Array:
         """Return the rows (n, count) of offsets a (n, d) at gates (n, H)."""
         differences = gates[:, :-1] - gates[:, -1:]
-        return np.asarray((differences[:, :, None] * a[:, None, :]).reshape(len(a), -1))
+        return np.asarray((differences[:, :, None] * a[:, None, :]).reshape(len(a), self.count))
 
     def known(self, gates: Array, a: Array, g: Array) -> Array:
         """Return what is known of their answers (n,), the gradient being g."""

@@ -165,6 +165,8 @@ class LowRankHead(Configured):
                 raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
         if self.tolerance is not None:
             positive("tolerance", self.tolerance)
+        if self._positions() is not None and self.rank is not None:
+            whole_number("rank", self.rank, 1)
         if self._positions() is not None and self.tolerance is not None:
             raise ValueError("tolerance is not taken beside rotary, which needs exact values.")
 
