@@ -244,7 +244,7 @@ class NormOpening:
             other = self._norm(far + size * self.rng.standard_normal(far.shape))
             apart = np.abs(1 / other.gain) - np.abs(1 / norm.gain)
             moved = other.shift - norm.shift
-            relative = np.hypot(*(np.linalg.norm(x * norm.gain) for x in (apart, moved))) / width
+            relative = np.linalg.norm(norm.gain * np.array([apart, moved])) / width
             worst = np.maximum(worst, [np.linalg.norm(apart), np.linalg.norm(moved), relative])
         scale, shift, relative = worst.tolist()
         return scale, shift, relative
