@@ -123,6 +123,10 @@ def sides_of(
     near = np.append(near[:m], np.all(near[m:]))
     back = whole[:m] > 0
     linear: Array = first + columns[back].T @ rows[back]
+    if residual is not None and residual.free and known and np.all(near):
+        # with the sides settled, it is told more precisely
+        share[m:] = residual.along(linear) / residual.along(residual.matrix)
+        whole[m:] = share[m:]
     if residual is not None:
         linear = linear - residual.summed(whole[m:])
     added = np.array(whole[m:])

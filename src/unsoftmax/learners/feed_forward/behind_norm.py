@@ -75,12 +75,16 @@ def before_the_norm(
     columns = norm.sums(found.columns, gain)
     size = np.linalg.norm(columns, axis=1)
     grown = float(np.linalg.norm(gain)) / np.sqrt(len(gain))
+    # the unit of all rows and biases is off together
+    doubt = norm.unit_error(found.first_error, found.slope_error) / unit
+    row_error = np.hypot(found.row_error, doubt * np.linalg.norm(found.rows, axis=1))
+    bias_error = np.hypot(found.bias_error, doubt * np.abs(found.bias))
     seen = replace(
         found,
         rows=found.rows * (size / unit)[:, None],
-        row_error=found.row_error * size / unit,
+        row_error=row_error * size / unit,
         bias=found.bias * size / unit,
-        bias_error=found.bias_error * size / unit,
+        bias_error=bias_error * size / unit,
         columns=columns / size[:, None],
         column_error=found.column_error * grown / size,
         first=norm.sums(found.first.T, gain).T / unit,
@@ -200,7 +204,8 @@ class SearchBehindNorm:
             return plain.moved_at_most(x, errors)
 
         sharp = LayerNorm(scale, norm.shift, 0.0, centred=norm.centred)
-        small = SmallSums(plain, sharp, off, normed.noise, self.rng, tuning=self.tuning.small)
+        noise = normed.noise + normed.relative_error
+        small = SmallSums(plain, sharp, off, noise, self.rng, tuning=self.tuning.small)
         eps, eps_error = yield from small.run(asks("eps"), normed.look.length)
         behind = LayerNorm(scale, norm.shift, eps, centred=norm.centred)
         norms = {"scale": normed.scale_error, "shift": normed.shift_error, "eps": eps_error}

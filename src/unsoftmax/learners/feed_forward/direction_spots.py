@@ -36,7 +36,9 @@ class DirectionSpots(HyperplaneSpots):
         tokens = np.vstack([middles, *(points + share * ways for share in shares)])
         answers = yield from self.ask(tokens)
         at, *others = np.split(answers, np.cumsum([len(middles)] + 3 * [len(points)]))
-        across = CrossedPieces.of(at[of], *others)
+        # of another target pieces may meet anywhere: its bends come out infinite, or as no number
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            across = CrossedPieces.of(at[of], *others)
         length = np.linalg.norm(points, axis=1) + np.linalg.norm(ways, axis=1)
         # what rounding of tokens does, in the unit of the values that it turns
         size = np.linalg.norm(across.bend, axis=1) / np.linalg.norm(ways, axis=1)

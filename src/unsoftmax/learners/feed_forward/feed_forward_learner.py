@@ -117,7 +117,7 @@ class FeedForwardLearner(Configured):
     seed: int = 0
     tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

@@ -49,8 +49,13 @@ class FoundNeurons:
 
     def sides(self, tuning: AffinePartTuning, residual: ResidualPart | None = None) -> Sides:
         """Find the sides of all neurons, and the residual."""
-        error = np.hypot(self.first_error, self.slope_error)
+        error = self.jacobian_error
         return sides_of(self.rows, self.columns, self.first, error, tuning, residual=residual)
+
+    @property
+    def jacobian_error(self) -> float:
+        """Error of the Jacobian anywhere (Frobenius norm)."""
+        return float(np.hypot(self.first_error, self.slope_error))
 
     @property
     def slope_error(self) -> float:

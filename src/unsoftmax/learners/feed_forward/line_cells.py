@@ -191,8 +191,10 @@ class CellReadings:
             if len(w.rest):
                 left, right = (self.y[i] @ w.rest.T for i in (k, k + 1))
                 # a hyperplane that was crossed puts single directions off
-                each = np.sum(left * right, axis=1) / np.sum(right * right, axis=1)
-                ratio *= float(np.median(each))
+                square = np.sum(right * right, axis=1)
+                seen = square > 0
+                each = np.sum(left * right, axis=1)[seen] / square[seen]
+                ratio *= float(np.median(each)) if len(each) else 1.0
             y[k + 1] *= ratio
             values[k + 1] *= ratio
         return replace(self, y=y, values=values)

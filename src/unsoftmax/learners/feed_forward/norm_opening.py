@@ -101,6 +101,17 @@ class SeenNorm:
             return np.copysign(1.0, added[0]) * self.gain, abs(float(added[0]))
         return np.copysign(self.gain, added), float(np.median(np.abs(added) * self.gain))
 
+    def unit_error(self, first: float, slope: float) -> float:
+        """Return what errors of the Jacobian (Frobenius norms) do to that factor.
+
+        The one where no neuron is active may be off along the residual; neurons are in no relation
+        to it.
+        """
+        matrix = self.residual.matrix
+        width = float(np.sqrt(matrix.shape[1]))
+        off = float(np.hypot(first, slope / width) / (width * np.linalg.norm(matrix)))
+        return off if self.centred else off * float(np.median(self.gain))
+
 
 @dataclass(frozen=True, slots=True)
 class NormLook:
@@ -112,6 +123,8 @@ class NormLook:
     """What a direction is off by (2-norm)."""
     scale_error: float
     shift_error: float
+    relative_error: float
+    """What n comes out off by, relative, as scale and shift are off."""
 
     @property
     def systematic(self) -> float:
@@ -196,6 +209,8 @@ class NormOpening:
             return self._layer_norm(far, found)
         squares = far**2 / spread**2
         weights = np.linalg.lstsq(squares, np.ones(len(far)), rcond=None)[0]
+        # once more for what is left: solving rounds more than answers do
+        weights += np.linalg.lstsq(squares, 1 - squares @ weights, rcond=None)[0]
         missed = float(np.max(np.abs(squares @ weights - 1)))
         if missed > tuning.off or np.any(weights <= 0):
             raise ModelMismatch(
@@ -207,7 +222,9 @@ class NormOpening:
 
     def _layer_norm(self, far: Array, found: FoundGain) -> SeenNorm:
         mean = far.mean(axis=0)
-        shift, factor = shift_of(far - mean, found)
+        # what errors leave across the hyperplane would be solved for, too, and move the shift there
+        n = found.gain * (far - mean)
+        shift, factor = shift_of((n - n.mean(axis=1, keepdims=True)) / found.gain, found)
         gain = factor * found.gain
         lengths = np.sum((gain * (far - mean - shift)) ** 2, axis=1) / self.dim
         if np.max(np.abs(lengths - 1)) > self.tuning.off:
@@ -218,16 +235,19 @@ class NormOpening:
         answers = NormedAnswers.of(mean + shift, gain)
         return SeenNorm(answers.shift, answers.gain, answers.basis, centred=True)
 
-    def _errors(self, far: Array, norm: SeenNorm, noise: float) -> tuple[float, float]:
-        """Return what errors of the answers do to scale and shift."""
-        size = noise * float(np.linalg.norm(1 / norm.gain)) / np.sqrt(self.dim)
-        scale, shift = 0.0, 0.0
+    def _errors(self, far: Array, norm: SeenNorm, noise: float) -> tuple[float, float, float]:
+        """Return what errors of the answers do to scale, shift and, relative, to n."""
+        width = np.sqrt(self.dim)
+        size = max(noise * float(np.linalg.norm(1 / norm.gain)) / width, _left(far, norm))
+        worst = np.zeros(3)
         for _ in range(3):
             other = self._norm(far + size * self.rng.standard_normal(far.shape))
             apart = np.abs(1 / other.gain) - np.abs(1 / norm.gain)
-            scale = max(scale, float(np.linalg.norm(apart)))
-            shift = max(shift, float(np.linalg.norm(other.shift - norm.shift)))
-        return scale, shift
+            moved = other.shift - norm.shift
+            relative = np.linalg.norm(norm.gain * np.array([apart, moved])) / width
+            worst = np.maximum(worst, [np.linalg.norm(apart), np.linalg.norm(moved), relative])
+        scale, shift, relative = worst.tolist()
+        return scale, shift, relative
 
     def _noise(
         self, norm: SeenNorm, length: float, precision: Precision
@@ -260,6 +280,19 @@ class NormOpening:
     def _unit(self, count: int) -> Array:
         x = self.rng.standard_normal((count, self.dim))
         return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def _left(far: Array, norm: SeenNorm) -> float:
+    """Return errors of numbers in answers to long tokens, from what the norm leaves of them.
+
+    Sums that nearly cancel round more than others do.
+    """
+    n = norm.gain * (far - norm.shift)
+    size, spare = float(np.linalg.norm(norm.gain)), len(far) - n.shape[1]
+    off = np.sum((np.mean(n * n, axis=1) - 1) ** 2) * (n.shape[1] / 2) ** 2
+    if norm.centred:
+        off = max(off, np.sum(np.sum(n, axis=1) ** 2))
+    return float(np.sqrt(off / spare)) / size
 
 
 def _off_plane(w: Array, one: Array, other: Array) -> Array:
