@@ -102,7 +102,7 @@ class ExactHead(Configured):
     Notes
     -----
     *Queries*: d + d², (d+1)² with biases; asked again at most 2 per query token, typically
-    fewer than 15 in all; with rotary positions d + 2d², 1 + 4d + 2d² and 3 to 12 pilots with
+    fewer than 15 in all; with rotary positions d + 2d², 1 + 4d + 2d² and 4 to 32 pilots with
     biases. *Determined up to* nothing; W and w are free when v = 0.
     *Source*: Theorem 4.1 of arXiv 2601.16873; the balanced offsets, the biases and the
     certificate go beyond it.

@@ -124,8 +124,8 @@ class LowRankHead(Configured):
     Notes
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
-    more with biases. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 3 to
-    12 pilots.
+    more with biases. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 4 to
+    32 pilots.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *Source*: Theorem 5.1 of arXiv 2601.16873 for what is learned;
     how, to the last query, is beyond it.
