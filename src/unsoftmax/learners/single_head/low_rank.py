@@ -108,10 +108,12 @@ class LowRankHead(Configured):
     seed : int
         Decides tokens, offsets and the hold-out: the same seed asks the same.
     rotary : bool or Rotary
-        Scores turn with distance: the model is a `RotaryHead`. True finds the frequencies; a
-        `Rotary` says them. The rank is that of K and Q, and with biases it must be given.
+        Scores turn with distance: the model is a `RotaryHead`. The frequencies are found, or said
+        by rotary_base; in Python also by a `Rotary` here. The rank is that of K and Q, and with
+        biases it must be given.
     rotary_base : float, optional
-        Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does.
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
+        not be given beside it.
     tuning : LowRankTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
