@@ -476,11 +476,15 @@ CLASSES: dict[ClassName, TargetClass] = {
     ),
     "normalised vectors": TargetClass(
         "An attention layer with its residual connection and LayerNorm, if it is one, by "
-        "AttentionLayerLearner from vectors; nothing else by a learner that there is yet."
+        "AttentionLayerLearner from vectors; a feed-forward layer with its residual connection and "
+        'norm, by FeedForwardLearner(norm="post").'
     ),
     "position-dependent": TargetClass(
         "A single head whose positions are rotary: LowRankHead and ExactHead with rotary=True."
     ),
-    "none of these": TargetClass("Nothing by a learner that there is."),
+    "none of these": TargetClass(
+        "Nothing of one number by a learner that there is; of vectors, an attention layer after a "
+        "LayerNorm or RMSNorm, if it is one, by AttentionLayerLearner."
+    ),
     "undecided": TargetClass("Not known."),
 }

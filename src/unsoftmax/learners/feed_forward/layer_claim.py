@@ -143,6 +143,8 @@ class LayerClaim:
             "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
             "column of B, in the order of the model; those of parallel neurons are of their sum.",
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
+            "Single tokens alone were asked: of a target that takes sequences (attention) nothing "
+            "else is said.",
             "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "
             "were found: what the hold-out tests, it cannot prove.",
             f"Tokens up to a length of {farthest:.0e} were asked. Every neuron's hyperplane meets "

@@ -144,7 +144,8 @@ class TargetOpening:
             raise ModelMismatch(
                 "The answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, "
                 "a normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to "
-                "be found; no learner here recovers a smooth layer."
+                "be found; no learner here recovers a smooth layer. Behind a LayerNorm or "
+                'RMSNorm with a residual connection, norm="post" does.'
             )
         # the deviation of a second difference is √6 times that of an answer; one of them may have
         # a kink between, and where few neurons are active answers are nearly exact

@@ -239,7 +239,9 @@ class LayerSearch:
         H, K = found.model.H, len(self.hinges)
         heads = "1 head" if H == 1 else f"{H} heads"
         extra = " Two neurons more carry a linear part." if solved.linear else ""
-        low = " Some W are of low rank." if found.low_rank else ""
+        d = found.model.dim
+        below = found.low_rank and any(np.linalg.matrix_rank(W) < d for W in found.model.W)
+        low = " Some W are of low rank." if below else ""
         return (
             f"{heads} before {K} distinct neurons; heads of equal W and w are one, whose B is the "
             f"sum of theirs.{low}{extra}",

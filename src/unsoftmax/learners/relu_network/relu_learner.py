@@ -112,8 +112,8 @@ class ReluNetworkLearner(Configured):
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*:
     ``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖ for every x, as long as no hyperplane is farther from
-    0 than 3·10⁹/√d. *Tokens* are up to 10¹² long, or 10⁵ times the distance of a typical hyperplane;
-    without biases norms of about 1, or 10¹² where answers are noisy.
+    0 than 3·10⁹/√d. *Tokens* are up to 10¹² long, or 10⁵ times the distance of a typical
+    hyperplane; without biases norms of about 1, or 10¹² where answers are noisy.
     *Source*: Section 4.1 of arXiv 2601.16873, A_FFN; how is beyond it.
 
     Examples

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.rotary_head.biased_reading import BiasedTuning, read_biased
 from unsoftmax.learners.rotary_head.rotary_conclusion import (
@@ -184,7 +185,14 @@ class RotaryTask:
             both = tuning.positions, tuning.biases
             read = yield from read_biased(first.values, self.rank, self.told, rng, both)
             return (yield from conclude_turned(read, first, rng, otherwise, tuning.holdout))
-        head = yield from self._read(first.values, rng)
+        try:
+            head = yield from self._read(first.values, rng)
+        except NotIdentifiable as refused:
+            raise NotIdentifiable(
+                f"{refused} Keys or queries with biases answer so as well: biases=True, with a "
+                "rank, reads them.",
+                determined=refused.determined,
+            ) from None
         if isinstance(head, ZeroReading):
             return (yield from conclude(head, first, rng, otherwise, tuning.conclusion))
         return (yield from conclude_turned(head, first, rng, otherwise, tuning.holdout))

@@ -229,8 +229,9 @@ def angles_of(
         raise ModelMismatch(
             "Scores change with distance, and not as planes that turn: a step of one token "
             f"lengthens or shortens some by {planes.off_circle:.1e}. These are no rotary "
-            "positions, or keys or queries of a plane depend on those of others and have a lower "
-            "rank than their planes; no learner here recovers them."
+            "positions, or the rank is above the one given (leave rank out and it is found), or "
+            "keys or queries of a plane depend on those of others and have a lower rank than "
+            "their planes, which no learner here recovers."
         )
     if told is None:
         return planes.angles
