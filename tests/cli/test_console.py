@@ -97,6 +97,7 @@ def test_settings_in_messages_are_named_as_options():
     )
     assert options.in_flags("use us.x(1)", {"us.x": "--x"}) == "On the command line us.x is --x."
     assert options.in_flags("The rank is high.", {}) == ""
+    assert options.in_flags("Leave out norm.", {}) == "On the command line norm is --norm."
 
 
 @pytest.mark.parametrize("cause", ["raise", "from", "within"])

@@ -126,8 +126,18 @@ def test_frequencies_that_are_known():
         found: Any = us.canonical(recovery.model)
         assert np.array_equal(found.rotary.frequencies, target.rotary.frequencies)
     for settings in ({"rotary": us.Rotary.of(1.01e4, 8)}, {"rotary_base": 1.01e4}):
-        with pytest.raises(us.ModelMismatch, match="other frequencies"):
+        with pytest.raises(us.ModelMismatch, match=r"other frequencies.* without rotary_base"):
             us.learn(hidden(target), us.learners.LowRankHead(8, 8, **settings))
+
+
+def test_a_head_without_positions_is_said_to_have_none():
+    K, Q = np.random.default_rng(0).standard_normal((2, 4, 8))
+    plain = us.SingleHead.from_factors(K, Q, np.ones(8))
+    with pytest.raises(us.ModelMismatch, match=r"do not turn with distance.*Leave out rotary"):
+        us.learn(hidden(plain), us.learners.LowRankHead(8, 4, rotary_base=1e4))
+    for biases in (False, True):
+        found = us.learn(hidden(plain), us.learners.LowRankHead(8, 4, biases, rotary=True))
+        assert any("do not turn with distance" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

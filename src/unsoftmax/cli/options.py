@@ -159,7 +159,7 @@ def in_flags(message: str, others: Mapping[str, str]) -> str:
 def _names(message: str, name: str) -> bool:
     """Whether a message speaks of a setting; a plain word such as "rank" may be no name."""
     if name.islower() and name.isalpha():
-        return re.search(rf"\b(?:raise {name}\b|{name}=)", message) is not None
+        return re.search(rf"\b(?:(?:raise|[Ll]eave out) {name}\b|{name}=)", message) is not None
     return re.search(rf"\b{re.escape(name)}\b", message) is not None
 
 

@@ -96,5 +96,5 @@ def setting_rows(settings: Mapping[str, Any], within: str = "") -> tuple[tuple[s
         elif isinstance(value, Sequence) and not isinstance(value, str) and len(str(value)) > 200:
             rows.append((f"{within}{name}", f"{len(value)} values: see the file"))
         else:
-            rows.append((f"{within}{name}", "none" if value is None else str(value)))
+            rows.append((f"{within}{name}", "not given" if value is None else str(value)))
     return tuple(rows)

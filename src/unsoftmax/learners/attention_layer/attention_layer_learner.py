@@ -163,6 +163,10 @@ class AttentionLayerLearner(Configured):
             "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
             f"exact answers, twice that behind float32: {queries:,} for {H} of rank {r}"
         )
+        if self.norm is None:
+            behind_norm = counts.normalised_layer_queries(d, H, r)
+            after_norm = counts.prenorm_layer_queries(d, H, r)
+            formula += f"; {behind_norm:,} behind a norm, {after_norm:,} after one"
         return Plan(
             queries=None,
             at_most=at_most,
@@ -322,6 +326,7 @@ class AttentionLayerLearner(Configured):
                 f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
                 f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
                 "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
+                + (" Leave out norm, and one is looked for." if self.norm == "none" else "")
             )
         if noise.relative > self.tuning.affine:
             raise ModelMismatch(

@@ -52,7 +52,8 @@ def find_norm(dim: int, seed: int, norm: str | None, tuning: NormSearchTuning) -
     if norm == "pre":
         raise ModelMismatch(
             "Long single tokens are not answered as after a LayerNorm or RMSNorm: what they add to "
-            "the zero token's answer is not linear in the normalised token."
+            "the zero token's answer is not linear in the normalised token. Leave out norm, and it "
+            "is found whether one stands behind the layer or none."
         )
     return FoundNorm("post" if bounded else "none")
 

@@ -180,8 +180,8 @@ def _read_norm(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormedAns
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(tuning.far):
         raise ModelMismatch(
-            "Answers to single tokens grow with them, as behind no LayerNorm: with "
-            'norm="none" the layer is taken for a plain one.'
+            "Answers to single tokens grow with them, as behind no LayerNorm: leave out norm, and "
+            "it is found whether one stands before the layer or none."
         )
     pairs = asked.y_signs[: len(asked.y_minus)] + asked.y_minus
     shift = np.mean(pairs, axis=0) / 2

@@ -128,7 +128,7 @@ class FeedForwardLearner(Configured):
         if self.norm not in FORMULAS:
             raise ValueError(
                 f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. "
-                "Layers after a normalisation are not recovered."
+                "None is what it is when left out. Layers after a normalisation are not recovered."
             )
 
     @property
@@ -145,7 +145,7 @@ class FeedForwardLearner(Configured):
             at_most=at_most,
             tokens=at_most,
             rounds=tuning.attempts * tuning.rounds,
-            formula=f"about {FORMULAS[self.norm]}; refused beyond {at_most}",
+            formula=f"about {FORMULAS[self.norm]}; refused beyond {at_most:,}",
             longest_token=FARTHEST,
             most_tokens=1,
         )

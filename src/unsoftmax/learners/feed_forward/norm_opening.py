@@ -183,8 +183,8 @@ class NormOpening:
             )
         if np.max(np.abs(far)) > np.sqrt(self.tuning.far) * (1 + np.max(np.abs(near))):
             raise ModelMismatch(
-                "Answers grow with tokens, as behind no norm: norm=None takes the layer for a "
-                "plain one."
+                "Answers grow with tokens, as behind no norm: leave out norm, and the layer is "
+                "taken for a plain one."
             )
 
     def _norm(self, far: Array) -> SeenNorm:

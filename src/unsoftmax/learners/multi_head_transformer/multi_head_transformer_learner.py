@@ -131,11 +131,12 @@ class MultiHeadTransformerLearner(Configured):
 
     Notes
     -----
-    *Queries*: those of the network, about m·d + 14m + 320, and H(d² + 2d) + 16H + m((H − 1)d + 2)
-    for m neurons: 1.1 to 1.5 times the H·d·(d + m + 1) + m + 1 parameters from 2,000 of these on.
-    Fewer where W_h or values have a low rank, or all B_h are A V_h, which is found. As many again
-    as there are parameters, up to 2,500 of them, where a layer is polished: asked for, or because
-    it misses fresh answers by more than usual (far biases, Σ B_h much smaller than the B_h).
+    *Queries*: those of the network, about m·d + 12m + 290 + m²d/2000 for m neurons, and
+    H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2): 1.1 to 1.5 times the H·d·(d + m + 1) + m + 1
+    parameters from 2,000 of these on. Fewer where W_h or values have a low rank, or all B_h are
+    A V_h, which is found. As many again as there are parameters, up to 2,500 of them, where a
+    layer is polished: asked for, or because it misses fresh answers by more than usual (far
+    biases, Σ B_h much smaller than the B_h).
     Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
     factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
     arXiv 2601.16873, which has one head.
@@ -192,8 +193,8 @@ class MultiHeadTransformerLearner(Configured):
             at_most=at_most,
             tokens=first.tokens + 4 * tries * one,
             rounds=first.rounds + tries * tuning.rounds,
-            formula="about m·d + 14m + 320 for the network of m neurons, and "
-            "H(d² + 2d) + 16H + m((H − 1)d + 2) for H heads: "
+            formula="about m·d + 12m + 290 + m²d/2000 for the network of m neurons, and "
+            "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,

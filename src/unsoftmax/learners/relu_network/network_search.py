@@ -268,7 +268,7 @@ class NetworkSearch:
                 f"Answers look precise to {target.coarseness:.0e} of their size alone, be they "
                 "rounded, noisy or small beside the terms that they are made of; that does not "
                 f"separate the {neurons} neurons found: fresh answers are missed by "
-                f"{seen.share:.0e}.",
+                f"{seen.share:.0e}. Where they are float32, float64 answers may separate them.",
                 determined={},
             )
         return ModelMismatch(

@@ -22,6 +22,7 @@ from unsoftmax.learners.rotary_head.rotary_reading import (
     RotaryTuning,
     angles_of,
     unsure_of,
+    unturned,
 )
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -82,7 +83,7 @@ class BiasedReading:
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
-        return self.values.precision.why
+        return (*self.values.precision.why, *unturned(self.model))
 
 
 def read_biased(

@@ -122,6 +122,11 @@ def rotary_task(
             raise ValueError("rotary_base is given beside rotary: one of them says the same.")
         if rank is None:
             raise ValueError("rank must be given beside rotary_base: it is as many frequencies.")
+        if rank % 2:
+            raise ValueError(
+                "rotary_base needs an even rank of keys and queries, whose planes have two "
+                f"coordinates each; it is {rank}."
+            )
         told = Rotary.of(float(learner.rotary_base), rank)
     if told is None and not rotary:
         return None

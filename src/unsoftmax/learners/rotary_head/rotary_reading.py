@@ -108,7 +108,7 @@ class TurnedReading:
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
-        return (*self.values.precision.why, *self.near.columns.notes)
+        return (*self.values.precision.why, *self.near.columns.notes, *unturned(self.model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +239,13 @@ def angles_of(
     return _as_told(planes.angles, told, tuning.told_apart * unsure)
 
 
+def unturned(head: RotaryHead) -> tuple[str, ...]:
+    """Say that a head has no positions, if it has none."""
+    if np.any(head.rotary.frequencies):
+        return ()
+    return ("Scores do not turn with distance: all frequencies are 0, a head without positions.",)
+
+
 def _head(near: FactoredReading, planes: TurningPlanes, angles: Array) -> RotaryHead:
     """Return the head with Kᵀ = B P and R(1) Q = P⁻¹ L."""
     K = (near.skeleton.basis @ planes.P).T
@@ -260,10 +267,16 @@ def _as_told(found: Array, told: Rotary, unsure: float) -> Array:
     size = max(len(found), len(folded))
     mine, given = (np.pad(x, (0, size - len(x))) for x in (found, folded))
     if not np.all(np.abs(mine - given) <= unsure):
+        if not len(found):
+            raise ModelMismatch(
+                "Scores do not turn with distance, as they would at the given frequencies, "
+                f"{_listed(folded)} radians per token: the head has no rotary positions. Leave out "
+                "rotary and rotary_base."
+            )
         raise ModelMismatch(
             "Scores turn with distance at other frequencies than those of the given rotary: "
-            f"{_listed(found)} radians per token were found, {_listed(folded)} were given. With "
-            "rotary=True they are found."
+            f"{_listed(found)} radians per token were found, {_listed(folded)} were given. "
+            "rotary=True without rotary_base finds them."
         )
     return np.asarray(given[: len(found)])
 

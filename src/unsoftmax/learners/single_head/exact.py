@@ -86,10 +86,12 @@ class ExactHead(Configured):
     seed : int
         Decides the random offsets and the hold-out: the same seed asks the same.
     rotary : bool or Rotary
-        Scores turn with distance: the model is a `RotaryHead` of K and Q (d, d). True finds the
-        frequencies; a `Rotary` says them. `LowRankHead` needs fewer queries for a lower rank.
+        Scores turn with distance: the model is a `RotaryHead` of K and Q (d, d). The frequencies
+        are found, or said by rotary_base; in Python also by a `Rotary` here. `LowRankHead` needs
+        fewer queries for a lower rank.
     rotary_base : float, optional
-        Says the frequencies by their base, as ``Rotary.of(rotary_base, dim)`` does.
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, dim)`` does: rotary need
+        not be given beside it.
     tuning : ExactTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -102,7 +104,7 @@ class ExactHead(Configured):
     Notes
     -----
     *Queries*: d + d², (d+1)² with biases; asked again at most 2 per query token, typically
-    fewer than 15 in all; with rotary positions d + 2d², 1 + 4d + 2d² and 3 to 12 pilots with
+    fewer than 15 in all; with rotary positions d + 2d², 1 + 4d + 2d² and 4 to 32 pilots with
     biases. *Determined up to* nothing; W and w are free when v = 0.
     *Source*: Theorem 4.1 of arXiv 2601.16873; the balanced offsets, the biases and the
     certificate go beyond it.

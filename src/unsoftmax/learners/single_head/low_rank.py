@@ -108,10 +108,12 @@ class LowRankHead(Configured):
     seed : int
         Decides tokens, offsets and the hold-out: the same seed asks the same.
     rotary : bool or Rotary
-        Scores turn with distance: the model is a `RotaryHead`. True finds the frequencies; a
-        `Rotary` says them. The rank is that of K and Q, and with biases it must be given.
+        Scores turn with distance: the model is a `RotaryHead`. The frequencies are found, or said
+        by rotary_base; in Python also by a `Rotary` here. The rank is that of K and Q, and with
+        biases it must be given.
     rotary_base : float, optional
-        Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does.
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
+        not be given beside it.
     tuning : LowRankTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -124,8 +126,8 @@ class LowRankHead(Configured):
     Notes
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
-    more with biases. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 3 to
-    12 pilots.
+    more with biases. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 4 to
+    32 pilots.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *Source*: Theorem 5.1 of arXiv 2601.16873 for what is learned;
     how, to the last query, is beyond it.
