@@ -376,6 +376,8 @@ class DirectionKinkSearch(VectorKinkSearch):
         return pieces
 
     def _merged(self, pieces: list[VectorPiece]) -> list[VectorPiece]:
+        if not pieces:  # no two places are alike: the answers bend, or change, everywhere
+            raise TooManyBreakpoints(self.most, everywhere=True)
         merged = [pieces[0]]
         for piece in pieces[1:]:
             last = merged[-1]
