@@ -32,11 +32,11 @@ def verification_section(folder: Path) -> Section:
                 "On what the verdict rests",
                 (
                     Paragraph(
-                        "The claimed weights predict every answer. What the target's own "
-                        "arithmetic, format and noise may move an answer by was measured on the "
-                        f"spot: up to {scientific(result.precision)} of the size of its terms. The "
-                        f"largest miss is {scientific(result.largest_miss)} times what that "
-                        "allows: up to 1 is the same, above 2 is different."
+                        "Every answer is compared with what the claimed weights predict. What the "
+                        "target's own arithmetic, format and noise may move an answer by was "
+                        f"measured on the spot: up to {scientific(result.precision)} of the size "
+                        f"of its terms. The largest miss is {scientific(result.largest_miss)} "
+                        "times what that allows: up to 1 is the same, above 2 is different."
                     ),
                     Listing(result.notes),
                 ),
