@@ -308,11 +308,12 @@ def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, f
 
     A change in a random direction by ε‖θ‖ moves answer k by a normal number of deviation
     ε‖θ‖·‖∂f_k/∂θ‖/√n. It goes unnoticed while all stay within their ``bounds``: with the
-    probability ``missed`` at the ε returned. ``inf`` where no answer depends on θ.
+    probability ``missed`` at the ε returned. ``inf`` where no answer depends on θ. Where θ may be
+    0 it is the norm of the change instead.
     """
-    found = {}
-    for tensor, (norm, entries) in claim.tensors().items():
-        moves = (norm or 1.0) * seen.at.moves[tensor] / np.sqrt(max(1, entries))
+    found, units = {}, claim.units()
+    for tensor, (_, entries) in claim.tensors().items():
+        moves = units[tensor] * seen.at.moves[tensor] / np.sqrt(max(1, entries))
         with np.errstate(divide="ignore", invalid="ignore"):
             shown = np.where((moves > 0) & np.isfinite(moves), moves / bounds, 0.0)
         found[tensor] = _visible(claim.separate(tensor, shown), missed)
