@@ -47,7 +47,8 @@ def verification_section(folder: Path) -> Section:
                     Paragraph(
                         "For each tensor, the smallest relative change in a random direction that "
                         "would have been called different in 95 of 100 cases. A smaller change is "
-                        "not excluded. Of a tensor that is 0, the norm of the change."
+                        "not excluded. Of a tensor that is 0, or may be within its bound, "
+                        "the norm of the change."
                     ),
                     Pictures(() if panel is None else (panel,)),
                     DataTable(
