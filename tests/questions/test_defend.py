@@ -687,10 +687,23 @@ def test_what_cannot_be_attacked_is_refused_before_anything_is_paid():
             us.defend(lambda X: asked(X), 3, learner)
     assert asked.queries == 0
     network = us.ReluNetwork(np.eye(3), np.ones(3))
-    with pytest.raises(ValueError, match="No attacks are registered for Transformer"):
+    with pytest.raises(ValueError, match="No attacks are known on a Transformer"):
         us.defend(us.Transformer(np.eye(3), network), 3)
-    with pytest.raises(ValueError, match="No attacks are registered for MultiHeadTransformer"):
+    with pytest.raises(ValueError, match="No attacks are known on a MultiHeadTransformer"):
         us.defend(us.MultiHeadTransformer([np.eye(3)], [np.eye(3)], np.ones(3)), 3)
+
+
+def test_settings_beyond_what_is_attacked_are_refused_before_anything_is_paid():
+    asked = Counted(head(6))
+    for learner, says in (
+        (us.learners.ExactHead(6, rotary=True), "rotary positions"),
+        (us.learners.LowRankHead(6, 2, rotary_base=1e4), "rotary positions"),
+        (us.learners.AttentionLayerLearner(6, norm="pre"), "a norm before them"),
+        (us.learners.FeedForwardLearner(6, norm="post"), "feed-forward layers with a norm"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            us.defend(lambda X: asked(X), 6, learner)
+    assert asked.queries == 0
 
 
 def test_attackers_of_clipped_answers_that_exclude_0_have_no_length():

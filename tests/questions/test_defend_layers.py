@@ -124,4 +124,4 @@ def test_the_command_refuses_in_sentences(tmp_path):
     words = ["defend", str(tmp_path / "layer.safetensors"), "--dim", "6", "--json"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert "No attacks are registered for layers with a norm before them" in done.stderr
+    assert "No attacks are known on layers with a norm before them" in done.stderr

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import unsoftmax as us
 from tests import feed_forward
 from tests.attention_layers import layer
+from tests.normalised_layers import normalised
 from tests.questions.layer_services import (
     any_feed_forward,
     any_layer,
@@ -341,3 +342,13 @@ def test_the_command(tmp_path):
     weights = ["--weights", str(tmp_path / "claimed.safetensors"), "--json"]
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "other.safetensors"), *weights])
     assert (done.exit_code, json.loads(done.stdout)["tensor"]) == (1, "M of head 1")
+
+
+def test_changed_weights_are_not_laid_to_the_arithmetic_alone():
+    target = normalised(2, 4, 8, eps=1e-5)
+    arrays = target.arrays() | {"residual": np.array(False)}
+    other = us.AttentionLayer.from_arrays(arrays)
+    result = us.verify(other, target, locate=False)
+    assert result.verdict == "different"
+    assert "missed by the target's arithmetic" not in " ".join(result.notes)
+    assert "roundoff" not in " ".join(us.verify(target, target).notes)

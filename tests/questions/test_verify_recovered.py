@@ -181,3 +181,15 @@ def test_the_command_reads_the_certificate(tmp_path):
     (found / "recovery.json").write_text("{")
     refused = run(tmp_path, "verify", "secret.safetensors", "--weights", found)
     assert (refused.returncode, "cannot be read" in refused.stderr) == (2, True)
+
+
+def test_a_bias_that_may_be_0_is_told_absolutely():
+    rng = np.random.default_rng(5)
+    target = us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
+    recovery = us.learn(target, us.learners.ExactHead(4, biases=True))
+    w = recovery.model.parameter_norm("w")
+    assert 0 < w <= recovery.certificate.errors["w"]
+    result = us.verify(target, recovery.model, errors=recovery.certificate.errors)
+    assert result.verdict == "same"
+    assert result.power["w"] < 1e-9
+    assert any(note.startswith("May be 0 within the bounds: w") for note in result.notes)

@@ -11,10 +11,12 @@ import pytest
 
 import unsoftmax as us
 from tests.report.results import HOSTILE, fill, random_heads, recovery_of
+from tests.rotary_heads import rotary_head
 from unsoftmax.campaign.refused_run import RefusedRun
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Certificate, Course, Evidence
 from unsoftmax.report.blocks import DataTable, Paragraph, Pictures
+from unsoftmax.report.certified_bounds import certified_bounds
 from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
 from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.page import page, write_page
@@ -350,3 +352,34 @@ def test_a_refusal_says_what_is_determined(tmp_path):
     RefusedRun.of(us.ModelMismatch(HOSTILE), {}, Course()).save(tmp_path)
     assert not (tmp_path / "determined.safetensors").exists()
     assert "Nothing that could be kept." in read(tmp_path).said
+
+
+def test_norms_and_functions_and_biases_of_0_are_told_apart():
+    norm = us.LayerNorm([0.5, 2.0], [0.1, 0.0], 1e-5)
+    layer = us.FeedForward(np.eye(2), np.ones(2), np.eye(2), np.zeros(2), norm=norm)
+    errors = {"A": 1e-12, "b": 1e-12, "c": 1e-13, "scale": 1e-14, "constant": 1e-9, "slope": np.inf}
+    A, b, c, scale, constant, slope = certified_bounds(layer, {**errors, "B": 1e-12})[:6]
+    assert scale.norm == pytest.approx(np.hypot(0.5, 2.0))
+    assert scale.words == "known to 14 digits of its norm"
+    assert (constant.norm, constant.words) == (None, "")
+    assert (slope.norm, slope.words) == (None, "not bounded")
+    assert A.words == b.words == "known to 12 digits of its norm"
+    assert c.words == "0 as recovered, and no larger than the bound"
+    head = us.SingleHead(np.eye(2), [1.0, 0.0], [1e-14, 0.0])
+    known = certified_bounds(head, {"W": 1e-12, "w": 2e-13, "v": 2.0})
+    assert [one.words for one in known][1:] == [
+        "0 within the bound",
+        "not known: it may be off by all of its size",
+    ]
+    heads = us.MultiHeadTransformer([np.eye(2)], [np.eye(2)], np.ones(2))
+    assert certified_bounds(heads, {"slope": 1e-9})[0].label == "the network, more per ‖p‖"
+
+
+def test_a_head_with_positions_says_what_is_free_and_lists_its_frequencies(tmp_path):
+    target = rotary_head(6, 4, 1)
+    us.learn(target, us.learners.LowRankHead(6, 4, rotary=True)).save(tmp_path)
+    said = read(tmp_path).said
+    assert "The answers determine the model up to one complex number per plane" in said
+    assert "The answers determine every parameter" not in said
+    assert "1, 0.01, in radians per token" in said
+    assert "W(Δ), beside the norm of W(0)" in said

@@ -168,7 +168,8 @@ def _wrong_shape(shape: tuple[int, ...], span: Span, outputs: Outputs) -> Oracle
         return OracleError(
             f"The target answered {span} with shape {shape} instead of ({n},): {shape[1]} numbers "
             "per sequence, where this learner takes one. Choose it with "
-            "us.oracles.coordinate(oracle, k)."
+            "us.oracles.coordinate(oracle, k), or recover whole vectors: AttentionLayerLearner, "
+            "FeedForwardLearner."
         )
     return OracleError(
         f"The target answered {span} with shape {shape} instead of ({n},): it must give one number "

@@ -50,10 +50,10 @@ from unsoftmax.cli.sampling_options import samples_of, sampling_options
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.protocol import Learner, Oracle, Plan
 from unsoftmax.protocol import Model as AnyModel
+from unsoftmax.report.certified_bounds import WITHIN, certified_bounds
 
 # What a certificate bounds that is no parameter of its own.
 PICTURE = "recovery.png"
-_NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖,"}
 
 
 @with_settings
@@ -202,12 +202,13 @@ def _refusal_kept(
 def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) -> None:
     """Print what was recovered, at what cost, and how sure it is."""
     rows = query_rows(recovery, formula)
-    for name, bound in recovery.certificate.errors.items():
-        size = recovery.model.parameter_norm(name)
-        if not size and not bound:
+    for one in certified_bounds(recovery.model, recovery.certificate.errors):
+        if not one.norm and not one.bound:
             continue  # assumed to be 0, not learned
-        relative = f", {bound / size:.1e} of its norm" if size else ""
-        rows.append((f"error of {_NAMES.get(name, name)} at most", f"{bound:.1e}{relative}"))
+        relative = f", {one.bound / one.norm:.1e} of its norm" if one.norm else ""
+        told = f", {WITHIN}" if one.words == WITHIN else relative
+        label = f"{one.label}," if "," in one.label else one.label
+        rows.append((f"error of {label} at most", f"{one.bound:.1e}{told}"))
     rows += [holdout_row(recovery), ("seconds", f"{seconds:.1f}")]
     checked = "" if recovery.evidence.passed else ", unchecked"
     show_table(f"Recovered{checked}: {recovery.model!r}", rows)

@@ -289,12 +289,11 @@ class Precision:
         )
 
     def with_unit(self, unit: float, reason: str) -> Precision:
-        """Assume coarser arithmetic inside the target."""
+        """Assume coarser arithmetic inside the target; without a reason, without a word."""
         if unit <= self.unit:
             return self
-        return replace(
-            self, unit=unit, why=(*self.why, f"{reason}: roundoff {unit:.1e} is assumed.")
-        )
+        said = (f"{reason}: roundoff {unit:.1e} is assumed.",) if reason else ()
+        return replace(self, unit=unit, why=(*self.why, *said))
 
     def with_hidden(self, size: float, reason: str) -> Precision:
         """Assume terms of this size in every answer, whatever the answer's own size."""

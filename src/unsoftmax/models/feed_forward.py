@@ -148,6 +148,15 @@ class FeedForward(FrozenModel):
         """The norm behind or before, if there is one."""
         return self._norm
 
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm, of ``scale``, ``shift`` and ``eps`` that of the norm's.
+
+        0 for what is none (a bound on the function).
+        """
+        if self._norm is not None and name in ("scale", "shift", "eps"):
+            return self._norm.parameter_norm(name)
+        return super().parameter_norm(name)
+
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to vectors (B, d_out)."""
         answers = self.sums(X)

@@ -25,6 +25,10 @@ from unsoftmax.protocol import Answers
 from unsoftmax.questions.claimed_models import Claim, ClaimedAnswers
 from unsoftmax.questions.operand_rounding import OperandTuning, operand_bits, operand_roundoff
 
+MISSED = (
+    "Identities that hold for every such model are missed, as coarse arithmetic misses them and "
+    "other models do"
+)
 STRANGE = (
     "Answers miss identities that hold for every such model by more than the arithmetic of their "
     "format explains: the target does something else as well."
@@ -112,6 +116,9 @@ class AnswerErrorTuning:
 
     safety: float = 8.0
     """The arithmetic's roundoff is taken so many times as large as identities show it."""
+    told: float = 32.0
+    """A roundoff is told where it is so many times the format's own: ``safety`` times 4. Smaller:
+    every note speaks of rounding, which misses identities by a few units everywhere."""
     coarsest: float = 2.0**-11
     """No arithmetic shows a larger roundoff, bfloat16 included (its own is 2⁻⁹, of terms that are
     rarely all as large as their bound): identities that are missed by more do not hold."""
@@ -277,7 +284,8 @@ def measured(
     binary = found.absolute and np.frexp(found.absolute)[0] == 0.5
     precision = replace(found, absolute=found.absolute * (tuning.safety if binary else 1.0))
     if np.all(changes <= 2 * precision.error(one.at.roundings + hidden, one.y)):
-        reason = "Identities that hold for every such model are missed by the target's arithmetic"
+        # what float64's own rounding explains is no news
+        reason = MISSED if roundoff > tuning.told * found.unit else ""
         precision = precision.with_unit(roundoff, reason)
         few = len(np.unique(y[y != 0])) < tuning.witnesses
         return AnswerErrors(precision, hidden, few=few, strange=strange, tuning=tuning)
@@ -300,11 +308,12 @@ def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, f
 
     A change in a random direction by ε‖θ‖ moves answer k by a normal number of deviation
     ε‖θ‖·‖∂f_k/∂θ‖/√n. It goes unnoticed while all stay within their ``bounds``: with the
-    probability ``missed`` at the ε returned. ``inf`` where no answer depends on θ.
+    probability ``missed`` at the ε returned. ``inf`` where no answer depends on θ. Where θ may be
+    0 it is the norm of the change instead.
     """
-    found = {}
-    for tensor, (norm, entries) in claim.tensors().items():
-        moves = (norm or 1.0) * seen.at.moves[tensor] / np.sqrt(max(1, entries))
+    found, units = {}, claim.units()
+    for tensor, (_, entries) in claim.tensors().items():
+        moves = units[tensor] * seen.at.moves[tensor] / np.sqrt(max(1, entries))
         with np.errstate(divide="ignore", invalid="ignore"):
             shown = np.where((moves > 0) & np.isfinite(moves), moves / bounds, 0.0)
         found[tensor] = _visible(claim.separate(tensor, shown), missed)

@@ -81,6 +81,13 @@ class Claim(ABC):
     def tensors(self) -> dict[str, tuple[float, int]]:
         """Return each tensor's norm and its number of entries."""
 
+    def units(self) -> dict[str, float]:
+        """Return what changes of each tensor are told in: its norm, 1 where it may be 0."""
+        return {
+            name: 1.0 if norm <= self.left_open.bound(name) else norm
+            for name, (norm, _) in self.tensors().items()
+        }
+
     @abstractmethod
     def weighty(self) -> dict[str, float]:
         """Return how large a change of each tensor must be to count beside the others, absolutely.

@@ -37,6 +37,10 @@ class LeftOpen:
             if not bound >= 0:
                 raise ValueError(f"errors: the bound on {name} must be 0 or more; it is {bound!r}.")
 
+    def bound(self, tensor: str) -> float:
+        """Return the bound on a tensor's error, 0 without one: "W of head 2" has that on W."""
+        return self.errors.get(tensor.split(" of ")[0], 0.0)
+
     def at(self, moves: Mapping[str, Array], entries: Mapping[str, int], lengths: Array) -> Array:
         """Return what right answers may miss the claim by, (B,).
 
@@ -51,7 +55,7 @@ class LeftOpen:
         """
         squares: Array | float = 0.0
         for tensor, move in moves.items():
-            bound = self.errors.get(tensor.split(" of ")[0], 0.0)
+            bound = self.bound(tensor)
             share = min(1.0, self.tuning.alignment / np.sqrt(max(1, entries[tensor])))
             squares = squares + np.square(_times(share * bound, move))
         whole = self.errors.get("constant", 0.0) + _times(self.errors.get("slope", 0.0), lengths)

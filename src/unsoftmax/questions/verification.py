@@ -53,6 +53,7 @@ VERIFICATION_FILE = "verification.json"
 MOST = 100
 NOT_FOUND = "Which tensor was changed could not be told:"
 BUDGET_SPENT = "the budget is spent."
+ABSOLUTE = "What changes of these would show is said as norms, of others as shares."
 WITHIN_CERTIFICATE = (
     "The weights are a recovery's: answers were allowed what its certificate leaves open."
 )
@@ -98,8 +99,8 @@ class Verification:
         found, and for other verdicts.
     power : dict of str to float
         For each tensor the relative change in a random direction that would have been called
-        different in 95 of 100 cases; ``inf`` where none would. For a tensor that is 0, the norm of
-        the change.
+        different in 95 of 100 cases; ``inf`` where none would. For a tensor that is 0, or may be
+        within its bound, the norm of the change.
     precision : float
         What answers may be off by, as a share of the size of their terms: the largest one.
     largest_miss : float
@@ -328,8 +329,8 @@ def judged(
 
 def _unseen(claim: Claim, strength: Mapping[str, float], tuning: VerificationTuning) -> list[str]:
     """Name the tensors of which not even a change that counts would have shown."""
-    norms = {name: norm or 1.0 for name, (norm, _) in claim.tensors().items()}
-    shown = {name: tuning.caught * size / norms[name] for name, size in claim.weighty().items()}
+    units = claim.units()
+    shown = {name: tuning.caught * size / units[name] for name, size in claim.weighty().items()}
     return [name for name, share in shown.items() if not strength[name] <= share]
 
 
@@ -347,6 +348,10 @@ def _told_apart(seen: Seen, tuning: VerificationTuning) -> bool:
 def _notes(claim: Claim, errors: AnswerErrors) -> tuple[str, ...]:
     """Say what was noticed, whatever the verdict."""
     certified = [WITHIN_CERTIFICATE] if claim.left_open.errors else []
+    bound, norms = claim.left_open.bound, claim.tensors().items()
+    zeros = [name for name, (norm, _) in norms if 0 < norm <= bound(name)]
+    if zeros:
+        certified.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
     return (*errors.notes(), *([claim.note] if claim.note else []), *certified)
 
 

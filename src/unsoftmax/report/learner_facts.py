@@ -41,8 +41,10 @@ class LearnerFacts:
         if name not in learners.__all__ or name == "BY_NAME":
             return cls()
         text = inspect.getdoc(getattr(learners, name)) or ""
-        notes = {what: _note(text, what) for what in ("Queries", "Determined up to", "Source")}
-        return cls(text.split("\n")[0], *notes.values())
+        turned = settings.get("rotary") or settings.get("rotary_base") is not None
+        up_to = "With rotary positions up to" if turned else "Determined up to"
+        notes = [_note(text, what) for what in ("Queries", up_to, "Source")]
+        return cls(text.split("\n")[0], *notes)
 
 
 def _note(text: str, name: str) -> str:

@@ -13,11 +13,9 @@ from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import bounds_panel, course_panels, residuals_panel
 from unsoftmax.protocol import Course, FunctionBound
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
+from unsoftmax.report.certified_bounds import certified_bounds
 from unsoftmax.report.learner_facts import LearnerFacts
-from unsoftmax.report.wording import certainty, parameter_rows, purpose_rows
-
-NAMES = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖"}
-"""What certificates bound that is no parameter."""
+from unsoftmax.report.wording import parameter_rows, purpose_rows
 
 
 def recovery_section(folder: Path) -> Section:
@@ -42,9 +40,9 @@ def recovery_section(folder: Path) -> Section:
 
 def _summary(recovery: Recovery[Any]) -> str:
     known = [
-        f"{name} is {certainty(bound, recovery.model.parameter_norm(name))}"
-        for name, bound in recovery.certificate.errors.items()
-        if bound and recovery.model.parameter_norm(name)
+        f"{one.label} is {one.words}"
+        for one in certified_bounds(recovery.model, recovery.certificate.errors)
+        if one.bound and one.norm
     ]
     checked = (
         "Fresh answers were predicted within what the certificate allows."
@@ -106,18 +104,19 @@ def _recovered(recovery: Recovery[Any]) -> Part:
 
 
 def _how_sure(recovery: Recovery[Any]) -> Part:
-    errors, model = recovery.certificate.errors, recovery.model
-    norms = {name: model.parameter_norm(name) for name in errors}
+    bounds = certified_bounds(recovery.model, recovery.certificate.errors)
     rows = tuple(
         (
-            NAMES.get(name, name),
-            scientific(bound),
-            scientific(norms[name]),
-            certainty(bound, norms[name]).removeprefix("known to ").removesuffix(" of its norm"),
+            one.label,
+            scientific(one.bound),
+            "" if one.norm is None else scientific(one.norm),
+            one.words.removeprefix("known to ").removesuffix(" of its norm"),
         )
-        for name, bound in errors.items()
+        for one in bounds
     )
-    panel = bounds_panel(errors, norms)
+    named = zip(recovery.certificate.errors, bounds, strict=True)
+    norms = {name: one.norm for name, one in named if one.norm is not None}
+    panel = bounds_panel(recovery.certificate.errors, norms)
     return Part(
         "How sure it is",
         (
@@ -167,10 +166,9 @@ def _open(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     items = []
     if facts.determined_up_to:
         items.append(_gauge(facts.determined_up_to))
-    for name, bound in recovery.certificate.errors.items():
-        if certainty(bound, recovery.model.parameter_norm(name)).startswith("not"):
-            words = certainty(bound, recovery.model.parameter_norm(name))
-            items.append(f"{NAMES.get(name, name)} is {words}.")
+    for one in certified_bounds(recovery.model, recovery.certificate.errors):
+        if one.words.startswith("not"):
+            items.append(f"{one.label} is {one.words}.")
     said = [*items, *recovery.notes]
     nothing = "Nothing, as far as the certificate and its assumptions go."
     return Part("What is not determined, and notes", (Listing(tuple(said) or (nothing,)),))

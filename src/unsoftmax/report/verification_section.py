@@ -32,11 +32,11 @@ def verification_section(folder: Path) -> Section:
                 "On what the verdict rests",
                 (
                     Paragraph(
-                        "The claimed weights predict every answer. What the target's own "
-                        "arithmetic, format and noise may move an answer by was measured on the "
-                        f"spot: up to {scientific(result.precision)} of the size of its terms. The "
-                        f"largest miss is {scientific(result.largest_miss)} times what that "
-                        "allows: up to 1 is the same, above 2 is different."
+                        "Every answer is compared with what the claimed weights predict. What the "
+                        "target's own arithmetic, format and noise may move an answer by was "
+                        f"measured on the spot: up to {scientific(result.precision)} of the size "
+                        f"of its terms. The largest miss is {scientific(result.largest_miss)} "
+                        "times what that allows: up to 1 is the same, above 2 is different."
                     ),
                     Listing(result.notes),
                 ),
@@ -47,7 +47,8 @@ def verification_section(folder: Path) -> Section:
                     Paragraph(
                         "For each tensor, the smallest relative change in a random direction that "
                         "would have been called different in 95 of 100 cases. A smaller change is "
-                        "not excluded. Of a tensor that is 0, the norm of the change."
+                        "not excluded. Of a tensor that is 0, or may be within its bound, "
+                        "the norm of the change."
                     ),
                     Pictures(() if panel is None else (panel,)),
                     DataTable(

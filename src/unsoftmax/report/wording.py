@@ -1,9 +1,7 @@
-"""Numbers and bounds in words, for readers who do not know the field."""
+"""Numbers and settings in words, for readers who do not know the field."""
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 
 from unsoftmax.figures.model_panels import matrices
 from unsoftmax.figures.panel import scientific
+from unsoftmax.models import RotaryHead
 from unsoftmax.probes import Array
 
 PURPOSES = {
@@ -33,31 +32,6 @@ def purpose_rows(counts: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def certainty(bound: float, norm: float) -> str:
-    """Say what a bound on an error means beside the size of what it bounds.
-
-    Examples
-    --------
-    >>> certainty(2e-13, 4.0)
-    'known to 13 digits of its norm'
-    >>> certainty(5.0, 4.0), certainty(float("inf"), 4.0), certainty(0.0, 4.0)
-    ('not known: it may be off by all of its size', 'not bounded', 'exact')
-    """
-    if not math.isfinite(bound):
-        return "not bounded"
-    if not bound:
-        return "exact" if norm else "0, as assumed or found"
-    if not norm > 0:
-        return "0 as recovered, and no larger than the bound"
-    size = min(norm, sys.float_info.max)  # squares of entries may leave float64
-    digits = int(math.log10(size) - math.log10(bound)) if bound < size else -1
-    if digits < 0:
-        return "not known: it may be off by all of its size"
-    if not digits:
-        return "known to its size, and no digit more"
-    return f"known to {digits} digit{'s' if digits > 1 else ''} of its norm"
-
-
 def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
     """Return a model's arrays: name, shape, norm or value."""
     parts = matrices(model)
@@ -67,6 +41,10 @@ def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
     shown |= {"O", "V"} if "M" in shown else set()
     arrays = model.arrays() if hasattr(model, "arrays") else {}
     rest = {name: x for name, x in arrays.items() if _own_name(name) not in shown}
+    if isinstance(model, RotaryHead):
+        listed = rest.pop("frequencies")
+        values = ", ".join(map(scientific, listed.tolist())) or "none"
+        rows.append(("frequencies", str(listed.size), f"{values}, in radians per token"))
     return (*rows, *array_rows(rest))
 
 

@@ -129,7 +129,9 @@ class LowRankHead(Configured):
     more with biases. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 4 to
     32 pilots.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
-    refused, never cut off. *Source*: Theorem 5.1 of arXiv 2601.16873 for what is learned;
+    refused, never cut off. *With rotary positions up to* one complex number per plane, by which
+    that of K is multiplied and that of Q divided, and the sign of a frequency and multiples of 2π:
+    all W(Δ) are determined. *Source*: Theorem 5.1 of arXiv 2601.16873 for what is learned;
     how, to the last query, is beyond it.
 
     Examples

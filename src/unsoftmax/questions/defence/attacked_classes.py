@@ -18,6 +18,7 @@ from unsoftmax.learners import (
     SensingHead,
 )
 from unsoftmax.models import AttentionLayer, FeedForward, MultiHead, ReluNetwork, SingleHead
+from unsoftmax.protocol import Learner
 from unsoftmax.questions.defence.attacks import (
     Attack,
     Attacker,
@@ -36,6 +37,8 @@ from unsoftmax.questions.defence.attacks import (
 )
 from unsoftmax.questions.defence.defence_ladder import Measures
 from unsoftmax.questions.defence.layer_attacks import (
+    ATTENTION_WITH_NORM,
+    FEED_FORWARD_WITH_NORM,
     feed_forward_attacks,
     feed_forward_error,
     feed_forward_structure,
@@ -117,3 +120,15 @@ ATTACKED: Mapping[type[Any], AttackedClass] = {
     ),
 }
 """How each class of targets is attacked."""
+
+
+def unattacked(learner: Learner[Any]) -> str:
+    """Say why what a learner recovers, as it is set, is not attacked; "" where it is."""
+    if isinstance(learner, FeedForwardLearner) and learner.norm is not None:
+        return FEED_FORWARD_WITH_NORM
+    if isinstance(learner, AttentionLayerLearner) and learner.norm == "pre":
+        return ATTENTION_WITH_NORM
+    heads = (ExactHead, LowRankHead)
+    if isinstance(learner, heads) and (learner.rotary or learner.rotary_base is not None):
+        return "No attacks are known on heads with rotary positions: defend takes heads without."
+    return ""

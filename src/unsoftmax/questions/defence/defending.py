@@ -29,7 +29,7 @@ from unsoftmax.learners.settings import whole_number
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
-from unsoftmax.questions.defence.attacked_classes import ATTACKED, AttackedClass
+from unsoftmax.questions.defence.attacked_classes import ATTACKED, AttackedClass, unattacked
 from unsoftmax.questions.defence.attacks import Attack, Attacker, AttackTuning
 from unsoftmax.questions.defence.defence_comparison import (
     AttackOutcome,
@@ -247,9 +247,7 @@ def attacked_class(model: Any) -> AttackedClass:
     """
     if type(model) not in ATTACKED:
         names = ", ".join(kind.__name__ for kind in ATTACKED)
-        raise ValueError(
-            f"No attacks are registered for {type(model).__name__}: defend takes {names}."
-        )
+        raise ValueError(f"No attacks are known on a {type(model).__name__}: defend takes {names}.")
     return ATTACKED[type(model)]
 
 
@@ -259,7 +257,7 @@ def check_learner(learner: Learner[Any], dim: int) -> None:
     Raises
     ------
     ValueError
-        It recovers another class, or takes another dimension.
+        It recovers another class, or what no attack is known on, or takes another dimension.
     """
     known = [kind for each in ATTACKED.values() for kind in each.learners]
     if type(learner) not in known:
@@ -270,6 +268,8 @@ def check_learner(learner: Learner[Any], dim: int) -> None:
         )
     if learner.dim != dim:
         raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
+    if why := unattacked(learner):
+        raise ValueError(why)
 
 
 def default_learner(dim: int, seed: int) -> Learner[Any]:

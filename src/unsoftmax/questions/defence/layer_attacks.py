@@ -25,6 +25,14 @@ from unsoftmax.questions.defence.defence_ladder import Measures
 from unsoftmax.theory import counts
 from unsoftmax.theory.information import layer_parameters
 
+ATTENTION_WITH_NORM = (
+    "No attacks are known on layers with a norm before them, or with RMSNorm: defend takes plain "
+    "layers and layers behind a LayerNorm."
+)
+FEED_FORWARD_WITH_NORM = (
+    "No attacks are known on feed-forward layers with a norm: defend takes plain ones."
+)
+
 
 def layer_structure(layer: AttentionLayer) -> Structure:
     """Return what is known of an attention layer.
@@ -32,14 +40,11 @@ def layer_structure(layer: AttentionLayer) -> Structure:
     Raises
     ------
     ValueError
-        No attacks are registered for it.
+        No attacks on it are known.
     """
     norm = layer.norm
     if norm is not None and (norm.before or not norm.centred):
-        raise ValueError(
-            "No attacks are registered for layers with a norm before them, or with RMSNorm: plain "
-            "layers and layers behind a LayerNorm are attacked."
-        )
+        raise ValueError(ATTENTION_WITH_NORM)
     kept = canonical(layer)
     rank = max((np.linalg.matrix_rank(head.W) for head in kept.heads), default=0)
     biases = bool(any(np.any(head.w) for head in kept.heads) or np.any(layer.c))
@@ -74,13 +79,10 @@ def feed_forward_structure(layer: FeedForward) -> Structure:
     Raises
     ------
     ValueError
-        No attacks are registered for it.
+        No attacks on it are known.
     """
     if layer.norm is not None:
-        raise ValueError(
-            "No attacks are registered for feed-forward layers with a norm: plain ones are "
-            "attacked."
-        )
+        raise ValueError(FEED_FORWARD_WITH_NORM)
     m, width = len(layer.b), len(layer.c)
     parameters = counts.feed_forward(layer.dim, m, width)
     return Structure(layer.dim, m, layer.dim, True, parameters, per_answer=width)
