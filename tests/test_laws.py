@@ -77,7 +77,7 @@ def test_the_model_is_recovered_within_its_certificate(case):
         assert recovery.certificate.assumes
 
 
-def test_batches_and_threads_change_nothing(case):
+def test_batches_and_threads_change_nothing(case, trials):
     target = case.oracle(case.target(1))
 
     def one_by_one(X):
@@ -86,7 +86,7 @@ def test_batches_and_threads_change_nothing(case):
 
     models = [
         us.learn(one_by_one, case.learner(1), batch=batch, workers=workers).model
-        for batch, workers in ((None, 1), (1, 1), (7, 1), (5, 3))
+        for batch, workers in ((None, 1), (5, 3), (7, 1), (1, 1))[: trials(2, 4)]
     ]
     assert all(same_bits(models[0], model) for model in models[1:])
 

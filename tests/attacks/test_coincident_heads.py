@@ -83,7 +83,7 @@ def held(recovery: Any, truth: us.MultiHead) -> bool:
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 @pytest.mark.parametrize("kind", COINCIDENT)
 def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, trials, evidence):
-    runs, refused, worst = trials(4, 100), 0, 0.0
+    runs, refused, worst = trials(2, 100), 0, 0.0
     for seed in range(runs):
         truth = target(kind, 2 + seed % 3, 2 + seed % 7, seed, biases)
         try:
@@ -108,7 +108,7 @@ def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, tri
 
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_heads_in_one_dimension(biases, trials, evidence):
-    runs, refused, worst = trials(8, 200), 0, 0.0
+    runs, refused, worst = trials(4, 200), 0, 0.0
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         heads = 2 + seed % 3
@@ -191,7 +191,7 @@ def test_closer_and_closer_heads_are_told_apart_or_said_to_be_missing(trials, ev
 @pytest.mark.parametrize("served", SERVED)
 @pytest.mark.parametrize("kind", ["W and 2.0W", "(W, v) and (−W, v)", "one column space"])
 def test_answers_of_few_digits(kind, served, trials, evidence):
-    runs, refused = trials(3, 60), 0
+    runs, refused = trials(2, 60), 0
     for seed in range(runs):
         truth = target(kind, 2, 1 + seed % 5, seed)
         try:

@@ -27,6 +27,8 @@ def behind(target: Any, pooled: Any) -> Any:
     """What a target does with its pooled tokens (B, H, d)."""
     if isinstance(target, us.Transformer):
         return target.network(pooled[:, 0])
+    if isinstance(target, us.MultiHeadTransformer):
+        return target.network(pooled.reshape(len(pooled), -1))
     if isinstance(target, (us.SingleHead, us.MultiHead)):
         return np.einsum("bhd,hd->b", pooled, np.atleast_2d(target.v)) + target.c
     return pooled[:, 0] @ target.V.T + target.c
@@ -102,7 +104,7 @@ def vague(recovery: Any) -> bool:
 @attacked
 def test_what_is_something_else_on_long_sequences_is_refused(case, name, trials, evidence):
     ends: Counter[str] = Counter()
-    for seed in range(trials(2, 100)):
+    for seed in range(trials(1, 100)):
         impostor = case.oracle(attending(case.target(seed), IMPOSTORS[name]))
         try:
             recovery = us.learn(impostor, case.learner(seed))
@@ -123,7 +125,7 @@ def test_an_attention_sink_is_refused(case, sink, trials, evidence):
     if case.name.startswith("Label"):
         pytest.skip("a share that is taken from every token changes no label")
     ends: Counter[str] = Counter()
-    for seed in range(trials(2, 100)):
+    for seed in range(trials(1, 100)):
         target = case.target(seed)
         impostor = attending(target, lambda scores: scores, sink)
         try:
@@ -166,7 +168,7 @@ def test_a_slow_drift_is_refused_or_within_the_certificate(case, share, trials, 
     if case.name.startswith(("Label", "ApproximateHead")) or "(tests)" in case.name:
         pytest.skip("labels do not drift; answers that drift are not within a tolerance")
     ends: Counter[str] = Counter()
-    for seed in range(trials(2, 50)):
+    for seed in range(trials(1, 50)):
         target = case.target(seed)
         try:
             recovery = us.learn(drifting(case.oracle(target), share), case.learner(seed))
