@@ -93,7 +93,7 @@ def resumed(case, seed, target, ledger, **settings):
 
 @pytest.mark.parametrize("share", SHARES)
 def test_a_changed_target_is_not_accepted(case, share, trials, evidence, tmp_path):
-    count = trials(2, 200)
+    count = trials(1, 200)
     ends: Counter[str] = Counter()
     for trial in range(count):
         seed = trial // 20

@@ -695,3 +695,16 @@ def test_every_outcome_has_its_consequence():
     drawn = (outcomes.__doc__ or "").split("\n\n")
     for outcome in CallOutcome:
         assert any(outcome.name in part for part in drawn)
+
+
+def test_sequences_too_long_for_short_floats_are_told_so():
+    rng = np.random.default_rng(0)
+    heads = us.MultiHead(rng.standard_normal((2, 3, 3)), rng.standard_normal((2, 3)))
+
+    def overflowing(X):
+        longest = np.linalg.norm(X, axis=2).max(axis=1)
+        return np.where(longest > 300, np.nan, heads(X))
+
+    learner = us.learners.MultiHeadLearner(3, 4)
+    with pytest.raises(us.OracleError, match=r"overflow in float16: it ends at 65,504\."):
+        us.learn(overflowing, learner, retries=us.Retries(1))
