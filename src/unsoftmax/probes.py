@@ -280,10 +280,30 @@ class Pairs(OffsetProbes):
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded(Probes):
-    """Probes of a subspace: every token x of ``inner`` becomes E x, E of shape (d, k)."""
+class _Changed(Probes):
+    """Probes made of others, ``inner``."""
 
     inner: Probes
+
+    @property
+    def tokens(self) -> int:
+        return self.inner.tokens
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def _within(self) -> Design:
+        return {f"inner.{name}": array for name, array in self.inner.design().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded(_Changed):
+    """Probes of a subspace: every token x of ``inner`` becomes E x, E of shape (d, k)."""
+
     basis: Array
 
     @classmethod
@@ -292,29 +312,20 @@ class Embedded(Probes):
         return cls(inner, basis, phase=inner.phase, purpose=inner.purpose)
 
     @property
-    def tokens(self) -> int:  # noqa: D102
-        return self.inner.tokens
-
-    @property
     def dim(self) -> int:  # noqa: D102
         return len(self.basis)
-
-    def __len__(self) -> int:
-        return len(self.inner)
 
     def __getitem__(self, span: slice) -> Array:
         return np.asarray(self.inner[span] @ self.basis.T)
 
     def design(self) -> Design:  # noqa: D102
-        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
-        return {**within, "basis": self.basis}
+        return {**self._within(), "basis": self.basis}
 
 
 @dataclass(frozen=True, slots=True)
-class Copies(Probes):
+class Copies(_Changed):
     """Probes whose tokens are repeated: the i-th token of every sequence, ``copies[i]`` times."""
 
-    inner: Probes
     copies: Indices
 
     @classmethod
@@ -326,19 +337,11 @@ class Copies(Probes):
     def tokens(self) -> int:  # noqa: D102
         return int(np.sum(self.copies))
 
-    @property
-    def dim(self) -> int:  # noqa: D102
-        return self.inner.dim
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
     def __getitem__(self, span: slice) -> Array:
         return np.repeat(self.inner[span], self.copies, axis=1)
 
     def design(self) -> Design:  # noqa: D102
-        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
-        return {**within, "copies": self.copies}
+        return {**self._within(), "copies": self.copies}
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +373,9 @@ class Beside(OffsetProbes):
 
 
 @dataclass(frozen=True, slots=True)
-class Spaced(Probes):
+class Spaced(_Changed):
     """Probes of ``inner`` with zero tokens before the query token: it is so much farther away."""
 
-    inner: Probes
     zeros: int
 
     @classmethod
@@ -385,21 +387,13 @@ class Spaced(Probes):
     def tokens(self) -> int:  # noqa: D102
         return self.inner.tokens + self.zeros
 
-    @property
-    def dim(self) -> int:  # noqa: D102
-        return self.inner.dim
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
     def __getitem__(self, span: slice) -> Array:
         X = self.inner[span]
         zeros = np.zeros((len(X), self.zeros, self.dim))
         return np.concatenate([X[:, :-1], zeros, X[:, -1:]], axis=1)
 
     def design(self) -> Design:  # noqa: D102
-        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
-        return {**within, "zeros": np.array([self.zeros], dtype=np.intp)}
+        return {**self._within(), "zeros": np.array([self.zeros], dtype=np.intp)}
 
 
 def _named(name: str, rows: Rows) -> Design:

@@ -31,6 +31,19 @@ def whole_number(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be {least} or more; it is {value}.")
 
 
+def rank_up_to(dim: int, rank: Any, least: int) -> None:
+    """Refuse what is no rank, of at least ``least``, of matrices (dim, dim).
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is of another type, too small or too large.
+    """
+    whole_number("rank", rank, least)
+    if rank > dim:
+        raise ValueError(f"rank must be at most dim = {dim}; it is {rank}.")
+
+
 def flag(name: str, value: Any) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, (bool, np.bool_)):

@@ -44,7 +44,7 @@ from unsoftmax.learners.multi_head.restarts import Precise, Restarts
 from unsoftmax.learners.multi_head.searches import HeadSearches, searched_at_lengths
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.settings import Configured, flag, positive, whole_number
+from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
@@ -131,9 +131,7 @@ class MultiHeadLearner(Configured):
         if self.radius is not None:
             positive("radius", self.radius)
         if self.rank is not None:
-            whole_number("rank", self.rank, 1)
-            if self.rank > self.dim:
-                raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
+            rank_up_to(self.dim, self.rank, 1)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""

@@ -52,7 +52,7 @@ from unsoftmax.learners.relu_network.claims import NetworkClaimTuning
 from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
 from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
-from unsoftmax.learners.settings import Configured, flag, whole_number
+from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
 from unsoftmax.learners.transformer.network_recovery import open_hold_out
 from unsoftmax.measure.precision import UNIT, PrecisionTuning, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
@@ -169,9 +169,7 @@ class MultiHeadTransformerLearner(Configured):
         flag("biases", self.biases)
         flag("polish", self.polish)
         if self.rank is not None:
-            whole_number("rank", self.rank, 1)
-            if self.rank > self.dim:
-                raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
+            rank_up_to(self.dim, self.rank, 1)
 
     @property
     def _network(self) -> ReluNetworkLearner:

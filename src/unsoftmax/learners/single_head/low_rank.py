@@ -32,7 +32,7 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.rotary_head.rotary_learner import RotaryHeadTuning, RotaryTask, rotary_task
-from unsoftmax.learners.settings import Configured, flag, positive, whole_number
+from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
 from unsoftmax.learners.single_head.column_space import (
     ColumnTuning,
     find_columns,
@@ -164,9 +164,7 @@ class LowRankHead(Configured):
         whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         if self.rank is not None:
-            whole_number("rank", self.rank, 0)
-            if self.rank > self.dim:
-                raise ValueError(f"rank must be at most dim = {self.dim}; it is {self.rank}.")
+            rank_up_to(self.dim, self.rank, 0)
         if self.tolerance is not None:
             positive("tolerance", self.tolerance)
         if self._positions() is not None and self.rank is not None:

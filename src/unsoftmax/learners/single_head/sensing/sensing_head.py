@@ -27,7 +27,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.settings import Configured, whole_number
+from unsoftmax.learners.settings import Configured, rank_up_to, whole_number
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.first_round import (
     FirstRound,
@@ -129,10 +129,8 @@ class SensingHead(Configured):
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
-        whole_number("rank", self.rank, 0)
+        rank_up_to(self.dim, self.rank, 0)
         whole_number("seed", self.seed, 0)
-        if self.rank > self.dim:
-            raise ValueError(f"rank must be at most dim, {self.dim}; it is {self.rank}.")
         if self.measurements is not None:
             whole_number("measurements", self.measurements, 1)
             parameters = counts.of_rank(int(self.dim), int(self.rank))
