@@ -305,7 +305,9 @@ class AttentionLayerLearner(Configured):
             other = maps.with_errors(noise, rng)
             return other.layer(), other.solved()
 
-        reading = ScoreReading(layer, values, noise, n, effort, typical, redrawn, rng, tuning)
+        reading = ScoreReading(
+            layer, values, noise, n, effort, typical, rng, tuning, redrawn=redrawn
+        )
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
             answers = yield from self._polished(answers, reading, opening)
