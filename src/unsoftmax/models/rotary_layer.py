@@ -251,7 +251,7 @@ class RotaryLayer(FrozenModel):
 
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, H, N)."""
-        return softmax(self._scores(sequences(X, self.dim, self._noun)))
+        return softmax(self.scores(X))
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map sequences (B, N, d) to answers (B, m)."""
@@ -266,15 +266,19 @@ class RotaryLayer(FrozenModel):
 
     def _mixed(self, X: Array) -> Array:
         """Return Σ_h O_h V_g Σ_i α_hi x_i, (B, m)."""
-        weights, mixed = softmax(self._scores(X)), np.zeros((len(X), self.outputs))
+        weights, mixed = softmax(self.scores(X)), np.zeros((len(X), self.outputs))
         for g, V in enumerate(self.V):
             heads = np.flatnonzero(self.groups == g)
             pooled = weights[:, heads] @ (X @ V.T)
             mixed += np.einsum("bhs,hms->bm", pooled, self.O[heads])
         return mixed
 
-    def _scores(self, X: Array) -> Array:
-        """Return all heads' scores, (B, H, N): keys are turned back, once for all of a group."""
+    def scores(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to all heads' scores, (B, H, N).
+
+        Keys are turned back, once for all heads of a group.
+        """
+        X = sequences(X, self.dim, self._noun)
         distances = np.arange(X.shape[1])[::-1]
         scores = np.empty((len(X), self.H, X.shape[1]))
         queries = np.einsum("bd,hrd->bhr", X[:, -1], self.Q) + self.q_bias

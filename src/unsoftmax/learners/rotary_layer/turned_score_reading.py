@@ -1,0 +1,201 @@
+"""All keys and queries of a layer with positions: which keys and tokens are asked.
+
+1. ⌈rG/H⌉ query tokens and one more beside all blocks of keys; the first block once more with a
+   zero token between, which says how planes turn; then all with m zero tokens between, m chosen so
+   that no two planes turn alike.
+2. Every other query token once, beside ⌈r/n⌉ blocks that show the queries of all groups.
+
+Heads share keys and values in groups, which the row spaces of their values show. What is solved
+from the answers is `turned_scores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_head.rotary_reading import angles_of
+from unsoftmax.learners.rotary_layer.head_groups import Groups, shared_rows
+from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
+from unsoftmax.learners.rotary_layer.turned_scores import (
+    TurnedAnswers,
+    TurnedPlanes,
+    columns_of_groups,
+    common_angles,
+)
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.probes import Array
+from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
+from unsoftmax.solve.turning_planes import TurningPlanes
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedScoreReading(KeyAsking):
+    """What keys and queries are read with."""
+
+    groups: Groups = field(kw_only=True)
+    told: Rotary | None = field(kw_only=True)
+    redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadMaps]] = field(kw_only=True)
+    """The maps as other errors of their answers would have them."""
+    turned: TurnedLayerTuning = field(kw_only=True)
+
+    def run(self) -> Asking[TurnedAnswers]:
+        """Ask all parts."""
+        d, n = self.layer.M.shape[1], self.keys
+        units = chosen_keys(
+            KeyAims(self._frames(), [np.eye(d)]), -(-d // n), n, self.rng, self.tuning.keys
+        )
+        directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
+        lengths = yield from self.piloted(units, directions)
+        answers = yield from self._first(units, directions, lengths)
+        between = self._shift(answers)
+        far = self.grid(answers.first.keys, answers.first.tokens, between)
+        answers = replace(answers, far=(yield from self.asked(far, "turned farther")))
+        answers = self._turning(answers)
+        rest = directions[len(answers.first.tokens) :]
+        further = yield from self._further(answers, rest, lengths)
+        return replace(answers, further=further)
+
+    def _frames(self) -> list[Array]:
+        """Return what weights are read through: the values of each group once."""
+        frames = []
+        for group in self.groups:
+            rows = shared_rows(self.values, group)
+            within = np.vstack([self.values.V[h] @ rows.T for h in group])
+            frames.append(np.linalg.qr(within)[1] @ rows)
+        return frames
+
+    # -- the first query tokens
+
+    def _first(self, units: Array, directions: Array, lengths: Lengths) -> Asking[TurnedAnswers]:
+        """Ask query tokens beside all blocks until every group's rank is below their number."""
+        d, least = units.shape[2], min(map(len, self.groups))
+        count = -(-max(self.values.ranks) // least) + self.turned.spare_tokens
+        keys = np.zeros((0, *units.shape[1:]))
+        while True:
+            count = min(count, d)
+            keys, tokens = self.tokens(units, directions[:count], lengths)
+            first = yield from self.asked(self.grid(keys, tokens), "keys")
+            ranks = self._ranks(first, count - self.turned.spare_tokens)
+            if max(ranks) <= (count - self.turned.spare_tokens) * least or count == d:
+                break
+            count *= 2
+        if len(set(ranks)) > 1 or not ranks[0]:
+            raise ModelMismatch(
+                f"Scores of the {len(self.groups)} groups of heads have ranks "
+                f"{', '.join(map(str, ranks))}: the keys or queries of some depend on each other, "
+                "which no learner here recovers with positions."
+            )
+        near = yield from self.asked(self.grid(keys[:1], tokens, 1), "turned by one token")
+        return TurnedAnswers(self.groups, ranks[0], first, near)
+
+    def _ranks(self, first, most: int) -> tuple[int, ...]:
+        parts = columns_of_groups(first.scores(self.layer, self.values), self.groups)
+        off = first.with_errors(self.noise, self.rng)
+        other = columns_of_groups(off.scores(*self.redrawn(self.rng)), self.groups)
+        ranks = []
+        for part, moved, group in zip(parts, other, self.groups, strict=True):
+            singular = np.linalg.svd(part, compute_uv=False)
+            noise = self.tuning.score_noise * float(np.linalg.norm(moved - part, 2))
+            spare = singular[most * len(group) :]
+            if len(spare) and spare[0] > noise:
+                noise = self.tuning.over_spare * float(spare[0])
+            ranks.append(int(np.count_nonzero(singular > noise)))
+        return tuple(ranks)
+
+    # -- how planes turn
+
+    def _shift(self, answers: TurnedAnswers) -> int:
+        """Choose how many zero tokens to put between, so that planes are well apart."""
+        steps = [one.near for one in answers.scores(self.layer, self.values)]
+        eigenvalues = [np.linalg.eigvals(step) for step in steps]
+        shifts = np.arange(1, self.turned.longest + 1, 2)
+        apart = np.array([min(_apart(one, m) for one in eigenvalues) for m in shifts])
+        enough = apart >= self.turned.nearly * apart.max()
+        return int(shifts[np.argmax(enough)])
+
+    def _turning(self, answers: TurnedAnswers) -> TurnedAnswers:
+        """Find the angles that all groups have, or compare them with those that were told."""
+        assert answers.far is not None
+        unsure = self._unsure(answers)
+        answers = replace(answers, still=unsure * answers.far.between)
+        _, planes = answers.planes(self.layer, self.values)
+        if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
+            raise ModelMismatch(
+                "Groups of heads turn at frequencies of their own, as the positions of no known "
+                "model do, or some depend on each other: this is no layer with rotary positions."
+            )
+        every = TurningPlanes(
+            planes[0].P, common_angles(planes), max(one.off_circle for one in planes)
+        )
+        angles = angles_of(every, self.told, unsure, self.turned.positions)
+        return replace(answers, angles=None if self.told is None else angles)
+
+    def _unsure(self, answers: TurnedAnswers) -> float:
+        """Return by how much angles of planes may be off, per token."""
+        assert answers.far is not None
+        off = answers.with_errors(self.noise, self.rng)
+        mine, other = (
+            [
+                np.sort(np.abs(np.angle(np.linalg.eigvals(one.far))))
+                for one in part.scores(layer, values)
+            ]
+            for part, (layer, values) in (
+                (answers, (self.layer, self.values)),
+                (off, self.redrawn(self.rng)),
+            )
+        )
+        moved = max(float(np.max(np.abs(x - y))) for x, y in zip(mine, other, strict=True))
+        unsure = self.turned.safety * moved + self.turned.unread * self.noise.relative
+        if not unsure / answers.far.between <= self.turned.positions.unknown:
+            raise NotIdentifiable(
+                "The answers do not determine how scores turn with distance: errors of "
+                f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",
+                determined={"c": self.layer.c, "M": self.layer.M},
+            )
+        return unsure / answers.far.between
+
+    def _alike(self, planes: list[TurnedPlanes], unsure: float) -> bool:
+        angles = np.array([one.angles for one in planes])
+        if not angles.size:
+            return True
+        return bool(np.all(np.ptp(angles, axis=0) <= self.turned.positions.told_apart * unsure))
+
+    # -- the other query tokens
+
+    def _further(self, answers: TurnedAnswers, rest: Array, lengths: Lengths):
+        """Ask every other query token beside as few blocks as show all queries."""
+        n = self.keys
+        blocks = -(-answers.rank // n)
+        found, rotary = answers.keys(self.layer, self.values)
+        aims = []
+        for one in found:
+            aims.append(_turned_back(one.K, rotary, n)[:, :, : answers.rank])
+        keys = np.zeros((0, n, self.layer.M.shape[1]))
+        if len(rest):
+            keys = chosen_keys(
+                KeyAims(self._frames(), aims), blocks, n, self.rng, self.tuning.keys
+            )
+        grid = self.grid(*self.tokens(keys, rest, lengths))
+        return (yield from self.asked(grid, "queries"))
+
+
+def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:
+    """Return (R(−Δ) K)ᵀ for Δ = n … 1, (n, d, rows), of one size."""
+    back = rotary.turned(K.T[None], -np.arange(n, 0, -1)[:, None])
+    return np.asarray(back * np.sqrt(n * K.shape[0]) / np.linalg.norm(back))
+
+
+def _apart(eigenvalues: Array, shift: int) -> float:
+    """Return how far the nearest two eigenvalues are apart after so many steps."""
+    turned = np.exp(1j * shift * np.angle(eigenvalues))
+    turning = np.abs(turned - 1)
+    far = np.abs(turned[:, None] - turned) + 4 * np.eye(len(turned))
+    return float(min(np.min(far, initial=2.0), np.min(turning, initial=2.0)))
+
