@@ -24,6 +24,7 @@ from unsoftmax.learners.rotary_head.rotary_reading import angles_of
 from unsoftmax.learners.rotary_layer.head_groups import Groups, shared_rows
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.learners.rotary_layer.turned_scores import (
+    GroupScores,
     TurnedAnswers,
     TurnedPlanes,
     columns_of_groups,
@@ -57,9 +58,11 @@ class TurnedScoreReading(KeyAsking):
         between = self._shift(answers)
         far = self.grid(answers.first.keys, answers.first.tokens, between)
         answers = replace(answers, far=(yield from self.asked(far, "turned farther")))
-        answers = self._turning(answers)
+        seen = answers.scores(self.layer, self.values)
+        answers = self._turning(answers, seen)
         rest = directions[len(answers.first.tokens) :]
-        further = yield from self._further(answers, rest, lengths)
+        keys = self._aimed(answers, seen) if len(rest) else units[:0]
+        further = yield from self.asked(self.grid(*self.tokens(keys, rest, lengths)), "queries")
         return replace(answers, further=further)
 
     def _frames(self) -> list[Array]:
@@ -77,7 +80,6 @@ class TurnedScoreReading(KeyAsking):
         """Ask query tokens beside all blocks until every group's rank is below their number."""
         d, least = units.shape[2], min(map(len, self.groups))
         count = -(-max(self.values.ranks) // least) + self.turned.spare_tokens
-        keys = np.zeros((0, *units.shape[1:]))
         while True:
             count = min(count, d)
             keys, tokens = self.tokens(units, directions[:count], lengths)
@@ -120,12 +122,12 @@ class TurnedScoreReading(KeyAsking):
         enough = apart >= self.turned.nearly * apart.max()
         return int(shifts[np.argmax(enough)])
 
-    def _turning(self, answers: TurnedAnswers) -> TurnedAnswers:
+    def _turning(self, answers: TurnedAnswers, seen: list[GroupScores]) -> TurnedAnswers:
         """Find the angles that all groups have, or compare them with those that were told."""
         assert answers.far is not None
-        unsure = self._unsure(answers)
+        unsure = self._unsure(answers, seen)
         answers = replace(answers, still=unsure * answers.far.between)
-        _, planes = answers.planes(self.layer, self.values)
+        planes = answers.planes(seen)
         if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
             raise ModelMismatch(
                 "Groups of heads turn at frequencies of their own, as the positions of no known "
@@ -137,21 +139,12 @@ class TurnedScoreReading(KeyAsking):
         angles = angles_of(every, self.told, unsure, self.turned.positions)
         return replace(answers, angles=None if self.told is None else angles)
 
-    def _unsure(self, answers: TurnedAnswers) -> float:
+    def _unsure(self, answers: TurnedAnswers, seen: list[GroupScores]) -> float:
         """Return by how much angles of planes may be off, per token."""
         assert answers.far is not None
-        off = answers.with_errors(self.noise, self.rng)
-        mine, other = (
-            [
-                np.sort(np.abs(np.angle(np.linalg.eigvals(one.far))))
-                for one in part.scores(layer, values)
-            ]
-            for part, (layer, values) in (
-                (answers, (self.layer, self.values)),
-                (off, self.redrawn(self.rng)),
-            )
-        )
-        moved = max(float(np.max(np.abs(x - y))) for x, y in zip(mine, other, strict=True))
+        off = answers.with_errors(self.noise, self.rng).scores(*self.redrawn(self.rng))
+        pairs = zip(seen, off, strict=True)
+        moved = max(float(np.max(np.abs(x.long_angles - y.long_angles))) for x, y in pairs)
         unsure = self.turned.safety * moved + self.turned.unread * self.noise.relative
         if not unsure / answers.far.between <= self.turned.positions.unknown:
             raise NotIdentifiable(
@@ -169,21 +162,14 @@ class TurnedScoreReading(KeyAsking):
 
     # -- the other query tokens
 
-    def _further(self, answers: TurnedAnswers, rest: Array, lengths: Lengths):
-        """Ask every other query token beside as few blocks as show all queries."""
-        n = self.keys
-        blocks = -(-answers.rank // n)
-        found, rotary = answers.keys(self.layer, self.values)
-        aims = []
-        for one in found:
-            aims.append(_turned_back(one.K, rotary, n)[:, :, : answers.rank])
-        keys = np.zeros((0, n, self.layer.M.shape[1]))
-        if len(rest):
-            keys = chosen_keys(
-                KeyAims(self._frames(), aims), blocks, n, self.rng, self.tuning.keys
-            )
-        grid = self.grid(*self.tokens(keys, rest, lengths))
-        return (yield from self.asked(grid, "queries"))
+    def _aimed(self, answers: TurnedAnswers, seen: list[GroupScores]) -> Array:
+        """Choose as few blocks of keys as show the queries of all groups."""
+        n, r = self.keys, answers.rank
+        found, rotary = answers.keys(seen)
+        aims = [_turned_back(one.K, rotary, n)[:, :, :r] for one in found]
+        return chosen_keys(
+            KeyAims(self._frames(), aims), -(-r // n), n, self.rng, self.tuning.keys
+        )
 
 
 def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:

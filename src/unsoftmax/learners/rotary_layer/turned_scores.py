@@ -64,6 +64,11 @@ class GroupScores:
         long = None if far is None else np.linalg.lstsq(Z, far @ V, rcond=None)[0]
         return cls(Z, V, step, long)
 
+    @property
+    def long_angles(self) -> Array:
+        """What planes turn by in m tokens, without sign and whole rounds, sorted."""
+        return np.sort(np.abs(np.angle(np.linalg.eigvals(self.far))))
+
     def planes(self, shift: int, still: float) -> TurnedPlanes:
         """Find the planes, and their angles; ``shift`` is m."""
         assert self.far is not None
@@ -135,16 +140,14 @@ class TurnedAnswers:
             for here, near, there in zip(tables[0], tables[1], far, strict=True)
         ]
 
-    def planes(self, layer: LayerMap, values: HeadMaps) -> tuple[list[GroupScores], Planes]:
-        """Return the groups' scores and planes."""
+    def planes(self, seen: Sequence[GroupScores]) -> list[TurnedPlanes]:
+        """Return every group's planes."""
         assert self.far is not None
-        seen = self.scores(layer, values)
-        planes = [one.planes(self.far.between, self.still) for one in seen]
-        return seen, planes
+        return [one.planes(self.far.between, self.still) for one in seen]
 
-    def keys(self, layer: LayerMap, values: HeadMaps) -> tuple[list[GroupKeys], Rotary]:
+    def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
         """Return every group's K, and the queries of the first tokens."""
-        seen, planes = self.planes(layer, values)
+        planes = self.planes(seen)
         angles = common_angles(planes) if self.angles is None else self.angles
         count = (self.rank + 1) // 2
         rotary = Rotary(np.pad(angles, (0, count - len(angles))))
@@ -154,7 +157,7 @@ class TurnedAnswers:
             padded = ((0, 0), (0, 2 * count - self.rank))
             rows = np.pad(one.Z @ plane.P, padded)
             turned = rotary.turned(rows, distances_of(self.first))
-            K = np.linalg.solve(keys, turned) if _square(keys) else _least(keys, turned)
+            K = _least(keys, turned)
             queries = np.pad(np.linalg.solve(plane.P, one.V.T), padded[::-1])
             found.append(GroupKeys(K.T, queries))
         return found, rotary
@@ -162,7 +165,7 @@ class TurnedAnswers:
     def solved(self, layer: LayerMap, values: HeadMaps) -> TurnedHeads:
         """Compute all keys and queries."""
         assert self.further is not None
-        found, rotary = self.keys(layer, values)
+        found, rotary = self.keys(self.scores(layer, values))
         scores = self.further.scores(layer, values)  # (T₂, H, n₂)
         keys = self.further.keys.reshape(-1, self.further.keys.shape[2])
         tokens = np.vstack([self.first.tokens, self.further.tokens])
@@ -187,9 +190,6 @@ class TurnedAnswers:
         return replace(self, first=first, near=near, far=far, further=further)
 
 
-Planes = list[TurnedPlanes]
-
-
 def columns_of_groups(scores: Array, groups: Groups) -> list[Array]:
     """Return every group's scores (keys, query tokens × heads) of scores (T, H, keys)."""
     return [
@@ -206,10 +206,6 @@ def distances_of(answers: KeyAnswers) -> Indices:
     """Return Δ of every key, block after block, without the tokens in between: n … 1."""
     blocks, n, _ = answers.keys.shape
     return np.tile(np.arange(n, 0, -1), blocks)
-
-
-def _square(A: Array) -> bool:
-    return A.shape[0] == A.shape[1]
 
 
 def _least(A: Array, y: Array) -> Array:
