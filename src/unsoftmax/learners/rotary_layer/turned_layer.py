@@ -29,14 +29,16 @@ from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap,
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.rotary_layer.head_groups import Groups, groups_of, shared_rows
 from unsoftmax.learners.rotary_layer.long_offsets import with_long_offsets
+from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
 from unsoftmax.learners.rotary_layer.turned_layer_conclusion import TurnedLayerConclusion
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.learners.rotary_layer.turned_score_reading import TurnedScoreReading
 from unsoftmax.learners.rotary_layer.turned_scores import TurnedAnswers, TurnedHeads
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
-from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
-from unsoftmax.protocol import Steps
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Plan, Steps
+from unsoftmax.theory import counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,8 @@ class TurnedLayerTask:
     most_heads: int
     head_dim: int | None
     profile: str
-    told: Rotary | None
-    """The frequencies, where they are known."""
+    told: ToldTurning
+    """What is known of the frequencies."""
     tuning: AttentionLayerTuning
     rng: np.random.Generator
 
@@ -181,3 +183,28 @@ class TurnedLayerTask:
             turned=turned,
         ).run()
         return TurnedLayerAnswers(maps, scores)
+
+
+def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTuning) -> Plan:
+    """Say what a layer of so many heads costs at most; their number and groups are found."""
+    turned, r = tuning.turned, max(1, dim // heads) if rank is None else int(rank)
+    pilots = tuning.pilot_rounds * (turned.pilot_tokens + 2) + 3 * tuning.score_pilots
+    maps = tuning.tries * (heads * dim + tuning.checked)
+    keys = (1 + tuning.again) * 4 * dim * (dim + 1)
+    searches = len(tuning.offset_lengths) * tuning.most_search(heads)
+    at_most = dim + 8 + tuning.attempts * (searches + pilots + maps + keys + tuning.confirm)
+    queries = counts.rotary_layer_queries(dim, heads, heads, r)
+    longest = turned.longest + dim + 1
+    return Plan(
+        queries=None,
+        at_most=at_most,
+        tokens=2 * at_most + tuning.attempts * keys * longest,
+        rounds=tuning.most_rounds + turned.holdout.together,
+        formula=(
+            "about 2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for H heads of rank r with rotary "
+            f"positions that share the keys and values of G groups: {queries:,} for {heads} of "
+            f"rank {r} that share nothing"
+        ),
+        longest_token=FARTHEST,
+        most_tokens=max(longest, turned.holdout.most_tokens(dim)),
+    )

@@ -22,6 +22,7 @@ from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.rotary_head.rotary_reading import angles_of
 from unsoftmax.learners.rotary_layer.head_groups import Groups, shared_rows
+from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.learners.rotary_layer.turned_scores import (
     GroupScores,
@@ -41,7 +42,7 @@ class TurnedScoreReading(KeyAsking):
     """What keys and queries are read with."""
 
     groups: Groups = field(kw_only=True)
-    told: Rotary | None = field(kw_only=True)
+    told: ToldTurning = field(kw_only=True)
     redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadMaps]] = field(kw_only=True)
     """The maps as other errors of their answers would have them."""
     turned: TurnedLayerTuning = field(kw_only=True)
@@ -136,8 +137,9 @@ class TurnedScoreReading(KeyAsking):
         every = TurningPlanes(
             planes[0].P, common_angles(planes), max(one.off_circle for one in planes)
         )
-        angles = angles_of(every, self.told, unsure, self.turned.positions)
-        return replace(answers, angles=None if self.told is None else angles)
+        told = self.told.of(answers.rank)
+        angles = angles_of(every, told, unsure, self.turned.positions)
+        return replace(answers, angles=None if told is None else angles)
 
     def _unsure(self, answers: TurnedAnswers, seen: list[GroupScores]) -> float:
         """Return by how much angles of planes may be off, per token."""
