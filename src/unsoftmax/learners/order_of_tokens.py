@@ -1,4 +1,4 @@
-"""Naming positions where a layer is refused: do answers change when tokens change places?"""
+"""Naming positions where a layer is refused: answers that change when tokens change places."""
 
 from __future__ import annotations
 

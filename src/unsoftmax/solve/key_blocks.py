@@ -111,13 +111,12 @@ def _cost(
         given = C if C.ndim == 3 else C[None]
         flat = placed if C.ndim == 3 else A.reshape(1, d, -1)
         parts = given.swapaxes(1, 2) @ flat  # (n, r, blocks), or (1, r, blocks·n)
-        seen = parts.transpose(1, 0, 2).reshape(C.shape[-1], -1)
-        inverse = _inverses((seen @ seen.T)[None], worst)[0]
+        all_keys = parts.transpose(1, 0, 2).reshape(C.shape[-1], -1)
+        inverse = _inverses((all_keys @ all_keys.T)[None], worst)[0]
         share = len(columns) * C.shape[-1] * d / (blocks * keys)
         total += float(np.trace(inverse)) / share
         back = given @ (inverse @ (inverse @ parts))
-        back = back.transpose(1, 2, 0) if C.ndim == 3 else back.reshape(A.shape)
-        slope -= (2 / share) * back
+        slope -= (2 / share) * (back.transpose(1, 2, 0) if C.ndim == 3 else back.reshape(A.shape))
     return total, slope
 
 

@@ -76,7 +76,13 @@ def rotary_head_queries(dim: int, rank: int, *, biases: bool = False) -> int:
 
 
 def rotary_layer(
-    dim: int, heads: int, groups: int, rank: int, *, biases: bool = False, outputs: int | None = None
+    dim: int,
+    heads: int,
+    groups: int,
+    rank: int,
+    *,
+    biases: bool = False,
+    outputs: int | None = None,
 ) -> int:
     """Count the free parameters of a layer with rotary positions, its frequencies apart.
 

@@ -45,8 +45,8 @@ from unsoftmax.learners.attention_layer.soft_search import soft_search
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.order_of_tokens import naming_positions
-from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turning
+from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
 from unsoftmax.models import Rotary

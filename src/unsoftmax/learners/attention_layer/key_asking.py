@@ -130,6 +130,7 @@ class KeyAsking:
         return (yield from self.mended_part((yield from self._answered(answers, phase)), phase))
 
     def mended_part(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
+        """Ask those with small weights again, with shorter keys."""
         least = max(self.tuning.least_weight, self.tuning.weight_noise * self.noise.relative)
         for _ in range(self.tuning.again):
             again = self._small(answers, least)

@@ -39,7 +39,10 @@ def shared_rows(values: HeadMaps, group: Sequence[int]) -> Array:
 
 
 def _same(one: Array, other: Array, allowed: float) -> bool:
-    """Tell whether two row spaces of one dimension have no larger angle than allowed."""
-    if len(one) != len(other):
+    """Tell whether two row spaces of one dimension have no larger angle than allowed.
+
+    Of values of full rank the row space tells nothing: these heads are taken to share nothing.
+    """
+    if len(one) != len(other) or len(one) == one.shape[1]:
         return False
     return float(np.linalg.norm(other - other @ one.T @ one, 2)) <= allowed

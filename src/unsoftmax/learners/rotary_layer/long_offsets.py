@@ -37,7 +37,7 @@ def with_long_offsets(steps: Asking[T], layer: LayerMap, gain: float) -> Asking[
 
     def ask(asked: Round) -> Round:
         queries.clear()
-        apart = []
+        apart: Round = []
         for probes in asked:
             X = probes[0 : len(probes)]
             b = X[:, -1:]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.head_search import HeadSearch
 from unsoftmax.learners.attention_layer.map_reading import MapReading
@@ -126,12 +126,16 @@ class TurnedLayerTask:
         """Search for all heads; what was found predicts a few fresh answers."""
         noise = self.tokens.noise()
         read = self._read(noise)
-        answers = yield from with_long_offsets(
-            read, LayerMap.of(self.tokens), self.turned.positions.gain
-        )
-        samples = [
-            answers.sampled(noise, self.rng).model() for _ in range(self.turned.samples)
-        ]
+        whole, gain = LayerMap.of(self.tokens), self.turned.positions.gain
+        try:
+            answers = yield from with_long_offsets(read, whole, gain)
+        except NotIdentifiable as refused:
+            raise NotIdentifiable(
+                f"{refused} Keys or queries with biases answer so as well, and layers with "
+                "positions and such biases are not recovered here.",
+                determined=refused.determined,
+            ) from refused
+        samples = [answers.sampled(noise, self.rng).model() for _ in range(self.turned.samples)]
         found = answers.solved().model()
         conclusion = TurnedLayerConclusion(found, samples, noise, self.rng, self.tuning)
         yield from conclusion.confirmed()

@@ -125,9 +125,7 @@ class TurnedLayerConclusion:
             own=own,
             allowed=whole.fresh_safety * self._moved(X, predicted),
             size=size,
-            most=max(
-                min(whole.most, whole.most_noise * self.noise.relative), whole.least_most
-            ),
+            most=max(min(whole.most, whole.most_noise * self.noise.relative), whole.least_most),
         )
 
     def _moved(self, X: Array, predicted: Array) -> Array:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
@@ -35,6 +36,12 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 from unsoftmax.solve.turning_planes import TurningPlanes
+
+_OTHERWISE = (
+    "Scores depend on positions, and not as rotary ones alone do: something else depends on the "
+    "distance (ALiBi, a learned bias, keys that decay) or on the number of tokens, or the keys or "
+    "queries of some heads depend on each other, which no learner here recovers with positions."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +92,23 @@ class TurnedScoreReading(KeyAsking):
             count = min(count, d)
             keys, tokens = self.tokens(units, directions[:count], lengths)
             first = yield from self.asked(self.grid(keys, tokens), "keys")
-            ranks = self._ranks(first, count - self.turned.spare_tokens)
-            if max(ranks) <= (count - self.turned.spare_tokens) * least or count == d:
+            # beside all query tokens none is spare
+            most = count if count == d else count - self.turned.spare_tokens
+            ranks = self._ranks(first, most)
+            if max(ranks) <= most * least:
                 break
             count *= 2
         if len(set(ranks)) > 1 or not ranks[0]:
             raise ModelMismatch(
                 f"Scores of the {len(self.groups)} groups of heads have ranks "
-                f"{', '.join(map(str, ranks))}: the keys or queries of some depend on each other, "
-                "which no learner here recovers with positions."
+                f"{', '.join(map(str, ranks))}. " + _OTHERWISE
             )
-        near = yield from self.asked(self.grid(keys[:1], tokens, 1), "turned by one token")
+        some = keys[: -(-ranks[0] // self.keys)]
+        near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
         return TurnedAnswers(self.groups, ranks[0], first, near)
 
-    def _ranks(self, first, most: int) -> tuple[int, ...]:
+    def _ranks(self, first: KeyAnswers, most: int) -> tuple[int, ...]:
+        """Count the singular values of every group's scores that are no errors."""
         parts = columns_of_groups(first.scores(self.layer, self.values), self.groups)
         off = first.with_errors(self.noise, self.rng)
         other = columns_of_groups(off.scores(*self.redrawn(self.rng)), self.groups)
@@ -117,28 +127,32 @@ class TurnedScoreReading(KeyAsking):
     def _shift(self, answers: TurnedAnswers) -> int:
         """Choose how many zero tokens to put between, so that planes are well apart."""
         steps = [one.near for one in answers.scores(self.layer, self.values)]
-        eigenvalues = [np.linalg.eigvals(step) for step in steps]
+        angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
+        alike = self.turned.alike
         shifts = np.arange(1, self.turned.longest + 1, 2)
-        apart = np.array([min(_apart(one, m) for one in eigenvalues) for m in shifts])
+        apart = np.array([min(_apart(one, m, alike) for one in angles) for m in shifts.tolist()])
         enough = apart >= self.turned.nearly * apart.max()
         return int(shifts[np.argmax(enough)])
 
     def _turning(self, answers: TurnedAnswers, seen: list[GroupScores]) -> TurnedAnswers:
         """Find the angles that all groups have, or compare them with those that were told."""
         assert answers.far is not None
-        unsure = self._unsure(answers, seen)
-        answers = replace(answers, still=unsure * answers.far.between)
+        unsure, between = self._unsure(answers, seen), answers.far.between
+        answers = replace(answers, still=unsure * between)
         planes = answers.planes(seen)
         if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
-            raise ModelMismatch(
-                "Groups of heads turn at frequencies of their own, as the positions of no known "
-                "model do, or some depend on each other: this is no layer with rotary positions."
-            )
+            raise ModelMismatch("Heads turn at different frequencies. " + _OTHERWISE)
         every = TurningPlanes(
             planes[0].P, common_angles(planes), max(one.off_circle for one in planes)
         )
+        if every.off_circle > max(self.turned.positions.crooked, unsure * between):
+            raise ModelMismatch(
+                f"{between} tokens of distance lengthen or shorten scores by "
+                f"{every.off_circle:.1e}, which no plane that turns does. " + _OTHERWISE
+            )
         told = self.told.of(answers.rank)
         angles = angles_of(every, told, unsure, self.turned.positions)
+        answers = replace(answers, turning=len(planes[0].angles))
         return replace(answers, angles=None if told is None else angles)
 
     def _unsure(self, answers: TurnedAnswers, seen: list[GroupScores]) -> float:
@@ -169,9 +183,7 @@ class TurnedScoreReading(KeyAsking):
         n, r = self.keys, answers.rank
         found, rotary = answers.keys(seen)
         aims = [_turned_back(one.K, rotary, n)[:, :, :r] for one in found]
-        return chosen_keys(
-            KeyAims(self._frames(), aims), -(-r // n), n, self.rng, self.tuning.keys
-        )
+        return chosen_keys(KeyAims(self._frames(), aims), -(-r // n), n, self.rng, self.tuning.keys)
 
 
 def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:
@@ -180,10 +192,11 @@ def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:
     return np.asarray(back * np.sqrt(n * K.shape[0]) / np.linalg.norm(back))
 
 
-def _apart(eigenvalues: Array, shift: int) -> float:
+def _apart(angles: Array, shift: int, alike: float) -> float:
     """Return how far the nearest two eigenvalues are apart after so many steps."""
-    turned = np.exp(1j * shift * np.angle(eigenvalues))
-    turning = np.abs(turned - 1)
-    far = np.abs(turned[:, None] - turned) + 4 * np.eye(len(turned))
-    return float(min(np.min(far, initial=2.0), np.min(turning, initial=2.0)))
-
+    turned = np.exp(1j * shift * angles)
+    far = np.abs(turned[:, None] - turned)
+    # what turns alike at one token stays together: planes that do not turn, or turn alike
+    once = np.exp(1j * angles)
+    together = np.abs(once[:, None] - once) <= alike
+    return float(np.min(far[~together], initial=2.0))

@@ -60,14 +60,22 @@ class GroupScores:
         """Take L_0 (keys, columns), and of the first keys L_1, of all L_m."""
         V = leading_rows(here, rank).T
         Z = here @ V
-        step = np.linalg.lstsq(Z[: len(near)], near @ V, rcond=None)[0]
-        long = None if far is None else np.linalg.lstsq(Z, far @ V, rcond=None)[0]
+        step = _least(Z[: len(near)], near @ V)
+        long = None if far is None else _least(Z, far @ V)
         return cls(Z, V, step, long)
 
     @property
     def long_angles(self) -> Array:
         """What planes turn by in m tokens, without sign and whole rounds, sorted."""
-        return np.sort(np.abs(np.angle(np.linalg.eigvals(self.far))))
+        assert self.far is not None
+        return np.asarray(np.sort(np.abs(np.angle(np.linalg.eigvals(self.far)))))
+
+    def still_beside(self, count: int) -> float:
+        """Return what all but ``count`` planes turn by at most."""
+        assert self.far is not None
+        values = np.linalg.eigvals(self.far)
+        apart = np.sort(np.abs(values[values.imag >= 0] - 1))[::-1]
+        return float(apart[count]) if count < len(apart) else 0.0
 
     def planes(self, shift: int, still: float) -> TurnedPlanes:
         """Find the planes, and their angles; ``shift`` is m."""
@@ -127,6 +135,8 @@ class TurnedAnswers:
     """Other blocks beside the other query tokens."""
     still: float = 0.0
     """Planes whose mθ is less are taken not to turn."""
+    turning: int | None = None
+    """How many planes turn, once that is known."""
     angles: Array | None = None
     """Frequencies of the planes that turn, where they were told."""
 
@@ -143,11 +153,15 @@ class TurnedAnswers:
     def planes(self, seen: Sequence[GroupScores]) -> list[TurnedPlanes]:
         """Return every group's planes."""
         assert self.far is not None
-        return [one.planes(self.far.between, self.still) for one in seen]
+        between, count = self.far.between, self.turning
+        stills = [self.still if count is None else one.still_beside(count) for one in seen]
+        return [one.planes(between, still) for one, still in zip(seen, stills, strict=True)]
 
     def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
         """Return every group's K, and the queries of the first tokens."""
         planes = self.planes(seen)
+        if len({len(one.angles) for one in planes}) > 1:
+            raise np.linalg.LinAlgError("other planes turn in one group than in another")
         angles = common_angles(planes) if self.angles is None else self.angles
         count = (self.rank + 1) // 2
         rotary = Rotary(np.pad(angles, (0, count - len(angles))))

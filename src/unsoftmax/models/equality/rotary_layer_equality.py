@@ -228,9 +228,7 @@ def _of(layer: RotaryLayer) -> range:
     return range(layer.H)
 
 
-def _alone(
-    layer: RotaryLayer, head: int, v: Array | None = None, c: float = 0.0
-) -> RotaryHead:
+def _alone(layer: RotaryLayer, head: int, v: Array | None = None, c: float = 0.0) -> RotaryHead:
     """Return a head of a layer as one with scalar answers."""
     scores = layer.scores_of(head).arrays
     return RotaryHead(
