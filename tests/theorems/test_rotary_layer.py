@@ -9,6 +9,7 @@ import pytest
 
 import unsoftmax as us
 from tests.rotary_layers import (
+    InFloat32,
     largest_errors,
     longest_miss,
     nearly_rotary,
@@ -91,6 +92,27 @@ def test_smollm2s_shape(trials, evidence):
         queries=f"{max(shares):.2f} × the bound",
         W=f"{max(scores):.0e}",
         seconds=f"{max(seconds):.0f}, the target's among them",
+    )
+
+
+def test_inside_float32(trials, evidence):
+    shape, shares, scores, long = (64, 4, 2, 16), [], [], []
+    for seed in range(trials(1, 20)):
+        target = rotary_layer(*shape, seed, residual=seed % 2 == 0)
+        learner = us.learners.AttentionLayerLearner(64, rotary_base=1e4, seed=seed)
+        recovery = us.learn(InFloat32(target), learner)
+        assert share_of_bounds(recovery, target) <= 1
+        shares.append((recovery.queries - 32) / bound(*shape))
+        scores.append(relative_errors(recovery.model, target)[1])
+        long.append(longest_miss(recovery.model, target, seed))
+    assert np.median(shares) <= 2.5
+    assert np.median(scores) <= 1e-2
+    evidence(
+        "rotary layer inside float32, d = 64, 4 heads in 2 groups",
+        runs=len(shares),
+        queries=f"median {np.median(shares):.2f}, most {max(shares):.2f} × the bound",
+        W=f"median {np.median(scores):.0e}, worst {max(scores):.0e}",
+        of_512_tokens=f"median {np.median(long):.0e}, worst {max(long):.0e}",
     )
 
 

@@ -112,9 +112,10 @@ class AttentionLayerLearner(Configured):
     one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
     for every head. A norm before is part of its heads: its scale and shift are not told apart
     from M_h, W_h, w_h and c. Heads with W_h = 0, and W_h beside −W_h, cost some hundred queries
-    more. *With rotary positions up to* one complex number per plane and group between K and Q.
-    Refused: W_h = c·W_g, c > 0, without a norm before, which switch alike; an RMSNorm behind
-    whose scale has entries of both signs.
+    more. Refused: W_h = c·W_g, c > 0, without a norm before, which switch alike; an RMSNorm behind
+    whose scale has entries of both signs. *With rotary positions up to* the order of heads and of
+    planes, one complex number per plane and group between K and Q, and an invertible matrix per
+    group between V and O; the bound on W is one on all W_h(Δ).
     *Source*: beyond arXiv 2601.16873.
 
     Examples

@@ -115,7 +115,8 @@ class TurnedLayerTask:
         for again in reversed(range(self.tuning.attempts)):
             try:
                 conclusion = yield from self._searched()
-            except (ModelMismatch, np.linalg.LinAlgError):
+            except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError):
+                # gates of two heads may be opposite at all of a few tokens by chance
                 if not again:
                     raise
             else:

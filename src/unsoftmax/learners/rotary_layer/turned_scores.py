@@ -184,7 +184,7 @@ class TurnedAnswers:
         keys = self.further.keys.reshape(-1, self.further.keys.shape[2])
         tokens = np.vstack([self.first.tokens, self.further.tokens])
         heads = sum(map(len, self.groups))
-        Q = np.zeros((heads, 2 * len(rotary), keys.shape[1]))
+        K, Q = [], np.zeros((heads, 2 * len(rotary), keys.shape[1]))
         for group, one in zip(self.groups, found, strict=True):
             rows = rotary.turned(keys @ one.K.T, -distances_of(self.further))[:, : self.rank]
             first = one.queries.reshape(len(one.queries), -1, len(group))
@@ -192,7 +192,11 @@ class TurnedAnswers:
                 others = np.zeros((len(one.queries), len(scores)))
                 others[: self.rank] = _least(rows, scores[:, h].T)
                 Q[h] = np.linalg.solve(tokens, np.hstack([first[:, :, place], others]).T).T
-        return TurnedHeads(np.array([one.K for one in found]), Q, rotary)
+            # as large as each other, which no answer shows
+            size = np.sqrt(np.linalg.norm(Q[list(group)]) / np.linalg.norm(one.K))
+            K.append(size * one.K)
+            Q[list(group)] /= size
+        return TurnedHeads(np.array(K), Q, rotary)
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
