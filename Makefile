@@ -12,6 +12,8 @@ MLSERVER := mlserver==1.7.1
 KSERVE  := kserve==0.21.0
 # Laws of a handful of learners, which take seconds: `make test` has all.
 FEW_LAWS := '(declared or no_longer or stopped) and (balanced or LowRankHead or radius or SensingHead or ReluNetworkLearner or anchored or (MultiHeadLearner and one)) and not polished'
+# Tests start the command hundreds of times: each reads the bytecode that the first one wrote.
+export PYTHONDONTWRITEBYTECODE :=
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
