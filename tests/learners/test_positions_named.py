@@ -89,7 +89,7 @@ def half(p: Parts, X: Any) -> Any:
         return np.nan_to_num(((weights[..., None] * X).sum(axis=1) @ v).astype(float))
 
 
-POSITIONED = {
+POSITIONED: dict[str, tuple[Any, str]] = {
     "rotary": (lambda p, X: p.rotary(X), r"all others weigh the same, as with rotary.*rotary=True"),
     "rotary, two heads": (
         lambda p, X: p.rotary(X) + rotary_head(D, 2, 9)(X),
@@ -110,7 +110,7 @@ POSITIONED = {
     "added to tokens": (placed, r"positions that are added to tokens"),
     "two causal layers": (partial(two_layers, causal=True), r"causal masks in more layers"),
 }
-WITHOUT = {
+WITHOUT: dict[str, Any] = {
     "two heads": lambda p, X: p.head(X) @ p.v + p.head(X, 1, X @ p.w) @ p.other,
     "GELU behind": lambda p, X: (lambda z: z / (1 + np.exp(-z)))(
         np.clip(p.head(X) @ p.A, -300, None)
@@ -187,8 +187,8 @@ def test_learners_of_labels_networks_and_vectors_name_them():
     p = Parts(0)
     with pytest.raises(us.ModelMismatch, match=TOLD + r".*from labels"):
         us.learn(lambda X: 2.0 * (p.rotary(X) > 0) - 1, us.learners.LabelHead(D, 8))
-    for learner in (us.learners.TransformerLearner, us.learners.MultiHeadTransformerLearner):
-        made = learner(D, **({"max_heads": 1} if "Multi" in learner.__name__ else {}))
+    learners = us.learners.TransformerLearner(D), us.learners.MultiHeadTransformerLearner(D, 1)
+    for made in learners:
         with pytest.raises(us.ModelMismatch, match=TOLD + r".*rotary=True"):
             us.learn(partial(behind_rotary, p), made)
     layer = lambda X: pooled(p.rotary.attention(X), X) @ p.A  # noqa: E731
@@ -230,7 +230,7 @@ def test_what_is_not_answered_is_not_named():
 
 
 def test_no_question_is_beyond_a_plan():
-    learner = us.learners.ApproximateHead(D, 1e-6, radius=1.0)
+    learner = us.learners.ApproximateHead(D, 1e-6, radius=16.0)
     steps = naming_positions(Refusing(D).steps(0), learner)
     longest = []
 

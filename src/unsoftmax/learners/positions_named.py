@@ -3,7 +3,7 @@
 A target whose scores depend on positions is refused by every learner without them, for as many
 reasons as there are learners. One transformation around them all asks, where a learner has
 refused, whether answers change when tokens change places, and what positions do
-(`unsoftmax.measure.token_order`). *Queries*: 33 after a refusal, 57 more where the order matters.
+(`unsoftmax.measure.token_order`). *Queries*: 57 after a refusal, 57 more where the order matters.
 
 It may not know why a learner has refused. Where tokens may change places the refusal stays as it
 is, and so it does where these questions are not answered, or are beyond a budget.
@@ -11,6 +11,7 @@ is, and so it does where these questions are not answered, or are beyond a budge
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,7 @@ from unsoftmax.errors import (
     OracleError,
 )
 from unsoftmax.learners.compose import Asking, T
-from unsoftmax.measure.token_order import (
-    Positions,
-    TokenOrderTuning,
-    order_matters,
-    position_kind,
-)
+from unsoftmax.measure.token_order import OrderQuestions, Positions
 from unsoftmax.protocol import Learner
 
 ORDER = "Scores depend on positions: answers change when tokens before the last one change places"
@@ -51,7 +47,7 @@ def naming_positions(steps: Asking[T], learner: Learner[Any]) -> Asking[T]:
         if not np.any(refusal.determined.get("v", 1.0)):
             raise  # no answer depends on scores
         try:
-            said = yield from _named(learner, TokenOrderTuning())
+            said = yield from _named(learner)
         except (OracleError, BudgetExceeded):
             said = None
         if said is None:
@@ -59,13 +55,18 @@ def naming_positions(steps: Asking[T], learner: Learner[Any]) -> Asking[T]:
         raise ModelMismatch(said, determined=refusal.determined) from refusal
 
 
-def _named(learner: Learner[Any], tuning: TokenOrderTuning) -> Asking[str | None]:
+def _named(learner: Learner[Any]) -> Asking[str | None]:
     """Ask, and say what positions the target has; None if none are seen that are not known."""
     plan, known = learner.plan(), _knows_rotary(learner)
-    asked = int(learner.dim), plan.longest_token, plan.most_tokens, tuning
-    if not (yield from order_matters(*asked)):
+    tolerance = getattr(learner, "tolerance", None) or 0.0
+    ask = OrderQuestions(int(learner.dim), tolerance=float(tolerance))
+    if plan.longest_token is not None:
+        ask = replace(ask, longest=plan.longest_token)
+    if plan.most_tokens is not None:
+        ask = replace(ask, most=plan.most_tokens)
+    if not (yield from ask.order_matters()):
         return None
-    found = yield from position_kind(*asked)
+    found = yield from ask.position_kind()
     if known and found.kind in ("products", "labels", "unclear"):
         return None
     return f"{ORDER}{_in_words(found, hasattr(learner, 'rotary'))}"

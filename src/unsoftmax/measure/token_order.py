@@ -12,7 +12,7 @@ x stands; a bias per distance is all that is left of other scores:
 
 Anything else depends on what x is as well: products with a query bias, positions that are added to
 tokens, or more layers than one. What answers vary by is read beside each, from tokens that are
-nearly the same. *Queries*: 33, and 57 more where the order matters.
+nearly the same. *Queries*: 57, and 57 more where the order matters.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ class TokenOrderTuning:
 
     tokens: int = 64
     """Tokens of a sequence: windows and slopes that begin farther off do not show."""
-    lengths: tuple[float, ...] = (2.0**-6, 2.0**-3, 0.5, 2.0, 8.0, 32.0, 2.0**8, 2.0**12)
-    """Norms of tokens. Biases by distance show where they are short and scores are small, products
-    where they are long, whatever the size of W."""
+    lengths: tuple[float, ...] = (
+        *(2.0**-6, 2.0**-6, 2.0**-3, 2.0**-3, 0.5, 1.0),
+        *(2.0, 4.0, 8.0, 16.0, 32.0, 2.0**7, 2.0**10, 2.0**12),
+    )
+    """Norms of tokens, the shortest first. Biases by distance show where they are short and scores
+    are small, products where they are long, whatever the size of W."""
     near: float = 2.0**-8
     """Tokens that are nearly the same differ by this share: more than half precision rounds."""
     by_order: float = 16.0
-    """The order matters where it moves answers by so many times what nearly the same tokens do,"""
+    """The order matters where it moves answers by so many times what nearly the same tokens do,
+    these or shorter ones,"""
     share: float = 2.0**-6
     """and by this share of what tokens add to answers: what is nearly the same may be the same to
     a target of few bits,"""
     rounding: float = 2.0**-7
     """and by this share of answers: sums that are rounded in another order move less,"""
-    several: int = 2
+    several: int = 3
     """at so many lengths."""
     long: int = 3
     for_labels: int = 24
@@ -87,78 +91,92 @@ class Positions:
     window: tuple[int, int] = (0, 0)
 
 
-def order_matters(
-    dim: int, longest: float | None, most: int | None, tuning: TokenOrderTuning
-) -> Generator[Round, Answers, bool]:
-    """Ask sequences in two orders: whether answers change.
+@dataclass(frozen=True, slots=True)
+class OrderQuestions:
+    """What a target may be asked about the order of tokens.
 
-    Parameters
+    Attributes
     ----------
     dim : int
         Dimension d of a token.
-    longest, most : float, int, optional
-        No token is longer, no sequence has more tokens; with fewer than three nothing is asked.
+    longest : float
+        No token is longer.
+    most : float
+        No sequence has more tokens.
+    tolerance : float
+        What answers may be off by, whatever is asked.
     tuning : TokenOrderTuning
         Knobs.
     """
-    n = tuning.tokens if most is None else min(tuning.tokens, most)
-    if n < 3:
-        return False
-    rng, half = np.random.default_rng(tuning.seed), (longest or FARTHEST) / 2
-    lengths = np.minimum(tuning.lengths, half)
-    changed, labels = yield from _changes(rng, lengths, n, dim, tuning)
-    if labels:
-        more = np.resize(lengths[-tuning.long :], tuning.for_labels)
-        changed, _ = yield from _changes(rng, more, n, dim, tuning)
-    return changed >= tuning.several
 
+    dim: int
+    longest: float = FARTHEST
+    most: float = np.inf
+    tolerance: float = 0.0
+    tuning: TokenOrderTuning = TokenOrderTuning()
 
-def _changes(
-    rng: np.random.Generator, lengths: Array, tokens: int, dim: int, tuning: TokenOrderTuning
-) -> Generator[Round, Answers, tuple[int, bool]]:
-    """Ask a sequence of each length in two orders: how many change, and whether all are labels."""
-    x = rng.standard_normal((len(lengths), tokens, dim))
-    x *= (lengths / np.linalg.norm(x, axis=2).max(axis=1))[:, None, None]
-    X = x.astype(np.float32).astype(np.float64)
-    near = X * (1 + tuning.near * rng.choice([-1.0, 1.0], X.shape))
-    order = [*range(tokens - 1)[::-1], tokens - 1]
-    families = [X, near, X[:, order], near[:, order], np.zeros((1, tokens, dim))]
-    answers = yield [_asked(x, "order of tokens") for x in families]
-    *answered, nothing = _as_columns(answers)
-    here, nearly, there, there_nearly = answered
-    moved = np.abs(here + nearly - there - there_nearly) / 2
-    varies = np.maximum(np.abs(here - nearly), np.abs(there - there_nearly))
-    size, beyond = (np.max(np.abs([y - c for y in answered]), axis=0) for c in (0.0, nothing))
-    least = np.maximum(tuning.share * beyond, tuning.rounding * size)
-    changed = (moved > tuning.by_order * varies) & (moved > least)
-    labels = 1 < len(np.unique(answered)) <= tuning.most_labels
-    return int(np.max(np.count_nonzero(changed, axis=0))), labels
+    @property
+    def tokens(self) -> int:
+        """Tokens of the sequences that are asked."""
+        return int(min(self.tuning.tokens, self.most))
 
+    def order_matters(self) -> Generator[Round, Answers, bool]:
+        """Ask sequences in two orders: whether answers change. Two tokens have one order."""
+        if self.tokens < 3:
+            return False
+        rng, tuning = np.random.default_rng(self.tuning.seed), self.tuning
+        lengths = np.minimum(tuning.lengths, self.longest / 2)
+        changed, labels = yield from self._changes(rng, lengths)
+        if labels:
+            more = np.resize(lengths[-tuning.long :], tuning.for_labels)
+            changed, _ = yield from self._changes(rng, more)
+        return changed >= tuning.several
 
-def position_kind(
-    dim: int, longest: float | None, most: int | None, tuning: TokenOrderTuning
-) -> Generator[Round, Answers, Positions]:
-    """Ask one token at several distances among zeros: how its weight changes with distance."""
-    n = tuning.tokens if most is None else min(tuning.tokens, most)
-    distances = np.unique(np.minimum(2 ** np.arange(n.bit_length()), n - 1))
-    x = np.random.default_rng(tuning.seed + 1).standard_normal((tuning.directions, dim))
-    x = (x / np.linalg.norm(x, axis=1)[:, None]).astype(np.float32).astype(np.float64)
-    half = (longest or FARTHEST) / 2
-    lengths = np.array(tuning.alone) * min(1.0, half / max(tuning.alone))
-    X = np.zeros((len(x), len(lengths), len(distances), n, dim))
-    places = np.arange(len(distances)), n - 1 - distances
-    X[:, :, *places] = lengths[:, None, None] * x[:, None, None]
-    nearly = X * (1 + tuning.beside * np.where(np.arange(dim) % 2, -1.0, 1.0))
-    families = [X.reshape(-1, n, dim), nearly.reshape(-1, n, dim), np.zeros((1, n, dim))]
-    answers = yield [_asked(x, "one token at several distances") for x in families]
-    *answered, nothing = _as_columns(answers)
-    widest = int(np.argmax(np.ptp(answered[0], axis=0)))
-    here, beside = ((y - nothing)[:, widest].reshape(X.shape[:3]) for y in answered)
-    if len(np.unique([here, beside])) <= tuning.most_labels:
-        return Positions("labels")
-    # a direction at right angles to v says nothing
-    told = int(np.argmax(np.max(np.abs(here), axis=(1, 2))))
-    return _read(here[told], np.abs(beside - here)[told], distances, lengths, tuning)
+    def _changes(
+        self, rng: np.random.Generator, lengths: Array
+    ) -> Generator[Round, Answers, tuple[int, bool]]:
+        """Ask a sequence of each length in two orders: how many change; whether all are labels."""
+        tokens, tuning = self.tokens, self.tuning
+        x = rng.standard_normal((len(lengths), tokens, self.dim))
+        x *= (lengths / np.linalg.norm(x, axis=2).max(axis=1))[:, None, None]
+        X = x.astype(np.float32).astype(np.float64)
+        near = X * (1 + tuning.near * rng.choice([-1.0, 1.0], X.shape))
+        order = [*range(tokens - 1)[::-1], tokens - 1]
+        families = [X, near, X[:, order], near[:, order], np.zeros((1, tokens, self.dim))]
+        answers = yield [_asked(x, "order of tokens") for x in families]
+        *answered, nothing = _as_columns(answers)
+        here, nearly, there, there_nearly = answered
+        moved = np.abs(here + nearly - there - there_nearly) / 2
+        varies = np.maximum(np.abs(here - nearly), np.abs(there - there_nearly))
+        varies = np.maximum.accumulate(varies, axis=0)  # answers may be off whatever is asked
+        size, beyond = (np.max(np.abs([y - c for y in answered]), axis=0) for c in (0.0, nothing))
+        least = np.maximum(tuning.share * beyond, tuning.rounding * size)
+        changed = (moved > tuning.by_order * varies) & (moved > least)
+        changed &= moved > tuning.by_order * self.tolerance
+        labels = 1 < len(np.unique(answered)) <= tuning.most_labels
+        return int(np.max(np.count_nonzero(changed, axis=0))), labels
+
+    def position_kind(self) -> Generator[Round, Answers, Positions]:
+        """Ask one token at several distances among zeros: how its weight changes with distance."""
+        n, dim, tuning = self.tokens, self.dim, self.tuning
+        distances = np.unique(np.minimum(2 ** np.arange(n.bit_length()), n - 1))
+        x = np.random.default_rng(tuning.seed + 1).standard_normal((tuning.directions, dim))
+        x = (x / np.linalg.norm(x, axis=1)[:, None]).astype(np.float32).astype(np.float64)
+        lengths = np.array(tuning.alone) * min(1.0, self.longest / 2 / max(tuning.alone))
+        X = np.zeros((len(x), len(lengths), len(distances), n, dim))
+        places = np.arange(len(distances)), n - 1 - distances
+        X[:, :, *places] = lengths[:, None, None] * x[:, None, None]
+        nearly = X * (1 + tuning.beside * np.where(np.arange(dim) % 2, -1.0, 1.0))
+        families = [X.reshape(-1, n, dim), nearly.reshape(-1, n, dim), np.zeros((1, n, dim))]
+        answers = yield [_asked(x, "one token at several distances") for x in families]
+        *answered, nothing = _as_columns(answers)
+        widest = int(np.argmax(np.ptp(answered[0], axis=0)))
+        here, beside = ((y - nothing)[:, widest].reshape(X.shape[:3]) for y in answered)
+        if len(np.unique([here, beside])) <= tuning.most_labels:
+            return Positions("labels")
+        # a direction at right angles to v says nothing
+        told = int(np.argmax(np.max(np.abs(here), axis=(1, 2))))
+        return _read(here[told], np.abs(beside - here)[told], distances, lengths, tuning)
 
 
 def _read(
