@@ -153,8 +153,8 @@ class MultiHeadTuning:
 
     def with_positions(self) -> MultiHeadTuning:
         """Return the knobs of a search among heads with positions (`learners.rotary_heads`)."""
-        columns = replace(self.columns, checked=self.rotary.checked)
-        sums = replace(self.sums, line=self.rotary.line)
+        columns = replace(self.columns, checked=self.rotary.checked, extra=self.rotary.extra)
+        sums = replace(self.sums, line=self.rotary.line, pairs=self.rotary.pairs)
         fresh = replace(self.conclusion.fresh, alike=True)
         conclusion = replace(self.conclusion, fresh=fresh, confirm=self.rotary.confirm)
         return replace(self, columns=columns, sums=sums, conclusion=conclusion)

@@ -48,9 +48,13 @@ class RotaryHeadsTuning:
     checked: int = 0
     """Columns asked with more rows than the rank of W(1): W(2), which has to have the same range,
     and fresh sequences show what they would."""
-    line: int = 4
-    """Single tokens of each of two norms that tell the answers' precision, half as many as of heads
+    extra: int = 2
+    """Rows more than its rank that a column is asked with while the rank is found."""
+    line: int = 3
+    """Single tokens of each of two norms that tell the answers' precision, fewer than of heads
     without positions: [g a; b/g] loses nothing beside b, and the search has digits to spare."""
+    pairs: int = 2
+    """Pairs of tokens that tell the size of the values."""
     confirm: int = 3
     """Answers that heads must predict before W(2) is asked for: one at each size of logits. Fresh
     sequences of the hold-out follow."""

@@ -113,7 +113,7 @@ def read_steps(
     model, W_error = found.model, found.errors["W"] * found.times_off
     ranks = [_rank(W, error, tuning) for W, error in zip(model.W, W_error, strict=True)]
     scored = [h for h, rank in enumerate(ranks) if rank]
-    _refuse_more_heads(len(scored), model.dim)
+    _refuse_more_heads(len(scored), model.dim, found)
     W, v = model.W[scored], model.v[scored]
     constant = model.v.sum(axis=0) - v.sum(axis=0)
     heads = [_head(W, v, (place, ranks[h]), rng, tuning) for place, h in enumerate(scored)]
@@ -209,14 +209,16 @@ def _tokens(L: Array, rng: np.random.Generator) -> Array:
 
 
 def _rank(W: Array, error: float, tuning: SecondDistanceTuning) -> int:
-    return rank_by_gap(np.linalg.svd(W, compute_uv=False), tuning.counted * float(error))
+    singular = np.asarray(np.linalg.svd(W, compute_uv=False))
+    return rank_by_gap(singular, tuning.counted * float(error))
 
 
-def _refuse_more_heads(heads: int, dim: int) -> None:
+def _refuse_more_heads(heads: int, dim: int, found: RecoveredHeads) -> None:
     if heads > dim:
         raise NotIdentifiable(
             f"The target has {heads} heads with scores, more than its {dim} dimensions: with "
             "rotary positions heads are opened one by one by a token that shuts the others, and "
             "there is none for so many. What they are at a distance of one token is known, not "
             "how they turn.",
+            determined={"v": found.model.v, "W(1)": found.model.W},
         )
