@@ -118,17 +118,20 @@ class OpenedAnswers:
         return np.asarray(self.logits / self.alpha[:, None])
 
     def error(self, precision: Precision, v_error: float) -> float:
-        """Bound the error of all `scores`, Frobenius; ``v_error`` is that of each v_g.
+        """Estimate the error of all `scores`, Frobenius; ``v_error`` is that of each v_g.
 
-        Terms are rounded in proportion to their own size, and errors of answers are independent.
+        Terms are rounded in proportion to their own size, each independently, and errors of v have
+        no direction.
         """
         _, seen, shut = self._own
         e = np.exp(self.logits)
         per_logit = e * (seen * (1 + self.left) - self.left * shut) / (e + 1 + self.left) ** 2
         z, a = np.linalg.norm(self.fillers, axis=1), np.linalg.norm(self.offsets, axis=1)
         lengths = z[:, None] + np.outer(self.alpha, a)
-        values = float(np.sum(np.linalg.norm(self.v, axis=1)) + np.linalg.norm(self.constant))
-        off = KAPPA * precision.unit * values + v_error * np.sqrt(len(self.v))
+        values = np.hypot(np.linalg.norm(self.v), np.linalg.norm(self.constant))
+        off = KAPPA * precision.unit * float(values) + v_error * np.sqrt(
+            len(self.v) / self.v.shape[1]
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
             each = off * lengths / np.abs(per_logit) / self.alpha[:, None]
         return float(np.linalg.norm(np.nan_to_num(each, nan=np.inf)))

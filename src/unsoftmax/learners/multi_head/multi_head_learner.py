@@ -40,6 +40,7 @@ from unsoftmax.learners.multi_head.conclusions import concluded, predicting
 from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
+from unsoftmax.learners.multi_head.order_of_tokens import positions_named
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Precise, Restarts
@@ -201,7 +202,11 @@ class MultiHeadLearner(Configured):
             "the target is no sum of attention heads, or its answers are too noisy."
         )
         steps = self._steps(checks)
-        return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
+        steps = limited(steps, error, queries=plan.at_most, rounds=plan.rounds)
+        if self._positions() is None and self.radius is None:
+            rng = np.random.default_rng([self.seed, 1])
+            steps = positions_named(steps, self.dim, rng, self.tuning.order)
+        return (yield from steps)
 
     def _steps(self, checks: int) -> Steps[Any]:
         rng = np.random.default_rng(self.seed)
@@ -292,7 +297,13 @@ class MultiHeadLearner(Configured):
             "or too close for answers as precise as these, as others may be; or there are more "
             "than max_heads, or the target is no sum of attention heads."
         )
-        if not self.functional:
+        if self._positions() is not None:
+            yield (
+                "Or scores change with distance otherwise than rotary ones do, as with ALiBi, "
+                "learned biases or positions counted from the other end; or keys or queries have "
+                "biases."
+            )
+        elif not self.functional:
             yield "With functional=True what predicts answers well is returned."
         if self.rank is not None:
             yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."

@@ -5,12 +5,12 @@ Two tokens far apart in length, g = 2⁴⁰, have one score that is not nearly 0
     f([g a; b/g]) = c + g·Σ_h (a·v_h) σ(a·W_h(1) b)
     f([0 × (n−1); −g a; b/g]) = c − g·Σ_h (a·v_h) σ(−a·W_h(1) b − ln n)
 
-since zero tokens score exactly 0. A learner of heads without positions asks [a+b; b], and n copies
-of a+b with one b. With s = Σ v_h, which single tokens tell whatever the positions, it would be
-answered
+since zero tokens score exactly 0; and f([0]) = c. A learner of heads without positions asks
+[a+b; b], and n copies of a+b with one b. With s = Σ v_h, which single tokens tell whatever the
+positions, it would be answered
 
-    f([a+b; b]) = c + b·s + Σ_h (a·v_h) σ(a·W_h b)
-    f([(a+b) × n; b]) = c + b·s + Σ_h (a·v_h) σ(a·W_h b + ln n),
+    f([a+b; b]) = b·s + Σ_h (a·v_h) σ(a·W_h b)
+    f([(a+b) × n; b]) = b·s + Σ_h (a·v_h) σ(a·W_h b + ln n),
 
 and σ(t) = 1 − σ(−t) makes the second of the second: one query for one.
 """
@@ -26,10 +26,14 @@ from unsoftmax.probes import Array, Parted, Probes, Round, Singles, UnitVectors
 from unsoftmax.protocol import Answers
 
 
-def one_apart(steps: Asking[T], gain: float) -> Asking[T]:
-    """Let a learner of heads without positions and biases learn W_h(1) of heads with them."""
+def one_apart(steps: Asking[T], gain: float) -> Asking[tuple[T, float]]:
+    """Let a learner of heads without positions and biases learn W_h(1) of heads with positions.
+
+    It is shown answers without c; what it found is returned with c.
+    """
     view = _OneApart(gain)
-    return mapped(steps, ask=view.asked, answer=view.answered)
+    found = yield from mapped(steps, ask=view.asked, answer=view.answered)
+    return found, view.c
 
 
 @dataclass(slots=True)
@@ -41,6 +45,7 @@ class _OneApart:
     """Numbers of tokens that are made at a time."""
     asked_last: Round = field(default_factory=list)
     s: Array = field(default_factory=lambda: np.zeros(0))
+    c: float = 0.0
 
     def asked(self, given: Round) -> Round:
         """Part the tokens of all sequences of more than one."""
@@ -51,11 +56,19 @@ class _OneApart:
 
     def answered(self, answers: Answers) -> Answers:
         """Return what would have been answered without positions."""
-        for probes, y in zip(self.asked_last, answers, strict=True):
-            if isinstance(probes, Singles) and isinstance(probes.rows, UnitVectors):
-                self.s = np.asarray(y) / probes.scale
+        singles = [
+            (probes, y)
+            for probes, y in zip(self.asked_last, answers, strict=True)
+            if isinstance(probes, Singles)
+        ]
+        for probes, y in singles:
+            if not isinstance(probes.rows, UnitVectors) and not np.any(probes[:]):
+                self.c = float(y[0])
+        for probes, y in singles:
+            if isinstance(probes.rows, UnitVectors):
+                self.s = np.asarray((y - self.c) / probes.scale)
         pairs = zip(self.asked_last, answers, strict=True)
-        return [self._seen(probes, y) for probes, y in pairs]
+        return [self._seen(probes, y - self.c) for probes, y in pairs]
 
     def _seen(self, probes: Probes, y: Array) -> Array:
         if not isinstance(probes, Parted):

@@ -24,7 +24,7 @@ from unsoftmax.models.attention import mean_shift, pooled_tokens, softmax
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Found
-from unsoftmax.validate.head_comparison import sum_rounding
+from unsoftmax.validate.head_comparison import JudgeTuning, sum_rounding
 from unsoftmax.validate.judge import Judgement, Residuals, judge
 
 
@@ -52,8 +52,8 @@ def conclude_heads(
 ) -> Asking[Found[RotaryHeads]]:
     """Ask fresh sequences and return what was found, or refuse it."""
     answered = yield from ask_turned(found.model.heads, found.model.dim, checks, rng, holdout)
-    most_moved = holdout.conclusion.judge.most_moved
-    parts = [(X.shape[1], _compared(found, X, y, most_moved, tuning)) for X, y in answered]
+    judging = holdout.conclusion.judge
+    parts = [(X.shape[1], _compared(found, X, y, judging, tuning)) for X, y in answered]
     judgement = judge(Residuals.of_lengths(parts), checks)
     if judgement.refuses:
         _refuse(found, judgement)
@@ -65,11 +65,12 @@ def _compared(
     found: RecoveredRotaryHeads,
     X: Array,
     y: Array,
-    most_moved: float,
+    judging: JudgeTuning,
     tuning: HeadsConclusionTuning,
 ) -> Residuals:
     """Compare answers with the heads, to first order in the errors of their scores."""
-    fresh, precision = tuning.fresh, found.reduced.precision
+    fresh, precision, most_moved = tuning.fresh, found.reduced.precision, judging.most_moved
+    met = min(1.0, judging.alignment / X.shape[2])
     lengths = np.linalg.norm(X, axis=2)
     distances = np.arange(X.shape[1])[::-1].astype(np.float64)
     predicted, own, allowed = np.full(len(X), found.model.c), np.zeros(len(X)), np.zeros(len(X))
@@ -77,7 +78,7 @@ def _compared(
     for head, errors in zip(found.model.heads, found.turned, strict=True):
         weights, tokens = softmax(head.scores.of(X)), X @ head.v
         answer = np.einsum("bn,bn->b", weights, tokens)
-        off = errors.at(distances) if np.isfinite(errors.near) else np.zeros(len(distances))
+        off = met * errors.at(distances) if np.isfinite(errors.near) else np.zeros(len(distances))
         moved = lengths * lengths[:, -1:] * (off + off[-1])
         deviations = np.abs(tokens - answer[:, None])
         rounded = score_rounding(head, lengths, distances, precision)
@@ -88,7 +89,7 @@ def _compared(
         telling &= (moved + rounded).max(axis=1) <= most_moved
         predicted += answer
     values = float(np.sum(np.linalg.norm(found.model.v, axis=1)))
-    size = lengths.max(axis=1) * max(values, found.reduced.scale)
+    size = lengths.max(axis=1) * max(values, found.reduced.scale) + abs(found.model.c)
     times = fresh.times if found.model.H else fresh.nothing
     most = max(fresh.most, fresh.most_coarse * found.reduced.eta)
     return Residuals.of(
@@ -127,10 +128,10 @@ def _certificate(found: RecoveredRotaryHeads, longest: int) -> Certificate:
     W = max((float(one.at(ends).max()) for one in found.turned), default=0.0)
     turning = max((one.turning for one in found.turned), default=0.0)
     return Certificate(
-        {"W": W, "v": found.v_error, "c": 0.0},
+        {"W": W, "v": found.v_error, "c": float(found.reduced.precision.error(abs(found.model.c)))},
         (
-            "The target is a sum of attention heads with rotary positions and without biases, and "
-            "all heads were found: what the hold-out tests, it cannot prove.",
+            "The target is a sum of attention heads with rotary positions, without biases of keys "
+            "and queries, and all heads were found: what the hold-out tests, it cannot prove.",
             f"Answers are precise to {found.reduced.eta:.1e} of the size of their terms.",
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head for distances Δ from 0 to "
             f"{farthest}; beyond it grows by {turning:.1e} a token.",

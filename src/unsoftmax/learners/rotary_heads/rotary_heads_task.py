@@ -2,7 +2,7 @@
 
 It is what `MultiHeadLearner` does with ``rotary``.
 
-    f([x]) = x·Σ v_h                            Σ v_h
+    f([0]) = c, f([x]) = x·Σ v_h + c            c, Σ v_h
     [g a; b/g], [0 × n; −g a; b/g]              v_h and W_h(1) = B_h L_h: as heads without
                                                 positions, by its own search (`one_apart`)
     [g α a; g z; b/g], z shuts all heads but h  W_h(2), T_h = P R(1) P⁻¹ (`second_distance`)
@@ -14,7 +14,7 @@ one complex number per plane and head. Source: beyond Proposition 7.1; positions
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -82,9 +82,9 @@ class RotaryHeadsTask:
         """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
         tuning = self.tuning
         gain = tuning.positions.gain
-        reduced, found = yield from one_apart(search, gain)
-        stepped = yield from read_steps(found, reduced, gain, rng, tuning.second)
-        read = self._turned(stepped.readings, found, reduced)
+        (reduced, found), c = yield from one_apart(search, gain)
+        readings = yield from read_steps(found, (reduced.precision, c), gain, rng, tuning.second)
+        read = self._turned(readings, found, replace(reduced, c=c))
         return (yield from conclude_heads(read, checks, rng, tuning.holdout, self.conclusion))
 
     def _turned(
@@ -107,7 +107,7 @@ class RotaryHeadsTask:
         far = max((float(one.near) for one in errors), default=0.0)
         if far > self.conclusion.close * nearest(model):
             errors = [PositionErrors(np.inf, np.inf)] * len(errors)
-        turned = RotaryHeads.of(heads, model.dim)
+        turned = RotaryHeads.of(heads, model.dim, reduced.c)
         notes = found.notes if np.any(turned.frequencies) or not turned.H else (*found.notes, STILL)
         return RecoveredRotaryHeads(
             turned, tuple(errors), v_error, reduced, positions.farthest, notes

@@ -14,10 +14,10 @@ import numpy as np
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking, together
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.rotary_head.rotary_reading import StepReadings
 from unsoftmax.measure import offsets
 from unsoftmax.measure.opened_heads import FillerTuning, OpenedAnswers, fillers
+from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
 
@@ -86,30 +86,21 @@ class SteppedHead:
         return Sequences(X.reshape(-1, 3, d), phase="W(2)", purpose="data")
 
 
-@dataclass(frozen=True, slots=True)
-class SteppedHeads:
-    """What all heads are made of."""
-
-    v: Array
-    """(H, d), all heads."""
-    readings: tuple[StepReadings | None, ...]
-    """W_h(1) and W_h(2); None of a head whose scores are 0."""
-
-
 def read_steps(
     found: RecoveredHeads,
-    reduced: ReducedAnswers,
+    precision_and_c: tuple[Precision, float],
     gain: float,
     rng: np.random.Generator,
     tuning: SecondDistanceTuning,
-) -> Asking[SteppedHeads]:
-    """Read W_h(2) of all heads that have scores.
+) -> Asking[tuple[StepReadings | None, ...]]:
+    """Read W_h(2) of all heads; None of a head whose scores are 0.
 
     Raises
     ------
     NotIdentifiable
         There are more heads than dimensions, or nothing opens them one by one.
     """
+    precision, c = precision_and_c
     model, W_error = found.model, found.errors["W"] * found.times_off
     ranks = [_rank(W, error, tuning) for W, error in zip(model.W, W_error, strict=True)]
     scored = [h for h, rank in enumerate(ranks) if rank]
@@ -117,30 +108,30 @@ def read_steps(
     W, v = model.W[scored], model.v[scored]
     constant = model.v.sum(axis=0) - v.sum(axis=0)
     heads = [_head(W, v, (place, ranks[h]), rng, tuning) for place, h in enumerate(scored)]
-    asking = [_answered(head, W, (v, constant), gain, tuning) for head in heads]
+    asking = [_answered(head, W, (v, constant, c), gain, tuning) for head in heads]
     answered = yield from together(asking)
     v_error = float(np.max(found.errors["v"] * found.times_off, initial=0.0))
     readings: list[StepReadings | None] = [None] * model.H
     for h, head, answers in zip(scored, heads, answered, strict=True):
         inverse = np.linalg.inv(head.rows @ head.basis)
         there = inverse @ answers.scores.T
-        error = answers.error(reduced.precision, v_error) * float(np.linalg.norm(inverse, 2))
+        error = answers.error(precision, v_error) * float(np.linalg.norm(inverse, 2))
         # a range that is off by as much as W_h(1) leaves as much of W_h(2) out
         longest = float(np.linalg.norm(head.tokens, axis=1).max())
         off = error + float(W_error[h]) * longest
         readings[h] = StepReadings(head.basis, head.L, head.tokens, there, float(W_error[h]), off)
-    return SteppedHeads(model.v, tuple(readings))
+    return tuple(readings)
 
 
 def _answered(
     head: SteppedHead,
     W: Array,
-    values: tuple[Array, Array],
+    values: tuple[Array, Array, float],
     gain: float,
     tuning: SecondDistanceTuning,
 ) -> Asking[OpenedAnswers]:
     """Ask one head; tokens with large logits again, with shorter offsets."""
-    (v, constant), left = values, float(np.exp(-tuning.fillers.closed))
+    (v, constant, c), left = values, float(np.exp(-tuning.fillers.closed))
     alpha, y = np.array(head.alpha), np.full((len(head.tokens), len(head.rows)), np.nan)
     z = head.shut_by(W, v, tuning.fillers)
     # the first token tells how long offsets of the others had better be
@@ -149,7 +140,7 @@ def _answered(
         if z is None:
             raise NotIdentifiable(DEPENDENT, determined={"v": v})
         [given] = yield [replace(head, alpha=alpha).probes(z, missing, gain)]
-        y[missing] = np.reshape(given / gain, (len(missing), -1))
+        y[missing] = np.reshape((given - c) / gain, (len(missing), -1))
         read = OpenedAnswers(head.rows, alpha.copy(), z.copy(), y, v, head.place, constant, left)
         logits = read.logits
         well = np.all(np.abs(logits) < tuning.largest, axis=1)
