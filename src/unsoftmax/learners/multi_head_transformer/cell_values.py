@@ -1,13 +1,14 @@
-"""The values v_h in other cells: (H − 1)·d + 3 queries each.
+"""The values v_h in other cells: (H − 1)·d + 3 queries each, H·d + 3 with a residual.
 
 Far out, at b = t·x, every gate is a step whose side is known: W_h and w_h are. So
 
     f([b+a; b]) − N(b) = Σ_h γ_h v_h·a,   γ_h = σ(a·u_h),   Σ_h v_h = ∇g
 
-is linear in the v_h; ∇g is the network's, which spares one head. Offsets lie between neighbouring
-hyperplanes a·u_h = 0 of random half circles (one at which all gates are alike tells ∇g alone), and
-are picked by pivoted QR; others check. Where these disagree a pooled token left the cell, and all
-is asked again with shorter offsets.
+is linear in the v_h; ∇g is the network's, which spares one head. A residual is another head whose
+gate is always 0, at the last token. Offsets lie between neighbouring hyperplanes a·u_h = 0 of
+random half circles (one at which all gates are alike tells ∇g alone), and are picked by pivoted QR;
+others check. Where these disagree a pooled token left the cell, and all is asked again with shorter
+offsets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import scipy
 from unsoftmax.arrangement.base_points import NetworkHinges, sizes
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head_transformer.value_coordinates import ValueCoordinates
+from unsoftmax.learners.multi_head_transformer.value_coordinates import AllValues, ValueCoordinates
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Flags, Indices, Pairs, Round, Singles
 
@@ -40,7 +41,7 @@ class CellValueTuning:
     candidates: int = 3
     few: int = 256
     """Rows from which as many as unknowns are picked, per unknown, and so many at least."""
-    mixed: float = 0.5
+    mixed: float = 0.25
     """Gates that differ by less are alike."""
     agrees: float = 1e-7
     """Rows that check are missed by this at most, in units of the neurons' size (∇g is known to
@@ -70,6 +71,15 @@ class CellPoint:
     b: Array
     active: Flags
     radius: float
+    u: Array
+    """u_h of the heads (H, d)."""
+    residual: bool
+    """Whether the last token is one more input of the network."""
+
+    def gates(self, a: Array) -> Array:
+        """Return γ of all heads at unit offsets (n, d), and that of the residual, 0, behind."""
+        gates = scipy.special.expit(self.radius * (a @ self.u.T))
+        return np.asarray(np.pad(gates, ((0, 0), (0, int(self.residual)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +91,20 @@ class CellSystem:
     a: Array
     """(n, d) unit offsets; the last ones check."""
     gates: Array
-    """γ (n, H)."""
+    """γ (n, H), of n inputs of the network each."""
 
     @classmethod
     def chosen(
         cls,
         at: CellPoint,
-        u: Array,
         unknown: ValueCoordinates,
         checks: int,
         rng: np.random.Generator,
         tuning: CellValueTuning,
     ) -> CellSystem:
-        """Choose the rows of heads whose vectors at b are u (H, d)."""
-        if len(u) < 2:
-            return cls(at, unknown, u[:0], np.zeros((0, len(u))))
-        a = _between(u, max(tuning.candidates * unknown.count, tuning.few), rng)
-        gates = scipy.special.expit(at.radius * (a @ u.T))
+        """Choose the rows."""
+        a = _between(at.u, max(tuning.candidates * unknown.count, tuning.few), rng)
+        gates = at.gates(a)
         # where all gates are alike ∇g alone is told
         mixed = np.ptp(gates, axis=1) > tuning.mixed
         a, gates = a[mixed], gates[mixed]
@@ -202,8 +209,14 @@ class CellReader:
 
     hinges: NetworkHinges
     heads: MultiHead
+    residual: bool
     rng: np.random.Generator
     tuning: CellValueTuning
+
+    @property
+    def every(self) -> AllValues:
+        """Coordinates in which nothing is known of the values but their sum."""
+        return AllValues(self.heads.H + self.residual, self.heads.dim)
 
     def read(
         self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
@@ -262,11 +275,9 @@ class CellReader:
         hinges, tuning = self.hinges, self.tuning
         u, active = self.heads.scores_of(points), hinges.active(points)
         radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
-        cells = [CellPoint(b, *at) for b, *at in zip(points, active, radius.tolist(), strict=True)]
-        return [
-            CellSystem.chosen(at, u[k], unknown, checks, self.rng, tuning)
-            for k, at in enumerate(cells)
-        ]
+        each = zip(points, active, radius.tolist(), u, strict=True)
+        cells = [CellPoint(*at, self.residual) for at in each]
+        return [CellSystem.chosen(at, unknown, checks, self.rng, tuning) for at in cells]
 
 
 def _round_of(systems: list[CellSystem]) -> Round:

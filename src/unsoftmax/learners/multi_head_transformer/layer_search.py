@@ -36,7 +36,6 @@ from unsoftmax.learners.multi_head_transformer.layer_solution import (
     solve_layer,
 )
 from unsoftmax.learners.multi_head_transformer.value_coordinates import (
-    AllValues,
     ValueSpaceTuning,
     fewer_unknowns,
 )
@@ -128,7 +127,7 @@ class LayerSearch:
         cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
         found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
         found = found if self.biases else _without_query_biases(found)
-        if found.model.H < 2:
+        if found.model.H < 2 and cell.residual is None:
             return self._of_one_head(found)
         points = cones.spanning(cell.active, tuning.values.length, self.rng)
         if points is None:
@@ -144,9 +143,11 @@ class LayerSearch:
         self, found: RecoveredHeads, solved: SolvedFirstLayers, slope: float
     ) -> RecoveredTransformer:
         heads, largest = found.model, found.largest
-        model = MultiHeadTransformer(heads.W, solved.B, solved.w_o, solved.b, heads.w, solved.c)
+        B, residual = solved.B[: heads.H], solved.B[heads.H :]
+        R = residual[0] if len(residual) else None
+        model = MultiHeadTransformer(heads.W, B, solved.w_o, solved.b, heads.w, solved.c, R)
         # what cancels in the sums that single tokens show is rounded all the same
-        terms = float(np.sum(np.linalg.norm(model.B, axis=2) @ np.abs(model.w_o)))
+        terms = float(np.sum(np.linalg.norm(solved.B, axis=2) @ np.abs(model.w_o)))
         steep = self.hinges.steepness
         hidden = max(1.0, terms / (self.tuning.cancelling * steep))
         # where heads are read tokens are long: noise of one size counts where they are short again
@@ -164,11 +165,12 @@ class LayerSearch:
         self, cell: FirstCell, found: RecoveredHeads, points: Array
     ) -> Asking[RecoveredTransformer]:
         tuning, heads = self.tuning, found.model
-        reader = CellReader(self.hinges, heads, self.rng, tuning.values)
-        every = AllValues(heads.H, heads.dim)
-        values, shares = yield from self._values(reader, cell, points)
+        residual = cell.residual is not None
+        reader = CellReader(self.hinges, heads, residual, self.rng, tuning.values)
+        first = heads.v if cell.residual is None else np.vstack([heads.v, cell.residual])
+        values, shares = yield from self._values(reader, first, cell.active, points)
         for _ in range(tuning.corrections):
-            v = np.concatenate([heads.v[None], values.v])
+            v = np.concatenate([first[None], values.v])
             active = np.concatenate([cell.active[None], values.active])
             solved = solve_layer(self.hinges, v, active, tuning.solution)
             left = self._left(solved, values)
@@ -176,7 +178,7 @@ class LayerSearch:
                 break
             shares[left] /= 2
             again, now = yield from reader.read(
-                points[left], shares[left], every, tuning.values.checks
+                points[left], shares[left], reader.every, tuning.values.checks
             )
             shares[left], values = now, values.with_cells(left, again)
         else:
@@ -186,11 +188,14 @@ class LayerSearch:
         return self._assembled(found, solved, tuning.safety * slope)
 
     def _values(
-        self, reader: CellReader, cell: FirstCell, points: Array
+        self, reader: CellReader, first: Array, at: Flags, points: Array
     ) -> Asking[tuple[CellValues, Array]]:
-        """Read the values of all cells: in full, until those so far leave fewer unknowns."""
+        """Read the values of all cells: in full, until those so far leave fewer unknowns.
+
+        The first cell, of the active neurons ``at``, has the values ``first``.
+        """
         tuning, heads, K = self.tuning, reader.heads, len(points)
-        every, shares = AllValues(heads.H, heads.dim), np.ones(K)
+        every, shares = reader.every, np.ones(K)
         values: CellValues | None = None
         done = 0
         while done < K:
@@ -207,8 +212,8 @@ class LayerSearch:
                 values, points[read], shares[read], every, tuning.values.checks
             )
             good = reader.usual(values)
-            v = np.concatenate([heads.v[None], values.v[good]])
-            active = np.concatenate([cell.active[None], values.active[good]])
+            v = np.concatenate([first[None], values.v[good]])
+            active = np.concatenate([at[None], values.active[good]])
             fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
             if fewer is None or done == K:
                 continue
@@ -243,6 +248,8 @@ class LayerSearch:
         H, K = found.model.H, len(self.hinges)
         heads = "1 head" if H == 1 else f"{H} heads"
         extra = " Two neurons more carry a linear part." if solved.linear else ""
+        if len(solved.B) > H:
+            extra += " The last token reaches the network by itself: a residual connection."
         d = found.model.dim
         below = found.low_rank and any(np.linalg.matrix_rank(W) < d for W in found.model.W)
         low = " Some W are of low rank." if below else ""

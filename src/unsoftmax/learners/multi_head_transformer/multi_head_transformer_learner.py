@@ -160,7 +160,7 @@ class MultiHeadTransformerLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -180,7 +180,7 @@ class MultiHeadTransformerLearner(Configured):
         tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
         first = self._network.plan()
         m = tuning.network.neurons_per_dim * d + tuning.network.neurons
-        cells = (m + 1) * (H * d + tuning.layer.values.checks + 1)
+        cells = (m + 1) * ((H + 1) * d + tuning.layer.values.checks + 1)
         tries = len(tuning.layer.starts)
         one = tuning.times * (H * d * (d + 3) + cells) + tuning.per_head * (H + 1) + 16 * d
         long = tuning.evidence.closing.long
