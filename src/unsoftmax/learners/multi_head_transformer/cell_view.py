@@ -6,7 +6,7 @@ While every pooled token stays in the cell of the base point b, S being its acti
 
 with v_h = ℓ_h + Σ_{k∈S} E_h[k] and Σ_h v_h = ∇g. That is `multi_head`'s target with c + b·s = N(b)
 and s = ∇g, so its steps serve here, with offsets no longer than a share of ‖b‖. A residual, the
-last token as one more input of the network, adds r·x_N within the cell: less that, Σ_h v_h = ∇g − r.
+last token as one more input of the network, adds r·x_N within the cell; without it s = ∇g − r.
 """
 
 from __future__ import annotations
