@@ -184,6 +184,10 @@ def _opposite(arrays: Any, _: Any) -> None:
     arrays["W"][1], arrays["w"][1] = -arrays["W"][0], -arrays["w"][0]
 
 
+def _twice(arrays: Any, _: Any) -> None:
+    arrays["W"][1], arrays["w"][1] = 2 * arrays["W"][0], 2 * arrays["w"][0]
+
+
 def _mean(arrays: Any, _: Any) -> None:
     arrays["W"][0], arrays["w"][0] = 0, 0
 
@@ -268,6 +272,7 @@ def _residual_around_the_network(arrays: Any, rng: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any, Any], None]] = {
     "W beside −W": _opposite,
+    "W beside 2W": _twice,
     "a head W = 0": _mean,
     "equal heads": _equal,
     "B = A V": _values,
@@ -418,10 +423,6 @@ def _gelu(z: Any) -> Any:
     return z * scipy.special.ndtr(z)
 
 
-def _twice(arrays: Any, _: Any) -> None:
-    arrays["W"][1], arrays["w"][1] = 2 * arrays["W"][0], 2 * arrays["w"][0]
-
-
 def _cancelling(arrays: Any, _: Any) -> None:
     arrays["B"] -= arrays["B"].mean(axis=0)
 
@@ -453,7 +454,6 @@ IMPOSTORS: dict[str, Any] = {
     "float32": (lambda X: TARGET(X).astype(np.float32), us.NotIdentifiable, "float64"),
     "six decimals": (us.oracles.rounded(TARGET, 6), us.NotIdentifiable, "float64"),
     "noise": (us.oracles.noisy(TARGET, 1e-9, 0), us.NotIdentifiable, "float64"),
-    "W beside 2W": (transformer(3, 5, 10, 0, _twice), us.ModelMismatch, "2W"),
     "first layers that cancel": (transformer(3, 5, 10, 0, _cancelling), us.ModelMismatch, "single"),
     "a neuron unseen": (transformer(3, 5, 10, 0, _unseen), us.ModelMismatch, "no single token"),
     "heads alone": (

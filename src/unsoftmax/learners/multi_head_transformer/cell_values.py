@@ -41,6 +41,9 @@ class CellValueTuning:
     candidates: int = 3
     few: int = 256
     """Rows from which as many as unknowns are picked, per unknown, and so many at least."""
+    logits: tuple[float, float] = (0.3, 6.0)
+    """Range of one head's logits at offsets where gates are open: they are asked where heads have
+    hyperplanes in common, and moderate logits alone tell them apart."""
     mixed: float = 0.25
     """Gates that differ by less are alike."""
     agrees: float = 1e-7
@@ -99,11 +102,14 @@ class CellSystem:
         at: CellPoint,
         unknown: ValueCoordinates,
         checks: int,
-        rng: np.random.Generator,
-        tuning: CellValueTuning,
+        reader: CellReader,
     ) -> CellSystem:
         """Choose the rows."""
-        a = _between(at.u, max(tuning.candidates * unknown.count, tuning.few), rng)
+        tuning, rng = reader.tuning, reader.rng
+        count = max(tuning.candidates * unknown.count, tuning.few)
+        a = _between(at.u, count, rng)
+        if reader.moderate:
+            a = np.concatenate([a, _opening(at, count, rng, tuning)])
         gates = at.gates(a)
         # where all gates are alike ∇g alone is told
         mixed = np.ptp(gates, axis=1) > tuning.mixed
@@ -210,6 +216,8 @@ class CellReader:
     hinges: NetworkHinges
     heads: MultiHead
     residual: bool
+    moderate: bool
+    """Whether gates may be open: where heads have hyperplanes in common."""
     rng: np.random.Generator
     tuning: CellValueTuning
 
@@ -277,7 +285,7 @@ class CellReader:
         radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
         each = zip(points, active, radius.tolist(), u, strict=True)
         cells = [CellPoint(*at, self.residual) for at in each]
-        return [CellSystem.chosen(at, unknown, checks, self.rng, tuning) for at in cells]
+        return [CellSystem.chosen(at, unknown, checks, self) for at in cells]
 
 
 def _round_of(systems: list[CellSystem]) -> Round:
@@ -318,6 +326,17 @@ def _between(u: Array, count: int, rng: np.random.Generator) -> Array:
     middle = (ends[n, gap] + ends[n, gap + 1]) / 2
     a = np.cos(middle)[:, None] * p + np.sin(middle)[:, None] * q
     return np.asarray(a / np.linalg.norm(a, axis=1, keepdims=True))
+
+
+def _opening(at: CellPoint, count: int, rng: np.random.Generator, tuning: CellValueTuning) -> Array:
+    """Draw offsets, in units of the radius, at which one head's logit is moderate."""
+    a = rng.standard_normal((count, len(at.b)))
+    a /= np.linalg.norm(a, axis=1, keepdims=True)
+    u = at.u[rng.integers(len(at.u), size=count)]
+    wanted = rng.uniform(*tuning.logits, count)
+    with np.errstate(divide="ignore"):
+        share = wanted / (at.radius * np.abs(np.sum(a * u, axis=1)))
+    return np.asarray(np.minimum(share, 1.0)[:, None] * a)
 
 
 def _picked(rows: Array, checks: int, tuning: CellValueTuning) -> Indices:

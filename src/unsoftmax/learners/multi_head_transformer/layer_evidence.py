@@ -120,7 +120,8 @@ def contradicted(judgement: Judgement) -> ModelMismatch:
     return ModelMismatch(
         f"The recovered layer misses fresh sequences by {residual:.1e} of their answers' size "
         f"where {tolerance:.1e} is expected: the target is not several softmax heads followed by a "
-        "ReLU network of one hidden layer, or has neurons that no single token shows."
+        "ReLU network of one hidden layer, or has neurons that no single token shows, "
+        "or that share a hyperplane there."
     )
 
 

@@ -18,6 +18,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.cell_poles import CellPoleTuning, heads_by_poles
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CellReader,
     CellValues,
@@ -34,6 +35,10 @@ from unsoftmax.learners.multi_head_transformer.layer_solution import (
     SolvedFirstLayers,
     layer_of_one_head,
     solve_layer,
+)
+from unsoftmax.learners.multi_head_transformer.unseen_neurons import (
+    UnseenNeuronTuning,
+    unseen_neuron,
 )
 from unsoftmax.learners.multi_head_transformer.value_coordinates import (
     ValueSpaceTuning,
@@ -54,6 +59,8 @@ class LayerSearchTuning:
 
     cells: BasePointTuning = field(default=BasePointTuning())
     first: FirstCellTuning = field(default=FirstCellTuning())
+    poles: CellPoleTuning = field(default=CellPoleTuning())
+    unseen: UnseenNeuronTuning = field(default=UnseenNeuronTuning())
     values: CellValueTuning = field(default=CellValueTuning())
     spaces: ValueSpaceTuning = field(default=ValueSpaceTuning())
     solution: LayerSolutionTuning = field(default=LayerSolutionTuning())
@@ -66,6 +73,8 @@ class LayerSearchTuning:
     )
     """For each search: intervals that half a circle begins with, and how much longer than usual
     the baselines between them are. Others begin in another cell."""
+    by_poles: int = 2
+    """Searches that follow, in the first cells again, for heads that switch together."""
     shorter: float = 0.35
     """Every search has offsets shorter by this than the one before: the first cell may have been
     left where no ray showed it."""
@@ -111,8 +120,8 @@ class LayerSearch:
     rng: np.random.Generator
     tuning: LayerSearchTuning
 
-    def run(self, number: int) -> Asking[RecoveredTransformer]:
-        """Search for the ``number``-th time.
+    def run(self, number: int, together: bool = False) -> Asking[RecoveredTransformer]:
+        """Search for the ``number``-th time; for heads that switch ``together`` by their poles.
 
         Raises
         ------
@@ -122,17 +131,25 @@ class LayerSearch:
         tuning = self.tuning
         cones = ConeDirections.drawn(self.hinges, self.rng, tuning.cells)
         wide = cones.widest(len(tuning.starts))
-        x = wide[number % len(wide)]
-        share = tuning.shorter**number
+        x, share = wide[number % len(wide)], tuning.shorter**number
         cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
-        found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
+        if together:
+            found = yield from heads_by_poles(cell, self.sought, self.rng, tuning.poles)
+        else:
+            found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
         found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2 and cell.residual is None:
             return self._of_one_head(found)
-        points = cones.spanning(cell.active, tuning.values.length, self.rng)
+        length = found.length if together else tuning.values.length
+        points = cones.spanning(cell.active, length, self.rng)
         if points is None:
             raise DependentCells
-        return (yield from self._with_values(cell, found, points))
+        return (yield from self._with_values(cell, found, points, together))
+
+    def meets_unseen_neuron(self) -> Asking[bool]:
+        """Tell whether a neuron shows that single tokens do not show."""
+        [x] = ConeDirections.drawn(self.hinges, self.rng, self.tuning.cells).widest(1)
+        return (yield from unseen_neuron(self.hinges, x, self.rng, self.tuning.unseen))
 
     def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
         """Put one head before the network that single tokens show."""
@@ -162,11 +179,11 @@ class LayerSearch:
         return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
 
     def _with_values(
-        self, cell: FirstCell, found: RecoveredHeads, points: Array
+        self, cell: FirstCell, found: RecoveredHeads, points: Array, together: bool
     ) -> Asking[RecoveredTransformer]:
         tuning, heads = self.tuning, found.model
         residual = cell.residual is not None
-        reader = CellReader(self.hinges, heads, residual, self.rng, tuning.values)
+        reader = CellReader(self.hinges, heads, residual, together, self.rng, tuning.values)
         first = heads.v if cell.residual is None else np.vstack([heads.v, cell.residual])
         values, shares = yield from self._values(reader, first, cell.active, points)
         for _ in range(tuning.corrections):
