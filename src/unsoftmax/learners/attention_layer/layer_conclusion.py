@@ -9,7 +9,7 @@ compared by norms of whole answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +70,8 @@ class LayerConclusion:
         widened = max(1.0, strain / tuning.usual)
         bounds = {name: widened * bound for name, bound in self._bounds(model).items()}
         certificate = Certificate(bounds, (*self._assumed(looked), *more_than_usual(widened)))
-        return Found(model, certificate, judgement.evidence, self.notes)
+        notes = (*self.notes, *self._alike(bounds))
+        return Found(model, certificate, judgement.evidence, notes)
 
     # -- fresh sequences
 
@@ -197,6 +198,21 @@ class LayerConclusion:
             name: self.tuning.safety * largest[name] + rounding * sizes[name] for name in largest
         }
 
+    def _alike(self, bounds: Mapping[str, float]) -> tuple[str, ...]:
+        """Name heads that score all tokens alike, as far as the bounds say."""
+        named = [
+            str(h)
+            for h, R in enumerate(self.found.scores.R)
+            if np.linalg.norm(R[:, :-1]) <= bounds["W"] and np.linalg.norm(R[:, -1]) <= bounds["w"]
+        ]
+        if not named:
+            return ()
+        return (
+            f"W and w of head {', '.join(named)} are 0 within their bounds: it weighs all tokens "
+            "alike, as far as answers show. Several heads with scores so small are one here, and "
+            "M is the sum of theirs.",
+        )
+
     @property
     def _invisible(self) -> float:
         """Up to which share of the others' a head's values are not told from errors."""
@@ -207,7 +223,8 @@ class LayerConclusion:
         return (
             "The target is a layer of softmax attention heads, and all of them were found: what "
             "the hold-out tests, it cannot prove. A head with M = 0 is invisible, and one with M "
-            f"below {self._invisible:.0e} of the others' may be.",
+            f"below {self._invisible:.0e} of the others' may be. Heads whose W and w differ by "
+            "less than their bounds are one here, M the sum of theirs.",
             f"Whole answers are off by {self.noise.relative:.1e} of their norm{absolute}, as "
             "single tokens show it; bounds are for all numbers of a head together, the largest of "
             "all heads.",
