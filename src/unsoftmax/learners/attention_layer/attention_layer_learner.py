@@ -122,7 +122,7 @@ class AttentionLayerLearner(Configured):
     seed: int = 0
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

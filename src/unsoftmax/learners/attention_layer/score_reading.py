@@ -32,7 +32,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Indices, Purpose, Sequences
+from unsoftmax.probes import Array, Indices, Purpose
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
 
@@ -251,10 +251,7 @@ class ScoreReading:
     def _sent(
         self, answers: KeyAnswers, which: Indices, phase: str, purpose: Purpose
     ) -> Asking[Array]:
-        b = answers.tokens[answers.token[which]]
-        keys = answers.scale[which, None, None] * answers.keys[answers.block[which]]
-        X = np.concatenate([b[:, None] + keys, b[:, None]], axis=1)
-        [y] = yield [Sequences(X, phase=phase, purpose=purpose)]
+        [y] = yield [answers.asked(which, phase, purpose)]
         return np.asarray(y)
 
     # -- ranks
