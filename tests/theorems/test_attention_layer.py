@@ -155,15 +155,16 @@ def test_the_shape_of_a_large_model(shape, trials, evidence):
     bound = (d + H * (r * (2 * d - r) + r * (2 * d + 1 - r))) / d
     ratio = (recovery.queries - 16) / bound
     assert recovery.model.H == H
-    worst = np.zeros(2)
+    worst = [0.0, 0.0]
     for head in recovery.model.heads:
         apart = [head.values - other.values for other in target.heads]
         nearest = int(np.argmin([values.norm for values in apart]))
         other = target.heads[nearest]
         off = apart[nearest].norm, (head.scores - other.scores).norm
         assert off[0] <= recovery.certificate.errors["M"]
-        assert off[1] <= np.hypot(*(recovery.certificate.errors[name] for name in "Ww"))
-        worst = np.maximum(worst, np.divide(off, (other.values.norm, other.scores.norm)))
+        assert off[1] <= recovery.certificate.errors["W"] + recovery.certificate.errors["w"]
+        M, W = off[0] / other.values.norm, off[1] / other.scores.norm
+        worst = [max(worst[0], M), max(worst[1], W)]
     assert worst[0] < 1e-9
     assert worst[1] < 1e-7
     if d > 32:
