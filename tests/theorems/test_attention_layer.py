@@ -247,6 +247,9 @@ def alike():
     yield "W = 0", [[U, V, K, 0 * Q, 0 * w], other, third]
     yield "−W beside W", [drawn[0], [*other[:2], K, -Q, -w], third]
     yield "w alone", [[U, V, K, 0 * Q, w], other, third]
+    (U, V, K, Q, w), twice, other = factors(3, 4, 16, 1)
+    yield "W beside 2W", [[U, V, K, Q, w], [*twice[:2], K, 2 * Q, 2 * w], other]
+    (U, V, K, Q, w), other, third = drawn
     yield "W = 0, large scores", [[U, V, K, 0 * Q, 0 * w], [*other[:3], 1e3 * other[3], other[4]]]
 
 
@@ -266,8 +269,10 @@ def test_heads_that_two_tokens_do_not_tell_apart_are_refused_by_name():
     with pytest.raises(us.NotIdentifiable, match="weighs all tokens alike"):
         learned(built([[U, V, K, 0 * Q, 0 * w]]), 16)
     drawn[1][2:] = [drawn[0][2], 2 * drawn[0][3], 2 * drawn[0][4]]
-    with pytest.raises(us.ModelMismatch, match="misses a fresh answer"):
-        learned(built(drawn), 16)
+    few = replace(Learner(16).tuning, soft_shares=(1.0,))
+    with pytest.raises(us.NotIdentifiable, match=r"show 2 heads, and 3 .*W beside 2W") as error:
+        learned(built(drawn), 16, tuning=few)
+    assert {"c", "M"} <= error.value.determined.keys()
 
 
 def test_what_has_no_heads_is_refused():
