@@ -44,7 +44,6 @@ from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.soft_search import soft_search
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
-from unsoftmax.learners.order_of_tokens import naming_positions
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turning
 from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
 from unsoftmax.learners.settings import Configured, one_of, whole_number
@@ -249,10 +248,7 @@ class AttentionLayerLearner(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         excess = "the target is no layer of softmax attention, or its answers are too noisy"
         contrary = "no layer of softmax attention"
-        planned = as_planned(self._steps(checks), self.plan(), excess, contrary)
-        if self._turning() is not None:
-            return (yield from planned)
-        return (yield from naming_positions(planned, int(self.dim), self.seed))
+        return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[Any]:
         d, tuning = int(self.dim), self.tuning
