@@ -104,6 +104,7 @@ def test_every_class_has_one_rule_and_its_files_load(tmp_path):
         us.SingleHead(np.eye(2), np.ones(2)),
         us.RotaryHead(np.eye(2), np.eye(2), np.ones(2), us.Rotary([1.0])),
         us.MultiHead([np.eye(2)], [np.ones(2)]),
+        us.RotaryHeads([np.eye(2)], [np.eye(2)], [np.ones(2)], us.Rotary([1.0])),
         network,
         us.Transformer(np.eye(2), network),
         us.MultiHeadTransformer([np.eye(2)], [np.ones((3, 2))], np.ones(3)),

@@ -270,7 +270,8 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
     if isinstance(model, MultiHeadTransformer):
         facts = {"neurons": len(model.b), "heads": model.H, **_ranks(model.W, errors["W"], dim)}
         one: ClassName = "network behind one head"
-        name: ClassName = one if model.H == 1 else "network behind several heads"
+        alone = model.H == 1 and model.residual is None
+        name: ClassName = one if alone else "network behind several heads"
         biased = np.any(np.linalg.norm(model.w, axis=1) > errors["w"])
         return name, {**facts, "biases": int(biased)}
     if isinstance(model, MultiHead):

@@ -197,6 +197,7 @@ def multi_head_transformer(
     inputs: int | None = None,
     value_rank: int | None = None,
     biases: bool = True,
+    residual: bool = False,
 ) -> int:
     """Count the free parameters of several heads before a ReLU network: the floor of queries.
 
@@ -204,7 +205,7 @@ def multi_head_transformer(
     a positive factor moves between a neuron's rows and its output weight. Where all B_h are A V_h
     of a network of k ``inputs``, their columns span k of m dimensions: k(m − k) for these and, with
     V_h of rank s, s(k + d − s) for each B_h in it. With biases d more for every w_h, of rank r as
-    part of [W_h w_h], m for b and one for c.
+    part of [W_h w_h], m for b and one for c. With a residual m·d more, k·d in k dimensions.
 
     Examples
     --------
@@ -214,27 +215,34 @@ def multi_head_transformer(
     1041
     >>> multi_head_transformer(64, 8, 256, 8, inputs=64, value_rank=8)
     27969
+    >>> multi_head_transformer(8, 6, 32, residual=True)
+    2257
     """
     r, most = (dim if given is None else given for given in (rank, value_rank))
-    k = min(neurons, heads * most, heads * dim if inputs is None else inputs)
+    last = dim * residual
+    k = min(neurons, heads * most + last, heads * dim + last if inputs is None else inputs)
     s = min(most, k)
     of_scores = heads * r * (2 * dim + biases - r)
-    return of_scores + k * (neurons - k) + heads * s * (k + dim - s) + biases * (neurons + 1)
+    of_values = k * (neurons - k) + heads * s * (k + dim - s) + k * last
+    return of_scores + of_values + biases * (neurons + 1)
 
 
-def multi_head_transformer_queries(dim: int, heads: int, neurons: int) -> int:
+def multi_head_transformer_queries(
+    dim: int, heads: int, neurons: int, *, residual: bool = False
+) -> int:
     """Count what several heads before a ReLU network take, typically: measured, no theorem.
 
     The network's own less 40 fresh tokens, H(d² + 3d) + 5H + 2d + 20 for all heads in the first
-    cell, and (H − 1)d + 2 in each of m others.
+    cell, and (H − 1)d + 2 in each of m others. With a residual d more in each, and 2d.
 
     Examples
     --------
     >>> multi_head_transformer_queries(8, 6, 32), multi_head_transformer_queries(32, 8, 64)
     (2872, 26719)
     """
-    first = heads * (dim * dim + 3 * dim) + 5 * heads + 2 * dim + 20
-    cells = neurons * ((heads - 1) * dim + 2) if heads > 1 else 0
+    first = heads * (dim * dim + 3 * dim) + 5 * heads + 2 * dim * (1 + residual) + 20
+    inputs = heads + residual
+    cells = neurons * ((inputs - 1) * dim + 2) if inputs > 1 else 0
     return relu_network_queries(dim, neurons) - 40 + first + cells
 
 

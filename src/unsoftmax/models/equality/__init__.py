@@ -23,6 +23,7 @@ from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
 from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality
+from unsoftmax.models.equality.rotary_heads_equality import RotaryHeadsEquality
 from unsoftmax.models.equality.rotary_layer_equality import RotaryLayerEquality
 from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
 from unsoftmax.models.equality.transformer_equality import TransformerEquality
@@ -37,6 +38,7 @@ RULES: Rules = (
     SingleHeadEquality(),
     RotaryHeadEquality(),
     MultiHeadEquality(),
+    RotaryHeadsEquality(),
     ReluNetworkEquality(),
     TransformerEquality(),
     MultiHeadTransformerEquality(),
@@ -55,7 +57,8 @@ def canonical(model: M, *, rules: Rules = RULES) -> M:
     model : SingleHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer, …
         A head; when v = 0 its W and w have no effect and become 0; one with rotary positions has
         planes ordered and balanced, key biases without effect 0. Or several: those with equal
-        W and w are merged, those with v = 0 left out, the rest is ordered. Or a network:
+        W and w are merged, those with v = 0 left out, the rest is ordered; with rotary positions
+        those of equal scores at all distances. Or a network:
         parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
         network's canonical form; where that is constant W and w become 0. Several heads before
         a network: both, heads that the network does not see left out. Or a layer: heads in

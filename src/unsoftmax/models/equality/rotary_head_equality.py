@@ -102,8 +102,8 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
             same = _same_arrays(self.canonical(a), self.canonical(b)) or _same_arrays(a, b)
         if same:
             return Equivalence("equal", None, gap)
-        families = self._sequences(a, b, distance)
-        return Equivalence.unequal(witness_of(a, b, families, self._rounding), gap)
+        families = self.sequences(a, b, distance)
+        return Equivalence.unequal(witness_of(a, b, families, self.rounding), gap)
 
     def share(self, a: RotaryHead, b: RotaryHead, errors: Mapping[str, float]) -> float:
         """Compare W(Δ) for distances up to ``farthest``, v and c with the bound on each."""
@@ -118,7 +118,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
             share_of(abs(a.c - b.c), errors, "c"),
         )
 
-    def _sequences(self, a: RotaryHead, b: RotaryHead, distance: int) -> Iterator[Array]:
+    def sequences(self, a: RotaryHead, b: RotaryHead, distance: int) -> Iterator[Array]:
         """Make sequences that tell v and c apart, then tokens at the distance that differs most."""
         rng, d = np.random.default_rng(0), a.dim
         powers = 4.0 ** np.arange(-self.witnesses.powers_of_four, self.witnesses.powers_of_four + 1)
@@ -137,7 +137,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
         for X in (aimed[:, 1:], aimed, spread):
             yield (powers[:, None, None, None] * X).reshape(-1, *X.shape[1:])
 
-    def _rounding(self, head: RotaryHead, X: Array) -> Array:
+    def rounding(self, head: RotaryHead, X: Array) -> Array:
         """Bound the rounding of answers: of values, and of scores, which move the weights."""
         longest = np.linalg.norm(X, axis=2).max(axis=1)
         key, query = (
