@@ -64,6 +64,8 @@ class KeyAnswers:
     scale : ndarray (Q,)
         s, a power of two.
     y : ndarray (Q, m)
+    between : int
+        Tokens b between the keys and the query token.
     """
 
     keys: Array
@@ -72,6 +74,7 @@ class KeyAnswers:
     token: Indices
     scale: Array
     y: Array
+    between: int = 0
 
     def weights(self, layer: LayerMap, values: HeadMaps) -> list[tuple[Indices, Weights]]:
         """Decode every answer, block by block."""
@@ -88,7 +91,9 @@ class KeyAnswers:
         blocks, n, _ = self.keys.shape
         scores = np.full((len(self.tokens), len(values.U), blocks, n), np.nan)
         for asked, weights in self.weights(layer, values):
-            logits = weights.logits() / self.scale[asked, None, None]
+            # what the keys leave is shared by the query token and those between
+            logits = weights.logits() + np.log1p(self.between)
+            logits /= self.scale[asked, None, None]
             scores[self.token[asked], :, self.block[asked]] = logits
         return scores.reshape(len(self.tokens), len(values.U), blocks * n)
 
