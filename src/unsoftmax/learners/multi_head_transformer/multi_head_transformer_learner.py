@@ -55,7 +55,7 @@ from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
 from unsoftmax.learners.transformer.network_recovery import open_hold_out
-from unsoftmax.measure.precision import UNIT, PrecisionTuning, why
+from unsoftmax.measure.precision import UNIT, Precision, PrecisionTuning, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import FARTHEST
@@ -217,26 +217,33 @@ class MultiHeadTransformerLearner(Configured):
         rng = np.random.default_rng(self.seed)
         part = checks // self.tuning.opening_part
         held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
-        found = yield from named(self._network.steps(part), "network")
-        errors, precision = found.certificate.errors, held.precision(self.tuning.precision)
+        precision = held.precision(self.tuning.precision)
+        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
+        coarse = self._coarse(precision, size)
+        try:
+            found = yield from named(self._network.steps(part), "network")
+        except (ModelMismatch, NotIdentifiable) as refusal:
+            if coarse:
+                raise self._too_coarse(precision) from refusal
+            raise
+        errors = found.certificate.errors
         learned = LearnedNetwork(found.model, errors["constant"], errors["slope"], precision)
         hinges = NetworkHinges.of(found.model, self.tuning.layer.cells.parallel)
-        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
-        layer = yield from self._layer(learned, hinges, size, rng)
+        if coarse and len(hinges):
+            raise self._too_coarse(precision, learned)
+        layer = yield from self._layer(learned, hinges, rng)
         return (yield from conclude_layer(layer, learned, held, rng, self.tuning.evidence))
 
     def _layer(
-        self, learned: LearnedNetwork, hinges: NetworkHinges, size: float, rng: np.random.Generator
+        self, learned: LearnedNetwork, hinges: NetworkHinges, rng: np.random.Generator
     ) -> Asking[RecoveredTransformer]:
-        """Find the heads and first layers behind a network, or say why not.
-
-        ``size`` is that of answers.
-        """
+        """Find the heads and first layers behind a network, or say why not."""
         if not len(hinges):
             return self._without_neurons(learned, hinges)
         if self.dim == 1:  # half a circle needs a plane
             raise self._dependent(learned)
-        self._refuse_coarse(learned, hinges, size)
+        if learned.slope > self.tuning.coarsest * hinges.steepness:
+            raise self._too_coarse(learned.precision, learned)
         tuning = self.tuning.layer
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
@@ -316,22 +323,23 @@ class MultiHeadTransformerLearner(Configured):
         note = f"The network is constant, {learned.network.c:g}: no head shows."
         return RecoveredTransformer(without_heads(learned), errors, notes=(note,))
 
-    def _refuse_coarse(self, learned: LearnedNetwork, hinges: NetworkHinges, size: float) -> None:
-        """Refuse answers, of this size, that are too coarse to show heads behind a network."""
-        off, precision = learned.slope / hinges.steepness, learned.precision
+    def _coarse(self, precision: Precision, size: float) -> bool:
+        """Tell whether answers of this size are too coarse to show heads behind a network."""
         rounded = precision.unit > UNIT or precision.relative > 0
-        if (
-            not rounded
-            and precision.absolute <= self.tuning.noise * size
-            and (off <= self.tuning.coarsest)
-        ):
-            return
-        raise NotIdentifiable(
+        return rounded or precision.absolute > self.tuning.noise * size
+
+    def _too_coarse(
+        self, precision: Precision, learned: LearnedNetwork | None = None
+    ) -> NotIdentifiable:
+        """Refuse coarse answers, with the network that they tell all the same."""
+        network = "of single tokens is not determined either."
+        if learned is not None:
+            network = f"of single tokens is, to {learned.slope:.0e} for each unit of a token."
+        return NotIdentifiable(
             "The answers are too coarse for several heads before a network, whose gates are read "
             "from tokens 10⁴ times as long as the offsets that tell them apart: float64 answers "
-            f"are needed. The network is determined, to {off:.0e} of its size."
-            + why(learned.precision),
-            determined={"network": learned.network},
+            f"are needed. Heads are not determined; the network {network}" + why(precision),
+            determined={} if learned is None else {"network": learned.network},
         )
 
     def _refuse_far(self, learned: LearnedNetwork, hinges: NetworkHinges) -> None:
