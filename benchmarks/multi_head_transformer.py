@@ -31,9 +31,9 @@ from unsoftmax.theory import counts
 
 SHAPES = ((2, 4, 8), (3, 4, 16), (6, 8, 32), (4, 16, 64))
 LARGE = ((8, 32, 64),)
-SAME_SIZES = """Beside ePrint 2026/1678, whose experiment has these d and H: it reports errors of at most
-2^-51. Its code and its targets are not public, so that the two lines are of other targets, here
-with entries of W and B of about 0.35, of w, b and w_o of about 1."""
+SAME_SIZES = """Beside ePrint 2026/1678, whose experiment has these d and H: it reports errors of at
+most 2^-51. Its code and its targets are not public: these are other targets, with entries of W and
+B of about 0.35, of w, b and w_o of about 1."""
 EXAMPLE = ROOT / "examples" / "anarcii" / "antibody_layer.py"
 
 
@@ -327,8 +327,9 @@ def main() -> None:
     text = f"""# MultiHeadTransformerLearner: cost and exactness
 
 {environment()}
-Seeds: {first} in the first table, else {seeds}; queries (hold-out of 32 included), bounds and seconds
-are medians, errors the largest over seeds. `python benchmarks/multi_head_transformer.py --help` says how.
+Seeds: {first} in the first table, else {seeds}; queries (hold-out of 32 included), bounds and
+seconds are medians, errors the largest over seeds. `python benchmarks/multi_head_transformer.py
+--help` says how.
 
 W_h ~ N(0, 1/d), B_h ~ N(0, 1/d), the rest ~ N(0, 1). Errors are relative, of W and w of the worst
 head, of B with b over all neurons as w_o[j]·(B_1[j], …, B_H[j], b[j]), of the function the largest

@@ -1,10 +1,10 @@
 """Several heads before a ReLU network, from one number per query: the whole one-layer Transformer.
 
-Target f(X) = Σ_j w_o[j] relu(Σ_h B_h[j]·p_h + b[j]) + c, p_h = Σ_i α_hi x_i,
-α_h = softmax_i(x_i·(W_h x_N + w_h)). Section 4.1 of arXiv 2601.16873 has one head; several, which
-it leaves open, are beyond it.
+Target f(X) = Σ_j w_o[j] relu(Σ_h B_h[j]·p_h + R[j]·x_N + b[j]) + c, p_h = Σ_i α_hi x_i,
+α_h = softmax_i(x_i·(W_h x_N + w_h)), with or without a residual R. Section 4.1 of arXiv 2601.16873
+has one head; several, which it leaves open, are beyond it.
 
-1. Single tokens show the network of A = Σ_h B_h (`relu_network`):   f([x]) = g(x).
+1. Single tokens show the network of A = Σ_h B_h + R (`relu_network`):   f([x]) = g(x).
 2. Within a cell of that network, S being its active neurons, the target is a sum of heads,
 
        f([b+a; b]) = g(b) + Σ_h σ(a·(W_h b + w_h)) v_h·a,   v_h = ℓ_h + Σ_{k∈S} ε_k B_h[k]:
@@ -12,9 +12,11 @@ it leaves open, are beyond it.
    logits grow with ‖a‖·‖b‖, so long b and short a switch all heads inside one wide cell. There the
    steps of `multi_head` find W_h, w_h and the v_h (`first_cell`): H(d² + d) queries and more.
 3. In K other cells, K the number of distinct neurons, only the v_h are left: (H − 1)d + 2 queries
-   each (`cell_values`). Σ_h v_h = ∇g spares one head.
+   each (`cell_values`). Σ_h v_h = ∇g spares one head; a residual is one more, of gate 0.
 4. One linear system gives all B_h (`layer_solution`).
 5. Fresh sequences confirm or refuse (`layer_evidence`).
+6. Where no half circle tells the heads apart poles may (`cell_poles`); where nothing is found it is
+   asked whether a neuron shows in sequences alone (`unseen_neurons`).
 
 It may not know anything of the target but its answers.
 """
@@ -141,6 +143,8 @@ class MultiHeadTransformerLearner(Configured):
     A V_h, which is found. As many again as there are parameters, up to 2,500 of them, where a
     layer is polished: asked for, or because it misses fresh answers by more than usual (far
     biases, Σ B_h much smaller than the B_h).
+    With a residual, which is found, (m + 2)d more. Heads that switch together, as W and 2W do, take
+    350 + 2.6·H·d(d + 2) more after five searches in vain.
     Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
     factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
     arXiv 2601.16873, which has one head.
@@ -200,7 +204,7 @@ class MultiHeadTransformerLearner(Configured):
             tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
             rounds=first.rounds + tries * tuning.rounds,
             formula="about m·d + 12m + 290 + m²d/2000 for the network of m neurons, and "
-            "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads: "
+            "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads, (m + 2)d with a residual: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
