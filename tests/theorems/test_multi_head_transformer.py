@@ -451,6 +451,11 @@ IMPOSTORS: dict[str, Any] = {
         us.ModelMismatch,
         "heads",
     ),
+    "a network of the last token": (
+        lambda X: TARGET.on_single_tokens(X[:, -1]),
+        us.ModelMismatch,
+        "last token alone",
+    ),
     "the last token squared": (
         lambda X: TARGET(X) + X[:, -1, 0] ** 2,
         us.ModelMismatch,

@@ -31,6 +31,10 @@ from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Flags, Pairs, Singles
 
 
+class NothingPooled(CoincidentJumps):
+    """Within the cell answers change with the last token alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class FirstCellTuning:
     """How long tokens are in the first cell, and when it is believed to be one."""
@@ -134,7 +138,7 @@ def open_cell(
     Raises
     ------
     CoincidentJumps
-        Answers are linear along no rays.
+        Answers are linear along no rays, or do not change with other tokens than the last.
     """
     d = hinges.dim
     margin = min(1.0, float(hinges.margin(x[None])[0]))
@@ -171,6 +175,8 @@ def open_cell(
     steps = np.abs(2 * seen[:, 0] / r - rays @ g)
     scale = float(max(np.linalg.norm(g), np.max(steps)))
     if scale <= tuning.bent * eta / share:
+        if residual is not None:
+            raise NothingPooled
         raise CoincidentJumps  # no neuron is active, or what they add up to is nothing
     lengths = CellLengths(length=length, tuning=tuning.heads.lengths, share=share)
     precision = Precision.relative_to_terms(eta / scale)

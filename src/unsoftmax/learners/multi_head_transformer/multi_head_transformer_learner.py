@@ -35,6 +35,7 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.first_cell import NothingPooled
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
     LayerEvidenceTuning,
     conclude_layer,
@@ -251,7 +252,7 @@ class MultiHeadTransformerLearner(Configured):
         tuning = self.tuning.layer
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
-        too_many = 0
+        too_many = unpooled = 0
         for number, together in self._searches():
             try:
                 layer = yield from search.run(number, together)
@@ -260,6 +261,7 @@ class MultiHeadTransformerLearner(Configured):
                 raise self._dependent(learned) from None
             except tuple(ENDINGS) as ending:
                 too_many += isinstance(ending, TooManyBreakpoints)
+                unpooled += isinstance(ending, NothingPooled)
                 continue
             if together and (yield from search.meets_unseen_neuron()):
                 raise self._unseen()  # the ball in which heads were read may lie beside its kinks
@@ -268,6 +270,8 @@ class MultiHeadTransformerLearner(Configured):
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
+        if unpooled == sum(1 for _ in self._searches()):
+            raise self._last_token_alone()
         if (yield from search.meets_unseen_neuron()):
             raise self._unseen()
         self._refuse_far(learned, hinges)
@@ -305,6 +309,12 @@ class MultiHeadTransformerLearner(Configured):
     def _too_many(self, what: str) -> ModelMismatch:
         return ModelMismatch(
             f"{what} Raise max_heads, if the target is several heads before a ReLU network."
+        )
+
+    def _last_token_alone(self) -> ModelMismatch:
+        return ModelMismatch(
+            "Answers depend on the last token alone: no head shows. ReluNetworkLearner learns the "
+            "network of single tokens, which is all there is."
         )
 
     def _unseen(self) -> ModelMismatch:
