@@ -11,26 +11,33 @@ bound holds for sequences of any length and size; a norm behind turns it into on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 
 from unsoftmax.models.attention import largest_mean_shift, softmax, token_scores
+from unsoftmax.models.products import Product
 from unsoftmax.probes import Array
 
-if TYPE_CHECKING:
-    from unsoftmax.models.attention_layer import LayerHead
+
+class MovedHead(Protocol):
+    """A head: its map M in factors, and the vectors u = W b + w that tokens are scored with."""
+
+    @property
+    def values(self) -> Product: ...  # noqa: D102
+
+    def vectors(self, x: Array, /) -> Array: ...  # noqa: D102
 
 
 def heads_moved_at_most(
-    heads: tuple[LayerHead, ...], tokens: Array, errors: Mapping[str, float]
+    heads: Iterable[MovedHead], tokens: Array, errors: Mapping[str, float]
 ) -> Array:
     """Bound ‖ô − o‖₂ (B,) before a norm behind, for tokens (B, N, d) as the heads see them.
 
     Parameters
     ----------
-    heads : tuple of LayerHead
+    heads : iterable of MovedHead
     tokens : ndarray (B, N, d)
     errors : mapping
         ``M``, ``W``, ``w`` of every head, and ``c``.
