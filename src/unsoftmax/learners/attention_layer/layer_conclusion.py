@@ -20,7 +20,7 @@ from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer
-from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.attention import mean_shift, softmax, token_scores
 from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.protocol import Certificate, Found, Steps
@@ -69,7 +69,8 @@ class LayerConclusion:
         strain = max((self._strain(model, X, y) for X, y in answered if len(X)), default=0.0)
         widened = max(1.0, strain / tuning.usual)
         bounds = {name: widened * bound for name, bound in self._bounds(model).items()}
-        certificate = Certificate(bounds, (*self._assumed(looked), *more_than_usual(widened)))
+        assumed = (*self._assumed(looked), *predicted_within(model, answered, bounds))
+        certificate = Certificate(bounds, (*assumed, *more_than_usual(widened)))
         notes = (*self.notes, *self._alike(bounds))
         return Found(model, certificate, judgement.evidence, notes)
 
@@ -232,6 +233,25 @@ class LayerConclusion:
             f"{self.tuning.samples} times, make of parameters.",
             looked,
         )
+
+
+def predicted_within(
+    model: AttentionLayer, answered: Sequence[Answered], bounds: Mapping[str, float]
+) -> tuple[str, ...]:
+    """Say what the bounds allow predictions to be off by, at the fresh sequences."""
+    asked = [(X, y) for X, y in answered if len(X)]
+    if not asked:
+        return ()
+    sizes = [np.linalg.norm(y, axis=1) for _, y in asked]
+    moved = [model.moved_at_most(X, bounds) for X, _ in asked]
+    shares = np.concatenate(moved) / np.maximum(np.concatenate(sizes), TINY)
+    longest = max(float(np.linalg.norm(X, axis=2).max()) for X, _ in asked)
+    return (
+        "Predictions of a sequence X are off by no more than model.moved_at_most(X, errors): at "
+        f"the fresh ones, of up to {max(X.shape[1] for X, _ in asked)} tokens up to {longest:.2g} "
+        f"long, by {np.median(shares):.1e} of an answer's norm in the median, "
+        f"{np.max(shares):.1e} at most.",
+    )
 
 
 def _in_float32(X: Array) -> Array:
