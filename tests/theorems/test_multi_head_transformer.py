@@ -184,6 +184,10 @@ def _opposite(arrays: Any, _: Any) -> None:
     arrays["W"][1], arrays["w"][1] = -arrays["W"][0], -arrays["w"][0]
 
 
+def _twice(arrays: Any, _: Any) -> None:
+    arrays["W"][1], arrays["w"][1] = 2 * arrays["W"][0], 2 * arrays["w"][0]
+
+
 def _mean(arrays: Any, _: Any) -> None:
     arrays["W"][0], arrays["w"][0] = 0, 0
 
@@ -240,8 +244,35 @@ def _dead(arrays: Any, _: Any) -> None:
     arrays["B"][:, 0] = 0
 
 
+def _residual(arrays: Any, rng: Any) -> None:
+    arrays["residual"] = rng.standard_normal(arrays["B"][0].shape)
+
+
+def _faint_residual(arrays: Any, rng: Any) -> None:
+    arrays["residual"] = 1e-6 * rng.standard_normal(arrays["B"][0].shape)
+
+
+def _residual_of_values(arrays: Any, rng: Any) -> None:
+    _values(arrays, rng)
+    arrays["residual"] = arrays["B"][0] @ rng.standard_normal((6, 6))
+
+
+def _residual_beside_a_mean(arrays: Any, rng: Any) -> None:
+    _mean(arrays, rng)
+    _residual(arrays, rng)
+
+
+def _residual_around_the_network(arrays: Any, rng: Any) -> None:
+    """Add l·x_N to the answer: two neurons that no head reaches."""
+    R = np.zeros(arrays["B"][0].shape)
+    R[:2] = np.outer([1.0, -1.0], rng.standard_normal(6))
+    arrays["B"][:, :2], arrays["b"][:2], arrays["w_o"][:2] = 0, 0, [1, -1]
+    arrays["residual"] = R
+
+
 CHANGES: dict[str, Callable[[Any, Any], None]] = {
     "W beside −W": _opposite,
+    "W beside 2W": _twice,
     "a head W = 0": _mean,
     "equal heads": _equal,
     "B = A V": _values,
@@ -255,6 +286,11 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
     "w × 30": _steep,
     "a dead neuron": _dead,
     "parallel neurons": _parallel,
+    "a residual": _residual,
+    "a residual of 1e-6": _faint_residual,
+    "B = A V and R = A V": _residual_of_values,
+    "a residual beside W = 0": _residual_beside_a_mean,
+    "a residual around the network": _residual_around_the_network,
 }
 
 
@@ -277,6 +313,29 @@ def test_special_targets(name, trials, evidence):
         f"Heads before a network, {name}",
         refused=refused,
         targets=count,
+        W=f"{max(e.W for e in errors):.1e}",
+        function=f"{max(e.function for e in errors):.1e}",
+    )
+
+
+def test_a_residual_is_found_for_its_parameters(trials, evidence):
+    """R is found, not told: a query for each of its numbers."""
+    prices, errors, (H, d, m) = [], [], (6, 8, 32)
+    for seed in range(trials(1, 20)):
+        target = transformer(H, d, m, seed, _residual)
+        recovery = learned(target, seed)
+        free = counts.multi_head_transformer(d, H, m, residual=True)
+        prices.append((recovery.queries - recovery.counts["check"]) / free)
+        errors.append(compared(recovery, target))
+        assert any("residual" in note for note in recovery.notes)
+        assert us.equivalent(recovery.model, target, rtol=1e-6)
+    assert np.median(prices) <= 1.38
+    assert max(e.share for e in errors) <= 1
+    assert max(e.function for e in errors) <= 1e-8
+    evidence(
+        "6 heads and a residual before a network, d = 8, 32 neurons",
+        targets=len(errors),
+        queries_per_parameter=f"{np.median(prices):.2f}",
         W=f"{max(e.W for e in errors):.1e}",
         function=f"{max(e.function for e in errors):.1e}",
     )
@@ -364,10 +423,6 @@ def _gelu(z: Any) -> Any:
     return z * scipy.special.ndtr(z)
 
 
-def _twice(arrays: Any, _: Any) -> None:
-    arrays["W"][1], arrays["w"][1] = 2 * arrays["W"][0], 2 * arrays["w"][0]
-
-
 def _cancelling(arrays: Any, _: Any) -> None:
     arrays["B"] -= arrays["B"].mean(axis=0)
 
@@ -391,11 +446,14 @@ IMPOSTORS: dict[str, Any] = {
         us.ModelMismatch,
         "heads",
     ),
-    "a residual": (lambda X: TARGET(X) + X[:, -1] @ np.arange(5.0), us.ModelMismatch, "softmax"),
+    "the last token squared": (
+        lambda X: TARGET(X) + X[:, -1, 0] ** 2,
+        us.ModelMismatch,
+        "smooth",
+    ),
     "float32": (lambda X: TARGET(X).astype(np.float32), us.NotIdentifiable, "float64"),
     "six decimals": (us.oracles.rounded(TARGET, 6), us.NotIdentifiable, "float64"),
     "noise": (us.oracles.noisy(TARGET, 1e-9, 0), us.NotIdentifiable, "float64"),
-    "W beside 2W": (transformer(3, 5, 10, 0, _twice), us.ModelMismatch, "2W"),
     "first layers that cancel": (transformer(3, 5, 10, 0, _cancelling), us.ModelMismatch, "single"),
     "a neuron unseen": (transformer(3, 5, 10, 0, _unseen), us.ModelMismatch, "no single token"),
     "heads alone": (

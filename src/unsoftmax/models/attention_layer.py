@@ -20,6 +20,8 @@ from unsoftmax.models.layer_bounds import heads_moved_at_most
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenArrays, FrozenModel
 from unsoftmax.models.products import Product
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.scores import BilinearScores, least
 from unsoftmax.probes import Array
 
@@ -267,6 +269,30 @@ class AttentionLayer(FrozenModel):
         self._arrays = dict(_flat(self._heads, c, self._residual, norm))
         if not self._heads:
             self._arrays["dim"] = frozen("dim", self._dim)
+
+    @classmethod
+    def from_factors(
+        cls,
+        O: ArrayLike,  # noqa: E741 - the projections' own names
+        V: ArrayLike,
+        K: ArrayLike,
+        Q: ArrayLike,
+        c: ArrayLike,
+        *,
+        rotary: Rotary,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        residual: bool = False,
+    ) -> RotaryLayer:
+        """Build a layer whose scores turn with distance, a `RotaryLayer`, of its projections.
+
+        O (H, m, s) and Q (H, r, d) of every head, V (G, s, d) and K (G, r, d) of every group. A
+        layer without positions is made of its heads, ``LayerHead.from_factors(O, V, K, Q, w)``.
+        """
+        return RotaryLayer(
+            O, V, K, Q, c, rotary, k_bias=k_bias, q_bias=q_bias, groups=groups, residual=residual
+        )
 
     def _refuse_shapes(self, dim: int | None) -> None:
         d, m = self._dim, len(self._c)

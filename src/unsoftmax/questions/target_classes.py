@@ -270,7 +270,8 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
     if isinstance(model, MultiHeadTransformer):
         facts = {"neurons": len(model.b), "heads": model.H, **_ranks(model.W, errors["W"], dim)}
         one: ClassName = "network behind one head"
-        name: ClassName = one if model.H == 1 else "network behind several heads"
+        alone = model.H == 1 and model.residual is None
+        name: ClassName = one if alone else "network behind several heads"
         biased = np.any(np.linalg.norm(model.w, axis=1) > errors["w"])
         return name, {**facts, "biases": int(biased)}
     if isinstance(model, MultiHead):
@@ -480,7 +481,8 @@ CLASSES: dict[ClassName, TargetClass] = {
         'norm, by FeedForwardLearner(norm="post").'
     ),
     "position-dependent": TargetClass(
-        "A single head whose positions are rotary: LowRankHead and ExactHead with rotary=True."
+        "Where positions are rotary, a single head, by LowRankHead and ExactHead with rotary=True; "
+        "of vectors, a layer without a norm, by AttentionLayerLearner with rotary=True."
     ),
     "none of these": TargetClass(
         "Nothing of one number by a learner that there is; of vectors, an attention layer after a "

@@ -37,6 +37,7 @@ from unsoftmax.questions.claimed_models import (
 from unsoftmax.questions.located import Located, Search
 
 DIVIDED = "how B is divided among heads"
+BESIDE_RESIDUAL = "how B and the residual are divided"
 FAR = "W or w, by so much that it cannot be told whose"
 
 
@@ -146,7 +147,7 @@ class TensorSearch:
         """Tell what single tokens show of the network, W, and w.
 
         B is shown by single tokens but for how it is divided among heads, which only sequences
-        show where the heads pool different tokens.
+        show where the heads pool different tokens; with a residual any of two tokens do.
         """
         random = random_sequences(claim, self.rng, self.probes)
         unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[: self.tuning.singles]]
@@ -156,10 +157,12 @@ class TensorSearch:
         moved = [self._moved(seen[[j]], (1.0,)) for j in range(len(seen.y))]
         if any(moved[:n]):
             return Located("the network")
-        biased = bool(np.any(claim.attention.w))
+        residual = claim.attention.residual is not None
+        shown = residual or bool(np.any(claim.attention.w))
+        divided = BESIDE_RESIDUAL if residual else DIVIDED
         if any(moved[n:k]):
-            return Located.of([f"w, or {DIVIDED}" if biased else "w"])
-        return Located.of([("W" if biased else f"W, or {DIVIDED}")] if any(moved[k:]) else [])
+            return Located.of([f"w, or {divided}" if shown else "w"])
+        return Located.of([("W" if shown else f"W, or {divided}")] if any(moved[k:]) else [])
 
     # -- several heads
 

@@ -58,8 +58,9 @@ class KeyAims:
     ----------
     frames : sequence of ndarray (r_h, d)
         Of each head: what weights are read through, V_h or the same in units of the errors.
-    columns : sequence of ndarray (d, r_g)
-        Bases C_g on which all keys together have to give scores; the identity, for example.
+    columns : sequence of ndarray (d, r_g), or (n, d, r_g)
+        Bases C_g on which all keys together have to give scores; the identity, for example. Where
+        what a key shows depends on its place in the block, one for each of the n places.
     """
 
     frames: Sequence[Array]
@@ -168,13 +169,18 @@ def _cost(
         total += float(np.trace(inverse, axis1=1, axis2=2).sum()) / share
         through = (seen @ (inverse @ inverse)).transpose(1, 0, 2).reshape(len(V), -1)
         slope -= (2 / share) * (V.T @ through).reshape(A.shape)
-    flat = A.reshape(d, -1)
+    placed = A.transpose(2, 0, 1)  # (n, d, blocks)
     for C in columns:
-        seen = C.T @ flat
-        inverse = _inverses((seen @ seen.T)[None], worst)[0]
-        share = len(columns) * C.shape[1] * d / (blocks * keys)
+        # one product where all places are alike
+        given = C if C.ndim == 3 else C[None]
+        flat = placed if C.ndim == 3 else A.reshape(1, d, -1)
+        parts = given.swapaxes(1, 2) @ flat  # (n, r, blocks), or (1, r, blocks·n)
+        all_keys = parts.transpose(1, 0, 2).reshape(C.shape[-1], -1)
+        inverse = _inverses((all_keys @ all_keys.T)[None], worst)[0]
+        share = len(columns) * C.shape[-1] * d / (blocks * keys)
         total += float(np.trace(inverse)) / share
-        slope -= (2 / share) * (C @ (inverse @ (inverse @ seen))).reshape(A.shape)
+        back = given @ (inverse @ (inverse @ parts))
+        slope -= (2 / share) * (back.transpose(1, 2, 0) if C.ndim == 3 else back.reshape(A.shape))
     return total, slope
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
 from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
+from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
 from unsoftmax.validate.long_sequences import LongSequenceTuning
@@ -47,6 +48,8 @@ class AttentionLayerTuning:
     """What concerns layers behind a LayerNorm alone."""
     prenorm: PrenormTuning = field(default=PrenormTuning())
     """What concerns layers after one."""
+    turned: TurnedLayerTuning = field(default=TurnedLayerTuning())
+    """What concerns layers with rotary positions."""
 
     # single tokens
     token_scale: float = 2.0**10

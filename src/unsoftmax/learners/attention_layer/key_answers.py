@@ -54,7 +54,7 @@ def decoded(values: HeadMaps, keys: Array, z: Array) -> Weights:
 
 @dataclass(frozen=True, slots=True)
 class KeyedTokens(Probes):
-    """Sequences [b + s a_1; …; b + s a_n; b], made slice by slice: together they fill gigabytes.
+    """Sequences [b + s a_1; …; b + s a_n; b …; b], made slice by slice: together gigabytes.
 
     Attributes
     ----------
@@ -64,6 +64,8 @@ class KeyedTokens(Probes):
         Which block is asked beside which query token.
     scale : ndarray (Q,)
         s.
+    between : int
+        Tokens b beside the last one.
     """
 
     keys: Array
@@ -71,10 +73,11 @@ class KeyedTokens(Probes):
     block: Indices
     token: Indices
     scale: Array
+    between: int
 
     @property
     def tokens(self) -> int:  # noqa: D102
-        return int(self.keys.shape[1]) + 1
+        return int(self.keys.shape[1]) + 1 + self.between
 
     @property
     def dim(self) -> int:  # noqa: D102
@@ -84,16 +87,18 @@ class KeyedTokens(Probes):
         return len(self.block)
 
     def __getitem__(self, span: slice) -> Array:
-        b = self.queries[self.token[span]]
+        b, n = self.queries[self.token[span]], self.keys.shape[1]
         X = np.empty((len(b), self.tokens, self.dim))
-        X[:, -1] = b
-        np.multiply(self.scale[span, None, None], self.keys[self.block[span]], out=X[:, :-1])
-        X[:, :-1] += b[:, None]
+        X[:, n:] = b[:, None]
+        np.multiply(self.scale[span, None, None], self.keys[self.block[span]], out=X[:, :n])
+        X[:, :n] += b[:, None]
         return X
 
     def design(self) -> Design:  # noqa: D102
         places = np.array([self.block, self.token], dtype=np.float64)
-        return {"keys": self.keys, "queries": self.queries, "places": places, "scale": self.scale}
+        between = np.array([float(self.between)])
+        asked = {"keys": self.keys, "queries": self.queries, "places": places}
+        return {**asked, "scale": self.scale, "between": between}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ class KeyAnswers:
     scale : ndarray (Q,)
         s, a power of two.
     y : ndarray (Q, m)
+    between : int
+        Tokens b between the keys and the query token.
     """
 
     keys: Array
@@ -117,6 +124,7 @@ class KeyAnswers:
     token: Indices
     scale: Array
     y: Array
+    between: int = 0
 
     def asked(self, which: Indices, phase: str, purpose: Purpose) -> KeyedTokens:
         """Return what some of them are answers to."""
@@ -126,6 +134,7 @@ class KeyAnswers:
             self.block[which],
             self.token[which],
             self.scale[which],
+            self.between,
             phase=phase,
             purpose=purpose,
         )
@@ -145,7 +154,9 @@ class KeyAnswers:
         blocks, n, _ = self.keys.shape
         scores = np.full((len(self.tokens), len(values.U), blocks, n), np.nan)
         for asked, weights in self.weights(layer, values):
-            logits = weights.logits() / self.scale[asked, None, None]
+            # what the keys leave is shared by the query token and those between
+            logits = weights.logits() + np.log1p(self.between)
+            logits /= self.scale[asked, None, None]
             scores[self.token[asked], :, self.block[asked]] = logits
         return scores.reshape(len(self.tokens), len(values.U), blocks * n)
 

@@ -21,6 +21,7 @@ It may not know anything of the target but its answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -84,6 +85,9 @@ class MultiHeadTransformerTuning:
     coarsest: float = 1e-6
     """A network known no better than to this share of its size comes of answers that are too
     coarse: 1e-9 is usual of float64."""
+    farthest: float = 3e3
+    """Where no layer was found and a hyperplane is farther from 0, in units in which W is about 1,
+    that is why: 10³ are usually recovered, 10⁴ now and then."""
     noise: float = 1e-13
     """Noise up to this share of the answers is that of float64 in batches of other sizes."""
     layer: LayerSearchTuning = field(default=LayerSearchTuning())
@@ -160,7 +164,7 @@ class MultiHeadTransformerLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -180,23 +184,27 @@ class MultiHeadTransformerLearner(Configured):
         tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
         first = self._network.plan()
         m = tuning.network.neurons_per_dim * d + tuning.network.neurons
-        cells = (m + 1) * (H * d + tuning.layer.values.checks + 1)
-        tries = len(tuning.layer.starts)
+        cells = (m + 1) * ((H + 1) * d + tuning.layer.values.checks + 1)
+        tries = sum(1 for _ in self._searches())
         one = tuning.times * (H * d * (d + 3) + cells) + tuning.per_head * (H + 1) + 16 * d
+        poles = tuning.layer.poles.poles
+        on_lines, on_poles = (tuning.layer.by_poles * n for n in poles.at_most(H, d, True))
+        kinks = tuning.layer.unseen
+        beside = kinks.rays * (kinks.points + 7) * (tuning.layer.by_poles + 1) + on_lines
         long = tuning.evidence.closing.long
         one += int(tuning.polishing.spare * tuning.polishing.largest)
-        at_most = first.at_most + tries * one
+        at_most = first.at_most + tries * one + beside
         return Plan(
             queries=None,
             at_most=at_most,
-            tokens=first.tokens + 4 * tries * one,
+            tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
             rounds=first.rounds + tries * tuning.rounds,
             formula="about m·d + 12m + 290 + m²d/2000 for the network of m neurons, and "
             "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
-            most_tokens=long.most_tokens(d, *tuning.evidence.closing.tokens),
+            most_tokens=long.most_tokens(d, *tuning.evidence.closing.tokens, *poles.lengths),
         )
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
@@ -233,25 +241,37 @@ class MultiHeadTransformerLearner(Configured):
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
         too_many = 0
-        for number in range(len(tuning.starts)):
+        for number, together in self._searches():
             try:
-                layer = yield from search.run(number)
+                layer = yield from search.run(number, together)
             except DependentCells:
+                self._refuse_far(learned, hinges)
                 raise self._dependent(learned) from None
             except tuple(ENDINGS) as ending:
                 too_many += isinstance(ending, TooManyBreakpoints)
                 continue
+            if together and (yield from search.meets_unseen_neuron()):
+                raise self._unseen()  # the ball in which heads were read may lie beside its kinks
             layer, confirmed = yield from self._confirmed(layer, learned, rng)
             if confirmed:
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
+        if (yield from search.meets_unseen_neuron()):
+            raise self._unseen()
+        self._refuse_far(learned, hinges)
         if too_many == len(tuning.starts):
             raise self._too_many(
                 "Within cells of the network the answers change along half a circle more than "
                 f"{self.max_heads} times."
             )
         raise self._nothing_found(learned)
+
+    def _searches(self) -> Iterator[tuple[int, bool]]:
+        """Give the searches in turn, by number, the last ones for heads that switch together."""
+        tuning = self.tuning.layer
+        yield from ((number, False) for number in range(len(tuning.starts)))
+        yield from ((number, True) for number in range(tuning.by_poles))
 
     def _confirmed(
         self, layer: RecoveredTransformer, learned: LearnedNetwork, rng: np.random.Generator
@@ -274,6 +294,13 @@ class MultiHeadTransformerLearner(Configured):
     def _too_many(self, what: str) -> ModelMismatch:
         return ModelMismatch(
             f"{what} Raise max_heads, if the target is several heads before a ReLU network."
+        )
+
+    def _unseen(self) -> ModelMismatch:
+        return ModelMismatch(
+            "Sequences show a neuron that no single token shows: its first layers cancel in their "
+            "sum over heads, so that it depends on differences of tokens alone. Neurons are found "
+            "at single tokens here: a target with such a neuron is not recovered."
         )
 
     def _without_neurons(
@@ -307,6 +334,17 @@ class MultiHeadTransformerLearner(Configured):
             determined={"network": learned.network},
         )
 
+    def _refuse_far(self, learned: LearnedNetwork, hinges: NetworkHinges) -> None:
+        """Refuse hyperplanes so far out that heads do not show there."""
+        away = float(np.max(np.abs(hinges.b) / np.linalg.norm(hinges.A, axis=1)))
+        if away > self.tuning.farthest:
+            raise NotIdentifiable(
+                f"A neuron's hyperplane is {away:.0e} from 0. Heads are read beyond all of them, "
+                "where offsets that open their gates are lost in float64 beside such long tokens. "
+                "The network of single tokens is determined.",
+                determined={"network": learned.network},
+            )
+
     def _dependent(self, learned: LearnedNetwork) -> NotIdentifiable:
         return NotIdentifiable(
             "Some neurons cannot be told apart far from 0: no cell lies between their hyperplanes "
@@ -321,9 +359,8 @@ class MultiHeadTransformerLearner(Configured):
         return ModelMismatch(
             f"None of {len(self.tuning.layer.starts)} searches in cells of the network that single "
             f"tokens show, of {learned.network.A.shape[1]} neurons, gave heads that predict fresh "
-            f"answers. There may be more than max_heads = {self.max_heads}; heads may share their "
-            "hyperplanes, as W and 2W do, or be too close; first layers may cancel in their sum; a "
-            "neuron may show at no single token, or share its hyperplane with another one there; "
-            "or the last token may reach the network by itself (a residual connection). "
+            f"answers. There may be more than max_heads = {self.max_heads}; heads may be too close "
+            "to each other; first layers may nearly cancel in their sum; a neuron may show at no "
+            "single token, or share its hyperplane with another one there. "
             "Or the target is not several softmax heads followed by a ReLU network." + rank
         )
