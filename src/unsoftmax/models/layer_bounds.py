@@ -11,7 +11,7 @@ bound holds for sequences of any length and size; a norm behind turns it into on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,23 +21,27 @@ from unsoftmax.models.products import Product
 from unsoftmax.probes import Array
 
 
-class MovedHead(Protocol):
-    """A head: its map M in factors, and the vectors u = W b + w that tokens are scored with."""
+class ScoringHead(Protocol):
+    """What is needed of a head."""
 
     @property
-    def values(self) -> Product: ...  # noqa: D102
+    def values(self) -> Product:
+        """M (m, d)."""
+        ...
 
-    def vectors(self, x: Array, /) -> Array: ...  # noqa: D102
+    def vectors(self, x: Array) -> Array:
+        """Map query tokens (B, d) to W x + w (B, d)."""
+        ...
 
 
 def heads_moved_at_most(
-    heads: Iterable[MovedHead], tokens: Array, errors: Mapping[str, float]
+    heads: Sequence[ScoringHead], tokens: Array, errors: Mapping[str, float]
 ) -> Array:
     """Bound ‖ô − o‖₂ (B,) before a norm behind, for tokens (B, N, d) as the heads see them.
 
     Parameters
     ----------
-    heads : iterable of MovedHead
+    heads : sequence of LayerHead
     tokens : ndarray (B, N, d)
     errors : mapping
         ``M``, ``W``, ``w`` of every head, and ``c``.

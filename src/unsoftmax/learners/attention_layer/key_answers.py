@@ -54,7 +54,7 @@ def decoded(values: HeadMaps, keys: Array, z: Array) -> Weights:
 
 @dataclass(frozen=True, slots=True)
 class KeyedTokens(Probes):
-    """Sequences [b + s a_1; …; b + s a_n; b; …; b], made slice by slice, for they fill gigabytes.
+    """Sequences [b + s a_1; …; b + s a_n; b …; b], made slice by slice: together gigabytes.
 
     Attributes
     ----------
@@ -64,8 +64,8 @@ class KeyedTokens(Probes):
         Which block is asked beside which query token.
     scale : ndarray (Q,)
         s.
-    last : int
-        How often b stands at the end.
+    between : int
+        Tokens b beside the last one.
     """
 
     keys: Array
@@ -73,11 +73,11 @@ class KeyedTokens(Probes):
     block: Indices
     token: Indices
     scale: Array
-    last: int
+    between: int
 
     @property
     def tokens(self) -> int:  # noqa: D102
-        return int(self.keys.shape[1]) + self.last
+        return int(self.keys.shape[1]) + 1 + self.between
 
     @property
     def dim(self) -> int:  # noqa: D102
@@ -87,18 +87,18 @@ class KeyedTokens(Probes):
         return len(self.block)
 
     def __getitem__(self, span: slice) -> Array:
-        b = self.queries[self.token[span]]
+        b, n = self.queries[self.token[span]], self.keys.shape[1]
         X = np.empty((len(b), self.tokens, self.dim))
-        keys, last = X[:, : -self.last], X[:, -self.last :]
-        last[:] = b[:, None]
-        np.multiply(self.scale[span, None, None], self.keys[self.block[span]], out=keys)
-        keys += b[:, None]
+        X[:, n:] = b[:, None]
+        np.multiply(self.scale[span, None, None], self.keys[self.block[span]], out=X[:, :n])
+        X[:, :n] += b[:, None]
         return X
 
     def design(self) -> Design:  # noqa: D102
         places = np.array([self.block, self.token], dtype=np.float64)
-        arrays = {"keys": self.keys, "queries": self.queries, "scale": self.scale}
-        return {**arrays, "places": places, "last": np.array(float(self.last))}
+        between = np.array([float(self.between)])
+        asked = {"keys": self.keys, "queries": self.queries, "places": places}
+        return {**asked, "scale": self.scale, "between": between}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class KeyAnswers:
             self.block[which],
             self.token[which],
             self.scale[which],
-            1 + self.between,
+            self.between,
             phase=phase,
             purpose=purpose,
         )
