@@ -69,7 +69,7 @@ def _named(learner: Learner[Any]) -> Asking[str | None]:
     found = yield from ask.position_kind()
     if known and found.kind in ("products", "labels", "unclear"):
         return None
-    return f"{ORDER}{_in_words(found, hasattr(learner, 'rotary'))}"
+    return f"{ORDER}{_in_words(found, learner)}"
 
 
 def _knows_rotary(learner: Any) -> bool:
@@ -79,8 +79,9 @@ def _knows_rotary(learner: Any) -> bool:
     return given or (hasattr(learner, "of") and _knows_rotary(learner.of))
 
 
-def _in_words(found: Positions, takes_rotary: bool) -> str:
+def _in_words(found: Positions, learner: Any) -> str:
     """Go on with a sentence that says that the order of tokens matters."""
+    takes_rotary = hasattr(learner, "rotary")
     whose = "" if takes_rotary else ", in learners of heads that take it, such as LowRankHead"
     if found.kind == "products":
         return (
@@ -105,8 +106,11 @@ def _in_words(found: Positions, takes_rotary: bool) -> str:
             ", and a token's weight depends on its distance from the last one, whatever tokens "
             f"are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE}"
         )
+    biased = "of one head LowRankHead recovers them, with rotary=True and biases=True"
+    if takes_rotary and not hasattr(learner, "biases"):  # a layer, which is found with its biases
+        biased = "rotary=True recovers them"
     return (
-        ". Rotary positions beside biases of keys and queries may do this: rotary=True with "
-        f"biases=True recovers these{whose}. So may positions that are added to tokens, causal "
-        "masks in more layers than one, and biases by distance, which no learner here recovers."
+        f". Rotary positions beside biases of keys and queries may do this: {biased}. So may "
+        "positions that are added to tokens, causal masks in more layers than one, and biases by "
+        "distance, which no learner here recovers."
     )
