@@ -57,7 +57,7 @@ def by_certificate(recovery, target):
 )
 def test_nearly_as_many_queries_as_parameters(H, d, r, given, most, trials, evidence):
     near, far, long, shares = [], [], [], []
-    for seed in range(trials(1, 100)):
+    for seed in range(trials(1, 40)):
         target = several_rotary(H, d, r, seed, base=(1e4, 5e5, 1e6)[seed % 3])
         oracle = Counted(hidden(target))
         learner = us.learners.MultiHeadLearner(d, 8, rank=given, seed=seed, rotary=True)
