@@ -19,7 +19,8 @@ def claimed(seed: int) -> us.RotaryHead:
     """A head of every shape in turn, with biases or not."""
     d, r = SHAPES[seed % len(SHAPES)]
     base = (1e4, 5e5)[seed // 2 % 2]
-    return rotary_head(d, r, seed, base=base, biases=0.4 * (seed % 2))
+    head: us.RotaryHead = rotary_head(d, r, seed, base=base, biases=0.4 * (seed % 2))
+    return head
 
 
 def with_change(head: us.RotaryHead, name: str, size: float, seed: int) -> us.RotaryHead:
