@@ -210,6 +210,20 @@ def test_impostors_are_refused(name, trials, evidence):
     evidence(f"rotary layer's impostor: {name}", refused=f"{count} of {count}")
 
 
+def test_a_norm_before_is_named():
+    """The block of a Llama: a norm before the layer, a residual around both."""
+    layer = rotary_layer(16, 4, 2, 4, 0)
+    norm = us.LayerNorm(np.linspace(0.5, 2, 16), None, 1e-5, before=True, centred=False)
+
+    def block(X):
+        return layer(norm(X)) + X[:, -1]
+
+    with pytest.raises(us.ModelMismatch, match=r"RMSNorm.*takes the tokens behind the norm"):
+        us.learn(block, us.learners.AttentionLayerLearner(16, rotary=True))
+    with pytest.raises(us.ModelMismatch, match="depend on positions"):
+        us.learn(block, us.learners.AttentionLayerLearner(16))
+
+
 def test_biases_beside_positions_are_named():
     with pytest.raises(us.NotIdentifiable, match="biases"):
         learn(rotary_layer(16, 4, 2, 4, 0, biases=0.3))
