@@ -480,7 +480,8 @@ CLASSES: dict[ClassName, TargetClass] = {
         'norm, by FeedForwardLearner(norm="post").'
     ),
     "position-dependent": TargetClass(
-        "A single head whose positions are rotary: LowRankHead and ExactHead with rotary=True."
+        "Heads whose positions are rotary: one by LowRankHead and ExactHead, several by "
+        "MultiHeadLearner, with rotary=True."
     ),
     "none of these": TargetClass(
         "Nothing of one number by a learner that there is; of vectors, an attention layer after a "
