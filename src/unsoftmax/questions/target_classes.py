@@ -495,8 +495,9 @@ CLASSES: dict[ClassName, TargetClass] = {
         'connection or without, by AttentionLayerLearner (norm="pre") from vectors.'
     ),
     "position-dependent": TargetClass(
-        "Where positions are rotary, a single head, by LowRankHead and ExactHead with rotary=True; "
-        "of vectors, a layer without a norm, by AttentionLayerLearner with rotary=True.",
+        "Where positions are rotary: a single head by LowRankHead and ExactHead, several by "
+        "MultiHeadLearner, of vectors a layer without a norm by AttentionLayerLearner, each with "
+        "rotary=True.",
         lambda d, facts, traits, seed: LowRankHead(d, rotary=True, seed=seed),
         _queries_of_rotary_head,
         needed=("rotary",),
