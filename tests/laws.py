@@ -19,7 +19,9 @@ from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
 from tests.prenorm_layers import prenorm, share_after
-from tests.rotary_heads import rotary_head, within_bounds
+from tests.rotary_heads import rotary_head, several_rotary, within_bounds
+from tests.rotary_layers import rotary_layer
+from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.protocol import Learner, Model, Oracle
@@ -55,6 +57,11 @@ def _arrays_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
         np.linalg.norm(mine[name] - other[name]) <= bound
         for name, bound in recovery.certificate.errors.items()
     )
+
+
+def _equal_by_the_certificate(recovery: us.Recovery[Any], target: Any) -> bool:
+    found = us.equivalent(recovery.model, target, rtol=0, errors=recovery.certificate.errors)
+    return found.verdict == "equal"
 
 
 @dataclass(frozen=True)
@@ -397,6 +404,14 @@ CASES = [
         single=False,
     ),
     Case(
+        "MultiHeadLearner with rotary positions",
+        lambda seed: us.learners.MultiHeadLearner(6, 4, seed=seed, rotary=True),
+        lambda seed: several_rotary(2, 6, 4, seed),
+        _one_by_one,
+        within=_equal_by_the_certificate,
+        single=False,
+    ),
+    Case(
         "MultiHeadLearner in one dimension",
         lambda seed: us.learners.MultiHeadLearner(1, 4, biases=True, seed=seed),
         _several(1, 2, True),
@@ -507,6 +522,13 @@ CASES = [
         _attention_layer(residual=True),
         _one_by_one,
         within=_heads_within_the_bounds,
+    ),
+    Case(
+        "AttentionLayerLearner with rotary positions",
+        lambda seed: us.learners.AttentionLayerLearner(8, rotary=True, seed=seed),
+        lambda seed: rotary_layer(8, 2, 1, 4, seed, residual=True),
+        _one_by_one,
+        within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
     ),
     Case(
         "AttentionLayerLearner, half as many keys",

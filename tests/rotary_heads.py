@@ -108,3 +108,12 @@ def nearly_rotary(head):
             head, head.scores.of(X) / (1e-9 + np.linalg.norm(X[:, -1:], axis=2)) * r, X
         ),
     }
+
+
+def several_rotary(H, d, r, seed, *, base=1e4, scale=1.0, turning=1.0):
+    """Random heads that share their frequencies."""
+    heads = [
+        rotary_head(d, r, 1000 * seed + h, base=base, scale=scale, turning=turning)
+        for h in range(H)
+    ]
+    return us.RotaryHeads.of(heads, d)

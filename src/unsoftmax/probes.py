@@ -11,7 +11,7 @@ Nothing here knows what the probes are for: that is the learner's business.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -412,6 +412,40 @@ class Spaced(_Changed):
 
     def design(self) -> Design:  # noqa: D102
         return {**self._within(), "zeros": np.array([self.zeros], dtype=np.intp)}
+
+
+@dataclass(frozen=True, slots=True)
+class Parted(_Changed):
+    """Probes of ``inner``, [a+b; …; a+b; b], as one token before the other: [0; …; ±g a; b/g].
+
+    Zero tokens come first, one for each further copy of a+b; a has a minus where there are some.
+    """
+
+    gain: float
+    """g, a power of two."""
+
+    @classmethod
+    def of(cls, inner: Probes, gain: float) -> Parted:
+        """Part tokens under the probes' own phase and purpose."""
+        return cls(inner, gain, phase=inner.phase, purpose=inner.purpose)
+
+    def parts(self, span: slice) -> tuple[Array, Array]:
+        """Return a and b of a span, (n, d) each."""
+        X = self.inner[span]
+        b = X[:, -1]
+        if isinstance(self.inner, (Grid, Pairs)):  # a without the rounding of a + b
+            return replace(self.inner, beta=0.0 * self.inner.beta)[span][:, 0], b
+        return X[:, 0] - b, b
+
+    def __getitem__(self, span: slice) -> Array:
+        a, b = self.parts(span)
+        X = np.zeros((len(a), self.tokens, self.dim))
+        X[:, -2] = (self.gain if self.tokens == 2 else -self.gain) * a
+        X[:, -1] = b / self.gain
+        return X
+
+    def design(self) -> Design:  # noqa: D102
+        return {**self._within(), "gain": np.array([self.gain])}
 
 
 def _named(name: str, rows: Rows) -> Design:

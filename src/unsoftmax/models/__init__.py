@@ -19,6 +19,8 @@ from unsoftmax.models.projections import from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
+from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
 
@@ -33,6 +35,8 @@ __all__ = [
     "ReluNetwork",
     "Rotary",
     "RotaryHead",
+    "RotaryHeads",
+    "RotaryLayer",
     "SingleHead",
     "Transformer",
     "canonical",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import sequences
 from unsoftmax.models.attention import exponentials
 from unsoftmax.models.model import ValuedAttention
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.scores import least
-from unsoftmax.models.single_head import SingleHead
+from unsoftmax.models.single_head import SingleHead, refuse_biases, refuse_w
 from unsoftmax.probes import Array
 
 
@@ -53,6 +57,56 @@ class MultiHead(ValuedAttention):
 
     Every sequence needs H·d of them. Larger: more memory; smaller: more calls into NumPy.
     """
+
+    @overload
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: ArrayLike | None = None,
+        c: float = 0.0,
+    ) -> Self: ...
+
+    @overload
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: None = None,
+        c: float = 0.0,
+        *,
+        rotary: Rotary | Sequence[Rotary],
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+    ) -> RotaryHeads: ...
+
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: ArrayLike | None = None,
+        c: float = 0.0,
+        *,
+        rotary: Rotary | Sequence[Rotary] | None = None,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+    ) -> Self | RotaryHeads:
+        """Build the heads with W_h = K_h.T @ Q_h, K and Q of shape (H, r, d).
+
+        With ``rotary`` scores turn with distance and the model is a `RotaryHeads`; its biases are
+        ``k_bias`` and ``q_bias``, (H, r), not w.
+        """
+        if rotary is not None:
+            refuse_w(w)
+            return RotaryHeads(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
+        refuse_biases(k_bias, q_bias)
+        return super().from_factors(K, Q, v, w, c)
 
     @property
     def H(self) -> int:

@@ -95,14 +95,9 @@ class SingleHead(ValuedAttention):
         ``k_bias`` and ``q_bias``, not w.
         """
         if rotary is not None:
-            if w is not None:
-                raise ValueError("w is no parameter beside rotary: give q_bias, (r,).")
+            refuse_w(w)
             return RotaryHead(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
-        if k_bias is not None or q_bias is not None:
-            raise ValueError(
-                "k_bias and q_bias are given beside rotary; without positions a key bias changes "
-                "nothing and a query bias is w = K.T @ q_bias."
-            )
+        refuse_biases(k_bias, q_bias)
         return super().from_factors(K, Q, v, w, c)
 
     def __call__(self, X: Array) -> Array:
@@ -123,3 +118,18 @@ class SingleHead(ValuedAttention):
     def _mean(self, X: Array, numerators: Array, total: Array) -> Array:
         answers: Array = np.einsum("bn,bn->b", numerators, X @ self.v) / total + self.c
         return answers
+
+
+def refuse_w(w: ArrayLike | None) -> None:
+    """Refuse w beside rotary positions."""
+    if w is not None:
+        raise ValueError("w is no parameter beside rotary: give q_bias, (r,) for each head.")
+
+
+def refuse_biases(k_bias: ArrayLike | None, q_bias: ArrayLike | None) -> None:
+    """Refuse biases of keys and queries without positions."""
+    if k_bias is not None or q_bias is not None:
+        raise ValueError(
+            "k_bias and q_bias are given beside rotary; without positions a key bias changes "
+            "nothing and a query bias is w = K.T @ q_bias."
+        )

@@ -50,6 +50,7 @@ ClassName: TypeAlias = Literal[
     "network behind one head",
     "network behind several heads",
     "normalised vectors",
+    "normalised tokens",
     "position-dependent",
     "none of these",
     "undecided",
@@ -484,12 +485,14 @@ CLASSES: dict[ClassName, TargetClass] = {
         "AttentionLayerLearner from vectors; a feed-forward layer with its residual connection and "
         'norm, by FeedForwardLearner(norm="post").'
     ),
+    "normalised tokens": TargetClass(
+        "An attention layer after a LayerNorm or RMSNorm, if it is one, with its residual "
+        'connection or without, by AttentionLayerLearner (norm="pre") from vectors.'
+    ),
     "position-dependent": TargetClass(
-        "A single head whose positions are rotary: LowRankHead and ExactHead with rotary=True."
+        "Where positions are rotary, a single head, by LowRankHead and ExactHead with rotary=True; "
+        "of vectors, a layer without a norm, by AttentionLayerLearner with rotary=True."
     ),
-    "none of these": TargetClass(
-        "Nothing of one number by a learner that there is; of vectors, an attention layer after a "
-        "LayerNorm or RMSNorm, if it is one, by AttentionLayerLearner."
-    ),
+    "none of these": TargetClass("Nothing, by a learner that there is."),
     "undecided": TargetClass("Not known."),
 }

@@ -75,6 +75,47 @@ def rotary_head_queries(dim: int, rank: int, *, biases: bool = False) -> int:
     return dim + 2 * dim * rank + biases * (1 + 3 * rank)
 
 
+def rotary_layer(
+    dim: int,
+    heads: int,
+    groups: int,
+    rank: int,
+    *,
+    biases: bool = False,
+    outputs: int | None = None,
+) -> int:
+    """Count the free parameters of a layer with rotary positions, its frequencies apart.
+
+    m for c; H m r + G r(d − r) for O and V, which are free up to an invertible matrix per group;
+    r(Gd + Hd − G) for K and Q, one complex number per plane and group. With biases r(G + H) more.
+    All planes turn, and keys, queries and values have r rows.
+
+    Examples
+    --------
+    >>> rotary_layer(64, 4, 2, 16), rotary_layer(576, 9, 3, 64)
+    (11808, 872832)
+    """
+    m, width = dim if outputs is None else outputs, dim + biases
+    values = heads * m * rank + groups * rank * (dim - rank)
+    return m + values + rank * ((groups + heads) * width - groups)
+
+
+def rotary_layer_queries(dim: int, heads: int, groups: int, rank: int) -> int:
+    """Count what a layer with rotary positions takes, typically: measured, no theorem.
+
+    d + 5 for single tokens, 16 for the number of heads, 27 for query tokens that open one gate,
+    (H − 1)r for the values, twice T = ⌈rG/H⌉ + 1 query tokens beside ⌈d/r⌉ blocks of keys, T beside
+    one, every other query token once, and 13 that test and pilot.
+
+    Examples
+    --------
+    >>> rotary_layer_queries(64, 4, 2, 16), rotary_layer_queries(576, 9, 3, 64)
+    (309, 2139)
+    """
+    tokens = min(-(-rank * groups // heads) + 1, dim)
+    return 2 * dim + 61 + (heads - 1) * rank + 2 * tokens * -(-dim // rank)
+
+
 def multi_head(dim: int, heads: int, rank: int | None = None, *, biases: bool = False) -> int:
     """Count the free parameters of several heads: those of each, and one c with biases.
 
@@ -86,6 +127,19 @@ def multi_head(dim: int, heads: int, rank: int | None = None, *, biases: bool = 
     r = dim if rank is None else rank
     width = dim + biases
     return heads * (r * (dim + width - r) + dim) + biases
+
+
+def rotary_heads(dim: int, heads: int, rank: int, *, told: bool = False) -> int:
+    """Count the free parameters of several heads with rotary positions, without biases.
+
+    Those of each, and r/2 frequencies each where these are not told.
+
+    Examples
+    --------
+    >>> rotary_heads(16, 4, 16), rotary_heads(16, 4, 4), rotary_heads(16, 4, 4, told=True)
+    (2080, 568, 560)
+    """
+    return heads * (rotary_head(dim, rank) + (0 if told else rank // 2))
 
 
 def of_rank(dim: int, rank: int) -> int:

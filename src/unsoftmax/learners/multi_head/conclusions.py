@@ -74,17 +74,17 @@ def concluded(
     largest = {**found.largest, "c": float(reduced.precision.error(abs(reduced.c))) * biases}
     errors = {name: tuning.safety * found.times_off * error for name, error in largest.items()}
     model, assumes = canonical(found.model), _assumed(reduced, evidence, fresh.looked, tuning)
-    nearest = _nearest(model)
-    if np.hypot(errors["W"], errors["w"]) > tuning.close * nearest:
+    apart = nearest(model)
+    if np.hypot(errors["W"], errors["w"]) > tuning.close * apart:
         errors |= dict.fromkeys(("W", "v", "w"), np.inf)
         assumes += (
-            f"Two heads are {nearest:.1e} apart in W, and answers leave about as much of it open: "
+            f"Two heads are {apart:.1e} apart in W, and answers leave about as much of it open: "
             "no bound to first order holds for heads so close.",
         )
     return Found(model, Certificate(errors, assumes), evidence, found.notes)
 
 
-def _nearest(model: MultiHead) -> float:
+def nearest(model: MultiHead) -> float:
     """Return the smallest distance between two heads' [W w]; inf of fewer than two."""
     if model.H < 2:
         return np.inf

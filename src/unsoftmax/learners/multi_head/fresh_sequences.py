@@ -52,6 +52,9 @@ class FreshTuning:
     blunt: float = 1e-2
     """Largest share that is allowed in all: answers so coarse that they need more confirm
     nothing."""
+    alike: bool = False
+    """Whether all tokens but the last are the same: a target with positions can be asked these as
+    one without (`learners.rotary_heads.one_apart`)."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences of the hold-out."""
 
@@ -140,7 +143,9 @@ class FreshSequences:
             size = tuning.lengths[n % len(tuning.lengths)]
             query = rng.standard_normal(d) / np.sqrt(d)
             offsets = rng.standard_normal((size - 1, d)) / np.sqrt(d)
-            if n % 2:
+            if tuning.alike:
+                offsets[:] = offsets[0]
+            elif n % 2:
                 offsets[1] = offsets[0]
             sequences.append(self._scaled(offsets, query, tuning.logit, n))
         return by_length(sequences, "hold-out" if purpose == "check" else "check", purpose)

@@ -30,22 +30,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.compose import limited
+from unsoftmax.learners.compose import Asking, limited
 from unsoftmax.learners.multi_head.conclusions import concluded, predicting
 from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Precise, Restarts
 from unsoftmax.learners.multi_head.searches import HeadSearches, searched_at_lengths
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.rotary_head.rotary_learner import told_frequencies
+from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTask
 from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
-from unsoftmax.models import MultiHead
+from unsoftmax.models import MultiHead, Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 
@@ -118,6 +122,8 @@ class MultiHeadLearner(Configured):
     radius: float | None = None
     seed: int = 0
     tuning: MultiHeadTuning = field(default=MultiHeadTuning(), kw_only=True)
+    rotary: bool | Rotary = field(default=False, kw_only=True)
+    rotary_base: float | None = field(default=None, kw_only=True)
 
     revision: ClassVar[int] = 5
 
@@ -132,6 +138,30 @@ class MultiHeadLearner(Configured):
             positive("radius", self.radius)
         if self.rank is not None:
             rank_up_to(self.dim, self.rank, 1)
+        if self._positions() is not None:
+            self._refuse_beside_rotary()
+
+    def _refuse_beside_rotary(self) -> None:
+        if self.dim < 2:
+            raise ValueError("dim must be 2 or more beside rotary: a plane has two coordinates.")
+        if self.biases:
+            raise ValueError(
+                "biases are not recovered of several heads with rotary positions: leave out one "
+                "of biases and rotary. LowRankHead takes both, of one head."
+            )
+        if self.functional or self.radius is not None:
+            raise ValueError(
+                "functional and radius are for heads without positions: with rotary offsets are "
+                "2⁸⁰ times as long as query tokens."
+            )
+
+    def _positions(self) -> RotaryHeadsTask | None:
+        """Say what is to be learned of positions."""
+        rank = None if self.rank is None else int(self.rank)
+        turns, told = told_frequencies(self.rotary, self.rotary_base, rank)
+        if not turns:
+            return None
+        return RotaryHeadsTask(told, self.tuning.rotary, self.tuning.conclusion)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
@@ -146,8 +176,9 @@ class MultiHeadLearner(Configured):
         searches = tries * 4 * H * d + half_circles * tuning.plan.per_head * (H + 1)
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
         at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
-        silent = tuning.silence.at_most(H, d, bulk + whole)
-        at_most += silent
+        at_most += tuning.silence.at_most(H, d, bulk + whole)
+        turned = 0 if (positions := self._positions()) is None else positions.queries(H, r)
+        at_most += turned
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         fresh = tuning.conclusion.fresh
@@ -155,7 +186,7 @@ class MultiHeadLearner(Configured):
         return Plan(
             queries=None,
             at_most=at_most + by_poles,
-            tokens=2 * at_most + 4 * copies + pole_tokens,
+            tokens=2 * at_most + turned + 4 * copies + pole_tokens,
             rounds=tuning.plan.rounds
             * (tries + shorter + tuning.silence.tries + unlucky // tuning.restarts.search_counts),
             formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
@@ -174,37 +205,62 @@ class MultiHeadLearner(Configured):
         steps = self._steps(checks)
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
-    def _steps(self, checks: int) -> Steps[MultiHead]:
-        tuning, biases = self.tuning, self.biases
+    def _steps(self, checks: int) -> Steps[Any]:
         rng = np.random.default_rng(self.seed)
-        lengths = TokenLengths.under(self.radius, biases, tuning.lengths)
-        reduced = yield from read_head_sums(self.dim, biases, lengths, rng, tuning.sums)
-        sought = SoughtHeads(self.max_heads, biases, self.rank, tuning)
+        if (positions := self._positions()) is not None:
+            search = self._found(rng, self.tuning.with_positions())
+            return (yield from positions.steps(search, checks, rng))
+        tuning, biases = self.tuning, self.biases
+        searches, found = yield from self._searched(rng, tuning)
+        reduced, conclusion = searches.reduced, tuning.conclusion
+        if found is None and self.functional and self.dim > 1:
+            yield from searches.as_if_coarser()
+        if found is None and self.functional and searches.contradicted and reduced.scale > 0:
+            share, best = min(searches.contradicted, key=lambda pair: pair[0])
+            if share <= conclusion.farthest:
+                return (yield from predicting(best, share, reduced, checks, rng, tuning=conclusion))
+        found = found or (yield from self._by_poles(searches))
+        return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
+
+    def _found(
+        self, rng: np.random.Generator, tuning: MultiHeadTuning
+    ) -> Asking[tuple[ReducedAnswers, RecoveredHeads]]:
+        """Find heads, or refuse; not by poles: what these tell apart no filler does."""
+        searches, found = yield from self._searched(rng, tuning)
+        if found is None:
+            raise self._refusal(searches)
+        return searches.reduced, found
+
+    def _searched(
+        self, rng: np.random.Generator, tuning: MultiHeadTuning
+    ) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
+        """Search along half circles; correct what is found where that was asked for."""
+        lengths = TokenLengths.under(self.radius, self.biases, tuning.lengths)
+        reduced = yield from read_head_sums(self.dim, self.biases, lengths, rng, tuning.sums)
+        sought = SoughtHeads(self.max_heads, self.biases, self.rank, tuning)
         restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
         searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
-        # half a circle needs a plane
         found = None
+        # half a circle needs a plane
         if self.dim > 1:
             searches, found = yield from searched_at_lengths(searches, tuning.shorter)
-        reduced, conclusion = searches.reduced, tuning.conclusion
-        if found is not None:
-            if self.polish:
-                found = yield from polished(found, reduced, biases, rng, tuning.correction)
-            return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
-        if self.functional and self.dim > 1:
-            yield from searches.as_if_coarser()
-        if self.functional and searches.contradicted and reduced.scale > 0:
-            share, found = min(searches.contradicted, key=lambda pair: pair[0])
-            if share <= conclusion.farthest:
-                return (
-                    yield from predicting(found, share, reduced, checks, rng, tuning=conclusion)
-                )
+        if found is not None and self.polish:
+            found = yield from polished(
+                found, searches.reduced, self.biases, rng, tuning.correction
+            )
+        return searches, found
+
+    def _by_poles(self, searches: HeadSearches) -> Asking[RecoveredHeads]:
+        """Find heads by their poles, or refuse."""
         found = yield from searches.by_poles()
-        if found is not None:
-            return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
+        if found is None:
+            raise self._refusal(searches)
+        return found
+
+    def _refusal(self, searches: HeadSearches) -> ModelMismatch:
         reasons = self._reasons(searches.restarts)
-        coarse = self._too_coarse(reduced.eta)
-        raise ModelMismatch(" ".join([*reasons, *coarse, *reduced.precision.why]))
+        coarse = self._too_coarse(searches.reduced.eta)
+        return ModelMismatch(" ".join([*reasons, *coarse, *searches.reduced.precision.why]))
 
     def _too_coarse(self, eta: float) -> Iterator[str]:
         """Say by how much answers are too coarse, where they may be."""
@@ -234,15 +290,23 @@ class MultiHeadLearner(Configured):
                 "close or too many for answers as precise as these."
             )
             return
-        circles = f"{len(self.tuning.restarts.starts)} searches along half circles and "
+        positions = self._positions() is not None
+        circles = f"{len(self.tuning.restarts.starts)} searches along half circles"
+        poles = f"{self.tuning.poles.lines} for poles along lines"
+        searches = [circles] * (self.dim > 1) + [poles] * (not positions)
         yield (
-            f"None of {circles if self.dim > 1 else ''}{self.tuning.poles.lines} for poles along "
-            "lines gave heads that predict fresh answers. Heads with the same hyperplanes for "
-            "every query token (W and 2W, or columns of all W_h along one vector) may be too many "
-            "or too close for answers as precise as these, as others may be; or there are more "
-            "than max_heads, or the target is no sum of attention heads."
+            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Heads with "
+            "the same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
+            "vector) may be too many or too close for answers as precise as these, as others may "
+            "be; or there are more than max_heads, or the target is no sum of attention heads."
         )
-        if not self.functional:
+        if positions:
+            yield (
+                "Or scores change with distance otherwise than rotary ones do, as with ALiBi, "
+                "learned biases or positions counted from the other end; or keys or queries have "
+                "biases."
+            )
+        elif not self.functional:
             yield "With functional=True what predicts answers well is returned."
         if self.rank is not None:
             yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.learners.multi_head.cell_gradients import CellGradientTuning
@@ -19,6 +19,7 @@ from unsoftmax.learners.multi_head.silent_readings import SilentReadingTuning
 from unsoftmax.learners.multi_head.token_lengths import TokenLengthTuning
 from unsoftmax.learners.multi_head.unseen_logits import UnseenLogitsTuning
 from unsoftmax.learners.multi_head.value_system import ValueTuning
+from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTuning
 from unsoftmax.measure.silent_offsets import SilentWindowTuning
 from unsoftmax.measure.windows import WindowTuning
 
@@ -147,3 +148,13 @@ class MultiHeadTuning:
     )
     """The same at each length of tokens that is tried for coarse answers: others follow."""
     plan: PlanTuning = field(default=PlanTuning())
+    rotary: RotaryHeadsTuning = field(default=RotaryHeadsTuning())
+    """What is more where there are rotary positions."""
+
+    def with_positions(self) -> MultiHeadTuning:
+        """Return the knobs of a search among heads with positions (`learners.rotary_heads`)."""
+        columns = replace(self.columns, checked=self.rotary.checked, extra=self.rotary.extra)
+        sums = replace(self.sums, line=self.rotary.line, pairs=self.rotary.pairs)
+        fresh = replace(self.conclusion.fresh, alike=True)
+        conclusion = replace(self.conclusion, fresh=fresh, confirm=self.rotary.confirm)
+        return replace(self, columns=columns, sums=sums, conclusion=conclusion)

@@ -8,6 +8,7 @@ their length: windows and frequencies that change beyond one show there or nowhe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -22,8 +23,7 @@ from unsoftmax.learners.single_head.conclusion import (
     refuse_head,
 )
 from unsoftmax.learners.single_head.first_round import FirstRound
-from unsoftmax.measure.precision import KAPPA
-from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.models.attention import mean_shift, pooled_tokens, softmax
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Sequences
@@ -68,10 +68,8 @@ def conclude_turned(
     tuning: RotaryHoldoutTuning,
 ) -> Asking[Found[RotaryHead]]:
     """Ask fresh sequences and return what was found, or refuse it."""
-    fresh = _drawn(head.model, first.closing, rng, tuning)
-    near = [part for part in fresh if part.tokens <= tuning.together]
-    far = [[part] for part in fresh if part.tokens > tuning.together]
-    answered = yield from fresh_answers(near, [first.answered], far)
+    dim, earlier = head.model.dim, (first.answered,)
+    answered = yield from ask_turned([head.model], dim, first.closing, rng, tuning, earlier)
     head, judgement = _supported(head, answered, first.checks, otherwise, tuning.conclusion)
     errors = head.position_errors()
     notes = head.notes()
@@ -86,16 +84,39 @@ def conclude_turned(
 # -- what is asked
 
 
+def ask_turned(
+    heads: Sequence[RotaryHead],
+    dim: int,
+    count: int,
+    rng: np.random.Generator,
+    tuning: RotaryHoldoutTuning,
+    earlier: Sequence[Answered] = (),
+) -> Asking[list[Answered]]:
+    """Ask fresh sequences, long ones in rounds of their own; logits are those of each in turn."""
+    fresh = _drawn(heads, dim, count, rng, tuning)
+    near = [part for part in fresh if part.tokens <= tuning.together]
+    far = [[part] for part in fresh if part.tokens > tuning.together]
+    return (yield from fresh_answers(near, earlier, far))
+
+
 def _drawn(
-    model: RotaryHead, count: int, rng: np.random.Generator, tuning: RotaryHoldoutTuning
+    heads: Sequence[RotaryHead],
+    dim: int,
+    count: int,
+    rng: np.random.Generator,
+    tuning: RotaryHoldoutTuning,
 ) -> list[Sequences]:
     """Draw sequences, one family per length, the shortest first."""
-    most, drawn = max(tuning.together, tuning.most_numbers // model.dim), []
+    most, drawn = max(tuning.together, tuning.most_numbers // dim), []
     for n in range(count):
         shapes = tuning.long if n % 2 == 0 else tuning.short
         tokens, logits = shapes[n // 2 % len(shapes)]
-        X = rng.standard_normal((min(tokens, most), model.dim)) / np.sqrt(model.dim)
-        X = (_length(model, X, logits, tuning) * X).astype(np.float32).astype(np.float64)
+        X = rng.standard_normal((min(tokens, most), dim)) / np.sqrt(dim)
+        if heads:
+            # each head meets each shape
+            which = n // 2 + n // (2 * len(shapes))
+            X *= _length(heads[which % len(heads)], X, logits, tuning)
+        X = X.astype(np.float32).astype(np.float64)
         drawn.append(X)
     families = by_length(drawn, "hold-out, closing", "check")
     return sorted(families, key=lambda part: part.tokens)
@@ -172,7 +193,7 @@ def _compared(
     off = met * errors.at(distances) if np.isfinite(errors.near) else np.full(len(distances), 0.0)
     seen = np.hypot(lengths, 1.0) if errors.biases else lengths
     moved = seen * seen[:, -1:] * (off + off[-1])
-    moved = moved + _score_rounding(model, lengths, distances, values)
+    moved = moved + score_rounding(model, lengths, distances, values.precision)
     size = lengths.max(axis=1) * values.norm + abs(values.c)
     through_v = np.abs(pooled_tokens(X, weights)) @ values.v_error
     own = values.precision.error(size, y) + values.c_error + through_v
@@ -187,7 +208,9 @@ def _compared(
     )
 
 
-def _score_rounding(model: RotaryHead, lengths: Array, distances: Array, values: Values) -> Array:
+def score_rounding(
+    model: RotaryHead, lengths: Array, distances: Array, precision: Precision
+) -> Array:
     """Bound the rounding of scores, (B, N), angles included: these round as distance grows."""
     key, query = (
         x * np.linalg.norm(matrix, 2) + np.linalg.norm(bias)
@@ -197,7 +220,7 @@ def _score_rounding(model: RotaryHead, lengths: Array, distances: Array, values:
         )
     )
     fastest = float(np.max(model.rotary.frequencies, initial=0.0))
-    return np.asarray(KAPPA * values.precision.unit * key * query * (1 + fastest * distances))
+    return np.asarray(KAPPA * precision.unit * key * query * (1 + fastest * distances))
 
 
 def _tested(

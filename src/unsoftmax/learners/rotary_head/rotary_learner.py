@@ -110,14 +110,30 @@ def rotary_task(
     ValueError, TypeError
         Settings are out of range, not of their type, or do not go together.
     """
-    rotary, told = learner.rotary, None
+    rank = None if rank is None else int(rank)
+    turns, told = told_frequencies(learner.rotary, learner.rotary_base, rank)
+    if not turns:
+        return None
+    if learner.biases and not rank:
+        raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
+    return RotaryTask(int(learner.dim), rank, bool(learner.biases), told, int(learner.seed), tuning)
+
+
+def told_frequencies(
+    rotary: bool | Rotary, rotary_base: float | None, rank: int | None
+) -> tuple[bool, Rotary | None]:
+    """Return whether a learner is to learn of positions, and the frequencies where it was told.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
     if not isinstance(rotary, (bool, np.bool_, Rotary)):
         raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
-    rank = None if rank is None else int(rank)
-    if isinstance(rotary, Rotary):
-        told = rotary
-    if learner.rotary_base is not None:
-        positive("rotary_base", learner.rotary_base)
+    told = rotary if isinstance(rotary, Rotary) else None
+    if rotary_base is not None:
+        positive("rotary_base", rotary_base)
         if told is not None:
             raise ValueError("rotary_base is given beside rotary: one of them says the same.")
         if rank is None:
@@ -127,16 +143,12 @@ def rotary_task(
                 "rotary_base needs an even rank of keys and queries, whose planes have two "
                 f"coordinates each; it is {rank}."
             )
-        told = Rotary.of(float(learner.rotary_base), rank)
-    if told is None and not rotary:
-        return None
-    if learner.biases and not rank:
-        raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
+        told = Rotary.of(float(rotary_base), rank)
     if told is not None and rank is not None and 2 * len(told) < rank:
         raise ValueError(
             f"rotary has {len(told)} frequencies, too few for the planes of rank = {rank}."
         )
-    return RotaryTask(int(learner.dim), rank, bool(learner.biases), told, int(learner.seed), tuning)
+    return told is not None or bool(rotary), told
 
 
 @dataclass(frozen=True, slots=True)

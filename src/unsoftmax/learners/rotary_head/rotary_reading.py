@@ -103,7 +103,7 @@ class TurnedReading:
 
     def position_errors(self) -> PositionErrors:
         """Bound the errors of all W(Δ), by perturbing what they are made of."""
-        readings = _Readings.of(self.near, self.spaced, self.values)
+        readings = StepReadings.of(self.near, self.spaced, self.values)
         return readings.errors(self.tuning)
 
     def notes(self) -> tuple[str, ...]:
@@ -112,8 +112,8 @@ class TurnedReading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Readings:
-    """What planes are found from, each with a bound on its error."""
+class StepReadings:
+    """What the planes of one head are found from, each with a bound on its error."""
 
     basis: Array
     """B, (d, r)."""
@@ -129,7 +129,8 @@ class _Readings:
     """Of Bᵀ W(2) X, Frobenius."""
 
     @classmethod
-    def of(cls, near: FactoredReading, spaced: SpacedAnswers, values: Values) -> _Readings:
+    def of(cls, near: FactoredReading, spaced: SpacedAnswers, values: Values) -> StepReadings:
+        """Take W(1) as it was read, and W(2) at r query tokens."""
         skeleton, L, X = near.skeleton, near.right.matrix, spaced.queries
         near = replace(near, values=values)
         E, grows = near.bounds()[0]["W"], skeleton.amplification()
@@ -146,7 +147,7 @@ class _Readings:
         here = self.L @ self.tokens.T
         return np.asarray(np.linalg.solve(here.T, self.there.T).T)
 
-    def perturbed(self, rng: np.random.Generator) -> _Readings:
+    def perturbed(self, rng: np.random.Generator) -> StepReadings:
         """Move all by as much as they may be off, in random directions."""
         off, away = (rng.standard_normal(x.shape) for x in (self.L, self.there))
         return replace(
@@ -170,6 +171,21 @@ class _Readings:
             turning = max(turning, moved[2] / (tuning.farthest - 1))
         return PositionErrors(tuning.margin * near, tuning.margin * turning)
 
+    def head(self, values: Values, told: Rotary | None, tuning: RotaryTuning) -> RotaryHead:
+        """Find the planes that T turns, and the keys and queries that they are made of."""
+        errors, size = self.errors(tuning), float(np.linalg.norm(self.L))
+        unsure = unsure_of(errors, size, values, tuning)
+        planes = turning_planes(self.step, unsure)
+        return self._of(planes, angles_of(planes, told, unsure, tuning), values)
+
+    def _of(self, planes: TurningPlanes, angles: Array, values: Values) -> RotaryHead:
+        """Return the head with Kᵀ = B P and R(1) Q = P⁻¹ L."""
+        K, turned_once = (self.basis @ planes.P).T, np.linalg.solve(planes.P, self.L)
+        rotary, odd = Rotary(_padded(angles, len(K))), len(K) % 2
+        K, turned_once = (np.pad(x, ((0, odd), (0, 0))) for x in (K, turned_once))
+        Q = rotary.turned(turned_once.T, np.array(-1.0)).T
+        return RotaryHead(K, Q, values.v, rotary, c=values.c)
+
 
 def _turned_to(L: Array, T: Array, tuning: RotaryTuning) -> tuple[Array, Array, Array]:
     """Return Bᵀ W(Δ) at Δ = 0, 2 and ``farthest``, T being taken to turn planes alone."""
@@ -188,13 +204,8 @@ def _turned_to(L: Array, T: Array, tuning: RotaryTuning) -> tuple[Array, Array, 
 def turned(
     near: FactoredReading, spaced: SpacedAnswers, told: Rotary | None, tuning: RotaryTuning
 ) -> TurnedReading:
-    """Find the planes that T turns, and the keys and queries that they are made of."""
-    readings = _Readings.of(near, spaced, near.values)
-    errors, size = readings.errors(tuning), float(np.linalg.norm(readings.L))
-    unsure = unsure_of(errors, size, near.values, tuning)
-    planes = turning_planes(readings.step, unsure)
-    angles = angles_of(planes, told, unsure, tuning)
-    model = _head(near, planes, angles)
+    """Find the head that W(1) and one step make."""
+    model = StepReadings.of(near, spaced, near.values).head(near.values, told, tuning)
     return TurnedReading(model, near.values, near, spaced, tuning)
 
 
@@ -244,16 +255,6 @@ def unturned(head: RotaryHead) -> tuple[str, ...]:
     if np.any(head.rotary.frequencies):
         return ()
     return ("Scores do not turn with distance: all frequencies are 0, a head without positions.",)
-
-
-def _head(near: FactoredReading, planes: TurningPlanes, angles: Array) -> RotaryHead:
-    """Return the head with Kᵀ = B P and R(1) Q = P⁻¹ L."""
-    K = (near.skeleton.basis @ planes.P).T
-    turned_once = np.linalg.solve(planes.P, near.right.matrix)
-    rotary, odd = Rotary(_padded(angles, len(K))), len(K) % 2
-    K, turned_once = (np.pad(x, ((0, odd), (0, 0))) for x in (K, turned_once))
-    Q = rotary.turned(turned_once.T, np.array(-1.0)).T
-    return RotaryHead(K, Q, near.values.v, rotary, c=near.values.c)
 
 
 def _padded(angles: Array, rank: int) -> Array:

@@ -23,6 +23,8 @@ from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
 from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality
+from unsoftmax.models.equality.rotary_heads_equality import RotaryHeadsEquality
+from unsoftmax.models.equality.rotary_layer_equality import RotaryLayerEquality
 from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
 from unsoftmax.models.equality.transformer_equality import TransformerEquality
 from unsoftmax.models.model import FrozenModel
@@ -36,10 +38,12 @@ RULES: Rules = (
     SingleHeadEquality(),
     RotaryHeadEquality(),
     MultiHeadEquality(),
+    RotaryHeadsEquality(),
     ReluNetworkEquality(),
     TransformerEquality(),
     MultiHeadTransformerEquality(),
     AttentionLayerEquality(),
+    RotaryLayerEquality(),
     FeedForwardEquality(),
 )
 """The rule of every model class; a class comes before those that its models can be read as."""
@@ -53,11 +57,13 @@ def canonical(model: M, *, rules: Rules = RULES) -> M:
     model : SingleHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer, …
         A head; when v = 0 its W and w have no effect and become 0; one with rotary positions has
         planes ordered and balanced, key biases without effect 0. Or several: those with equal
-        W and w are merged, those with v = 0 left out, the rest is ordered. Or a network:
+        W and w are merged, those with v = 0 left out, the rest is ordered; with rotary positions
+        those of equal scores at all distances. Or a network:
         parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
         network's canonical form; where that is constant W and w become 0. Several heads before
         a network: both, heads that the network does not see left out. Or a layer: heads in
-        factors, merged and ordered by the norm of their M; what a norm hides is put to one value.
+        factors, merged and ordered by the norm of their M; what a norm hides is put to one value;
+        with rotary positions every head has keys and values of its own.
         Or a feed-forward layer: as a network, the linear part last.
     rules : sequence of ModelEquality, optional
         One for each class; another one may have other tolerances for rounding.

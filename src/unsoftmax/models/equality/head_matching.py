@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,20 @@ from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
 HeadPairs = list[tuple[SingleHead, SingleHead]]
+Places = list[tuple[int, int]]
+"""Heads of one model and of another one; −1 where there is none."""
+
+
+class ValuedHeads(Protocol):
+    """Heads with values, and a constant."""
+
+    @property
+    def v(self) -> Array:
+        """Value vectors (H, d)."""
+
+    @property
+    def c(self) -> float:
+        """The constant."""
 
 
 def canonical_heads(model: MultiHead) -> MultiHead:
@@ -89,20 +104,23 @@ def places_nearly(scores: Array, tolerance: Tolerance) -> list[int]:
 
 
 class HeadMatching:
-    """The heads of two canonical models, matched by [W w]; v and c in units of a power of two.
+    """The heads of two canonical models, matched by their scores; v and c in units of 2^k.
 
-    Matched heads' [W w] differ by at most the tolerance. All v and c then count as one block, in
-    which a head without a partner differs by its v.
+    What a head scores by is a row of ``rows``, one array for each model: [W w]. Matched heads'
+    rows differ by at most the tolerance. All v and c then count as one block, in which a head
+    without a partner differs by its v.
     """
 
-    def __init__(self, a: MultiHead, b: MultiHead, tolerance: Tolerance) -> None:
-        self.a, self.b, self.tolerance = a, b, tolerance
+    def __init__(
+        self, a: ValuedHeads, b: ValuedHeads, rows: tuple[Array, Array], tolerance: Tolerance
+    ) -> None:
+        self.rows, self.tolerance = rows, tolerance
         self.unit = octave(max(largest_of(np.append(m.v, m.c)) for m in (a, b)))
         self.v = a.v / self.unit, b.v / self.unit
         self.c = a.c / self.unit, b.c / self.unit
         norms = (math.hypot(np.linalg.norm(v), c) for v, c in zip(self.v, self.c, strict=True))
         self.size = max(norms)
-        self.relative, self.close = distances(score_rows(a), score_rows(b), tolerance)
+        self.relative, self.close = distances(*rows, tolerance)
         self.apart = np.linalg.norm(self.v[0][:, None] - self.v[1], axis=2)
         self.alone, self.missing = (np.linalg.norm(v, axis=1) for v in self.v)
         self.constant = abs(self.c[0] - self.c[1])
@@ -117,27 +135,33 @@ class HeadMatching:
         matched = match(cost, self.alone**2, self.missing**2)
         return math.sqrt(self.constant**2 + sum(share for share, _, _ in matched))
 
-    def gap(self) -> tuple[float, HeadPairs]:
-        """Return the largest relative difference, and the heads that differ, the worst first.
-
-        A head without a partner stands beside one with v = 0.
-        """
+    def gap(self) -> tuple[float, Places]:
+        """Return the largest relative difference, and the heads that differ, the worst first."""
         scale = self.size or 1.0
         cost = np.maximum(self.relative, self.apart / scale)
         best = match(cost, self.alone / scale, self.missing / scale)
         gap = max([self.constant / scale, *(share for share, _, _ in best)])
-        nothing = SingleHead(np.zeros((self.a.dim, self.a.dim)), np.zeros(self.a.dim))
-        heads, others = [*self.a.heads, nothing], [*self.b.heads, nothing]
         best.sort(key=lambda found: -found[0])
-        return gap, [(heads[g], others[h]) for share, g, h in best if share > 0]
+        return gap, [(g, h) for share, g, h in best if share > 0]
 
     def distance_merged(self) -> float:
         """Return what differs when all heads whose [W w] are within tolerance are merged."""
-        scores = np.concatenate([score_rows(self.a), score_rows(self.b)])
-        label = places_nearly(scores, self.tolerance)
-        total = np.zeros((len(scores), self.a.dim))
+        label = places_nearly(np.concatenate(self.rows), self.tolerance)
+        total = np.zeros((len(label), self.v[0].shape[1]))
         np.add.at(total, label, np.concatenate([self.v[0], -self.v[1]]))
         return math.hypot(np.linalg.norm(total), self.constant)
+
+
+def matched_heads(a: MultiHead, b: MultiHead, tolerance: Tolerance) -> HeadMatching:
+    """Match the heads of two canonical models by their [W w]."""
+    return HeadMatching(a, b, (score_rows(a), score_rows(b)), tolerance)
+
+
+def pairs_of(a: MultiHead, b: MultiHead, places: Places) -> HeadPairs:
+    """Return the heads at these places; beside one without a partner is one with v = 0."""
+    nothing = SingleHead(np.zeros((a.dim, a.dim)), np.zeros(a.dim))
+    heads, others = [*a.heads, nothing], [*b.heads, nothing]
+    return [(heads[g], others[h]) for g, h in places]
 
 
 def score_rows(model: MultiHead | MultiHeadTransformer) -> Array:

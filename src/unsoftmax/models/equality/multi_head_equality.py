@@ -27,10 +27,11 @@ from unsoftmax.models.equality.equivalence import (
     share_of,
 )
 from unsoftmax.models.equality.head_matching import (
-    HeadMatching,
     HeadPairs,
     canonical_heads,
     equal_exactly,
+    matched_heads,
+    pairs_of,
 )
 from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
 from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
@@ -77,14 +78,15 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
 
     def compare(self, a: MultiHead, b: MultiHead, tolerance: Tolerance) -> Equivalence:
         """Match the heads of the canonical forms, and compare all v and c as one block."""
-        matching = HeadMatching(canonical_heads(a), canonical_heads(b), tolerance)
+        forms = canonical_heads(a), canonical_heads(b)
+        matching = matched_heads(*forms, tolerance)
         gap, differing = matching.gap()
         within = matching.allows(matching.distance())
         if equal_exactly(a, b) if tolerance.exact else within:
             return Equivalence("equal", None, gap)
         if matching.allows(matching.distance_merged()):
             return Equivalence.unequal(None, gap)
-        families = self._sequences(a, b, differing)
+        families = self._sequences(a, b, pairs_of(*forms, differing))
         return Equivalence.unequal(witness_of(a, b, families, self._rounding, self.enough), gap)
 
     def share(self, a: MultiHead, b: MultiHead, errors: Mapping[str, float]) -> float:
@@ -96,10 +98,10 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
         if "W" not in errors and {"constant", "slope"} & errors.keys():
             return self._share_of_function(a, b, errors)
         a, b = canonical_heads(a), canonical_heads(b)
-        matching = HeadMatching(a, b, Tolerance(0.0, 0.0))
+        _, differing = matched_heads(a, b, Tolerance(0.0, 0.0)).gap()
         heads = SingleHeadEquality(witnesses=self.witnesses)
         shares = [share_of(abs(a.c - b.c), errors, "c")]
-        for mine, other in matching.gap()[1]:
+        for mine, other in pairs_of(a, b, differing):
             alone = not (np.any(mine.v) and np.any(other.v))
             apart = share_of(norm_of(np.asarray(mine.v - other.v)), errors, "v")
             shares.append(apart if alone else heads.share(mine, other, errors))
@@ -107,11 +109,12 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
 
     def _share_of_function(self, a: MultiHead, b: MultiHead, errors: Mapping[str, float]) -> float:
         """Compare answers to aimed sequences with constant + slope·max‖x_i‖."""
-        matching = HeadMatching(canonical_heads(a), canonical_heads(b), Tolerance(0.0, 0.0))
+        forms = canonical_heads(a), canonical_heads(b)
+        differing = pairs_of(*forms, matched_heads(*forms, Tolerance(0.0, 0.0)).gap()[1])
         constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
         worst = 0.0
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            for X in self._sequences(a, b, matching.gap()[1]):
+            for X in self._sequences(a, b, differing):
                 beyond = np.abs(a(X) - b(X)) - self._rounding(a, X) - self._rounding(b, X)
                 allowed = constant + slope * np.linalg.norm(X, axis=2).max(axis=1)
                 told = (beyond > 0) & (self._logits(a, X) < self.reach)

@@ -1,0 +1,1 @@
+"""Several heads whose scores turn with distance, from scalar answers."""

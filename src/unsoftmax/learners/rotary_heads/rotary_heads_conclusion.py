@@ -1,0 +1,146 @@
+"""How the recovery of several heads with positions ends: fresh sequences of 1 to 512 tokens.
+
+What an answer may be off by is the sum over the heads of what one head's may be: scores are off by
+at most ‖x_i‖‖x_N‖·E_h(Δ), and answers then by Σ_h Σ_i α_hi |y_hi − f_h|·m_hi to first order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.rotary_head.rotary_conclusion import (
+    RotaryHoldoutTuning,
+    ask_turned,
+    score_rounding,
+)
+from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
+from unsoftmax.models.attention import mean_shift, pooled_tokens, softmax
+from unsoftmax.models.rotary_heads import RotaryHeads
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Certificate, Found
+from unsoftmax.validate.head_comparison import JudgeTuning, sum_rounding
+from unsoftmax.validate.judge import Judgement, Residuals, judge
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRotaryHeads:
+    """Heads with positions as they were recovered, with what bounds their errors."""
+
+    model: RotaryHeads
+    turned: tuple[PositionErrors, ...]
+    """Bounds on the errors of W_h(Δ), one for each head."""
+    v_error: float
+    """Bound on the error of every v_h."""
+    reduced: ReducedAnswers
+    farthest: int
+    """The certificate's bound is for distances up to this."""
+    notes: tuple[str, ...] = ()
+
+
+def conclude_heads(
+    found: RecoveredRotaryHeads,
+    checks: int,
+    rng: np.random.Generator,
+    holdout: RotaryHoldoutTuning,
+    tuning: HeadsConclusionTuning,
+) -> Asking[Found[RotaryHeads]]:
+    """Ask fresh sequences and return what was found, or refuse it."""
+    answered = yield from ask_turned(found.model.heads, found.model.dim, checks, rng, holdout)
+    judging = holdout.conclusion.judge
+    parts = [(X.shape[1], _compared(found, X, y, judging, tuning)) for X, y in answered]
+    judgement = judge(Residuals.of_lengths(parts), checks)
+    if judgement.refuses:
+        _refuse(found, judgement)
+    longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
+    return Found(found.model, _certificate(found, longest), judgement.evidence, found.notes)
+
+
+def _compared(
+    found: RecoveredRotaryHeads,
+    X: Array,
+    y: Array,
+    judging: JudgeTuning,
+    tuning: HeadsConclusionTuning,
+) -> Residuals:
+    """Compare answers with the heads, to first order in the errors of their scores."""
+    fresh, precision, most_moved = tuning.fresh, found.reduced.precision, judging.most_moved
+    met = min(1.0, judging.alignment / X.shape[2])
+    lengths = np.linalg.norm(X, axis=2)
+    distances = np.arange(X.shape[1])[::-1].astype(np.float64)
+    predicted, own, allowed = np.full(len(X), found.model.c), np.zeros(len(X)), np.zeros(len(X))
+    telling = np.ones(len(X), dtype=bool)
+    for head, errors in zip(found.model.heads, found.turned, strict=True):
+        weights, tokens = softmax(head.scores.of(X)), X @ head.v
+        answer = np.einsum("bn,bn->b", weights, tokens)
+        off = met * errors.at(distances) if np.isfinite(errors.near) else np.zeros(len(distances))
+        moved = lengths * lengths[:, -1:] * (off + off[-1])
+        deviations = np.abs(tokens - answer[:, None])
+        rounded = score_rounding(head, lengths, distances, precision)
+        own += mean_shift(weights, deviations, np.minimum(rounded, most_moved))
+        own += sum_rounding(weights, tokens, precision.unit)
+        own += np.linalg.norm(pooled_tokens(X, weights), axis=1) * found.v_error
+        allowed += mean_shift(weights, deviations, np.minimum(moved, most_moved))
+        telling &= (moved + rounded).max(axis=1) <= most_moved
+        predicted += answer
+    values = float(np.sum(np.linalg.norm(found.model.v, axis=1)))
+    size = lengths.max(axis=1) * max(values, found.reduced.scale) + abs(found.model.c)
+    times = fresh.times if found.model.H else fresh.nothing
+    most = max(fresh.most, fresh.most_coarse * found.reduced.eta)
+    return Residuals.of(
+        y - predicted,
+        own=own + times * precision.error(size),
+        allowed=np.minimum(allowed, most * size),
+        size=size,
+        telling=telling,
+        most=fresh.blunt,
+    )
+
+
+def _refuse(found: RecoveredRotaryHeads, judgement: Judgement) -> None:
+    """Say why the heads are not believed."""
+    why = "".join(f" {sentence}" for sentence in found.reduced.precision.why)
+    if judgement.blunt or not all(np.isfinite(one.near) for one in found.turned):
+        raise NotIdentifiable(
+            "The answers do not determine how several heads' scores turn with distance: what they "
+            "leave open moves every fresh answer more than can be told apart." + why,
+            determined={"v": found.model.v},
+        )
+    missed, allowed = judgement.worst
+    raise ModelMismatch(
+        f"The recovered heads miss a fresh answer by {missed:.1e} of its size where {allowed:.1e} "
+        "is expected. The target is no sum of attention heads with rotary positions; or these "
+        "change beyond some distance, as with windows or scaled frequencies, or are counted from "
+        "the other end; or something else is added to scores, as ALiBi does; or keys or queries "
+        "have biases, which are not recovered of several heads." + why
+    )
+
+
+def _certificate(found: RecoveredRotaryHeads, longest: int) -> Certificate:
+    """Bound W_h(Δ), v_h and c; say what that assumes."""
+    farthest = found.farthest
+    ends = np.array([0.0, farthest])
+    W = max((float(one.at(ends).max()) for one in found.turned), default=0.0)
+    turning = max((one.turning for one in found.turned), default=0.0)
+    return Certificate(
+        {"W": W, "v": found.v_error, "c": float(found.reduced.precision.error(abs(found.model.c)))},
+        (
+            "The target is a sum of attention heads with rotary positions, without biases of keys "
+            "and queries, and all heads were found: what the hold-out tests, it cannot prove.",
+            f"Answers are precise to {found.reduced.eta:.1e} of the size of their terms.",
+            f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head for distances Δ from 0 to "
+            f"{farthest}; beyond it grows by {turning:.1e} a token.",
+            "It is several times what W(Δ) moves by when readings move by as much as they may be "
+            "off, in a few random directions, errors of answers being independent.",
+            *found.reduced.precision.why,
+            f"Fresh sequences were of up to {longest} tokens: positions farther apart may be "
+            "something else."
+            if longest
+            else "Nothing was checked.",
+        ),
+    )

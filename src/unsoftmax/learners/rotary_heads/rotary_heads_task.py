@@ -1,0 +1,133 @@
+"""Several heads with rotary positions, from scalar answers: W_h(1), then r² queries a head.
+
+It is what `MultiHeadLearner` does with ``rotary``.
+
+    f([0]) = c, f([x]) = x·Σ v_h + c            c, Σ v_h
+    [g a; b/g], [0 × n; −g a; b/g]              v_h and W_h(1) = B_h L_h: as heads without
+                                                positions, by its own search (`one_apart`)
+    [g α a; g z; b/g], z shuts all heads but h  W_h(2), T_h = P R(1) P⁻¹ (`second_distance`)
+    fresh sequences of 1 to 512 tokens          whether to believe it
+
+*Queries*: those of heads without positions, and r² for each head. *Determined up to*: order, and
+one complex number per plane and head. Source: beyond Proposition 7.1; positions are in no paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, nearest
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
+from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors, RotaryTuning, StepReadings
+from unsoftmax.learners.rotary_heads.one_apart import one_apart
+from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
+    RecoveredRotaryHeads,
+    conclude_heads,
+)
+from unsoftmax.learners.rotary_heads.second_distance import SecondDistanceTuning, read_steps
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
+from unsoftmax.probes import Array
+from unsoftmax.protocol import Found
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryHeadsTuning:
+    """Knobs of several heads with positions, beside those of heads without."""
+
+    second: SecondDistanceTuning = field(default=SecondDistanceTuning())
+    positions: RotaryTuning = field(default=RotaryTuning())
+    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
+    checked: int = 0
+    """Columns asked with more rows than the rank of W(1): W(2), which has to have the same range,
+    and fresh sequences show what they would."""
+    extra: int = 2
+    """Rows more than its rank that a column is asked with while the rank is found."""
+    line: int = 3
+    """Single tokens of each of two norms that tell the answers' precision, fewer than of heads
+    without positions: [g a; b/g] loses nothing beside b, and the search has digits to spare."""
+    pairs: int = 2
+    """Pairs of tokens that tell the size of the values."""
+    confirm: int = 3
+    """Answers that heads must predict before W(2) is asked for: one at each size of logits. Fresh
+    sequences of the hold-out follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryHeadsTask:
+    """What is learned of positions once the heads' W(1) is known."""
+
+    told: Rotary | None
+    """The frequencies, where they are known."""
+    tuning: RotaryHeadsTuning
+    conclusion: HeadsConclusionTuning
+
+    def queries(self, heads: int, rank: int) -> int:
+        """Return what W(2) takes at most."""
+        return heads * rank**2 * self.tuning.second.tries
+
+    def steps(
+        self,
+        search: Asking[tuple[ReducedAnswers, RecoveredHeads]],
+        checks: int,
+        rng: np.random.Generator,
+    ) -> Asking[Found[RotaryHeads]]:
+        """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
+        tuning = self.tuning
+        gain = tuning.positions.gain
+        (reduced, found), c = yield from one_apart(search, gain)
+        readings = yield from read_steps(found, (reduced.precision, c), gain, rng, tuning.second)
+        read = self._turned(readings, found, replace(reduced, c=c))
+        return (yield from conclude_heads(read, checks, rng, tuning.holdout, self.conclusion))
+
+    def _turned(
+        self,
+        readings: tuple[StepReadings | None, ...],
+        found: RecoveredHeads,
+        reduced: ReducedAnswers,
+    ) -> RecoveredRotaryHeads:
+        """Find every head's planes."""
+        model, positions = found.model, self.tuning.positions
+        v_error = self.conclusion.safety * found.times_off * found.largest["v"]
+        heads, errors = [], []
+        for v, read in zip(model.v, readings, strict=True):
+            heads.append(_head(v, read, reduced, v_error, self.told, positions))
+            errors.append(PositionErrors(0.0, 0.0) if read is None else read.errors(positions))
+        if any(read is None for read in readings):
+            # of a head that was not seen to switch
+            unseen = self.conclusion.safety * float(found.errors["W"][readings.index(None)])
+            errors[readings.index(None)] = PositionErrors(unseen, 0.0)
+        far = max((float(one.near) for one in errors), default=0.0)
+        if far > self.conclusion.close * nearest(model):
+            errors = [PositionErrors(np.inf, np.inf)] * len(errors)
+        turned = RotaryHeads.of(heads, model.dim, reduced.c)
+        notes = found.notes if np.any(turned.frequencies) or not turned.H else (*found.notes, STILL)
+        return RecoveredRotaryHeads(
+            turned, tuple(errors), v_error, reduced, positions.farthest, notes
+        )
+
+
+STILL = "Scores do not turn with distance: all frequencies are 0, heads without positions."
+
+
+def _head(
+    v: Array,
+    read: StepReadings | None,
+    reduced: ReducedAnswers,
+    v_error: float,
+    told: Rotary | None,
+    tuning: RotaryTuning,
+) -> RotaryHead:
+    """Return one head; without planes where its scores are 0."""
+    if read is None:
+        none = np.zeros((0, len(v)))
+        return RotaryHead(none, none, v, Rotary([]))
+    values = Values(v, 0.0, np.full(len(v), v_error), 0.0, reduced.precision)
+    return read.head(values, told, tuning)

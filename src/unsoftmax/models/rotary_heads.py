@@ -1,0 +1,234 @@
+"""Several attention heads whose scores turn with distance, added up to a scalar output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.scores import least
+from unsoftmax.probes import Array
+
+
+class RotaryHeads(FrozenModel):
+    """f(X) = Σ_h Σ_i α_hi x_i·v_h + c with the scores of a `RotaryHead` for each h.
+
+    Made by ``MultiHead.from_factors(K, Q, v, rotary=…)``.
+
+    Parameters
+    ----------
+    K, Q : array_like, shape (H, r, d)
+        Key and query projections, the scale 1/√r inside; rows 2k and 2k + 1 are plane k. Heads of
+        one group, which share K, repeat it. A head with fewer planes has rows of zeros.
+    v : array_like, shape (H, d)
+        Value vectors. H may be 1, and 0: then v of shape (0, d) says what d is.
+    rotary : Rotary, or one for each head
+        Frequencies of the r/2 planes.
+    k_bias, q_bias : array_like, shape (H, r), optional
+        b_k and b_q of every head; zeros by default.
+    c : float, optional
+        What value and output biases add to every answer.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Shapes do not fit, or an entry is not finite; rotary is none.
+
+    Notes
+    -----
+    Immutable. Determined by its function up to the order of the heads and what leaves each head
+    as it is (see `RotaryHead`), except that heads of equal scores are one, whose v is the sum of
+    theirs.
+
+    Examples
+    --------
+    >>> K = np.random.default_rng(0).standard_normal((2, 2, 2))
+    >>> model = RotaryHeads(K, K, [[1.0, 0.0], [0.0, 1.0]], Rotary([1.0]))
+    >>> model(np.array([[[3.0, 1.0]], [[0.0, 5.0]]])), model.heads[0]
+    (array([4., 5.]), RotaryHead(d=2, rank ≤ 2, rotary))
+    """
+
+    _needed = frozenset({"K", "Q", "v", "frequencies"})
+    _optional = frozenset({"k_bias", "q_bias", "c"})
+
+    def __init__(
+        self,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        rotary: Rotary | Sequence[Rotary],
+        *,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+        c: float = 0.0,
+    ) -> None:
+        v, c_ = frozen("v", v), frozen("c", c)
+        if v.ndim != 2 or not v.shape[1]:
+            raise ValueError(f"v must have shape (H, d) with d ≥ 1; it has shape {v.shape}.")
+        if c_.shape:
+            raise ValueError(f"c must have shape (); it has shape {c_.shape}.")
+        each, planes = _one_for_each(rotary, len(v))
+        arrays = _of_shapes(
+            {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}, (*v.shape, 2 * planes)
+        )
+        listed = np.reshape([list(one) for one in each], (len(v), planes))
+        self._arrays = {**arrays, "frequencies": frozen("frequencies", listed), "v": v, "c": c_}
+        self._heads = tuple(
+            RotaryHead(v=v[h], rotary=one, **{name: array[h] for name, array in arrays.items()})
+            for h, one in enumerate(each)
+        )
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Build the heads from what `arrays` returned."""
+        others = {name: array for name, array in arrays.items() if name != "frequencies"}
+        frequencies = np.asarray(arrays["frequencies"], dtype=np.float64)
+        if frequencies.ndim != 2:
+            raise ValueError(
+                f"frequencies must have shape (H, r/2); they have shape {frequencies.shape}."
+            )
+        return cls(**others, rotary=[Rotary(one) for one in frequencies])
+
+    @classmethod
+    def of(cls, heads: Sequence[RotaryHead], dim: int, c: float = 0.0) -> Self:
+        """Put heads over ``dim`` dimensions together, planes of zeros where one has fewer.
+
+        Their own constants are left out.
+
+        Examples
+        --------
+        >>> RotaryHeads.of([], 3).H
+        0
+        """
+        planes = max((len(head.rotary) for head in heads), default=0)
+        rows: dict[str, list[Array]] = {"K": [], "Q": [], "k_bias": [], "q_bias": []}
+        for head in heads:
+            more = 2 * (planes - len(head.rotary))
+            for name, array in head.arrays().items():
+                if name in rows:
+                    rows[name].append(np.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1)))
+        still = [
+            Rotary(np.pad(head.rotary.frequencies, (0, planes - len(head.rotary))))
+            for head in heads
+        ]
+        shapes = {"K": (2 * planes, dim), "Q": (2 * planes, dim)}
+        arrays = {
+            name: np.reshape(each, (len(heads), *shapes.get(name, (2 * planes,))))
+            for name, each in rows.items()
+        }
+        v = np.reshape([head.v for head in heads], (len(heads), dim))
+        return cls(**arrays, v=v, rotary=still, c=c)
+
+    @property
+    def H(self) -> int:
+        """Number of heads."""
+        return len(self.v)
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.v.shape[1])
+
+    @property
+    def heads(self) -> tuple[RotaryHead, ...]:
+        """The heads one by one, without c."""
+        return self._heads
+
+    @property
+    def K(self) -> Array:
+        """Key projections (H, r, d)."""
+        return self._arrays["K"]
+
+    @property
+    def Q(self) -> Array:
+        """Query projections (H, r, d)."""
+        return self._arrays["Q"]
+
+    @property
+    def k_bias(self) -> Array:
+        """Key biases b_k, (H, r)."""
+        return self._arrays["k_bias"]
+
+    @property
+    def q_bias(self) -> Array:
+        """Query biases b_q, (H, r)."""
+        return self._arrays["q_bias"]
+
+    @property
+    def frequencies(self) -> Array:
+        """Frequencies of the planes of every head, (H, r/2)."""
+        return self._arrays["frequencies"]
+
+    @property
+    def v(self) -> Array:
+        """Value vectors (H, d)."""
+        return self._arrays["v"]
+
+    @property
+    def c(self) -> float:
+        """Constant added to every answer."""
+        return float(self._arrays["c"])
+
+    def parameter_norm(self, name: str) -> float:
+        """Return the least norm over heads; "W" is W(0), "w" the biases' part of the scores."""
+        if name in ("W", "w", "v"):
+            return least(np.array([head.parameter_norm(name) for head in self.heads]))
+        return super().parameter_norm(name)
+
+    def attention(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to the weights α, (B, H, N)."""
+        X = sequences(X, self.dim, "model")
+        each = [head.attention(X) for head in self.heads]
+        return np.stack(each, axis=1) if each else np.zeros((len(X), 0, X.shape[1]))
+
+    def __call__(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to numbers (B,)."""
+        X = sequences(X, self.dim, "model")
+        answers = np.full(len(X), self.c)
+        for head in self.heads:
+            answers += head(X)
+        return answers
+
+    def _sizes(self) -> tuple[str, ...]:
+        return f"H={self.H}", f"d={self.dim}", f"rank ≤ {self.K.shape[1]}", "rotary"
+
+
+def _one_for_each(rotary: Rotary | Sequence[Rotary], heads: int) -> tuple[list[Rotary], int]:
+    """Return a Rotary for each head, and of how many planes they are."""
+    several = isinstance(rotary, Iterable) and not isinstance(rotary, Rotary)
+    given: list[Any] = list(rotary) if several else [rotary]
+    for one in given:
+        if not isinstance(one, Rotary):
+            raise TypeError(f"rotary must be a Rotary, or one for each head; it has {one!r}.")
+    planes = {len(one) for one in given}
+    each = given * heads if isinstance(rotary, Rotary) else given
+    if len(each) != heads or len(planes) > 1:
+        raise ValueError(
+            f"rotary must be one Rotary, or {heads}, one for each head, with as many frequencies "
+            f"each; there are {len(given)}, with {sorted(planes)}."
+        )
+    return each, max(planes, default=0)
+
+
+def _of_shapes(
+    given: Mapping[str, ArrayLike | None], sizes: tuple[int, int, int]
+) -> dict[str, Array]:
+    """Return arrays of the shapes that H heads over d dimensions with r rows have."""
+    H, d, r = sizes
+    shapes = {"K": (H, r, d), "Q": (H, r, d), "k_bias": (H, r), "q_bias": (H, r)}
+    found = {}
+    for name, shape in shapes.items():
+        array = given[name]
+        found[name] = frozen(name, np.zeros(shape) if array is None else array)
+        if found[name].shape != shape:
+            raise ValueError(
+                f"{name} must have shape {shape} beside {r // 2} frequencies and v of shape "
+                f"({H}, {d}); it has shape {found[name].shape}."
+            )
+    return found
