@@ -271,6 +271,8 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
         return "network behind one head", {**facts, "biases": int(bool(np.any(model.w)))}
     if isinstance(model, MultiHeadTransformer):
         facts = {"neurons": len(model.b), "heads": model.H, **_ranks(model.W, errors["W"], dim)}
+        if model.residual is not None:
+            facts["residual"] = 1
         one: ClassName = "network behind one head"
         alone = model.H == 1 and model.residual is None
         name: ClassName = one if alone else "network behind several heads"
@@ -420,7 +422,9 @@ def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
 
 def _queries_behind_several_heads(learner: Learner[Any], facts: Facts) -> int:
     heads, neurons = facts["heads"], facts["neurons"]
-    return counts.multi_head_transformer_queries(int(learner.dim), heads, neurons)
+    return counts.multi_head_transformer_queries(
+        int(learner.dim), heads, neurons, residual="residual" in facts
+    )
 
 
 def _queries_of_network(learner: Learner[Any], facts: Facts) -> int:
