@@ -58,6 +58,8 @@ class Claim(ABC):
     """Whether there are scores: whether sequences may have more than one token."""
     outputs: int | None = None
     """How many numbers an answer has; None where it is one that is no vector."""
+    ordered: bool = False
+    """Whether the order of tokens counts: a sequence in another order then means another one."""
     affine: bool = False
     """Whether answers to single tokens are x·v + c."""
     smooth: bool = False

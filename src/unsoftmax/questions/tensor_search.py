@@ -34,7 +34,9 @@ from unsoftmax.questions.claimed_models import (
     ServedNetwork,
     ServedTransformer,
 )
+from unsoftmax.questions.claimed_rotary import ServedRotaryHead
 from unsoftmax.questions.located import Located, Search
+from unsoftmax.questions.rotary_search import RotarySearchTuning, changed_rotary
 
 DIVIDED = "how B is divided among heads"
 BESIDE_RESIDUAL = "how B and the residual are divided"
@@ -60,6 +62,8 @@ class TensorSearchTuning:
     """Single tokens that v is looked at with."""
     layers: ChangedPartTuning = field(default=ChangedPartTuning())
     """How layers of vectors are searched."""
+    rotary: RotarySearchTuning = field(default=RotarySearchTuning())
+    """How a head with rotary positions is."""
 
 
 def changed_tensor(
@@ -76,6 +80,8 @@ def changed_tensor(
     if isinstance(claim, ServedVectors):
         found = changed_part(claim, errors.alone(), room, rng, probes=probes, tuning=tuning.layers)
         return (yield from found)
+    if isinstance(claim, ServedRotaryHead):
+        return (yield from changed_rotary(claim, errors.alone(), room, rng, tuning.rotary))
     search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
     if isinstance(claim, ServedTransformer):
         return (yield from search.before_network(claim))
@@ -158,11 +164,11 @@ class TensorSearch:
         if any(moved[:n]):
             return Located("the network")
         residual = claim.attention.residual is not None
-        shown = residual or bool(np.any(claim.attention.w))
-        divided = BESIDE_RESIDUAL if residual else DIVIDED
+        biased = bool(np.any(claim.attention.w))
         if any(moved[n:k]):
-            return Located.of([f"w, or {divided}" if shown else "w"])
-        return Located.of([("W" if shown else f"W, or {divided}")] if any(moved[k:]) else [])
+            divided = BESIDE_RESIDUAL if residual else DIVIDED
+            return Located.of([f"w, or {divided}" if biased or residual else "w"])
+        return Located.of([("W" if biased else f"W, or {DIVIDED}")] if any(moved[k:]) else [])
 
     # -- several heads
 

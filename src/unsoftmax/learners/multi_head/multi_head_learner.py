@@ -142,6 +142,8 @@ class MultiHeadLearner(Configured):
             self._refuse_beside_rotary()
 
     def _refuse_beside_rotary(self) -> None:
+        if self.dim < 2:
+            raise ValueError("dim must be 2 or more beside rotary: a plane has two coordinates.")
         if self.biases:
             raise ValueError(
                 "biases are not recovered of several heads with rotary positions: leave out one "
@@ -223,9 +225,10 @@ class MultiHeadLearner(Configured):
     def _found(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
     ) -> Asking[tuple[ReducedAnswers, RecoveredHeads]]:
-        """Find heads, or refuse."""
+        """Find heads, or refuse; not by poles: what these tell apart no filler does."""
         searches, found = yield from self._searched(rng, tuning)
-        found = found or (yield from self._by_poles(searches))
+        if found is None:
+            raise self._refusal(searches)
         return searches.reduced, found
 
     def _searched(
@@ -250,11 +253,14 @@ class MultiHeadLearner(Configured):
     def _by_poles(self, searches: HeadSearches) -> Asking[RecoveredHeads]:
         """Find heads by their poles, or refuse."""
         found = yield from searches.by_poles()
-        if found is not None:
-            return found
+        if found is None:
+            raise self._refusal(searches)
+        return found
+
+    def _refusal(self, searches: HeadSearches) -> ModelMismatch:
         reasons = self._reasons(searches.restarts)
         coarse = self._too_coarse(searches.reduced.eta)
-        raise ModelMismatch(" ".join([*reasons, *coarse, *searches.reduced.precision.why]))
+        return ModelMismatch(" ".join([*reasons, *coarse, *searches.reduced.precision.why]))
 
     def _too_coarse(self, eta: float) -> Iterator[str]:
         """Say by how much answers are too coarse, where they may be."""
@@ -284,15 +290,17 @@ class MultiHeadLearner(Configured):
                 "close or too many for answers as precise as these."
             )
             return
-        circles = f"{len(self.tuning.restarts.starts)} searches along half circles and "
+        positions = self._positions() is not None
+        circles = f"{len(self.tuning.restarts.starts)} searches along half circles"
+        poles = f"{self.tuning.poles.lines} for poles along lines"
+        searches = [circles] * (self.dim > 1) + [poles] * (not positions)
         yield (
-            f"None of {circles if self.dim > 1 else ''}{self.tuning.poles.lines} for poles along "
-            "lines gave heads that predict fresh answers. Heads with the same hyperplanes for "
-            "every query token (W and 2W, or columns of all W_h along one vector) may be too many "
-            "or too close for answers as precise as these, as others may be; or there are more "
-            "than max_heads, or the target is no sum of attention heads."
+            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Heads with "
+            "the same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
+            "vector) may be too many or too close for answers as precise as these, as others may "
+            "be; or there are more than max_heads, or the target is no sum of attention heads."
         )
-        if self._positions() is not None:
+        if positions:
             yield (
                 "Or scores change with distance otherwise than rotary ones do, as with ALiBi, "
                 "learned biases or positions counted from the other end; or keys or queries have "
