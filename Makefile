@@ -90,7 +90,8 @@ evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
 	$(BIN)/python benchmarks/multi_head.py --layer
-	$(BIN)/python benchmarks/multi_head_transformer.py --large --polish
+	$(BIN)/python benchmarks/multi_head_transformer.py --seeds 3 --first 20 --large --polish
+	$(BIN)/python benchmarks/layers.py
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check .
@@ -106,7 +107,8 @@ bench: setup  ## measure and write the benchmarks' tables
 	$(BIN)/python benchmarks/label_head.py
 	$(BIN)/python benchmarks/relu_network.py
 	$(BIN)/python benchmarks/multi_head.py --layer
-	$(BIN)/python benchmarks/multi_head_transformer.py --large --polish
+	$(BIN)/python benchmarks/multi_head_transformer.py --seeds 3 --first 20 --large --polish
+	$(BIN)/python benchmarks/layers.py
 
 docs: setup  ## build the documentation into docs/_build, and look at it as a reader would
 	$(INSTALL) --editable '.[docs]'

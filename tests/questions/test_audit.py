@@ -17,6 +17,7 @@ from tests.feed_forward import layer as feed_forward
 from tests.heads import several
 from tests.normalised_layers import normalised
 from tests.oracles.http_server import serving
+from tests.prenorm_layers import prenorm
 from tests.questions.population import (
     OF_A_CLASS,
     Secret,
@@ -119,7 +120,8 @@ def test_what_is_of_no_class_is_never_of_one_for_certain(recover, trials, eviden
 def test_heads_before_a_network_are_counted(trials, evidence):
     runs, queries = trials(1, 30), []
     for seed in range(runs):
-        model = joint(np.random.default_rng([seed, 41]), 5, 8)
+        residual = not seed % 2
+        model = joint(np.random.default_rng([seed, 41]), 5, 8, residual=residual)
         oracle = Counted(model)
         result = us.audit(oracle, 5, recover=True, seed=seed)
         assert (result.target_class, result.certainty) == (
@@ -127,6 +129,7 @@ def test_heads_before_a_network_are_counted(trials, evidence):
             "certain",
         ), seed
         assert result.facts["heads"] == 3
+        assert ("residual" in result.facts) == residual
         queries.append(oracle.queries)
         assert result.recovery is not None
         assert us.equivalent(result.recovery.model, model, rtol=1e-6)
@@ -317,6 +320,9 @@ def test_the_learner_of_all_numbers_at_once_is_named():
     result = us.audit(normalised(2, 3, 6), 6)
     assert result.target_class == "normalised vectors"
     assert "AttentionLayerLearner" in result.recoverable
+    result = us.audit(prenorm(2, 3, 6), 6)
+    assert result.target_class == "normalised tokens"
+    assert 'norm="pre"' in result.recoverable
 
 
 def test_a_residual_connection_is_taken_off():

@@ -120,15 +120,20 @@ def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, 
 
 
 def test_the_certificate_holds(trials, evidence):
-    """Random shapes and scales; a refusal breaks no certificate, but is counted."""
+    """Random shapes and scales, a third with a residual.
+
+    A refusal breaks no certificate, but is counted.
+    """
     count, refused, shares, loose = trials(6, 1000), 0, [], []
     for seed in range(count):
         rng = np.random.default_rng([17, seed])
         heads, dim, neurons = (int(n) for n in rng.integers((1, 2, 1), (5, 7, 13)))
         size = float(10 ** rng.uniform(-1, 0.5))
 
-        def scaled(arrays, _, size=size):
+        def scaled(arrays, rng, size=size, residual=seed % 3 == 0):
             arrays["W"] *= size
+            if residual:
+                _residual(arrays, rng)
 
         target = transformer(heads, dim, neurons, seed, scaled)
         try:
@@ -446,6 +451,11 @@ IMPOSTORS: dict[str, Any] = {
         us.ModelMismatch,
         "heads",
     ),
+    "a network of the last token": (
+        lambda X: TARGET.on_single_tokens(X[:, -1]),
+        us.ModelMismatch,
+        "last token alone",
+    ),
     "the last token squared": (
         lambda X: TARGET(X) + X[:, -1, 0] ** 2,
         us.ModelMismatch,
@@ -471,15 +481,41 @@ def test_what_is_no_such_layer_is_refused(name):
         us.learn(hidden(oracle), Learner(5, 5))
 
 
+@pytest.mark.parametrize("format", ["float32", "six decimals"])
+def test_coarse_answers_are_refused_by_name(format, trials, evidence):
+    """Float64 is asked for, whatever else is found, where four first answers differ."""
+    count, named, networks = trials(1, 300), 0, 0
+    for seed in range(count):
+        rng = np.random.default_rng([32, seed])
+        heads, dim, neurons = (int(n) for n in rng.integers((2, 2, 1), (5, 7, 13)))
+        target = transformer(heads, dim, neurons, seed)
+        coarse: dict[str, Any] = {
+            "float32": lambda X, f=target: f(X).astype(np.float32),
+            "six decimals": us.oracles.rounded(target, 6),
+        }
+        with pytest.raises((us.NotIdentifiable, us.ModelMismatch)) as refusal:
+            us.learn(hidden(coarse[format]), Learner(dim, 5, seed=seed))
+        named += "float64" in str(refusal.value)
+        networks += "network" in getattr(refusal.value, "determined", {})
+    assert named >= 0.9 * count
+    evidence(
+        f"Heads before a network, {format}: too coarse",
+        refused=count,
+        by_this_name=named,
+        with_their_network=networks,
+    )
+
+
 def test_one_dimension_is_refused_by_name():
     with pytest.raises(us.NotIdentifiable, match="fewer than two dimensions") as refusal:
         learned(transformer(2, 1, 3, 0))
     assert isinstance(refusal.value.determined["network"], us.ReluNetwork)
 
 
-def test_random_impostors_are_refused(trials):
+def test_random_impostors_are_refused(trials, evidence):
     """A layer that answers otherwise by a little, in many ways."""
-    for seed in range(trials(6, 500)):
+    count = trials(6, 500)
+    for seed in range(count):
         rng = np.random.default_rng([6, seed])
         target = transformer(int(rng.integers(2, 4)), 4, int(rng.integers(2, 8)), seed)
         size = 10 ** rng.uniform(-4, 0)
@@ -493,6 +529,7 @@ def test_random_impostors_are_refused(trials):
         ][seed % 6]
         with pytest.raises(us.UnsoftmaxError):
             us.learn(other, Learner(4, 5, seed=seed))
+    evidence("Targets that nearly are heads before a network: refused", refused=count)
 
 
 # -- arguments

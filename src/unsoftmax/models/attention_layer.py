@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import exponentials, pooled_tokens, softmax, token_scores
+from unsoftmax.models.layer_bounds import heads_moved_at_most
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenArrays, FrozenModel
 from unsoftmax.models.products import Product
@@ -409,6 +410,31 @@ class AttentionLayer(FrozenModel):
         if self._residual:
             answers += X[:, -1]
         return answers if self._norm is None or self._norm.before else self._norm(answers)
+
+    def moved_at_most(self, X: ArrayLike, errors: Mapping[str, float]) -> Array:
+        """Bound what errors of the parameters do to answers (2-norms, (B,)), `layer_bounds`.
+
+        Parameters
+        ----------
+        X : array_like, shape (B, N, d)
+            Sequences of any length and size.
+        errors : mapping
+            Bounds such as a certificate's: ``M``, ``W``, ``w`` (of every head) and ``c``; of a
+            norm behind ``scale``, ``shift`` and ``eps`` too.
+
+        Examples
+        --------
+        >>> layer = AttentionLayer([LayerHead(M=np.eye(2), W=np.eye(2))], c=[0.0, 1.0])
+        >>> errors = {"M": 1e-9, "W": 0.0, "w": 0.0, "c": 0.0}
+        >>> float(layer.moved_at_most([[[3.0, 4.0]]], errors)[0])
+        5e-09
+        """
+        X = sequences(X, self.dim, self._noun)
+        moved, norm = heads_moved_at_most(self._heads, self._seen(X), errors), self._norm
+        if norm is None or norm.before:
+            return moved
+        plain = AttentionLayer(self._heads, self._c, self._residual, dim=self._dim)
+        return norm.moved_at_most(plain(X), moved, errors)
 
     def _seen(self, X: Array) -> Array:
         """Return the tokens as the heads see them."""

@@ -51,6 +51,7 @@ ClassName: TypeAlias = Literal[
     "network behind one head",
     "network behind several heads",
     "normalised vectors",
+    "normalised tokens",
     "position-dependent",
     "none of these",
     "undecided",
@@ -270,6 +271,8 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
         return "network behind one head", {**facts, "biases": int(bool(np.any(model.w)))}
     if isinstance(model, MultiHeadTransformer):
         facts = {"neurons": len(model.b), "heads": model.H, **_ranks(model.W, errors["W"], dim)}
+        if model.residual is not None:
+            facts["residual"] = 1
         one: ClassName = "network behind one head"
         alone = model.H == 1 and model.residual is None
         name: ClassName = one if alone else "network behind several heads"
@@ -419,7 +422,9 @@ def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
 
 def _queries_behind_several_heads(learner: Learner[Any], facts: Facts) -> int:
     heads, neurons = facts["heads"], facts["neurons"]
-    return counts.multi_head_transformer_queries(int(learner.dim), heads, neurons)
+    return counts.multi_head_transformer_queries(
+        int(learner.dim), heads, neurons, residual="residual" in facts
+    )
 
 
 def _queries_of_network(learner: Learner[Any], facts: Facts) -> int:
@@ -489,16 +494,18 @@ CLASSES: dict[ClassName, TargetClass] = {
         "AttentionLayerLearner from vectors; a feed-forward layer with its residual connection and "
         'norm, by FeedForwardLearner(norm="post").'
     ),
+    "normalised tokens": TargetClass(
+        "An attention layer after a LayerNorm or RMSNorm, if it is one, with its residual "
+        'connection or without, by AttentionLayerLearner (norm="pre") from vectors.'
+    ),
     "position-dependent": TargetClass(
-        "Where positions are rotary, a single head, by LowRankHead and ExactHead with rotary=True; "
-        "of vectors, a layer without a norm, by AttentionLayerLearner with rotary=True.",
+        "Where positions are rotary: a single head by LowRankHead and ExactHead, several by "
+        "MultiHeadLearner, of vectors a layer without a norm by AttentionLayerLearner, each with "
+        "rotary=True.",
         lambda d, facts, traits, seed: LowRankHead(d, rotary=True, seed=seed),
         _queries_of_rotary_head,
         needed=("rotary",),
     ),
-    "none of these": TargetClass(
-        "Nothing of one number by a learner that there is; of vectors, an attention layer after a "
-        "LayerNorm or RMSNorm, if it is one, by AttentionLayerLearner."
-    ),
+    "none of these": TargetClass("Nothing, by a learner that there is."),
     "undecided": TargetClass("Not known."),
 }

@@ -164,11 +164,11 @@ class TensorSearch:
         if any(moved[:n]):
             return Located("the network")
         residual = claim.attention.residual is not None
-        shown = residual or bool(np.any(claim.attention.w))
-        divided = BESIDE_RESIDUAL if residual else DIVIDED
+        biased = bool(np.any(claim.attention.w))
         if any(moved[n:k]):
-            return Located.of([f"w, or {divided}" if shown else "w"])
-        return Located.of([("W" if shown else f"W, or {divided}")] if any(moved[k:]) else [])
+            divided = BESIDE_RESIDUAL if residual else DIVIDED
+            return Located.of([f"w, or {divided}" if biased or residual else "w"])
+        return Located.of([("W" if biased else f"W, or {DIVIDED}")] if any(moved[k:]) else [])
 
     # -- several heads
 

@@ -42,6 +42,7 @@ from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.soft_search import soft_search
+from unsoftmax.learners.attention_layer.unseen_heads import heads_at_moderate_logits, unseen_cost
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turning
@@ -138,7 +139,7 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -181,7 +182,7 @@ class AttentionLayerLearner(Configured):
         pilots = tuning.pilot_rounds * (tuning.pilot_tokens + 2) + 3 * tuning.score_pilots
         maps = tuning.tries * (H * d + tuning.checked) + H * d
         scores = (2 + tuning.again) * d * (d + 1)
-        search = searches + pilots + maps + scores + tuning.confirm
+        search = searches + pilots + maps + scores + tuning.confirm + unseen_cost(H, tuning)
         behind = normalised_cost(d, H, tuning.normalised)
         plain = d + 8 + tuning.attempts * search + tuning.softly(after.queries)
         at_most = max(plain, behind.queries)
@@ -347,8 +348,25 @@ class AttentionLayerLearner(Configured):
             answers = yield from self._polished(answers, reading, opening)
         samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
         conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning)
-        yield from conclusion.confirmed()
+        try:
+            yield from conclusion.confirmed()
+        except ModelMismatch as refusal:
+            yield from self._refuse_unseen(conclusion, refusal)
+            raise
         return conclusion
+
+    def _refuse_unseen(self, conclusion: LayerConclusion, refusal: ModelMismatch) -> Asking[None]:
+        """Raise if heads were taken for one, which copies of tokens may tell apart."""
+        found, noise = conclusion.found, conclusion.noise
+        seen = len(found.values.U)
+        heads = yield from heads_at_moderate_logits(found, noise, conclusion.rng, self.tuning)
+        if seen < heads <= self._most:
+            raise HeadsAlike(
+                f"Where weights are 0 or 1 the answers show {seen} heads, and {heads} where they "
+                "are between: some weigh tokens so much alike (W beside 2W, for example) that two "
+                "tokens do not tell which is which.",
+                determined={"c": found.layer.c, "M": found.layer.M},
+            ) from refusal
 
     def _tokens(self, rng: np.random.Generator) -> Asking[TokenMapAnswers]:
         """Ask single tokens; refuse what is not affine there."""
@@ -362,7 +380,7 @@ class AttentionLayerLearner(Configured):
                 f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
                 f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
                 "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
-                + (" Leave out norm, and one is looked for." if self.norm == "none" else "")
+                + self._with_a_norm
             )
         if noise.relative > self.tuning.affine:
             raise ModelMismatch(
@@ -371,6 +389,16 @@ class AttentionLayerLearner(Configured):
                 "affine map of single tokens."
             )
         return tokens
+
+    @property
+    def _with_a_norm(self) -> str:
+        """Say what to do if it is a norm that stands there."""
+        if self._turning() is not None:
+            return (
+                " With rotary positions a layer is recovered by itself alone: ask what takes the "
+                "tokens behind the norm."
+            )
+        return " Leave out norm, and one is looked for." if self.norm == "none" else ""
 
     def _polished(
         self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens

@@ -100,6 +100,10 @@ class AttentionLayerTuning:
     soft_widest: float = 2.0**30
     """Longest keys there: longer ones would be asked where no head has a score at all."""
 
+    unseen_logits: float = 2.0
+    """Root mean square of logits at which heads are counted that long tokens do not tell apart:
+    σ(l) and σ(2l) are then as different as they are anywhere."""
+
     # query tokens that open one gate
     pilot_tokens: int = 32
     """Random query tokens whose logits are read, and in whose span those that open one gate lie.
@@ -241,5 +245,5 @@ class AttentionLayerTuning:
         search = len(self.offset_lengths) * (2 + self.head_rounds + self.halvings)
         maps = self.tries * (self.offset_rounds + 1)
         scores = self.score_pilots + 14 * (1 + self.again)
-        every = search + 2 * self.pilot_rounds + maps + scores + 3
+        every = search + 2 * self.pilot_rounds + maps + scores + 4
         return 1 + self.attempts * every + 1 + self.long.most_rounds

@@ -22,7 +22,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Indices, Purpose, Sequences
+from unsoftmax.probes import Array, Indices, Purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,5 @@ class KeyAsking:
     def _sent(
         self, answers: KeyAnswers, which: Indices, phase: str, purpose: Purpose
     ) -> Asking[Array]:
-        b = answers.tokens[answers.token[which]]
-        keys = answers.scale[which, None, None] * answers.keys[answers.block[which]]
-        last = np.repeat(b[:, None], 1 + answers.between, axis=1)
-        X = np.concatenate([b[:, None] + keys, last], axis=1)
-        [y] = yield [Sequences(X, phase=phase, purpose=purpose)]
+        [y] = yield [answers.asked(which, phase, purpose)]
         return np.asarray(y)

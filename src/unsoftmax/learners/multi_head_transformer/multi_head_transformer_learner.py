@@ -1,10 +1,10 @@
 """Several heads before a ReLU network, from one number per query: the whole one-layer Transformer.
 
-Target f(X) = Σ_j w_o[j] relu(Σ_h B_h[j]·p_h + b[j]) + c, p_h = Σ_i α_hi x_i,
-α_h = softmax_i(x_i·(W_h x_N + w_h)). Section 4.1 of arXiv 2601.16873 has one head; several, which
-it leaves open, are beyond it.
+Target f(X) = Σ_j w_o[j] relu(Σ_h B_h[j]·p_h + R[j]·x_N + b[j]) + c, p_h = Σ_i α_hi x_i,
+α_h = softmax_i(x_i·(W_h x_N + w_h)), with or without a residual R. Section 4.1 of arXiv 2601.16873
+has one head; several, which it leaves open, are beyond it.
 
-1. Single tokens show the network of A = Σ_h B_h (`relu_network`):   f([x]) = g(x).
+1. Single tokens show the network of A = Σ_h B_h + R (`relu_network`):   f([x]) = g(x).
 2. Within a cell of that network, S being its active neurons, the target is a sum of heads,
 
        f([b+a; b]) = g(b) + Σ_h σ(a·(W_h b + w_h)) v_h·a,   v_h = ℓ_h + Σ_{k∈S} ε_k B_h[k]:
@@ -12,9 +12,11 @@ it leaves open, are beyond it.
    logits grow with ‖a‖·‖b‖, so long b and short a switch all heads inside one wide cell. There the
    steps of `multi_head` find W_h, w_h and the v_h (`first_cell`): H(d² + d) queries and more.
 3. In K other cells, K the number of distinct neurons, only the v_h are left: (H − 1)d + 2 queries
-   each (`cell_values`). Σ_h v_h = ∇g spares one head.
+   each (`cell_values`). Σ_h v_h = ∇g spares one head; a residual is one more, of gate 0.
 4. One linear system gives all B_h (`layer_solution`).
 5. Fresh sequences confirm or refuse (`layer_evidence`).
+6. Where no half circle tells the heads apart poles may (`cell_poles`); where nothing is found it is
+   asked whether a neuron shows in sequences alone (`unseen_neurons`).
 
 It may not know anything of the target but its answers.
 """
@@ -33,6 +35,7 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.first_cell import NothingPooled
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
     LayerEvidenceTuning,
     conclude_layer,
@@ -55,7 +58,7 @@ from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
 from unsoftmax.learners.transformer.network_recovery import open_hold_out
-from unsoftmax.measure.precision import UNIT, PrecisionTuning, why
+from unsoftmax.measure.precision import UNIT, Precision, PrecisionTuning, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import FARTHEST
@@ -141,6 +144,8 @@ class MultiHeadTransformerLearner(Configured):
     A V_h, which is found. As many again as there are parameters, up to 2,500 of them, where a
     layer is polished: asked for, or because it misses fresh answers by more than usual (far
     biases, Σ B_h much smaller than the B_h).
+    With a residual, which is found, (m + 2)d more. Heads that switch together, as W and 2W do, take
+    350 + 2.6·H·d(d + 2) more after five searches in vain.
     Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
     factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
     arXiv 2601.16873, which has one head.
@@ -200,7 +205,7 @@ class MultiHeadTransformerLearner(Configured):
             tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
             rounds=first.rounds + tries * tuning.rounds,
             formula="about m·d + 12m + 290 + m²d/2000 for the network of m neurons, and "
-            "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads: "
+            "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads, (m + 2)d with a residual: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
@@ -217,30 +222,37 @@ class MultiHeadTransformerLearner(Configured):
         rng = np.random.default_rng(self.seed)
         part = checks // self.tuning.opening_part
         held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
-        found = yield from named(self._network.steps(part), "network")
-        errors, precision = found.certificate.errors, held.precision(self.tuning.precision)
+        precision = held.precision(self.tuning.precision)
+        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
+        coarse = self._coarse(precision, size)
+        try:
+            found = yield from named(self._network.steps(part), "network")
+        except (ModelMismatch, NotIdentifiable) as refusal:
+            if coarse:
+                raise self._too_coarse(precision) from refusal
+            raise
+        errors = found.certificate.errors
         learned = LearnedNetwork(found.model, errors["constant"], errors["slope"], precision)
         hinges = NetworkHinges.of(found.model, self.tuning.layer.cells.parallel)
-        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
-        layer = yield from self._layer(learned, hinges, size, rng)
+        if coarse and len(hinges):
+            raise self._too_coarse(precision, learned)
+        layer = yield from self._layer(learned, hinges, rng)
         return (yield from conclude_layer(layer, learned, held, rng, self.tuning.evidence))
 
     def _layer(
-        self, learned: LearnedNetwork, hinges: NetworkHinges, size: float, rng: np.random.Generator
+        self, learned: LearnedNetwork, hinges: NetworkHinges, rng: np.random.Generator
     ) -> Asking[RecoveredTransformer]:
-        """Find the heads and first layers behind a network, or say why not.
-
-        ``size`` is that of answers.
-        """
+        """Find the heads and first layers behind a network, or say why not."""
         if not len(hinges):
             return self._without_neurons(learned, hinges)
         if self.dim == 1:  # half a circle needs a plane
             raise self._dependent(learned)
-        self._refuse_coarse(learned, hinges, size)
+        if learned.slope > self.tuning.coarsest * hinges.steepness:
+            raise self._too_coarse(learned.precision, learned)
         tuning = self.tuning.layer
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
-        too_many = 0
+        too_many = unpooled = 0
         for number, together in self._searches():
             try:
                 layer = yield from search.run(number, together)
@@ -249,6 +261,7 @@ class MultiHeadTransformerLearner(Configured):
                 raise self._dependent(learned) from None
             except tuple(ENDINGS) as ending:
                 too_many += isinstance(ending, TooManyBreakpoints)
+                unpooled += isinstance(ending, NothingPooled)
                 continue
             if together and (yield from search.meets_unseen_neuron()):
                 raise self._unseen()  # the ball in which heads were read may lie beside its kinks
@@ -257,6 +270,8 @@ class MultiHeadTransformerLearner(Configured):
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
+        if unpooled == sum(1 for _ in self._searches()):
+            raise self._last_token_alone()
         if (yield from search.meets_unseen_neuron()):
             raise self._unseen()
         self._refuse_far(learned, hinges)
@@ -296,6 +311,12 @@ class MultiHeadTransformerLearner(Configured):
             f"{what} Raise max_heads, if the target is several heads before a ReLU network."
         )
 
+    def _last_token_alone(self) -> ModelMismatch:
+        return ModelMismatch(
+            "Answers depend on the last token alone: no head shows. ReluNetworkLearner learns the "
+            "network of single tokens, which is all there is."
+        )
+
     def _unseen(self) -> ModelMismatch:
         return ModelMismatch(
             "Sequences show a neuron that no single token shows: its first layers cancel in their "
@@ -316,22 +337,23 @@ class MultiHeadTransformerLearner(Configured):
         note = f"The network is constant, {learned.network.c:g}: no head shows."
         return RecoveredTransformer(without_heads(learned), errors, notes=(note,))
 
-    def _refuse_coarse(self, learned: LearnedNetwork, hinges: NetworkHinges, size: float) -> None:
-        """Refuse answers, of this size, that are too coarse to show heads behind a network."""
-        off, precision = learned.slope / hinges.steepness, learned.precision
+    def _coarse(self, precision: Precision, size: float) -> bool:
+        """Tell whether answers of this size are too coarse to show heads behind a network."""
         rounded = precision.unit > UNIT or precision.relative > 0
-        if (
-            not rounded
-            and precision.absolute <= self.tuning.noise * size
-            and (off <= self.tuning.coarsest)
-        ):
-            return
-        raise NotIdentifiable(
+        return rounded or precision.absolute > self.tuning.noise * size
+
+    def _too_coarse(
+        self, precision: Precision, learned: LearnedNetwork | None = None
+    ) -> NotIdentifiable:
+        """Refuse coarse answers, with the network that they tell all the same."""
+        network = "of single tokens is not determined either."
+        if learned is not None:
+            network = f"of single tokens is, to {learned.slope:.0e} for each unit of a token."
+        return NotIdentifiable(
             "The answers are too coarse for several heads before a network, whose gates are read "
             "from tokens 10⁴ times as long as the offsets that tell them apart: float64 answers "
-            f"are needed. The network is determined, to {off:.0e} of its size."
-            + why(learned.precision),
-            determined={"network": learned.network},
+            f"are needed. Heads are not determined; the network {network}" + why(precision),
+            determined={} if learned is None else {"network": learned.network},
         )
 
     def _refuse_far(self, learned: LearnedNetwork, hinges: NetworkHinges) -> None:

@@ -37,12 +37,6 @@ from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 from unsoftmax.solve.turning_planes import TurningPlanes
 
-_OTHERWISE = (
-    "Scores depend on positions, and not as rotary ones alone do: something else depends on the "
-    "distance (ALiBi, a learned bias, keys that decay) or on the number of tokens, or the keys or "
-    "queries of some heads depend on each other, which no learner here recovers with positions."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class TurnedScoreReading(KeyAsking):
@@ -73,6 +67,20 @@ class TurnedScoreReading(KeyAsking):
         further = yield from self.asked(self.grid(*self.tokens(keys, rest, lengths)), "queries")
         return replace(answers, further=further)
 
+    @property
+    def _otherwise(self) -> str:
+        """What else the target may be."""
+        coarse = (
+            " Or answers are too coarse for scores at a distance: their errors of "
+            f'{self.noise.relative:.1e} look so as well, and profile="finest" asks more.'
+        )
+        return (
+            "Scores depend on positions, and not as rotary ones alone do: something else depends "
+            "on the distance (ALiBi, a learned bias, keys that decay) or on the number of tokens, "
+            "or the keys or queries of some heads depend on each other, which no learner here "
+            "recovers with positions." + coarse * (self.noise.relative > self.tuning.exact)
+        )
+
     def _frames(self) -> list[Array]:
         """Return what weights are read through: the values of each group once."""
         frames = []
@@ -101,7 +109,7 @@ class TurnedScoreReading(KeyAsking):
         if len(set(ranks)) > 1 or not ranks[0]:
             raise ModelMismatch(
                 f"Scores of the {len(self.groups)} groups of heads have ranks "
-                f"{', '.join(map(str, ranks))}. " + _OTHERWISE
+                f"{', '.join(map(str, ranks))}. " + self._otherwise
             )
         some = keys[: -(-ranks[0] // self.keys)]
         near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
@@ -129,7 +137,9 @@ class TurnedScoreReading(KeyAsking):
         steps = [one.near for one in answers.scores(self.layer, self.values)]
         angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
         alike = self.turned.alike
-        shifts = np.arange(1, self.turned.longest + 1, 2)
+        coarse = self.noise.relative > self.tuning.exact
+        longest = self.turned.longest_coarse if coarse else self.turned.longest
+        shifts = np.arange(1, longest + 1, 2)
         apart = np.array([min(_apart(one, m, alike) for one in angles) for m in shifts.tolist()])
         enough = apart >= self.turned.nearly * apart.max()
         return int(shifts[np.argmax(enough)])
@@ -141,14 +151,14 @@ class TurnedScoreReading(KeyAsking):
         answers = replace(answers, still=unsure * between)
         planes = answers.planes(seen)
         if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
-            raise ModelMismatch("Heads turn at different frequencies. " + _OTHERWISE)
+            raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
         every = TurningPlanes(
             planes[0].P, common_angles(planes), max(one.off_circle for one in planes)
         )
         if every.off_circle > max(self.turned.positions.crooked, unsure * between):
             raise ModelMismatch(
                 f"{between} tokens of distance lengthen or shorten scores by "
-                f"{every.off_circle:.1e}, which no plane that turns does. " + _OTHERWISE
+                f"{every.off_circle:.1e}, which no plane that turns does. " + self._otherwise
             )
         told = self.told.of(answers.rank)
         angles = angles_of(every, told, unsure, self.turned.positions)
