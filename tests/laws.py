@@ -19,7 +19,7 @@ from tests.heads import several
 from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
 from tests.prenorm_layers import prenorm, share_after
-from tests.rotary_heads import rotary_head, within_bounds
+from tests.rotary_heads import rotary_head, several_rotary, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
@@ -57,6 +57,11 @@ def _arrays_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
         np.linalg.norm(mine[name] - other[name]) <= bound
         for name, bound in recovery.certificate.errors.items()
     )
+
+
+def _equal_by_the_certificate(recovery: us.Recovery[Any], target: Any) -> bool:
+    found = us.equivalent(recovery.model, target, rtol=0, errors=recovery.certificate.errors)
+    return found.verdict == "equal"
 
 
 @dataclass(frozen=True)
@@ -396,6 +401,14 @@ CASES = [
         _several(9, 2, True, 2),
         _one_by_one,
         within=_every_head_within_the_bounds,
+        single=False,
+    ),
+    Case(
+        "MultiHeadLearner with rotary positions",
+        lambda seed: us.learners.MultiHeadLearner(6, 4, seed=seed, rotary=True),
+        lambda seed: several_rotary(2, 6, 4, seed),
+        _one_by_one,
+        within=_equal_by_the_certificate,
         single=False,
     ),
     Case(

@@ -19,7 +19,8 @@ def claimed(seed: int) -> us.RotaryHead:
     """A head of every shape in turn, with biases or not."""
     d, r = SHAPES[seed % len(SHAPES)]
     base = (1e4, 5e5)[seed // 2 % 2]
-    return rotary_head(d, r, seed, base=base, biases=0.4 * (seed % 2))
+    head: us.RotaryHead = rotary_head(d, r, seed, base=base, biases=0.4 * (seed % 2))
+    return head
 
 
 def with_change(head: us.RotaryHead, name: str, size: float, seed: int) -> us.RotaryHead:
@@ -27,7 +28,8 @@ def with_change(head: us.RotaryHead, name: str, size: float, seed: int) -> us.Ro
     array = np.asarray(head.arrays()[name])
     by = np.random.default_rng([seed, 5]).standard_normal(array.shape)
     by *= size * (np.linalg.norm(array) or 1.0) / np.linalg.norm(by)
-    return us.RotaryHead.from_arrays({**head.arrays(), name: array + by})
+    made: us.RotaryHead = us.RotaryHead.from_arrays({**head.arrays(), name: array + by})
+    return made
 
 
 def in_float32(head: us.RotaryHead) -> Any:

@@ -129,6 +129,19 @@ def multi_head(dim: int, heads: int, rank: int | None = None, *, biases: bool = 
     return heads * (r * (dim + width - r) + dim) + biases
 
 
+def rotary_heads(dim: int, heads: int, rank: int, *, told: bool = False) -> int:
+    """Count the free parameters of several heads with rotary positions, without biases.
+
+    Those of each, and r/2 frequencies each where these are not told.
+
+    Examples
+    --------
+    >>> rotary_heads(16, 4, 16), rotary_heads(16, 4, 4), rotary_heads(16, 4, 4, told=True)
+    (2080, 568, 560)
+    """
+    return heads * (rotary_head(dim, rank) + (0 if told else rank // 2))
+
+
 def of_rank(dim: int, rank: int) -> int:
     """Count the free parameters of a d×d matrix of rank r: r(2d − r).
 

@@ -82,6 +82,13 @@ class MultiHeadLearner(Configured):
         where their gates are steps: tokens too short for that are refused.
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
+    rotary : bool or Rotary
+        Scores turn with distance: the model is a `RotaryHeads`, c included; biases of keys and
+        queries are refused, and more heads than dimensions. The frequencies are found, or said by
+        rotary_base; in Python also by a `Rotary` here.
+    rotary_base : float, optional
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
+        not be given beside it, rank must be.
     tuning : MultiHeadTuning
         Knobs of the algorithm, nested by step, each with its reason in the source. To change
         some: ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -96,12 +103,15 @@ class MultiHeadLearner(Configured):
     *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
     H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
     times where heads hardly switch; as many again where heads are close; about 1.5 times where
-    answers are of float32 and H·d is more than 900, 2.5 times where it is less. `plan` gives what
-    is never exceeded.
+    answers are of float32 and H·d is more than 900, 2.5 times where it is less; with rotary
+    positions r² more for each head. `plan` gives what is never exceeded.
     *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
     a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
     told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
-    more for each of a few lines. *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
+    more for each of a few lines. *With rotary positions up to* order, and in each head one complex
+    number per plane, by which that of K is multiplied and that of Q divided, and the sign of a
+    frequency and multiples of 2π: all W_h(Δ) are determined. *Source*: beyond Proposition
+    7.1 of arXiv 2601.16873.
 
     Examples
     --------
@@ -129,7 +139,7 @@ class MultiHeadLearner(Configured):
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
-        whole_number("max_heads", self.max_heads, 0)
+        whole_number("max_heads", self.max_heads, 1)
         whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)
@@ -142,6 +152,8 @@ class MultiHeadLearner(Configured):
             self._refuse_beside_rotary()
 
     def _refuse_beside_rotary(self) -> None:
+        if self.dim < 2:
+            raise ValueError("dim must be 2 or more beside rotary: a plane has two coordinates.")
         if self.biases:
             raise ValueError(
                 "biases are not recovered of several heads with rotary positions: leave out one "
@@ -223,9 +235,10 @@ class MultiHeadLearner(Configured):
     def _found(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
     ) -> Asking[tuple[ReducedAnswers, RecoveredHeads]]:
-        """Find heads, or refuse."""
+        """Find heads, or refuse; not by poles: what these tell apart no filler does."""
         searches, found = yield from self._searched(rng, tuning)
-        found = found or (yield from self._by_poles(searches))
+        if found is None:
+            raise self._refusal(searches)
         return searches.reduced, found
 
     def _searched(
@@ -250,11 +263,14 @@ class MultiHeadLearner(Configured):
     def _by_poles(self, searches: HeadSearches) -> Asking[RecoveredHeads]:
         """Find heads by their poles, or refuse."""
         found = yield from searches.by_poles()
-        if found is not None:
-            return found
+        if found is None:
+            raise self._refusal(searches)
+        return found
+
+    def _refusal(self, searches: HeadSearches) -> ModelMismatch:
         reasons = self._reasons(searches.restarts)
         coarse = self._too_coarse(searches.reduced.eta)
-        raise ModelMismatch(" ".join([*reasons, *coarse, *searches.reduced.precision.why]))
+        return ModelMismatch(" ".join([*reasons, *coarse, *searches.reduced.precision.why]))
 
     def _too_coarse(self, eta: float) -> Iterator[str]:
         """Say by how much answers are too coarse, where they may be."""
@@ -284,15 +300,17 @@ class MultiHeadLearner(Configured):
                 "close or too many for answers as precise as these."
             )
             return
-        circles = f"{len(self.tuning.restarts.starts)} searches along half circles and "
+        positions = self._positions() is not None
+        circles = f"{len(self.tuning.restarts.starts)} searches along half circles"
+        poles = f"{self.tuning.poles.lines} for poles along lines"
+        searches = [circles] * (self.dim > 1) + [poles] * (not positions)
         yield (
-            f"None of {circles if self.dim > 1 else ''}{self.tuning.poles.lines} for poles along "
-            "lines gave heads that predict fresh answers. Heads with the same hyperplanes for "
-            "every query token (W and 2W, or columns of all W_h along one vector) may be too many "
-            "or too close for answers as precise as these, as others may be; or there are more "
-            "than max_heads, or the target is no sum of attention heads."
+            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Heads with "
+            "the same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
+            "vector) may be too many or too close for answers as precise as these, as others may "
+            "be; or there are more than max_heads, or the target is no sum of attention heads."
         )
-        if self._positions() is not None:
+        if positions:
             yield (
                 "Or scores change with distance otherwise than rotary ones do, as with ALiBi, "
                 "learned biases or positions counted from the other end; or keys or queries have "
