@@ -670,7 +670,7 @@ def test_biases_that_were_not_asked_for_are_refused():
     ("settings", "error"),
     [
         ({"dim": 0, "max_heads": 3}, ValueError),
-        ({"dim": 4, "max_heads": -1}, ValueError),
+        ({"dim": 4, "max_heads": 0}, ValueError),
         ({"dim": 4, "max_heads": 2.0}, TypeError),
         ({"dim": 4, "max_heads": 2, "rank": 0}, ValueError),
         ({"dim": 4, "max_heads": 2, "rank": 5}, ValueError),

@@ -9,7 +9,7 @@ import numpy as np
 
 from unsoftmax.figures.model_panels import matrices
 from unsoftmax.figures.panel import scientific
-from unsoftmax.models import RotaryHead, RotaryLayer
+from unsoftmax.models import RotaryHead, RotaryHeads, RotaryLayer
 from unsoftmax.probes import Array
 
 PURPOSES = {
@@ -48,6 +48,11 @@ def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
         listed = rest.pop("frequencies")
         values = ", ".join(map(scientific, listed.tolist())) or "none"
         rows.append(("frequencies", str(listed.size), f"{values}, in radians per token"))
+    elif isinstance(model, RotaryHeads):
+        listed = rest.pop("frequencies")
+        ends = [scientific(end) for end in (listed.min(initial=np.inf), listed.max(initial=0.0))]
+        values = f"{' to '.join(ends)}, in radians per token" if listed.size else "none"
+        rows.append(("frequencies", " × ".join(map(str, listed.shape)), values))
     return (*rows, *array_rows(rest))
 
 

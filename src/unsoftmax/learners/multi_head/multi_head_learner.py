@@ -82,6 +82,13 @@ class MultiHeadLearner(Configured):
         where their gates are steps: tokens too short for that are refused.
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
+    rotary : bool or Rotary
+        Scores turn with distance: the model is a `RotaryHeads`, c included; biases of keys and
+        queries are refused, and more heads than dimensions. The frequencies are found, or said by
+        rotary_base; in Python also by a `Rotary` here.
+    rotary_base : float, optional
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
+        not be given beside it, rank must be.
     tuning : MultiHeadTuning
         Knobs of the algorithm, nested by step, each with its reason in the source. To change
         some: ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -96,12 +103,15 @@ class MultiHeadLearner(Configured):
     *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
     H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
     times where heads hardly switch; as many again where heads are close; about 1.5 times where
-    answers are of float32 and H·d is more than 900, 2.5 times where it is less. `plan` gives what
-    is never exceeded.
+    answers are of float32 and H·d is more than 900, 2.5 times where it is less; with rotary
+    positions r² more for each head. `plan` gives what is never exceeded.
     *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
     a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
     told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
-    more for each of a few lines. *Source*: beyond Proposition 7.1 of arXiv 2601.16873.
+    more for each of a few lines. *With rotary positions up to* order, and in each head one complex
+    number per plane, by which that of K is multiplied and that of Q divided, and the sign of a
+    frequency and multiples of 2π: all W_h(Δ) are determined. *Source*: beyond Proposition
+    7.1 of arXiv 2601.16873.
 
     Examples
     --------
@@ -129,7 +139,7 @@ class MultiHeadLearner(Configured):
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
-        whole_number("max_heads", self.max_heads, 0)
+        whole_number("max_heads", self.max_heads, 1)
         whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)
