@@ -90,10 +90,25 @@ def relative_errors(model, target):
 
 
 def share_of_bounds(recovery, target):
-    """The largest share of its bound that an error of a parameter takes."""
+    """The largest share of its bound that an error takes: of parameters, and of predictions."""
     errors = largest_errors(recovery.model, target)
     bounds = recovery.certificate.errors
-    return max(errors[name] / bounds[name] for name in bounds)
+    shares = [errors[name] / bounds[name] for name in bounds]
+    return max(*shares, predicted_share(recovery, target))
+
+
+def predicted_share(recovery, target):
+    """The largest share of its bound that a prediction is off by, up to 40 tokens."""
+    rng, shares = np.random.default_rng(7), []
+    for length in (1, 2, 7, 40):
+        sizes = 10.0 ** rng.uniform(-1.5, 0.5, (8, 1, 1))
+        X = sizes * rng.standard_normal((8, length, target.dim))
+        y = target(X)
+        off = np.linalg.norm(recovery.model(X) - y, axis=1)
+        rounding = 1e-13 * (np.linalg.norm(y, axis=1) + np.linalg.norm(X, axis=2).max(axis=1))
+        allowed = recovery.model.moved_at_most(X, recovery.certificate.errors)
+        shares.append(np.max(off / (allowed + rounding)))
+    return float(max(shares))
 
 
 def count_refused(targets, learner):

@@ -20,6 +20,8 @@ from tests.networks import network, within
 from tests.normalised_layers import normalised, share_behind
 from tests.prenorm_layers import prenorm, share_after
 from tests.rotary_heads import rotary_head, several_rotary, within_bounds
+from tests.rotary_layers import rotary_layer
+from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
 from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.protocol import Learner, Model, Oracle
@@ -520,6 +522,13 @@ CASES = [
         _attention_layer(residual=True),
         _one_by_one,
         within=_heads_within_the_bounds,
+    ),
+    Case(
+        "AttentionLayerLearner with rotary positions",
+        lambda seed: us.learners.AttentionLayerLearner(8, rotary=True, seed=seed),
+        lambda seed: rotary_layer(8, 2, 1, 4, seed, residual=True),
+        _one_by_one,
+        within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
     ),
     Case(
         "AttentionLayerLearner, half as many keys",

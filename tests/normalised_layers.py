@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import unsoftmax as us
-from tests.attention_layers import built, factors, matched
+from tests.attention_layers import built, factors, matched, predicted_share
 
 
 def normalised(heads, rank, dim, seed=0, **settings):
@@ -37,10 +37,11 @@ def errors_behind(model, target):
 
 
 def share_behind(recovery, target):
-    """The largest share of its bound that an error of a parameter takes."""
+    """The largest share of its bound that an error takes: of parameters, and of predictions."""
     apart, bounds = errors_behind(recovery.model, target), recovery.certificate.errors
     assert apart.keys() == bounds.keys()
-    return max(apart[name] / bounds[name] for name in bounds)
+    shares = [apart[name] / bounds[name] for name in bounds]
+    return max(*shares, predicted_share(recovery, target))
 
 
 def relative_behind(model, target):

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unsoftmax.probes import Copies, Embedded, Grid, Pairs, Probes, Sequences, Singles, UnitVectors
+from unsoftmax.probes import (
+    Copies,
+    Embedded,
+    Grid,
+    Moved,
+    Pairs,
+    Probes,
+    Sequences,
+    Singles,
+    UnitVectors,
+)
 
 LABEL = {"phase": "test", "purpose": "data"}
 SCALES = np.array([1.0, 0.5, 4.0, 2.0**-40])
@@ -276,6 +286,15 @@ def test_every_embedding_is_part_of_the_design():
     for basis, outer in ((np.eye(2)[:, 1:], second), (first, other)):
         design = Embedded.of(Embedded.of(inner, basis), outer).design()
         assert any(not np.array_equal(design[key], twice.design()[key]) for key in design)
+
+
+def test_moved_probes_are_the_inner_ones_elsewhere():
+    X, b = np.random.default_rng(0).standard_normal((5, 2, 3)), np.arange(3.0)
+    probes = Moved.of(Sequences(X, phase="heads", purpose="again"), b)
+    assert (len(probes), probes.tokens, probes.dim) == (5, 2, 3)
+    assert (probes.phase, probes.purpose) == ("heads", "again")
+    assert np.array_equal(probes[1:3], X[1:3] + b)
+    assert probes.design().keys() == {"inner.X", "by"}
 
 
 def test_copies_repeat_every_token_as_often_as_told():

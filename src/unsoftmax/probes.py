@@ -323,6 +323,24 @@ class Embedded(_Changed):
 
 
 @dataclass(frozen=True, slots=True)
+class Moved(_Changed):
+    """Probes around another place: every token x of ``inner`` becomes x + b, b (d,)."""
+
+    by: Array
+
+    @classmethod
+    def of(cls, inner: Probes, by: Array) -> Moved:
+        """Move probes under their own phase and purpose."""
+        return cls(inner, by, phase=inner.phase, purpose=inner.purpose)
+
+    def __getitem__(self, span: slice) -> Array:
+        return np.asarray(self.inner[span] + self.by)
+
+    def design(self) -> Design:  # noqa: D102
+        return {**self._within(), "by": self.by}
+
+
+@dataclass(frozen=True, slots=True)
 class Copies(_Changed):
     """Probes whose tokens are repeated: the i-th token of every sequence, ``copies[i]`` times."""
 

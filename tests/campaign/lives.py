@@ -270,7 +270,7 @@ class Account:
     open: Mapping[int, int] = field(default_factory=dict)
     """Queries of every intent that has no outcome."""
     first: int = 0
-    """What a run that goes on asks again: one in 16 of what is recorded, 8 to 32."""
+    """What a run that goes on asks again: one in 4 of what is recorded, 8 to 32."""
 
 
 def account(ledger: Path) -> Account:
@@ -291,7 +291,7 @@ def account(ledger: Path) -> Account:
         fingerprint=sum(n for _, why, n, end in rows if (why, end) == ("fingerprint", "answered")),
         failed=sum(n for _, _, n, end in rows if end == "failed"),
         open={number: n for number, _, n, end in rows if end is None},
-        first=min(recorded, max(8, min(recorded // 16, 32))),
+        first=min(recorded, max(8, min(recorded // 4, 32))),
     )
 
 

@@ -22,12 +22,12 @@ def reader():
     network = us.ReluNetwork(np.eye(3), np.ones(3))
     heads = us.MultiHead(np.zeros((2, 3, 3)), np.ones((2, 3)))
     rng = np.random.default_rng(0)
-    return CellReader(NetworkHinges.of(network, 1e-9), heads, rng, CellValueTuning())
+    return CellReader(NetworkHinges.of(network, 1e-9), heads, False, False, rng, CellValueTuning())
 
 
 def cells(rows):
     """Cells that are told apart by their values, missed by so much."""
-    at = CellPoint(np.ones(3), np.full(3, True), 1.0)
+    at = CellPoint(np.ones(3), np.full(3, True), 1.0, np.eye(2, 3), False)
     system = CellSystem(at, AllValues(2, 3), np.zeros((0, 3)), np.zeros((0, 2)))
     return CellValues(
         tuple(SolvedCell(system, np.full((2, 3), k), row, row, 1.0) for k, row in enumerate(rows))

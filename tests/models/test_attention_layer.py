@@ -289,3 +289,42 @@ def test_layers_that_do_not_fit_are_refused(arguments, error, said):
 def test_sequences_of_another_dimension_are_refused():
     with pytest.raises(ValueError, match=r"This layer takes sequences of shape \(B, N, 5\)"):
         layer()(np.zeros((2, 3, 4)))
+
+
+# -- what errors of parameters do
+
+
+@pytest.mark.parametrize("place", ["none", "behind", "before"])
+def test_predictions_are_off_by_no_more_than_the_parameters_say(place):
+    """Errors of exactly the size of the bounds, drawn 40 times, small ones and large ones."""
+    rng = np.random.default_rng(3)
+    H, d = 3, 6
+
+    def norm(scale, shift, eps):
+        before = place == "before"
+        return None if place == "none" else us.LayerNorm(scale, shift, eps, before=before)
+
+    M, W = rng.standard_normal((2, H, d, d)) / 2
+    w, c, scale, shift = rng.standard_normal((H, d)), *rng.standard_normal((3, d))
+    heads = [us.LayerHead(*each) for each in zip(M, W, w, strict=True)]
+    layer = us.AttentionLayer(heads, c, True, norm(scale, shift, 0.1))
+    shares = []
+    for draw in range(40):
+        size = 10.0 ** rng.uniform(-9, 0)
+        bounds = {name: size * rng.uniform() for name in ("M", "W", "w", "c")}
+
+        def off(array, name, bounds=bounds):
+            error = rng.standard_normal(array.shape)
+            return array + bounds[name] * error / np.linalg.norm(error)
+
+        moved = [us.LayerHead(off(h.M, "M"), off(h.W, "W"), off(h.w, "w")) for h in layer.heads]
+        other = us.AttentionLayer(moved, off(layer.c, "c"), True, layer.norm)
+        if place == "behind":
+            bounds |= {"scale": size / 3, "shift": size / 5, "eps": 0.01 * size}
+            behind = norm(off(scale, "scale"), off(shift, "shift"), 0.1 + bounds["eps"])
+            other = us.AttentionLayer(moved, other.c, True, behind)
+        X = 10.0 ** rng.uniform(-2, 1) * rng.standard_normal((6, 1 + draw % 9, d))
+        apart = np.linalg.norm(other(X) - layer(X), axis=1)
+        shares.extend(apart / (layer.moved_at_most(X, bounds) + 1e-13 * np.linalg.norm(X)))
+    assert max(shares) <= 1
+    assert np.median(shares) > 0.02

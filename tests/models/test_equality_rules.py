@@ -109,6 +109,14 @@ def test_every_class_has_one_rule_and_its_files_load(tmp_path):
         us.Transformer(np.eye(2), network),
         us.MultiHeadTransformer([np.eye(2)], [np.ones((3, 2))], np.ones(3)),
         us.AttentionLayer([us.LayerHead(np.eye(2), np.eye(2))], np.ones(2)),
+        us.RotaryLayer(
+            O=np.ones((1, 2, 2)),
+            V=np.ones((1, 2, 2)),
+            K=np.ones((1, 2, 2)),
+            Q=np.ones((1, 2, 2)),
+            c=np.ones(2),
+            rotary=us.Rotary([1.0]),
+        ),
         us.FeedForward(np.ones((3, 2)), np.ones(3), np.ones((2, 3)), np.ones(2), True),
     ]
     assert [rule.model for rule in RULES] == [type(model) for model in models]

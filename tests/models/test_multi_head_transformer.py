@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import unsoftmax as us
 
 
-def several(seed, H=3, d=4, m=6, rank=None, biases=True):
+def several(seed, H=3, d=4, m=6, rank=None, biases=True, residual=False):
     """A random Transformer of several heads, its W in factors where a rank is given."""
     rng = np.random.default_rng(seed)
     K, Q = rng.standard_normal((2, H, rank or d, d)) / d**0.25
@@ -21,9 +21,10 @@ def several(seed, H=3, d=4, m=6, rank=None, biases=True):
     b, w, c = rng.standard_normal(m), rng.standard_normal((H, d)), 0.5
     if not biases:
         b, w, c = np.zeros(m), np.zeros((H, d)), 0.0
+    R = rng.standard_normal((m, d)) if residual else None
     if rank:
-        return us.MultiHeadTransformer.from_factors(K, Q, B, w_o, b, w, c)
-    return us.MultiHeadTransformer(K.swapaxes(1, 2) @ Q, B, w_o, b, w, c)
+        return us.MultiHeadTransformer.from_factors(K, Q, B, w_o, b, w, c, R)
+    return us.MultiHeadTransformer(K.swapaxes(1, 2) @ Q, B, w_o, b, w, c, R)
 
 
 def shown(result):
@@ -41,7 +42,7 @@ def literal(model, X):
     """The definition, a sequence and a head at a time."""
     answers = []
     for x in X:
-        z = model.b.copy()
+        z = model.b + (0 if model.residual is None else model.residual @ x[-1])
         for W, B, w in zip(model.W, model.B, model.w, strict=True):
             scores = x @ (W @ x[-1] + w)
             weights = np.exp(scores - scores.max())
@@ -52,7 +53,7 @@ def literal(model, X):
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([None, 1, 2]), st.integers(0, 3))
 def test_it_is_what_it_says(seed, length, rank, H):
-    model = several(seed % 7, H, rank=rank)
+    model = several(seed % 7, H, rank=rank, residual=bool(seed % 2))
     X = np.random.default_rng(seed).standard_normal((3, length, 4))
     np.testing.assert_allclose(model(X), literal(model, X), rtol=1e-12, atol=1e-12)
     assert model.attention(X).shape == (3, H, length)
@@ -67,8 +68,9 @@ def test_batches_are_answered_in_parts_alike(monkeypatch):
 
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("H", [0, 1, 3])
-def test_files_and_pickles(tmp_path, rank, H):
-    model = several(0, H, rank=rank)
+@pytest.mark.parametrize("residual", [False, True])
+def test_files_and_pickles(tmp_path, rank, H, residual):
+    model = several(0, H, rank=rank, residual=residual)
     model.save(tmp_path / "model.safetensors")
     X = np.random.default_rng(0).standard_normal((5, 3, 4))
     for again in (us.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(model))):
@@ -99,17 +101,22 @@ def one_function(model, rng):
     B = np.concatenate([B, B[:, :1]], axis=1)  # the first neuron twice, with ¾ and ¼ of its weight
     w_o, b = np.append(w_o, w_o[0] / 4), np.append(b, b[0])
     w_o[0] *= 0.75
+    R = model.residual
+    if R is not None:
+        R = (R * scale[:, None])[order]
+        R = np.concatenate([R, R[:1]])
     share = rng.standard_normal(B[:1].shape)
     W, w = model.W[heads], model.w[heads]
     return us.MultiHeadTransformer(
         np.concatenate([W, W[:1]]), np.concatenate([B[:1] - share, B[1:], share]), w_o, b,
-        np.concatenate([w, w[:1]]), model.c,
+        np.concatenate([w, w[:1]]), model.c, R,
     )  # fmt: skip
 
 
 def test_equal_whatever_stands_for_it():
     for seed in range(10):
-        model, rng = several(seed), np.random.default_rng(seed)
+        model = several(seed, residual=bool(seed % 2))
+        rng = np.random.default_rng(seed)
         other = one_function(model, rng)
         X = rng.standard_normal((20, 3, 4))
         np.testing.assert_allclose(other(X), model(X), rtol=1e-12, atol=1e-12)
@@ -118,11 +125,11 @@ def test_equal_whatever_stands_for_it():
         np.testing.assert_allclose(us.canonical(other)(X), model(X), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["W", "B", "w_o", "b", "w", "c"])
+@pytest.mark.parametrize("name", ["W", "B", "w_o", "b", "w", "c", "residual"])
 @pytest.mark.parametrize("by", [1e-1, 1e-6])
 def test_different_with_a_witness(name, by):
     for seed in range(5):
-        model = several(seed)
+        model = several(seed, residual=name == "residual" or bool(seed % 2))
         array = model.arrays()[name].copy()
         array[(0,) * array.ndim] += by
         other = changed(model, **{name: array})
@@ -185,6 +192,36 @@ def test_a_head_that_single_tokens_do_not_show_is_told():
     assert us.canonical(fewer).H == 2
 
 
+def test_a_residual_is_no_head():
+    """Single tokens do not tell R from B, and a model without heads pools nothing."""
+    for seed in range(5):
+        model, rng = several(seed, seed % 3, residual=True), np.random.default_rng(seed)
+        without = us.MultiHeadTransformer(
+            model.W, model.B, model.w_o, model.b, model.w, model.c, 0 * model.residual
+        )
+        assert us.canonical(without).residual is None
+        plain = {name: x for name, x in model.arrays().items() if name != "residual"}
+        assert us.equivalent(without, us.MultiHeadTransformer.from_arrays(plain))
+        X = shown(us.equivalent(model, without))
+        assert model(X) != without(X)
+        assert us.equivalent(model, us.SingleHead(np.eye(4), np.ones(4))).verdict == "different"
+        if model.H:
+            moved = 1e-6 * rng.standard_normal(model.residual.shape)
+            B = model.B.copy()
+            B[0] += moved
+            other = changed(model, B=B, residual=model.residual - moved)
+            assert shown(us.equivalent(model, other)).shape[1] > 1
+    network = us.ReluNetwork(np.ones((4, 5)), np.ones(5))
+    inside = us.MultiHeadTransformer.from_heads(several(0).W, np.ones((3, 4, 4)), network)
+    beside = us.MultiHeadTransformer.from_heads(
+        several(0).W, np.ones((3, 4, 4)), network, residual=True
+    )
+    assert beside.residual is not None
+    assert np.array_equal(beside.residual, network.A.T)
+    assert inside.residual is None
+    assert repr(beside).endswith("m=5, residual)")
+
+
 def test_heads_closer_than_the_tolerance_are_undecided():
     model = several(4, 2)
     W = np.concatenate([model.W, model.W[1:] * (1 + 1e-12)])
@@ -223,7 +260,7 @@ def test_what_a_certificate_allows():
 def test_canonical_once_is_canonical(seed):
     rng = np.random.default_rng(seed)
     H, d, m = (int(rng.integers(low, 5)) for low in (0, 1, 0))
-    model = several(seed, H, d, m, biases=bool(rng.integers(2)))
+    model = several(seed, H, d, m, biases=bool(rng.integers(2)), residual=bool(rng.integers(2)))
     for coarse in (False, True):
         if coarse:  # zeros, equal heads and parallel neurons abound
             arrays = {name: np.round(array) for name, array in model.arrays().items()}
@@ -242,7 +279,7 @@ def test_canonical_once_is_canonical(seed):
 def test_equality_and_its_witness_never_contradict(seed):
     rng = np.random.default_rng(seed)
     H, m = (int(rng.integers(1, 4)) for _ in range(2))
-    a = several(seed, H, 2, m)
+    a = several(seed, H, 2, m, residual=bool(seed % 2))
     b = one_function(a, rng) if rng.integers(2) else several(seed + 1, H, 2, m)
     result = us.equivalent(a, b)
     X = rng.standard_normal((20, 3, 2))
@@ -277,6 +314,8 @@ def test_what_does_not_fit():
         us.MultiHeadTransformer(W, B, np.ones(4), np.ones(2))
     with pytest.raises(ValueError, match="w must have shape"):
         us.MultiHeadTransformer(W, B, np.ones(4), None, np.ones((2, 2)))
+    with pytest.raises(ValueError, match=r"residual must have shape \(4, 3\)"):
+        us.MultiHeadTransformer(W, B, np.ones(4), residual=np.ones((3, 4)))
     with pytest.raises(ValueError, match="finite"):
         us.MultiHeadTransformer(W, np.inf * B, np.ones(4))
     with pytest.raises(ValueError, match="several heads takes sequences"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.attacks.test_real_endpoints import recovered_to_a_thousandth
 from tests.oracles.trained_layers import DIM, masked, torch_layer, truth
 
 torch = pytest.importorskip("torch", reason="the extra torch")
@@ -65,6 +66,15 @@ def test_one_trained_head_in_float32(evidence):
         relative_error_of_W=f"{off:.0e}",
         certificate=f"{recovery.certificate.W_error / recovery.model.parameter_norm('W'):.0e}",
     )
+
+
+def test_all_heads_of_the_module_through_one_coordinate(trials, evidence):
+    if not trials(0, 1):
+        pytest.skip("some minutes: run with --trials claimed")
+    oracle = us.oracles.from_torch(torch_layer(coordinate=0))
+    learner = us.learners.MultiHeadLearner(DIM, 16, biases=True)
+    what = "all heads of MiniLM's layer 0 in torch, coordinate 0"
+    recovered_to_a_thousandth(truth(0), oracle, learner, evidence, what)
 
 
 def test_the_same_head_as_onnx(onnx_file, evidence):

@@ -157,6 +157,24 @@ def normalised(rng: Any, d: int) -> Secret:
     return Secret("normalised vectors", "normalised vectors", layer, d)
 
 
+def after_norm(rng: Any, d: int) -> Secret:
+    """A layer of today's models; of its answers all numbers, or without a residual one."""
+    d = max(d, 3)
+    model = several(2, d, int(rng.integers(10**6)))
+    gain, shift = np.exp(rng.standard_normal(d) / 2), rng.standard_normal(d)
+    V, centred = rng.standard_normal((2, d, d)) / np.sqrt(d), bool(rng.integers(2))
+    one = bool(rng.integers(2))
+
+    def layer(X: Any) -> Any:
+        x = X - X.mean(axis=2, keepdims=True) * centred
+        n = gain * x / np.sqrt(np.mean(x * x, axis=2, keepdims=True) + 1e-5) + shift
+        if one:
+            return model(n)
+        return X[:, -1] + np.einsum("bhn,bnd,hmd->bm", model.attention(n), n, V)
+
+    return Secret("normalised tokens", "normalised tokens", layer, d)
+
+
 def positional(rng: Any, d: int) -> Secret:
     model = head(rng, d)
     kind = int(rng.integers(3))
@@ -246,6 +264,7 @@ OF_A_CLASS: tuple[Callable[[Any, int], Secret], ...] = (
     behind,
     behind_several,
     normalised,
+    after_norm,
     positional,
     hard_heads,
     scaled,

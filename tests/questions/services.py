@@ -90,11 +90,13 @@ def transformer(rng: Any, d: int = 6, m: int = 20, biases: bool = True) -> us.Tr
     return us.Transformer(rng.standard_normal((d, d)) / np.sqrt(d), network(rng, d, m, biases), w)
 
 
-def joint(rng: Any, d: int = 6, m: int = 20, biases: bool = True) -> us.MultiHeadTransformer:
+def joint(
+    rng: Any, d: int = 6, m: int = 20, biases: bool = True, residual: bool = False
+) -> us.MultiHeadTransformer:
     """Draw three heads before a ReLU network."""
     W, V = rng.standard_normal((2, 3, d, d)) / np.sqrt(d)
     w = 0.3 * rng.standard_normal((3, d)) if biases else None
-    return us.MultiHeadTransformer.from_heads(W, V, network(rng, d, m, biases), w)
+    return us.MultiHeadTransformer.from_heads(W, V, network(rng, d, m, biases), w, residual)
 
 
 # -- changes of weights

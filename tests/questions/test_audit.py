@@ -17,6 +17,7 @@ from tests.feed_forward import layer as feed_forward
 from tests.heads import several
 from tests.normalised_layers import normalised
 from tests.oracles.http_server import serving
+from tests.prenorm_layers import prenorm
 from tests.questions.population import (
     OF_A_CLASS,
     Secret,
@@ -317,6 +318,9 @@ def test_the_learner_of_all_numbers_at_once_is_named():
     result = us.audit(normalised(2, 3, 6), 6)
     assert result.target_class == "normalised vectors"
     assert "AttentionLayerLearner" in result.recoverable
+    result = us.audit(prenorm(2, 3, 6), 6)
+    assert result.target_class == "normalised tokens"
+    assert 'norm="pre"' in result.recoverable
 
 
 def test_a_residual_connection_is_taken_off():

@@ -292,6 +292,30 @@ def test_heads_and_network_are_told_apart(tensor, trials):
         assert (result.verdict, result.tensor) == ("different", first), seed
 
 
+@pytest.mark.parametrize("tensor", ["residual", "its division", "division", "none"])
+def test_a_residual_before_a_network_is_told(tensor, trials):
+    """Single tokens show it beside the sum of B; how these are divided two tokens show."""
+    for seed in range(trials(2, 100)):
+        rng = np.random.default_rng([seed, 28])
+        biases = bool(seed % 2)
+        model = joint(rng, biases=biases, residual=True)
+        assert us.verify(model, model, seed=seed)
+        arrays = {name: np.array(x) for name, x in model.arrays().items()}
+        some = 1e-3 * rng.standard_normal(arrays["residual"].shape)
+        if tensor == "none":
+            del arrays["residual"]
+        elif tensor == "division":
+            arrays["B"][:2] += [some, -some]
+        else:
+            arrays["residual"] += some
+            arrays["B"][0] -= some if tensor == "its division" else 0
+        result = us.verify(us.MultiHeadTransformer.from_arrays(arrays), model, seed=seed)
+        moved = "w, or how B and the residual are divided"
+        among = moved if biases else "W, or how B is divided among heads"
+        named = {"its division": moved, "division": among}
+        assert (result.verdict, result.tensor) == ("different", named.get(tensor, "the network"))
+
+
 IMPOSTORS: dict[str, Any] = {
     "a sliding window": lambda m: lambda X: m(X[:, -3:]),
     "negative answers cut off": lambda m: us.oracles.clipped(m, 0.0, 1e9),

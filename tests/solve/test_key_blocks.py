@@ -28,6 +28,21 @@ def test_every_block_is_far_from_singular_and_all_span_everything():
     assert np.mean(np.sum(keys**2, axis=2)) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_very_many_keys_begin_near_the_best(groups):
+    """Few steps do; heads of one group of values see one space, and others are left unseen."""
+    own = frames(4 // groups, 8, 32)
+    rng = np.random.default_rng(3)
+    aims = KeyAims([rng.standard_normal((8, 8)) @ own[h // groups] for h in range(4)], [np.eye(32)])
+    few = KeyBlockTuning(many=1, few=2)
+    keys = chosen_keys(aims, 4, 8, np.random.default_rng(1), few)
+    whole = np.linalg.cond(keys.reshape(-1, 32))
+    assert whole < 30
+    random = chosen_keys(aims, 4, 8, np.random.default_rng(1), KeyBlockTuning(steps=2))
+    assert np.median(conditions(keys, aims)) < np.median(conditions(random, aims))
+    assert max(conditions(keys, aims)) < max(conditions(random, aims)) / 3
+
+
 def test_keys_are_aimed_at_the_columns_that_are_asked_for():
     columns = [np.linalg.qr(C.T)[0] for C in frames(3, 5, 24, 7)]
     aims = KeyAims(frames(3, 6, 24), columns)

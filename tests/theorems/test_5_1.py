@@ -17,8 +17,11 @@ import unsoftmax as us
 from tests.by_hand import driven
 from tests.theorems.test_4_1 import hidden, impostors
 from tests.truth import Counted, relative
+from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.single_head.column_space import ColumnTuning, find_columns
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
+from unsoftmax.learners.single_head.rank_check import check_rank
+from unsoftmax.learners.single_head.row_space import RowTuning, read_rows
 from unsoftmax.measure import offsets
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.scales import even
@@ -407,3 +410,35 @@ def test_what_a_rank_found_leaves_out_grows_with_what_answers_are_off_by(rank):
     coarse = replace(values, precision=values.precision.coarser(factor, "As a hold-out shows"))
     assert columns.left_out(values) > 0
     assert columns.left_out(coarse) == pytest.approx(factor * columns.left_out(values), rel=0.1)
+
+
+def _rank_read(target, biases, seed):
+    """Find columns and rows of a target by hand, and check their rank; return what was asked."""
+    rng, d = np.random.default_rng(seed), target.dim
+    values = Values(target.v, target.c, np.zeros(d), 0.0, Precision())
+    Z, tokens = offsets.balanced(values.v, rng, offsets.DENSE_GRID), offsets.rotation(d, rng)
+    probes = LowRankProbes(values, Z, tokens, even, biases)
+    columns, _ = driven(find_columns(probes, None, ColumnTuning()), target)
+    found, _ = driven(read_rows(probes, columns, rng, RowTuning()), target)
+    _, asked = driven(check_rank(probes, columns, found, rng), target)
+    assert asked == 1
+    return columns, tokens.rows[np.arange(d)]
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_rank_that_the_tokens_asked_hide_is_refused(biases):
+    """Without biases they see no q of W = … + n qᵀ; with them w hides it from all d tokens."""
+    d, r = (4, 3) if biases else (8, 2)
+    for seed in range(4):
+        plain = head(d, r, seed, biases=biases)
+        columns, tokens = _rank_read(plain, biases, seed)
+        n = np.linalg.svd(plain.arrays()["K"])[2][-1]
+        if biases:
+            assert columns.asked == d
+            bias = 0.01  # so small that scales are those of the plain head
+            q = np.linalg.solve(tokens, -np.full(d, bias / columns.beta))
+        else:
+            bias, q = 0.0, np.linalg.svd(tokens[: columns.asked])[2][-1]
+        hidden_from = us.SingleHead(plain.W + np.outer(n, q), plain.v, plain.w + bias * n, plain.c)
+        with pytest.raises(NotIdentifiable, match=f"found to be {r}, and a further answer contra"):
+            _rank_read(hidden_from, biases, seed)

@@ -170,6 +170,35 @@ def test_other_norms_are_refused(name):
         us.learn(lambda X: answer(f, X[:, 0]), learner(12))
 
 
+class Drifting:
+    """Answers that grow by a share with every thousand queries."""
+
+    def __init__(self, target, rate):
+        self.target, self.rate, self.asked = target, rate, 0
+
+    def __call__(self, X):
+        self.asked += len(X)
+        return self.target(X) * (1 + self.rate * self.asked / 1000)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-12, 1e-11])
+def test_a_drift_that_directions_hide_widens_the_norms_bounds(rate):
+    """An RMSNorm without a shift: what grows as a whole keeps its direction."""
+    for seed in range(2):
+        target = behind(layer(8, 12, 8, seed), seed, centred=False)
+        recovery = us.learn(Drifting(target, rate), learner(8))
+        assert share_behind(recovery, target) <= 1
+        drifts = any("drift" in sentence for sentence in recovery.certificate.assumes)
+        assert drifts == (rate > 0)
+
+
+def test_a_drift_that_ends_the_search_is_named():
+    for seed in range(2):
+        target = Drifting(behind(layer(8, 12, 8, seed), seed), 1e-9)
+        with pytest.raises(us.ModelMismatch, match="the target drifts or is noisy"):
+            us.learn(target, learner(8))
+
+
 def test_too_few_dimensions_are_a_wrong_argument():
     with pytest.raises(ValueError, match="dim must be 5 or more"):
         learner(4)

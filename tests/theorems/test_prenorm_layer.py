@@ -167,6 +167,22 @@ def test_a_head_that_weighs_all_tokens_alike_is_recovered():
     assert np.allclose(recovery.model(X), target(X), rtol=0, atol=1e-9)
 
 
+def test_heads_that_no_token_of_the_ball_tells_apart_are_one_and_said_to_be():
+    """Scores of 1e-14 in the ball: which of two heads they belong to reaches no answer."""
+    drawn = factors(2, 2, 6)
+    norm = us.LayerNorm(np.full(6, 1e-7), None, 1e-5, before=True)
+    target = built(drawn)
+    target = us.AttentionLayer(target.heads, target.c, False, norm)
+    recovery = learned(target, 6)
+    assert recovery.model.H == 1
+    assert us.canonical(target).H == 2
+    assert any("Several heads" in note for note in recovery.notes)
+    assert us.equivalent(recovery.model, target, errors=recovery.certificate.errors)
+    assert not us.equivalent(
+        recovery.model, target, errors=recovery.certificate.errors | {"W": 1e-14}
+    )
+
+
 # -- which norm there is
 
 

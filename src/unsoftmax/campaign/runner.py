@@ -42,12 +42,14 @@ from unsoftmax.campaign.watching import (
 )
 from unsoftmax.campaign.workers import executor
 from unsoftmax.errors import (
+    BudgetExceeded,
     DimensionRefused,
     ModelMismatch,
     NotIdentifiable,
     OracleError,
     RetryLater,
 )
+from unsoftmax.learners.positions_named import naming_positions
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Asks, Learner, M, Oracle, Outputs, outputs_of
 from unsoftmax.validate.function_bound import Sampler, Sampling
@@ -301,7 +303,7 @@ class Campaign:
 
     def recover(self, learner: Learner[M], holdout: int) -> Recovery[M]:
         """Run the learner and add what it cost."""
-        steps = learner.steps(holdout)
+        steps = naming_positions(learner.steps(holdout), learner)
         if self.sampling is not None:
             steps = self.sampling.after(steps, getattr(learner, "seed", 0))
         found = self.run(steps)
@@ -325,6 +327,9 @@ class Campaign:
             while True:
                 try:
                     answers = self.answer(index, parts)
+                except BudgetExceeded as error:
+                    # a refusal that is known is said without the questions that come after it
+                    index, parts = index + 1, steps.throw(error)
                 except OracleError as error:
                     # unreachable whatever is asked, or not known to be the ledger's target
                     elsewhere = isinstance(error.__cause__, (OSError, RetryLater))

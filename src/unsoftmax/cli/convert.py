@@ -48,6 +48,14 @@ def convert(
             "--norm-before/--norm-behind", help="Where that norm is, if names do not say."
         ),
     ] = None,
+    rotary_base: Annotated[
+        float | None,
+        typer.Option(help="Base of rotary positions, rope_theta in a model's configuration."),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Rows of a rotary plane: halves (transformers) or interleaved (GGUF)."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the model is written.")] = Path(
         "model.safetensors"
     ),
@@ -61,6 +69,7 @@ def convert(
         "kv_heads": kv_heads,
     }
     options |= {"norm_eps": norm_eps, "norm_before": norm_before}
+    options |= {"rotary_base": rotary_base, "layout": layout}
     try:
         opened = load_weights(weights)
         made = _of_parameters if has_parameters(opened) else _of_projections
@@ -85,6 +94,8 @@ def _in_options(said: str) -> str:
         ("give eps with it", "give --norm-eps with --norm-before or --norm-behind"),
         ("before says where", "--norm-before says where"),
         ("say before", "say --norm-before or --norm-behind"),
+        ("norm is given beside rotary_base", "--norm-eps is given beside --rotary-base"),
+        ("coordinate is given beside rotary_base", "--coordinate is given beside --rotary-base"),
     ):
         said = said.replace(mine, theirs)
     return said
@@ -116,11 +127,18 @@ def _of_projections(
     if options["heads"] is None:
         raise Refusal("--heads is missing: the number of heads of the layer.")
     given = {name: options[name] for name in ("heads", "coordinate", "kv_heads")}
+    if options["rotary_base"] is None:
+        if options["layout"] is not None:
+            raise Refusal("--layout says which rows turn: give --rotary-base with it.")
+    else:
+        given |= {name: options[name] for name in ("rotary_base", "layout") if options[name]}
     model = from_projections(**arrays, **given)
-    left_out = ["k_bias: no answer depends on it"] if "k_bias" in arrays else []
-    if may_be_rotary(opened):
+    turned = options["rotary_base"] is not None
+    needless = "k_bias" in arrays and not turned
+    left_out = ["k_bias: no answer depends on it"] if needless else []
+    if may_be_rotary(opened) and not turned:
         left_out.append(
             "rotary positions: models with such names turn queries and keys by their positions, "
-            "and then this model is another function than the layer"
+            "and then this model is another function than the layer; --rotary-base takes them in"
         )
     return model, arrays, left_out

@@ -108,7 +108,8 @@ def _parts(
         yield NamedMatrix(name, whole, (arrays["K"], arrays["Q"]) if of_factors else None)
     for h in range(len(whole) if whole.ndim == 3 else 0):
         factors = (arrays["K"][h], arrays["Q"][h]) if of_factors else None
-        yield NamedMatrix(f"{name} of head {h}", whole[h], factors)
+        what = "group" if name in ("K", "V") and "groups" in arrays else "head"
+        yield NamedMatrix(f"{name} of {what} {h}", whole[h], factors)
 
 
 def matrix_panels(found: list[NamedMatrix], tuning: MatrixTuning = MatrixTuning()) -> list[Panel]:

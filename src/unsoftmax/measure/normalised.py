@@ -169,6 +169,8 @@ def shift_of(centred: Array, found: FoundGain) -> tuple[Array, float]:
     (array([1., 0., 0., 3.]), array([ 1., 10.,  1.,  2.]))
     """
     z = centred * found.gain
+    # what errors leave across the hyperplane would be solved for, and move the shift there
+    z = z - z.mean(axis=1, keepdims=True)
     squares = np.sum(z * z, axis=1)
     size = np.sqrt(np.mean(squares))
     # |z − b|² is the same for all, Σ b_i = 0

@@ -20,6 +20,7 @@ from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
+from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.transformer import Transformer
 
@@ -35,6 +36,7 @@ __all__ = [
     "Rotary",
     "RotaryHead",
     "RotaryHeads",
+    "RotaryLayer",
     "SingleHead",
     "Transformer",
     "canonical",

@@ -16,9 +16,12 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import exponentials, pooled_tokens, softmax, token_scores
+from unsoftmax.models.layer_bounds import heads_moved_at_most
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenArrays, FrozenModel
 from unsoftmax.models.products import Product
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.scores import BilinearScores, least
 from unsoftmax.probes import Array
 
@@ -267,6 +270,30 @@ class AttentionLayer(FrozenModel):
         if not self._heads:
             self._arrays["dim"] = frozen("dim", self._dim)
 
+    @classmethod
+    def from_factors(
+        cls,
+        O: ArrayLike,  # noqa: E741 - the projections' own names
+        V: ArrayLike,
+        K: ArrayLike,
+        Q: ArrayLike,
+        c: ArrayLike,
+        *,
+        rotary: Rotary,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        residual: bool = False,
+    ) -> RotaryLayer:
+        """Build a layer whose scores turn with distance, a `RotaryLayer`, of its projections.
+
+        O (H, m, s) and Q (H, r, d) of every head, V (G, s, d) and K (G, r, d) of every group. A
+        layer without positions is made of its heads, ``LayerHead.from_factors(O, V, K, Q, w)``.
+        """
+        return RotaryLayer(
+            O, V, K, Q, c, rotary, k_bias=k_bias, q_bias=q_bias, groups=groups, residual=residual
+        )
+
     def _refuse_shapes(self, dim: int | None) -> None:
         d, m = self._dim, len(self._c)
         for h, head in enumerate(self._heads):
@@ -383,6 +410,31 @@ class AttentionLayer(FrozenModel):
         if self._residual:
             answers += X[:, -1]
         return answers if self._norm is None or self._norm.before else self._norm(answers)
+
+    def moved_at_most(self, X: ArrayLike, errors: Mapping[str, float]) -> Array:
+        """Bound what errors of the parameters do to answers (2-norms, (B,)), `layer_bounds`.
+
+        Parameters
+        ----------
+        X : array_like, shape (B, N, d)
+            Sequences of any length and size.
+        errors : mapping
+            Bounds such as a certificate's: ``M``, ``W``, ``w`` (of every head) and ``c``; of a
+            norm behind ``scale``, ``shift`` and ``eps`` too.
+
+        Examples
+        --------
+        >>> layer = AttentionLayer([LayerHead(M=np.eye(2), W=np.eye(2))], c=[0.0, 1.0])
+        >>> errors = {"M": 1e-9, "W": 0.0, "w": 0.0, "c": 0.0}
+        >>> float(layer.moved_at_most([[[3.0, 4.0]]], errors)[0])
+        5e-09
+        """
+        X = sequences(X, self.dim, self._noun)
+        moved, norm = heads_moved_at_most(self._heads, self._seen(X), errors), self._norm
+        if norm is None or norm.before:
+            return moved
+        plain = AttentionLayer(self._heads, self._c, self._residual, dim=self._dim)
+        return norm.moved_at_most(plain(X), moved, errors)
 
     def _seen(self, X: Array) -> Array:
         """Return the tokens as the heads see them."""

@@ -189,14 +189,7 @@ class FeedForward(FrozenModel):
         sums = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
         if norm is None or norm.before:
             return np.asarray(sums)
-        u, root = self.sums(x), np.sqrt(norm.width)
-        u = u - u.mean(axis=1, keepdims=True) if norm.centred else u
-        deviation = np.sqrt(np.mean(u * u, axis=1) + norm.eps)
-        largest = float(np.max(np.abs(norm.scale)))
-        with np.errstate(divide="ignore"):
-            # directions are at most opposite to each other
-            turned = np.minimum(sums / deviation + errors["eps"] * root / deviation**2, 2 * root)
-        return np.asarray(largest * turned + root * errors["scale"] + errors["shift"])
+        return norm.moved_at_most(self.sums(x), sums, errors)
 
     def _sizes(self) -> tuple[str, ...]:
         sizes = f"d={self.dim}", f"m={len(self.b)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -125,6 +127,20 @@ class LayerNorm(FrozenArrays):
             z = z - z.mean(axis=-1, keepdims=True)
         variance = np.mean(z * z, axis=-1, keepdims=True) + self.eps / unit / unit
         return np.asarray(z / np.sqrt(np.where(variance > 0, variance, 1.0)))
+
+    def moved_at_most(self, u: Array, moved: Array, errors: Mapping[str, float]) -> Array:
+        """Bound how far normalised answers are off (2-norms, (B,)) where u (B, m) is by ``moved``.
+
+        ``errors`` are 2-norms: of ``scale``, ``shift`` and ``eps``.
+        """
+        root = np.sqrt(self.width)
+        u = u - u.mean(axis=1, keepdims=True) if self.centred else u
+        deviation = np.sqrt(np.mean(u * u, axis=1) + self.eps)
+        with np.errstate(divide="ignore"):
+            # directions are at most opposite to each other
+            turned = np.minimum(moved / deviation + errors["eps"] * root / deviation**2, 2 * root)
+        largest = float(np.max(np.abs(self.scale)))
+        return np.asarray(largest * turned + root * errors["scale"] + errors["shift"])
 
     def _sizes(self) -> tuple[str, ...]:
         return (

@@ -18,10 +18,10 @@ from unsoftmax.probes import Array
 
 
 class MultiHeadTransformer(AttentionModel):
-    """f(X) = Σ_j w_o[j]·max(0, Σ_h B_h[j]·p_h + b[j]) + c with p_h = Σ_i α_hi x_i.
+    """f(X) = Σ_j w_o[j]·max(0, Σ_h B_h[j]·p_h + R[j]·x_N + b[j]) + c with p_h = Σ_i α_hi x_i.
 
     α_h = softmax_i(x_i·(W_h x_N + w_h)), x_N the last token: every neuron sees what all heads
-    pool, each head through weights of its own.
+    pool, each head through weights of its own, and the last token where there is a residual R.
 
     Parameters
     ----------
@@ -38,6 +38,9 @@ class MultiHeadTransformer(AttentionModel):
         What the query biases add to the scores; zeros by default.
     c : float, optional
         Constant added to every answer.
+    residual : array_like, shape (m, d), optional
+        First layer R of the last token: what a residual connection around the heads adds. None
+        without one.
 
     Raises
     ------
@@ -47,10 +50,11 @@ class MultiHeadTransformer(AttentionModel):
     Notes
     -----
     Immutable: arrays are float64 copies and read-only. It is a `ReluNetwork` of Hd inputs on the
-    heads' pooled tokens, one after the other (`network`). Where all W_h differ, its function
-    determines the heads up to order and that network as far as `ReluNetwork` says; heads of equal
-    W and w are one, whose B is the sum of theirs, and a head with B = 0 is none. Single tokens
-    show the network of Σ_h B_h (`on_single_tokens`).
+    heads' pooled tokens, one after the other (`network`), and of d more, the last token, with a
+    residual. Where all W_h differ, its function determines the heads up to order and that network
+    as far as `ReluNetwork` says; heads of equal W and w are one, whose B is the sum of theirs, a
+    head with B = 0 is none, and a residual R = 0 neither. Single tokens show the network of
+    Σ_h B_h + R (`on_single_tokens`).
 
     Examples
     --------
@@ -63,7 +67,7 @@ class MultiHeadTransformer(AttentionModel):
 
     _noun = "Transformer of several heads"
     _needed = frozenset({"W", "B", "w_o"})
-    _optional = frozenset({"b", "w", "c"})
+    _optional = frozenset({"b", "w", "c", "residual"})
     _numbers_at_once: ClassVar[int] = 2**22
     """How many scores, or entries of pooled tokens, are made at a time: 32 MiB.
 
@@ -78,8 +82,9 @@ class MultiHeadTransformer(AttentionModel):
         b: ArrayLike | None = None,
         w: ArrayLike | None = None,
         c: float = 0.0,
+        residual: ArrayLike | None = None,
     ) -> None:
-        self._set({"W": W}, B, {"w_o": w_o, "b": b, "c": c}, w)
+        self._set({"W": W}, B, {"w_o": w_o, "b": b, "c": c, "residual": residual}, w)
 
     @classmethod
     def from_factors(
@@ -91,15 +96,22 @@ class MultiHeadTransformer(AttentionModel):
         b: ArrayLike | None = None,
         w: ArrayLike | None = None,
         c: float = 0.0,
+        residual: ArrayLike | None = None,
     ) -> Self:
         """Build the model with W_h = K_h.T @ Q_h, K and Q (H, r, d); answering never forms W."""
         model = cls.__new__(cls)
-        model._set({"K": K, "Q": Q}, B, {"w_o": w_o, "b": b, "c": c}, w)
+        outer = {"w_o": w_o, "b": b, "c": c, "residual": residual}
+        model._set({"K": K, "Q": Q}, B, outer, w)
         return model
 
     @classmethod
     def from_heads(
-        cls, W: ArrayLike, V: ArrayLike, network: ReluNetwork, w: ArrayLike | None = None
+        cls,
+        W: ArrayLike,
+        V: ArrayLike,
+        network: ReluNetwork,
+        w: ArrayLike | None = None,
+        residual: bool = False,
     ) -> Self:
         """Build the model from value matrices: the network on Σ_h V_h p_h, so B_h = A.T @ V_h.
 
@@ -114,6 +126,8 @@ class MultiHeadTransformer(AttentionModel):
             The network of k inputs.
         w : array_like, shape (H, d), optional
             What the query biases add to the scores.
+        residual : bool
+            The network is given Σ_h V_h p_h + x_N, so R = A.T; then k = d.
         """
         if not isinstance(network, ReluNetwork):
             raise TypeError(f"network must be a ReluNetwork; it is a {type(network).__name__}.")
@@ -123,7 +137,8 @@ class MultiHeadTransformer(AttentionModel):
                 f"V must have shape (H, {network.dim}, d) beside a network of {network.dim} "
                 f"inputs; it has shape {values.shape}."
             )
-        return cls(W, network.A.T @ values, network.w_o, network.b, w, network.c)
+        R = network.A.T if residual else None
+        return cls(W, network.A.T @ values, network.w_o, network.b, w, network.c, R)
 
     @classmethod
     def of(cls, model: Transformer) -> Self:
@@ -147,8 +162,10 @@ class MultiHeadTransformer(AttentionModel):
         beside = f"beside B of shape {B.shape}"
         self._scores = BilinearScores(d, matrix, w, beside, (H,))
         self._arrays = {**self._scores.arrays, "B": B}
-        for name, shape in {"w_o": (m,), "b": (m,), "c": ()}.items():
+        for name, shape in {"w_o": (m,), "b": (m,), "c": (), "residual": (m, d)}.items():
             given = outer[name]
+            if name == "residual" and given is None:
+                continue
             array = frozen(name, np.zeros(m) if given is None else given)
             if array.shape != shape:
                 raise ValueError(f"{name} must have shape {shape} {beside}; it has {array.shape}.")
@@ -185,26 +202,32 @@ class MultiHeadTransformer(AttentionModel):
         return float(self._arrays["c"])
 
     @property
+    def residual(self) -> Array | None:
+        """First layer R (m, d) of the last token, None without a residual connection."""
+        return self._arrays.get("residual")
+
+    @property
+    def first_layers(self) -> Array:
+        """B, and R after the last head where there is one, (H or H + 1, m, d)."""
+        return self.B if self.residual is None else np.concatenate([self.B, self.residual[None]])
+
+    @property
     def network(self) -> ReluNetwork:
         """The network of Hd inputs on all heads' pooled tokens, one after the other.
+
+        With a residual it has d inputs more, the last token.
 
         Raises
         ------
         ValueError
-            There is no head, so there are no inputs.
+            There is no head and no residual, so there are no inputs.
         """
-        return ReluNetwork(_stacked(self.B), self.w_o, self.b, self.c)
+        return ReluNetwork(_stacked(self.first_layers), self.w_o, self.b, self.c)
 
     @property
     def on_single_tokens(self) -> ReluNetwork:
-        """The network that single tokens show, whose first layer is Σ_h B_h."""
-        return ReluNetwork(self.B.sum(axis=0).T, self.w_o, self.b, self.c)
-
-    def before(self, network: ReluNetwork) -> Self:
-        """Return the same heads before another network of Hd inputs."""
-        B = network.A.T.reshape(len(network.b), self.H, self.dim).transpose(1, 0, 2)
-        rest = {"B": B, "w_o": network.w_o, "b": network.b, "c": network.c}
-        return type(self).from_arrays({**self._scores.arrays, **rest})
+        """The network that single tokens show, whose first layer is Σ_h B_h + R."""
+        return ReluNetwork(self.first_layers.sum(axis=0).T, self.w_o, self.b, self.c)
 
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm, of W, w and B the least over heads that is not 0.
@@ -219,7 +242,7 @@ class MultiHeadTransformer(AttentionModel):
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""
         X = sequences(X, self.dim, self._noun)
-        first = _stacked(self.B)
+        first = _stacked(self.first_layers)
         answers = np.empty(len(X))
         most = max(1, self.H * max(X.shape[1], self.dim), len(self.b))
         step = max(1, self._numbers_at_once // most)
@@ -233,17 +256,23 @@ class MultiHeadTransformer(AttentionModel):
         weights, total = exponentials(self._scores.of(X))
         return np.asarray(pooled_tokens(X, weights) / total[:, :, None])
 
+    def given(self, X: Array) -> Array:
+        """Map sequences to what the network is given: all p_h, and x_N with a residual."""
+        pooled = self.pooled(X)
+        return pooled if self.residual is None else np.concatenate([pooled, X[:, -1:]], axis=1)
+
     def _answers(self, X: Array, first: Array) -> Array:
-        z = self.pooled(X).reshape(len(X), self.H * self.dim) @ first
+        z = self.given(X).reshape(len(X), len(first)) @ first
         z += self.b
         np.maximum(z, 0.0, out=z)
         return np.asarray(z @ self.w_o + self.c)
 
     def _sizes(self) -> tuple[str, ...]:
-        return (f"H={self.H}", *super()._sizes(), f"m={len(self.b)}")
+        residual = () if self.residual is None else ("residual",)
+        return (f"H={self.H}", *super()._sizes(), f"m={len(self.b)}", *residual)
 
 
 def _stacked(B: Array) -> Array:
-    """Return first layers (H, m, d) as one of Hd inputs, (Hd, m)."""
+    """Return first layers (n, m, d) as one of nd inputs, (nd, m)."""
     H, m, d = B.shape
     return B.transpose(0, 2, 1).reshape(H * d, m)

@@ -8,7 +8,8 @@ b_o. With rows K_h, Q_h, V_h and the columns O_h of W_o that belong to head h, t
     M_h = O_h V_h,   W_h = K_hᵀ Q_h/√d_h,   w_h = K_hᵀ b_q,h/√d_h,   c = Σ_h O_h b_v,h + b_o,
 
 and seen through one output coordinate a `MultiHead` with v_h = V_hᵀ o_h of that row of W_o. b_k
-adds the same to all scores of a head, so no answer depends on it: it is left out.
+adds the same to all scores of a head, so no answer depends on it: it is left out. Where queries
+and keys are turned by their positions (rotary) it is a `RotaryLayer`, and b_k counts.
 
 Back, factors are free up to an invertible matrix: of [W_h | w_h] = U S Rᵀ, and of M_h alike, U √S
 and √S Rᵀ are taken, padded with zeros to d_h rows; b_v = 0 and b_o = c.
@@ -29,7 +30,9 @@ from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.products import Product
 from unsoftmax.models.projection_names import ROLES, named_projections, real_arrays, scheme_of
-from unsoftmax.probes import Array
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.probes import Array, Indices
 
 
 @overload
@@ -67,6 +70,26 @@ def from_projections(
 ) -> MultiHead: ...
 
 
+@overload
+def from_projections(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    o: ArrayLike,
+    heads: int,
+    q_bias: ArrayLike | None = None,
+    k_bias: ArrayLike | None = None,
+    v_bias: ArrayLike | None = None,
+    o_bias: ArrayLike | None = None,
+    kv_heads: int | None = None,
+    coordinate: None = None,
+    residual: bool = False,
+    *,
+    rotary_base: float,
+    layout: str = "halves",
+) -> RotaryLayer: ...
+
+
 def from_projections(
     q: ArrayLike,
     k: ArrayLike,
@@ -81,7 +104,10 @@ def from_projections(
     coordinate: int | ArrayLike | None = None,
     residual: bool = False,
     norm: LayerNorm | None = None,
-) -> AttentionLayer | MultiHead:
+    *,
+    rotary_base: float | None = None,
+    layout: str = "halves",
+) -> AttentionLayer | MultiHead | RotaryLayer:
     """Build a layer from its projections, or its heads as one output coordinate shows them.
 
     Parameters
@@ -93,7 +119,8 @@ def from_projections(
     heads : int
         Number of heads H.
     q_bias, k_bias, v_bias, o_bias : array_like, optional
-        Their biases. ``k_bias`` is checked and left out: no answer depends on it.
+        Their biases. ``k_bias`` is checked and left out: no answer depends on it without rotary
+        positions.
     kv_heads : int, optional
         Number G of key and value heads, H by default: H/G query heads share one.
     coordinate : int or array_like of shape (m,), optional
@@ -103,22 +130,29 @@ def from_projections(
         Whether the sub-layer adds its last token to the answer.
     norm : LayerNorm, optional
         Behind or before.
+    rotary_base : float, optional
+        Queries and keys are turned by their positions with the frequencies base^(−2k/d_h), as
+        ``rope_theta`` says in the configuration of Llama, Qwen, Mistral or SmolLM.
+    layout : {"halves", "interleaved"}, optional
+        Which rows of a head's queries and keys are a plane: k and k + d_h/2, as transformers has
+        them, or 2k and 2k + 1, as Meta's own Llama files and GGUF have them.
 
     Returns
     -------
-    AttentionLayer, or MultiHead where ``coordinate`` is given
+    AttentionLayer, MultiHead where ``coordinate`` is given, RotaryLayer with ``rotary_base``
         With factors K and Q of d_h rows; W_h = K_hᵀQ_h holds the scale 1/√d_h.
 
     Raises
     ------
     ValueError
         Shapes do not fit each other, an entry is not finite, or one coordinate is asked for of a
-        sub-layer with a residual or a norm, which is no `MultiHead`.
+        sub-layer with a residual or a norm, which is no `MultiHead`; or a norm or a coordinate
+        beside ``rotary_base``.
 
     Notes
     -----
-    Scores depend on the tokens alone. A layer that turns queries and keys by their positions
-    (rotary, as Llama's) is another function than the model built here.
+    Without ``rotary_base`` scores depend on the tokens alone: a layer that turns queries and keys
+    by their positions is another function than the model built then.
 
     Examples
     --------
@@ -129,9 +163,18 @@ def from_projections(
     >>> heads = from_projections(q, k, v, o, heads=2, coordinate=0)
     >>> heads.v.shape, bool(np.allclose(heads.W[1], k[3:].T @ q[3:] / np.sqrt(3)))
     ((2, 6), True)
+    >>> from_projections(q[:4], k[:2], v[:2], o[:, :4], heads=2, kv_heads=1, rotary_base=10_000)
+    RotaryLayer(H=2, G=1, d=6, rotary)
     """
     biases = {"q": q_bias, "k": k_bias, "v": v_bias, "o": o_bias}
     given = _Projections.of({"q": q, "k": k, "v": v, "o": o}, biases, heads, kv_heads)
+    if rotary_base is not None:
+        if norm is not None or coordinate is not None:
+            beside = "norm" if norm is not None else "coordinate"
+            raise ValueError(
+                f"{beside} is given beside rotary_base: a RotaryLayer has all outputs and no norm."
+            )
+        return given.turned(Rotary.of(rotary_base, given.k.shape[1]), layout, residual)
     if coordinate is None:
         return given.layer(residual, norm)
     if residual or norm is not None:
@@ -154,8 +197,9 @@ class _Projections:
     o: Array
     """(H, m, d_h)."""
     q_bias: Array
+    k_bias: Array
+    """(G, d_h), and so is v_bias."""
     v_bias: Array
-    """(G, d_h)."""
     o_bias: Array
     """(m,)."""
 
@@ -187,6 +231,7 @@ class _Projections:
             v=V.reshape(G, size, -1),
             o=np.moveaxis(out.reshape(len(out), H, size), 1, 0),
             q_bias=scale * b["q"].reshape(H, size),
+            k_bias=b["k"].reshape(G, size),
             v_bias=b["v"].reshape(G, size),
             o_bias=b["o"],
         )
@@ -200,6 +245,23 @@ class _Projections:
             c = c + out @ b_v
         return AttentionLayer(heads, c, residual, norm)
 
+    def turned(self, rotary: Rotary, layout: str, residual: bool) -> RotaryLayer:
+        """Return all outputs at once, of scores that turn with distance."""
+        rows = _plane_rows(layout, self.k.shape[1])
+        share = len(self.q) // len(self.k)
+        b_v = np.repeat(self.v_bias, share, axis=0)
+        return RotaryLayer(
+            self.o,
+            self.v,
+            self.k[:, rows],
+            self.q[:, rows],
+            self.o_bias + np.einsum("hmr,hr->m", self.o, b_v),
+            rotary,
+            k_bias=self.k_bias[:, rows],
+            q_bias=self.q_bias[:, rows],
+            residual=residual,
+        )
+
     def coordinate(self, row: Array) -> MultiHead:
         """Return one sum of outputs."""
         share = len(self.q) // len(self.k)
@@ -212,6 +274,15 @@ class _Projections:
             w=np.einsum("hrd,hr->hd", K, self.q_bias),
             c=float(np.sum(o_h * b_v) + row @ self.o_bias),
         )
+
+
+def _plane_rows(layout: str, size: int) -> Indices:
+    """Return which rows of a head's keys are rows 2k and 2k + 1 of plane k."""
+    if layout == "interleaved":
+        return np.arange(size)
+    if layout != "halves":
+        raise ValueError(f'layout must be "halves" or "interleaved"; it is {layout!r}.')
+    return np.arange(size).reshape(2, -1).T.ravel()
 
 
 def to_projections(

@@ -5,18 +5,22 @@ noisy, vectors), and along three lines whether the target is affine, bent (piece
 differences vanish below some step), or smooth (they fall as the square of the step). *Several
 tokens* are put in another order, each sequence is asked twice over, and all but the last token are
 exchanged: attention does not notice the first two. *Vectors* are normalised where tokens that are
-twice as long are answered alike and answers lie on an ellipsoid Σ g_i (y_i − β_i)² = 1.
+twice as long are answered alike and answers lie on an ellipsoid Σ g_i (y_i − β_i)² = 1. *Tokens*
+are, before anything else, where answers to long u, v and u + v, less a constant and perhaps the
+token, add up with the tokens' lengths as weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from unsoftmax.errors import DimensionRefused, OracleError
+from unsoftmax.learners.attention_layer.norm_search import norm_before
+from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, Precision
 from unsoftmax.probes import Array, Round, Sequences
@@ -69,6 +73,8 @@ class TraitTuning:
     widest: int = 1024
     """Ellipsoids are looked for in vectors of more than two and up to so many numbers, by twice as
     many answers."""
+    norms: NormSearchTuning = field(default=NormSearchTuning())
+    """Of the look for a norm before the target."""
     largest: float = 1e100
     """Larger answers, and smaller ones than its inverse, leave float64 no room to compute with."""
     most_labels: int = 2
@@ -100,6 +106,8 @@ class Traits:
         How single tokens are answered.
     normalised : bool
         Whether vectors lie on an ellipsoid, whatever the tokens' lengths.
+    after_norm : bool
+        Whether answers to single tokens are linear in what a LayerNorm or RMSNorm makes of them.
     drowned : bool
         Whether answers differ by no more than when the same question is asked twice.
     radius : float or None
@@ -121,6 +129,7 @@ class Traits:
     counted: bool = False
     singles: SingleTokenShape = "unclear"
     normalised: bool = False
+    after_norm: bool = False
     drowned: bool = False
     radius: float | None = None
     residual: bool = False
@@ -173,6 +182,8 @@ def traits_of(
     if width > tuning.narrow and found.radius is None:
         normalised = yield from _normalised(far, width, rng, tuning)
         found = replace(found, normalised=normalised)
+    if found.singles in ("smooth", "unclear") and found.radius is None and not found.normalised:
+        found = replace(found, after_norm=(yield from _after_norm(dim, rng, tuning)))
     return found
 
 
@@ -388,6 +399,17 @@ def _normalised(
     except OracleError:
         return False
     return on_an_ellipsoid(y, tuning.alike)
+
+
+def _after_norm(
+    dim: int, rng: np.random.Generator, tuning: TraitTuning
+) -> Generator[Round, Answers, bool]:
+    """Whether a norm stands before whatever else the target does."""
+    try:
+        kind, _ = yield from norm_before(dim, int(rng.integers(2**31)), tuning.norms)
+    except OracleError:
+        return False
+    return kind is not None
 
 
 def on_an_ellipsoid(y: Array, alike: float) -> bool:

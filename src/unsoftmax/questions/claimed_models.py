@@ -58,6 +58,8 @@ class Claim(ABC):
     """Whether there are scores: whether sequences may have more than one token."""
     outputs: int | None = None
     """How many numbers an answer has; None where it is one that is no vector."""
+    ordered: bool = False
+    """Whether the order of tokens counts: a sequence in another order then means another one."""
     affine: bool = False
     """Whether answers to single tokens are x·v + c."""
     smooth: bool = False
@@ -291,23 +293,26 @@ class ServedTransformer(Claim):
 
 
 class ServedHeadsAndNetwork(Claim):
-    """Several heads before a ReLU network, which sees what all of them pool."""
+    """Several heads before a ReLU network, which sees what all of them pool.
+
+    And the last token, where there is a residual.
+    """
 
     def __init__(self, model: MultiHeadTransformer) -> None:
         super().__init__(model)
-        # without heads a network of no inputs: as with one that it does not see
-        B = model.B if model.H else np.zeros((1, *model.B.shape[1:]))
-        inputs = B.transpose(0, 2, 1).reshape(len(B) * model.dim, len(model.b))
-        self.network = ReluNetwork(inputs, model.w_o, model.b, model.c)
+        inputs, d, m = len(model.first_layers), model.dim, len(model.b)
+        # of no inputs: as with one head that the network does not see
+        nothing = ReluNetwork(np.zeros((d, m)), model.w_o, model.b, model.c)
+        self.network = model.network if inputs else nothing
         self.attention = model
         self.sides = NeuronSides.of(self.network)
         seen = seen_neurons(self.network)
         self._alone = NeuronSides.of_neurons(model.on_single_tokens, seen)
 
     def given(self, X: Array) -> Array:
-        """Return what all heads pool, one after the other, (B, Hd)."""
-        pooled = self.attention.pooled(X).reshape(len(X), self.attention.H * self.dim)
-        return pooled if self.attention.H else np.zeros((len(X), self.dim))
+        """Return what the network is given: all that heads pool, and x_N with a residual."""
+        given = self.attention.given(X).reshape(len(X), -1)
+        return given if given.size else np.zeros((len(X), self.dim))
 
     def aimed(  # noqa: D102
         self, wanted: Sides, length: float, rng: np.random.Generator, tuning: SideTuning
@@ -326,9 +331,10 @@ class ServedHeadsAndNetwork(Claim):
         for name in ("W", "w", "B"):
             for h, array in enumerate(getattr(model, name)):
                 found[f"{name} of head {h}"] = (float(np.linalg.norm(array)), array.size)
-        for name in ("w_o", "b", "c"):
-            array = model.arrays()[name]
-            found[name] = (float(np.linalg.norm(array)), array.size)
+        arrays = model.arrays()
+        for name in ("w_o", "b", "c", "residual"):
+            if name in arrays:
+                found[name] = (float(np.linalg.norm(arrays[name])), arrays[name].size)
         return found
 
     def weighty(self) -> dict[str, float]:  # noqa: D102
@@ -342,6 +348,8 @@ class ServedHeadsAndNetwork(Claim):
                 found[f"B of head {h}"] = B
                 found[f"W of head {h}"] = W or w or 1.0
                 found[f"w of head {h}"] = max(W, w) or 1.0
+        if norms.get("residual"):
+            found["residual"] = norms["residual"]
         return found
 
     def at(self, X: Array) -> ClaimedAnswers:  # noqa: D102
@@ -358,6 +366,8 @@ class ServedHeadsAndNetwork(Claim):
         roundings = roundings + scored + longest * steep * long_sums(X)
         queries = np.linalg.norm(X[:, -1], axis=1)
         found = {name: moves[name] for name in ("w_o", "b", "c")}
+        if model.residual is not None:
+            found["residual"] = queries * moves["b"]
         for h in range(model.H):
             found[f"W of head {h}"] = gradients[:, h] * queries
             found[f"w of head {h}"] = gradients[:, h]

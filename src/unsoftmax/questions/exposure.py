@@ -103,8 +103,8 @@ class Audit:
     ----------
     target_class : str
         "constant", "linear", "single head", "several heads", "ReLU network", "network behind one
-        head", "network behind several heads", "normalised vectors", "position-dependent", "none of
-        these" or "undecided".
+        head", "network behind several heads", "normalised vectors", "normalised tokens",
+        "position-dependent", "none of these" or "undecided".
     certainty : {"certain", "likely", "undecided"}
         "certain": the whole target was recovered and fresh answers are predicted within the
         certificate, or an answer contradicts every other class. "likely": the same on a few

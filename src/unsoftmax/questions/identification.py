@@ -446,6 +446,12 @@ def at_first_sight(traits: Traits) -> Identity | None:
             "normalised over the tokens do not notice."
         )
         return Identity("none of these", certain, traits, reasons=(reason,))
+    if traits.after_norm:
+        reason = (
+            "Answers to long single tokens u, v and u + v add up with the tokens' lengths as "
+            "weights: tokens are normalised before anything else is done with them."
+        )
+        return Identity("normalised tokens", "likely", traits, reasons=(reason,))
     return None
 
 

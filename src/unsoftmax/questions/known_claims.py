@@ -10,6 +10,7 @@ from unsoftmax.models import (
     MultiHead,
     MultiHeadTransformer,
     ReluNetwork,
+    RotaryHead,
     SingleHead,
     Transformer,
 )
@@ -21,11 +22,13 @@ from unsoftmax.questions.claimed_models import (
     ServedNetwork,
     ServedTransformer,
 )
+from unsoftmax.questions.claimed_rotary import ServedRotaryHead
 from unsoftmax.questions.left_open import LeftOpen
 
 CLAIMS: Mapping[type, type] = {
     SingleHead: ServedHeads,
     MultiHead: ServedHeads,
+    RotaryHead: ServedRotaryHead,
     ReluNetwork: ServedNetwork,
     Transformer: ServedTransformer,
     MultiHeadTransformer: ServedHeadsAndNetwork,

@@ -49,7 +49,7 @@ class Design:
         random = random_sequences(claim, rng, tuning)
         if not claim.attends:  # the last are asked again: an answer of 0 shows no noise
             random = [random[k] for k in np.argsort(_shares(claim, random), kind="stable")]
-        reworded = tuning.words if claim.attends else 0
+        reworded = tuning.words if claim.attends and not claim.ordered else 0
         words = in_other_words(random[:reworded])
         if claim.affine:
             within = [additive(claim, random, rng, tuning)]

@@ -50,6 +50,7 @@ ClassName: TypeAlias = Literal[
     "network behind one head",
     "network behind several heads",
     "normalised vectors",
+    "normalised tokens",
     "position-dependent",
     "none of these",
     "undecided",
@@ -270,7 +271,8 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
     if isinstance(model, MultiHeadTransformer):
         facts = {"neurons": len(model.b), "heads": model.H, **_ranks(model.W, errors["W"], dim)}
         one: ClassName = "network behind one head"
-        name: ClassName = one if model.H == 1 else "network behind several heads"
+        alone = model.H == 1 and model.residual is None
+        name: ClassName = one if alone else "network behind several heads"
         biased = np.any(np.linalg.norm(model.w, axis=1) > errors["w"])
         return name, {**facts, "biases": int(biased)}
     if isinstance(model, MultiHead):
@@ -479,13 +481,15 @@ CLASSES: dict[ClassName, TargetClass] = {
         "AttentionLayerLearner from vectors; a feed-forward layer with its residual connection and "
         'norm, by FeedForwardLearner(norm="post").'
     ),
+    "normalised tokens": TargetClass(
+        "An attention layer after a LayerNorm or RMSNorm, if it is one, with its residual "
+        'connection or without, by AttentionLayerLearner (norm="pre") from vectors.'
+    ),
     "position-dependent": TargetClass(
-        "Heads whose positions are rotary: one by LowRankHead and ExactHead, several by "
-        "MultiHeadLearner, with rotary=True."
+        "Where positions are rotary, one head, by LowRankHead and ExactHead, or several, by "
+        "MultiHeadLearner; of vectors, a layer without a norm, by AttentionLayerLearner; with "
+        "rotary=True."
     ),
-    "none of these": TargetClass(
-        "Nothing of one number by a learner that there is; of vectors, an attention layer after a "
-        "LayerNorm or RMSNorm, if it is one, by AttentionLayerLearner."
-    ),
+    "none of these": TargetClass("Nothing, by a learner that there is."),
     "undecided": TargetClass("Not known."),
 }

@@ -34,9 +34,12 @@ from unsoftmax.questions.claimed_models import (
     ServedNetwork,
     ServedTransformer,
 )
+from unsoftmax.questions.claimed_rotary import ServedRotaryHead
 from unsoftmax.questions.located import Located, Search
+from unsoftmax.questions.rotary_search import RotarySearchTuning, changed_rotary
 
 DIVIDED = "how B is divided among heads"
+BESIDE_RESIDUAL = "how B and the residual are divided"
 FAR = "W or w, by so much that it cannot be told whose"
 
 
@@ -59,6 +62,8 @@ class TensorSearchTuning:
     """Single tokens that v is looked at with."""
     layers: ChangedPartTuning = field(default=ChangedPartTuning())
     """How layers of vectors are searched."""
+    rotary: RotarySearchTuning = field(default=RotarySearchTuning())
+    """How a head with rotary positions is."""
 
 
 def changed_tensor(
@@ -75,6 +80,8 @@ def changed_tensor(
     if isinstance(claim, ServedVectors):
         found = changed_part(claim, errors.alone(), room, rng, probes=probes, tuning=tuning.layers)
         return (yield from found)
+    if isinstance(claim, ServedRotaryHead):
+        return (yield from changed_rotary(claim, errors.alone(), room, rng, tuning.rotary))
     search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
     if isinstance(claim, ServedTransformer):
         return (yield from search.before_network(claim))
@@ -146,7 +153,7 @@ class TensorSearch:
         """Tell what single tokens show of the network, W, and w.
 
         B is shown by single tokens but for how it is divided among heads, which only sequences
-        show where the heads pool different tokens.
+        show where the heads pool different tokens; with a residual any of two tokens do.
         """
         random = random_sequences(claim, self.rng, self.probes)
         unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[: self.tuning.singles]]
@@ -156,9 +163,11 @@ class TensorSearch:
         moved = [self._moved(seen[[j]], (1.0,)) for j in range(len(seen.y))]
         if any(moved[:n]):
             return Located("the network")
+        residual = claim.attention.residual is not None
         biased = bool(np.any(claim.attention.w))
         if any(moved[n:k]):
-            return Located.of([f"w, or {DIVIDED}" if biased else "w"])
+            divided = BESIDE_RESIDUAL if residual else DIVIDED
+            return Located.of([f"w, or {divided}" if biased or residual else "w"])
         return Located.of([("W" if biased else f"W, or {DIVIDED}")] if any(moved[k:]) else [])
 
     # -- several heads

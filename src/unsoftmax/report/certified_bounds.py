@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unsoftmax.models import MultiHeadTransformer, RotaryHead, RotaryHeads
+from unsoftmax.models import MultiHeadTransformer, RotaryHead, RotaryHeads, RotaryLayer
 from unsoftmax.protocol import Model
 
 FUNCTION = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖"}
@@ -46,7 +46,8 @@ def certified_bounds(model: Model, errors: Mapping[str, float]) -> tuple[Certifi
         norm = model.parameter_norm(name)
         beside = [model.parameter_norm(one) for one in BESIDE.get(name, ()) if one in errors]
         words = certainty(bound, norm, max(beside, default=0.0))
-        label = TURNED.get(name, name) if isinstance(model, (RotaryHead, RotaryHeads)) else name
+        turned = isinstance(model, (RotaryHead, RotaryHeads, RotaryLayer))
+        label = TURNED.get(name, name) if turned else name
         found.append(CertifiedBound(label, bound, norm, words))
     return tuple(found)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from unsoftmax.figures.model_panels import matrices
 from unsoftmax.figures.panel import scientific
-from unsoftmax.models import RotaryHead, RotaryHeads
+from unsoftmax.models import RotaryHead, RotaryHeads, RotaryLayer
 from unsoftmax.probes import Array
 
 PURPOSES = {
@@ -41,7 +41,10 @@ def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
     shown |= {"O", "V"} if "M" in shown else set()
     arrays = model.arrays() if hasattr(model, "arrays") else {}
     rest = {name: x for name, x in arrays.items() if _own_name(name) not in shown}
-    if isinstance(model, RotaryHead):
+    if isinstance(model, RotaryLayer):
+        groups = ", ".join(map(str, model.groups.tolist())) or "none"
+        rows.append(("groups", str(rest.pop("groups").size), f"{groups}, of each head in turn"))
+    if isinstance(model, (RotaryHead, RotaryLayer)):
         listed = rest.pop("frequencies")
         values = ", ".join(map(scientific, listed.tolist())) or "none"
         rows.append(("frequencies", str(listed.size), f"{values}, in radians per token"))

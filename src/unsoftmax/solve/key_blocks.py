@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from scipy import optimize
 
 from unsoftmax.probes import Array
@@ -31,10 +32,22 @@ class KeyBlockTuning:
 
     steps: int = 60
     """Steps of L-BFGS. What it gains after these is a few percent."""
+    many: int = 2**20
+    few: int = 8
+    """Keys of more than so many numbers make a step cost minutes: steps are fewer in proportion,
+    but so many at least, and begin near the best keys. Errors of scores are twice as large."""
+    shortened: float = 3e-2
+    """Those do without directions that all frames together see by less than this share."""
+    same: float = 0.9
+    """Frames that share so much of what they see are those of one group of values."""
     remembered: int = 10
-    """Pairs of differences that L-BFGS keeps."""
+    """Pairs of differences that L-BFGS keeps, or as many as it takes steps."""
     worst: float = 1e-14
     """Blocks this near to singular count as singular: the next step is a shorter one."""
+
+    def steps_for(self, numbers: int) -> int:
+        """Return how many steps are taken for keys of so many numbers."""
+        return min(self.steps, max(self.few, self.steps * self.many // numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +58,9 @@ class KeyAims:
     ----------
     frames : sequence of ndarray (r_h, d)
         Of each head: what weights are read through, V_h or the same in units of the errors.
-    columns : sequence of ndarray (d, r_g)
-        Bases C_g on which all keys together have to give scores; the identity, for example.
+    columns : sequence of ndarray (d, r_g), or (n, d, r_g)
+        Bases C_g on which all keys together have to give scores; the identity, for example. Where
+        what a key shows depends on its place in the block, one for each of the n places.
     """
 
     frames: Sequence[Array]
@@ -73,6 +87,8 @@ def chosen_keys(
     frames = [np.asarray(V / np.linalg.norm(V)) for V in aims.frames]
     d = aims.frames[0].shape[1]
     start = rng.standard_normal((d, blocks * keys))
+    if start.size > tuning.many:
+        start = _near(frames, blocks, keys, rng, tuning)
 
     def cost(flat: Array) -> tuple[float, Array]:
         A = flat.reshape(d, blocks, keys)
@@ -80,15 +96,64 @@ def chosen_keys(
         square = float(np.sum(A * A))
         return float(np.log(total) + np.log(square)), (slope / total + 2 * A / square).ravel()
 
+    steps = tuning.steps_for(start.size)
     best = optimize.minimize(
         cost,
         start.ravel(),
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": tuning.steps, "maxcor": tuning.remembered},
+        options={"maxiter": steps, "maxcor": min(steps, tuning.remembered)},
     ).x
     chosen = best.reshape(d, blocks, keys).transpose(1, 2, 0)
     return np.asarray(chosen / np.sqrt(np.mean(np.sum(chosen**2, axis=2))))
+
+
+def _near(
+    frames: Sequence[Array],
+    blocks: int,
+    keys: int,
+    rng: np.random.Generator,
+    tuning: KeyBlockTuning,
+) -> Array:
+    """Return keys (d, blocks·keys) with V_h A_k nearly orthogonal for all heads and blocks.
+
+    E A = R for orthonormal bases E_g of all spaces that V_h see, one above the other, with R_gk =
+    ±Q_g P_k and signs as in a Hadamard matrix, so that all of A is well-conditioned as well; where
+    these leave directions, [R; R'] is orthogonal, and R' is what is seen of them.
+    """
+    seen = _spaces(frames, tuning.same)
+    signs = scipy.linalg.hadamard(2 ** int(np.ceil(np.log2(max(len(seen), blocks)))))
+    left = [np.linalg.qr(rng.standard_normal((len(E), keys)))[0] for E in seen]
+    right = [np.linalg.qr(rng.standard_normal((keys, keys)))[0] for _ in range(blocks)]
+    E, R = (
+        np.vstack(seen),
+        np.vstack(
+            [
+                np.hstack([sign * (Q @ P) for sign, P in zip(signs[g], right, strict=False)])
+                for g, Q in enumerate(left)
+            ]
+        ),
+    )
+    gram = E @ E.T
+    gram[np.diag_indices_from(gram)] += tuning.shortened**2 * np.linalg.norm(gram, 2)
+    inside = E.T @ np.linalg.solve(gram, R)
+    spare = min(E.shape[1], R.shape[1]) - len(E)
+    if spare <= 0:
+        return np.asarray(inside)
+    outside = np.linalg.qr(E.T, mode="complete")[0][:, len(E) :][:, :spare]
+    others = np.linalg.qr(R.T, mode="complete")[0][:, len(R) :][:, :spare].T
+    return np.asarray(inside + np.linalg.norm(R, axis=1).mean() * outside @ others)
+
+
+def _spaces(frames: Sequence[Array], same: float) -> list[Array]:
+    """Return orthonormal rows of each space that frames see, once where several see the same."""
+    found: list[Array] = []
+    for V in frames:
+        E = np.linalg.qr(V.T)[0].T
+        alike = (np.sum((E @ other.T) ** 2) for other in found if len(other) == len(E))
+        if all(shared < same * len(E) for shared in alike):
+            found.append(E)
+    return found
 
 
 def _cost(
@@ -104,13 +169,18 @@ def _cost(
         total += float(np.trace(inverse, axis1=1, axis2=2).sum()) / share
         through = (seen @ (inverse @ inverse)).transpose(1, 0, 2).reshape(len(V), -1)
         slope -= (2 / share) * (V.T @ through).reshape(A.shape)
-    flat = A.reshape(d, -1)
+    placed = A.transpose(2, 0, 1)  # (n, d, blocks)
     for C in columns:
-        seen = C.T @ flat
-        inverse = _inverses((seen @ seen.T)[None], worst)[0]
-        share = len(columns) * C.shape[1] * d / (blocks * keys)
+        # one product where all places are alike
+        given = C if C.ndim == 3 else C[None]
+        flat = placed if C.ndim == 3 else A.reshape(1, d, -1)
+        parts = given.swapaxes(1, 2) @ flat  # (n, r, blocks), or (1, r, blocks·n)
+        all_keys = parts.transpose(1, 0, 2).reshape(C.shape[-1], -1)
+        inverse = _inverses((all_keys @ all_keys.T)[None], worst)[0]
+        share = len(columns) * C.shape[-1] * d / (blocks * keys)
         total += float(np.trace(inverse)) / share
-        slope -= (2 / share) * (C @ (inverse @ (inverse @ seen))).reshape(A.shape)
+        back = given @ (inverse @ (inverse @ parts))
+        slope -= (2 / share) * (back.transpose(1, 2, 0) if C.ndim == 3 else back.reshape(A.shape))
     return total, slope
 
 

@@ -6,6 +6,7 @@ s_k = 1 where neuron k is active, and G_h = Σ_k w_o[k] s_k B_h[k] + ℓ_h,
     ∂f/∂B_h[k] = w_o[k] s_k p_h,   ∂f/∂b[k] = w_o[k] s_k,   ∂f/∂c = 1,   ∂f/∂ℓ_h = p_h,
     ∂f/∂w_h = q_h = Σ_i α_hi ((x_i − p_h)·G_h) x_i,   ∂f/∂W_h = q_h x_Nᵀ.
 
+A residual is a first layer more, of what always is x_N.
 Output weights stay: a positive factor may move between them and the first layers. Nothing is asked.
 """
 
@@ -47,11 +48,11 @@ class FitParameters:
     W: Array
     w: Array
     B: Array
-    """(H, K, d)."""
+    """(n, K, d): of H heads, and of the last token with a residual."""
     b: Array
     c: float
     rest: Array
-    """ℓ (H, d)."""
+    """ℓ (n, d)."""
     w_o: Array
     free: tuple[str, ...]
     """Names of those that are fitted."""
@@ -60,12 +61,11 @@ class FitParameters:
     def of(cls, model: MultiHeadTransformer, linear: bool, biases: bool) -> Self:
         """Take a layer apart; its last two neurons are ℓ·p and −ℓ·p where it has a linear part."""
         K = len(model.b) - 2 * linear
-        rest = model.B[:, K] if linear else np.zeros((model.H, model.dim))
+        B = model.first_layers
+        rest = B[:, K] if linear else np.zeros((len(B), model.dim))
         names = ("W", "w", "B", "b", "c") if biases else ("W", "B")
         free = (*names, "rest") if linear else names
-        return cls(
-            model.W, model.w, model.B[:, :K], model.b[:K], model.c, rest, model.w_o[:K], free
-        )
+        return cls(model.W, model.w, B[:, :K], model.b[:K], model.c, rest, model.w_o[:K], free)
 
     @property
     def model(self) -> MultiHeadTransformer:
@@ -74,7 +74,9 @@ class FitParameters:
         if "rest" in self.free:
             B = np.concatenate([B, self.rest[:, None], -self.rest[:, None]], axis=1)
             w_o, b = np.append(w_o, [1.0, -1.0]), np.append(b, [0.0, 0.0])
-        return MultiHeadTransformer(self.W, B, w_o, b, self.w, self.c)
+        H = len(self.W)
+        residual = B[H] if len(B) > H else None
+        return MultiHeadTransformer(self.W, B[:H], w_o, b, self.w, self.c, residual)
 
     def parts(self, vector: Array) -> dict[str, Array]:
         """Divide a vector of all fitted parameters by name, in their shapes."""
@@ -94,27 +96,27 @@ class FitParameters:
 
     def linearised(self, X: Array) -> tuple[Array, Array, Array]:
         """Return f (n,), its derivatives (n, P), and what its rounding may be, at X (n, N, d)."""
-        model, n = self.model, len(X)
-        alpha, pooled = model.attention(X), model.pooled(X)
-        z = np.einsum("nhd,hkd->nk", pooled, self.B) + self.b
+        model, n, H = self.model, len(X), len(self.W)
+        alpha, given = model.attention(X), model.given(X)
+        z = np.einsum("nhd,hkd->nk", given, self.B) + self.b
         active = (z > 0) * self.w_o
-        G = np.einsum("nk,hkd->nhd", active, self.B) + self.rest
-        away = X[:, None] - pooled[:, :, None]
+        G = np.einsum("nk,hkd->nhd", active, self.B[:H]) + self.rest[:H]
+        away = X[:, None] - given[:, :H, None]
         q = np.einsum("nhi,nhi,nid->nhd", alpha, np.einsum("nhid,nhd->nhi", away, G), X)
         columns = {
             "W": q[..., None] * X[:, None, None, -1],
             "w": q,
-            "B": active[:, None, :, None] * pooled[:, :, None],
+            "B": active[:, None, :, None] * given[:, :, None],
             "b": active,
             "c": np.ones((n, 1)),
-            "rest": pooled,
+            "rest": given,
         }
         J = np.concatenate([columns[name].reshape(n, -1) for name in self.free], axis=1)
         sizes = np.linalg.norm(self.B, axis=2) @ np.abs(self.w_o)
         sizes = sizes + np.linalg.norm(self.rest, axis=1)
         longest = np.linalg.norm(X, axis=2).max(axis=1)
         scores = np.abs(model.scores_of(X[:, -1]) @ X.transpose(0, 2, 1)).max(axis=2)
-        terms = longest * ((1 + scores) @ sizes)
+        terms = longest * (sizes.sum() + scores @ sizes[:H])
         noise = KAPPA * UNIT * (terms + np.abs(self.w_o) @ np.abs(self.b) + abs(self.c))
         return model(X), J, noise
 

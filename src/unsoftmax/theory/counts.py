@@ -75,6 +75,47 @@ def rotary_head_queries(dim: int, rank: int, *, biases: bool = False) -> int:
     return dim + 2 * dim * rank + biases * (1 + 3 * rank)
 
 
+def rotary_layer(
+    dim: int,
+    heads: int,
+    groups: int,
+    rank: int,
+    *,
+    biases: bool = False,
+    outputs: int | None = None,
+) -> int:
+    """Count the free parameters of a layer with rotary positions, its frequencies apart.
+
+    m for c; H m r + G r(d − r) for O and V, which are free up to an invertible matrix per group;
+    r(Gd + Hd − G) for K and Q, one complex number per plane and group. With biases r(G + H) more.
+    All planes turn, and keys, queries and values have r rows.
+
+    Examples
+    --------
+    >>> rotary_layer(64, 4, 2, 16), rotary_layer(576, 9, 3, 64)
+    (11808, 872832)
+    """
+    m, width = dim if outputs is None else outputs, dim + biases
+    values = heads * m * rank + groups * rank * (dim - rank)
+    return m + values + rank * ((groups + heads) * width - groups)
+
+
+def rotary_layer_queries(dim: int, heads: int, groups: int, rank: int) -> int:
+    """Count what a layer with rotary positions takes, typically: measured, no theorem.
+
+    d + 5 for single tokens, 16 for the number of heads, 27 for query tokens that open one gate,
+    (H − 1)r for the values, twice T = ⌈rG/H⌉ + 1 query tokens beside ⌈d/r⌉ blocks of keys, T beside
+    one, every other query token once, and 13 that test and pilot.
+
+    Examples
+    --------
+    >>> rotary_layer_queries(64, 4, 2, 16), rotary_layer_queries(576, 9, 3, 64)
+    (309, 2139)
+    """
+    tokens = min(-(-rank * groups // heads) + 1, dim)
+    return 2 * dim + 61 + (heads - 1) * rank + 2 * tokens * -(-dim // rank)
+
+
 def multi_head(dim: int, heads: int, rank: int | None = None, *, biases: bool = False) -> int:
     """Count the free parameters of several heads: those of each, and one c with biases.
 
@@ -169,6 +210,7 @@ def multi_head_transformer(
     inputs: int | None = None,
     value_rank: int | None = None,
     biases: bool = True,
+    residual: bool = False,
 ) -> int:
     """Count the free parameters of several heads before a ReLU network: the floor of queries.
 
@@ -176,7 +218,7 @@ def multi_head_transformer(
     a positive factor moves between a neuron's rows and its output weight. Where all B_h are A V_h
     of a network of k ``inputs``, their columns span k of m dimensions: k(m − k) for these and, with
     V_h of rank s, s(k + d − s) for each B_h in it. With biases d more for every w_h, of rank r as
-    part of [W_h w_h], m for b and one for c.
+    part of [W_h w_h], m for b and one for c. With a residual m·d more, k·d in k dimensions.
 
     Examples
     --------
@@ -186,27 +228,34 @@ def multi_head_transformer(
     1041
     >>> multi_head_transformer(64, 8, 256, 8, inputs=64, value_rank=8)
     27969
+    >>> multi_head_transformer(8, 6, 32, residual=True)
+    2257
     """
     r, most = (dim if given is None else given for given in (rank, value_rank))
-    k = min(neurons, heads * most, heads * dim if inputs is None else inputs)
+    last = dim * residual
+    k = min(neurons, heads * most + last, heads * dim + last if inputs is None else inputs)
     s = min(most, k)
     of_scores = heads * r * (2 * dim + biases - r)
-    return of_scores + k * (neurons - k) + heads * s * (k + dim - s) + biases * (neurons + 1)
+    of_values = k * (neurons - k) + heads * s * (k + dim - s) + k * last
+    return of_scores + of_values + biases * (neurons + 1)
 
 
-def multi_head_transformer_queries(dim: int, heads: int, neurons: int) -> int:
+def multi_head_transformer_queries(
+    dim: int, heads: int, neurons: int, *, residual: bool = False
+) -> int:
     """Count what several heads before a ReLU network take, typically: measured, no theorem.
 
     The network's own less 40 fresh tokens, H(d² + 3d) + 5H + 2d + 20 for all heads in the first
-    cell, and (H − 1)d + 2 in each of m others.
+    cell, and (H − 1)d + 2 in each of m others. With a residual d more in each, and 2d.
 
     Examples
     --------
     >>> multi_head_transformer_queries(8, 6, 32), multi_head_transformer_queries(32, 8, 64)
     (2872, 26719)
     """
-    first = heads * (dim * dim + 3 * dim) + 5 * heads + 2 * dim + 20
-    cells = neurons * ((heads - 1) * dim + 2) if heads > 1 else 0
+    first = heads * (dim * dim + 3 * dim) + 5 * heads + 2 * dim * (1 + residual) + 20
+    inputs = heads + residual
+    cells = neurons * ((inputs - 1) * dim + 2) if inputs > 1 else 0
     return relu_network_queries(dim, neurons) - 40 + first + cells
 
 

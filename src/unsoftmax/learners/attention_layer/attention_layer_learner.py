@@ -16,12 +16,14 @@ The mathematics, with z = o − c − M b:
    asked with all keys, the others with as many as its column space needs.
 5. Coarse answers: ranges once more, and the same answers decoded again (`range_polish`).
 6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`layer_conclusion`).
+
+With ``rotary`` scores turn with distance, and `learners.rotary_layer` takes over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,11 +42,14 @@ from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.soft_search import soft_search
+from unsoftmax.learners.attention_layer.unseen_heads import heads_at_moderate_logits, unseen_cost
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking, as_planned
+from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turning
+from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
-from unsoftmax.models import AttentionLayer
+from unsoftmax.models import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
@@ -76,6 +81,13 @@ class AttentionLayerLearner(Configured):
         answers are of float64 and fine where they are coarser.
     seed : int
         Decides tokens and the hold-out: the same seed asks the same.
+    rotary : bool or Rotary
+        Scores turn with distance: the model is a `RotaryLayer`, whose heads share keys and values
+        in groups where the target's do. Neither a norm nor key and query biases are there. The
+        frequencies are found, or said by rotary_base; in Python also by a `Rotary` here.
+    rotary_base : float, optional
+        Says the frequencies by their base, as ``Rotary.of(rotary_base, r)`` does for the rank r
+        that is found: rotary need not be given then. Others are refused.
     tuning : AttentionLayerTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -92,7 +104,8 @@ class AttentionLayerLearner(Configured):
     exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
     at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
     values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
-    place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,029.
+    place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,029. With rotary positions
+    2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64.
     *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
     of W_h: returned are M_h = O V with orthonormal columns of O, and W_h = KᵀQ with orthonormal
     rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
@@ -100,7 +113,9 @@ class AttentionLayerLearner(Configured):
     for every head. A norm before is part of its heads: its scale and shift are not told apart
     from M_h, W_h, w_h and c. Heads with W_h = 0, and W_h beside −W_h, cost some hundred queries
     more. Refused: W_h = c·W_g, c > 0, without a norm before, which switch alike; an RMSNorm behind
-    whose scale has entries of both signs.
+    whose scale has entries of both signs. *With rotary positions up to* the order of heads and of
+    planes, one complex number per plane and group between K and Q, and an invertible matrix per
+    group between V and O; the bound on W is one on all W_h(Δ).
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -120,9 +135,11 @@ class AttentionLayerLearner(Configured):
     norm: str | None = None
     profile: str = "auto"
     seed: int = 0
+    rotary: bool | Rotary = field(default=False, kw_only=True)
+    rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -136,13 +153,24 @@ class AttentionLayerLearner(Configured):
                 whole_number(name, value, 1)
         if self.head_dim is not None and self.head_dim > self.dim:
             raise ValueError(f"head_dim must be at most dim = {self.dim}; it is {self.head_dim}.")
+        if self._turning() is not None and self.norm not in (None, "none"):
+            raise ValueError(
+                f'norm is "{self.norm}" beside rotary: layers with rotary positions are recovered '
+                "without a norm."
+            )
 
     @property
     def _most(self) -> int:
         return self.tuning.most_heads if self.max_heads is None else int(self.max_heads)
 
+    def _turning(self) -> ToldTurning | None:
+        """Return what is said of positions, None where there are none."""
+        return told_turning(self.rotary, self.rotary_base, self.head_dim)
+
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
+        if self._turning() is not None:
+            return turned_plan(int(self.dim), self._most, self.head_dim, self.tuning)
         if self.norm == "post":
             return self._plan_behind()
         after = prenorm_cost(int(self.dim), self._most, self.tuning)
@@ -154,7 +182,7 @@ class AttentionLayerLearner(Configured):
         pilots = tuning.pilot_rounds * (tuning.pilot_tokens + 2) + 3 * tuning.score_pilots
         maps = tuning.tries * (H * d + tuning.checked) + H * d
         scores = (2 + tuning.again) * d * (d + 1)
-        search = searches + pilots + maps + scores + tuning.confirm
+        search = searches + pilots + maps + scores + tuning.confirm + unseen_cost(H, tuning)
         behind = normalised_cost(d, H, tuning.normalised)
         plain = d + 8 + tuning.attempts * search + tuning.softly(after.queries)
         at_most = max(plain, behind.queries)
@@ -217,14 +245,21 @@ class AttentionLayerLearner(Configured):
             most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
         )
 
-    def steps(self, checks: int) -> Steps[AttentionLayer]:
+    def steps(self, checks: int) -> Steps[Any]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         excess = "the target is no layer of softmax attention, or its answers are too noisy"
         contrary = "no layer of softmax attention"
         return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
-    def _steps(self, checks: int) -> Steps[AttentionLayer]:
+    def _steps(self, checks: int) -> Steps[Any]:
         d, tuning = int(self.dim), self.tuning
+        if (told := self._turning()) is not None:
+            rng = np.random.default_rng(self.seed)
+            tokens = yield from self._tokens(rng)
+            task = TurnedLayerTask(
+                tokens, self._most, self.head_dim, self.profile, told, tuning, rng
+            )
+            return (yield from task.steps(checks))
         found = yield from find_norm(d, self.seed, self.norm, tuning.prenorm.search)
         if found.place == "post":
             behind = normalised_steps(
@@ -305,14 +340,33 @@ class AttentionLayerLearner(Configured):
             other = maps.with_errors(noise, rng)
             return other.layer(), other.solved()
 
-        reading = ScoreReading(layer, values, noise, n, effort, typical, redrawn, rng, tuning)
+        reading = ScoreReading(
+            layer, values, noise, n, effort, typical, rng, tuning, redrawn=redrawn
+        )
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
             answers = yield from self._polished(answers, reading, opening)
         samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
         conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning)
-        yield from conclusion.confirmed()
+        try:
+            yield from conclusion.confirmed()
+        except ModelMismatch as refusal:
+            yield from self._refuse_unseen(conclusion, refusal)
+            raise
         return conclusion
+
+    def _refuse_unseen(self, conclusion: LayerConclusion, refusal: ModelMismatch) -> Asking[None]:
+        """Raise if heads were taken for one, which copies of tokens may tell apart."""
+        found, noise = conclusion.found, conclusion.noise
+        seen = len(found.values.U)
+        heads = yield from heads_at_moderate_logits(found, noise, conclusion.rng, self.tuning)
+        if seen < heads <= self._most:
+            raise HeadsAlike(
+                f"Where weights are 0 or 1 the answers show {seen} heads, and {heads} where they "
+                "are between: some weigh tokens so much alike (W beside 2W, for example) that two "
+                "tokens do not tell which is which.",
+                determined={"c": found.layer.c, "M": found.layer.M},
+            ) from refusal
 
     def _tokens(self, rng: np.random.Generator) -> Asking[TokenMapAnswers]:
         """Ask single tokens; refuse what is not affine there."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
 from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
+from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
 from unsoftmax.validate.long_sequences import LongSequenceTuning
@@ -47,6 +48,8 @@ class AttentionLayerTuning:
     """What concerns layers behind a LayerNorm alone."""
     prenorm: PrenormTuning = field(default=PrenormTuning())
     """What concerns layers after one."""
+    turned: TurnedLayerTuning = field(default=TurnedLayerTuning())
+    """What concerns layers with rotary positions."""
 
     # single tokens
     token_scale: float = 2.0**10
@@ -96,6 +99,10 @@ class AttentionLayerTuning:
     scores from 1e-7 to 1e5 for tokens of 1."""
     soft_widest: float = 2.0**30
     """Longest keys there: longer ones would be asked where no head has a score at all."""
+
+    unseen_logits: float = 2.0
+    """Root mean square of logits at which heads are counted that long tokens do not tell apart:
+    σ(l) and σ(2l) are then as different as they are anywhere."""
 
     # query tokens that open one gate
     pilot_tokens: int = 32
@@ -238,5 +245,5 @@ class AttentionLayerTuning:
         search = len(self.offset_lengths) * (2 + self.head_rounds + self.halvings)
         maps = self.tries * (self.offset_rounds + 1)
         scores = self.score_pilots + 14 * (1 + self.again)
-        every = search + 2 * self.pilot_rounds + maps + scores + 3
+        every = search + 2 * self.pilot_rounds + maps + scores + 4
         return 1 + self.attempts * every + 1 + self.long.most_rounds

@@ -19,7 +19,8 @@ import scipy
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.measure.token_map import AnswerNoise
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Design, Indices, Probes, Purpose
+from unsoftmax.solve.full_rank import solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,58 @@ class Weights:
 def decoded(values: HeadMaps, keys: Array, z: Array) -> Weights:
     """Solve for the weights of keys (n, d) in what they add to answers, z (Q, m)."""
     H, n = len(values.U), len(keys)
-    Q, R = np.linalg.qr(values.through(keys).reshape(-1, H * n))
-    weights = scipy.linalg.solve_triangular(R, Q.T @ z.T).T.reshape(-1, H, n)
+    through = values.through(keys).reshape(-1, H * n)
+    weights = solved(through, z.T).T.reshape(-1, H, n)
     return Weights(weights, 1 - weights.sum(axis=2))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedTokens(Probes):
+    """Sequences [b + s a_1; …; b + s a_n; b …; b], made slice by slice: together gigabytes.
+
+    Attributes
+    ----------
+    keys : ndarray (blocks, n, d)
+    queries : ndarray (T, d)
+    block, token : ndarray (Q,)
+        Which block is asked beside which query token.
+    scale : ndarray (Q,)
+        s.
+    between : int
+        Tokens b beside the last one.
+    """
+
+    keys: Array
+    queries: Array
+    block: Indices
+    token: Indices
+    scale: Array
+    between: int
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return int(self.keys.shape[1]) + 1 + self.between
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return int(self.keys.shape[2])
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    def __getitem__(self, span: slice) -> Array:
+        b, n = self.queries[self.token[span]], self.keys.shape[1]
+        X = np.empty((len(b), self.tokens, self.dim))
+        X[:, n:] = b[:, None]
+        np.multiply(self.scale[span, None, None], self.keys[self.block[span]], out=X[:, :n])
+        X[:, :n] += b[:, None]
+        return X
+
+    def design(self) -> Design:  # noqa: D102
+        places = np.array([self.block, self.token], dtype=np.float64)
+        between = np.array([float(self.between)])
+        asked = {"keys": self.keys, "queries": self.queries, "places": places}
+        return {**asked, "scale": self.scale, "between": between}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +114,8 @@ class KeyAnswers:
     scale : ndarray (Q,)
         s, a power of two.
     y : ndarray (Q, m)
+    between : int
+        Tokens b between the keys and the query token.
     """
 
     keys: Array
@@ -72,6 +124,20 @@ class KeyAnswers:
     token: Indices
     scale: Array
     y: Array
+    between: int = 0
+
+    def asked(self, which: Indices, phase: str, purpose: Purpose) -> KeyedTokens:
+        """Return what some of them are answers to."""
+        return KeyedTokens(
+            self.keys,
+            self.tokens,
+            self.block[which],
+            self.token[which],
+            self.scale[which],
+            self.between,
+            phase=phase,
+            purpose=purpose,
+        )
 
     def weights(self, layer: LayerMap, values: HeadMaps) -> list[tuple[Indices, Weights]]:
         """Decode every answer, block by block."""
@@ -88,7 +154,9 @@ class KeyAnswers:
         blocks, n, _ = self.keys.shape
         scores = np.full((len(self.tokens), len(values.U), blocks, n), np.nan)
         for asked, weights in self.weights(layer, values):
-            logits = weights.logits() / self.scale[asked, None, None]
+            # what the keys leave is shared by the query token and those between
+            logits = weights.logits() + np.log1p(self.between)
+            logits /= self.scale[asked, None, None]
             scores[self.token[asked], :, self.block[asked]] = logits
         return scores.reshape(len(self.tokens), len(values.U), blocks * n)
 
@@ -107,8 +175,8 @@ def columns_of(answers: KeyAnswers, scores: Array) -> Array:
     """Return W_h b + w_h of query tokens that were asked with all keys: (H, d, T)."""
     keys = answers.keys.reshape(-1, answers.keys.shape[2])
     flat = scores.transpose(2, 1, 0).reshape(len(keys), -1)
-    solved = np.linalg.lstsq(keys, flat, rcond=None)[0]
-    return np.asarray(solved.reshape(-1, *scores.shape[1::-1]).transpose(1, 0, 2))
+    columns = solved(keys, flat)
+    return np.asarray(columns.reshape(-1, *scores.shape[1::-1]).transpose(1, 0, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +211,11 @@ def assembled(
     """
     tokens = np.vstack([first.tokens, further.tokens])
     homogeneous = np.hstack([tokens, np.ones((len(tokens), 1))])
+    known = scipy.linalg.lu_factor(homogeneous, check_finite=False)
     keys = further.keys.reshape(-1, further.keys.shape[2])
     rows = []
     for h, C_h in enumerate(C):
         others = np.linalg.lstsq(keys @ C_h, scores[:, h].T, rcond=None)[0]
         seen = np.hstack([C_h.T @ columns[h], others])
-        rows.append(np.linalg.solve(homogeneous, seen.T).T)
+        rows.append(scipy.linalg.lu_solve(known, seen.T, check_finite=False).T)
     return HeadScores(C, rows)

@@ -9,7 +9,7 @@ compared by norms of whole answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer
-from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.attention import mean_shift, softmax, token_scores
 from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.protocol import Certificate, Found, Steps
@@ -69,8 +69,10 @@ class LayerConclusion:
         strain = max((self._strain(model, X, y) for X, y in answered if len(X)), default=0.0)
         widened = max(1.0, strain / tuning.usual)
         bounds = {name: widened * bound for name, bound in self._bounds(model).items()}
-        certificate = Certificate(bounds, (*self._assumed(looked), *more_than_usual(widened)))
-        return Found(model, certificate, judgement.evidence, self.notes)
+        assumed = (*self._assumed(looked), *predicted_within(model, answered, bounds))
+        certificate = Certificate(bounds, (*assumed, *more_than_usual(widened)))
+        notes = (*self.notes, *self._alike(bounds))
+        return Found(model, certificate, judgement.evidence, notes)
 
     # -- fresh sequences
 
@@ -197,6 +199,21 @@ class LayerConclusion:
             name: self.tuning.safety * largest[name] + rounding * sizes[name] for name in largest
         }
 
+    def _alike(self, bounds: Mapping[str, float]) -> tuple[str, ...]:
+        """Name heads that score all tokens alike, as far as the bounds say."""
+        named = [
+            str(h)
+            for h, R in enumerate(self.found.scores.R)
+            if np.linalg.norm(R[:, :-1]) <= bounds["W"] and np.linalg.norm(R[:, -1]) <= bounds["w"]
+        ]
+        if not named:
+            return ()
+        return (
+            f"W and w of head {', '.join(named)} are 0 within their bounds: it weighs all tokens "
+            "alike, as far as answers show. Several heads with scores so small are one here, and "
+            "M is the sum of theirs.",
+        )
+
     @property
     def _invisible(self) -> float:
         """Up to which share of the others' a head's values are not told from errors."""
@@ -207,7 +224,8 @@ class LayerConclusion:
         return (
             "The target is a layer of softmax attention heads, and all of them were found: what "
             "the hold-out tests, it cannot prove. A head with M = 0 is invisible, and one with M "
-            f"below {self._invisible:.0e} of the others' may be.",
+            f"below {self._invisible:.0e} of the others' may be. Heads whose W and w differ by "
+            "less than their bounds are one here, M the sum of theirs.",
             f"Whole answers are off by {self.noise.relative:.1e} of their norm{absolute}, as "
             "single tokens show it; bounds are for all numbers of a head together, the largest of "
             "all heads.",
@@ -215,6 +233,25 @@ class LayerConclusion:
             f"{self.tuning.samples} times, make of parameters.",
             looked,
         )
+
+
+def predicted_within(
+    model: AttentionLayer, answered: Sequence[Answered], bounds: Mapping[str, float]
+) -> tuple[str, ...]:
+    """Say what the bounds allow predictions to be off by, at the fresh sequences."""
+    asked = [(X, y) for X, y in answered if len(X)]
+    if not asked:
+        return ()
+    sizes = [np.linalg.norm(y, axis=1) for _, y in asked]
+    moved = [model.moved_at_most(X, bounds) for X, _ in asked]
+    shares = np.concatenate(moved) / np.maximum(np.concatenate(sizes), TINY)
+    longest = max(float(np.linalg.norm(X, axis=2).max()) for X, _ in asked)
+    return (
+        "Predictions of a sequence X are off by no more than model.moved_at_most(X, errors): at "
+        f"the fresh ones, of up to {max(X.shape[1] for X, _ in asked)} tokens up to {longest:.2g} "
+        f"long, by {np.median(shares):.1e} of an answer's norm in the median, "
+        f"{np.max(shares):.1e} at most.",
+    )
 
 
 def _in_float32(X: Array) -> Array:

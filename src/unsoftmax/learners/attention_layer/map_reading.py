@@ -10,6 +10,8 @@ step. Where the ranges are dependent, or nearly so beside the answers' noise, al
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,6 +48,8 @@ class MapReading:
     """Whether every map is read in all directions in any case."""
     rng: np.random.Generator
     tuning: AttentionLayerTuning
+    shared: bool = False
+    """Whether groups of heads may share their values."""
 
     def run(self) -> Asking[ValueAnswers]:
         """Ask offsets until the maps explain random saturated queries."""
@@ -67,13 +71,11 @@ class MapReading:
         """Ask offsets a step from the base until every range is known."""
         d, H, tuning = self.layer.M.shape[1], len(self.opening.b), self.tuning
         total = int(np.linalg.matrix_rank(self.layer.heads, tol=self._map_noise(1.0)))
-        count = -(-total // H) + tuning.spare_offsets - 1
-        if self.head_dim is not None:
-            count = self.head_dim
+        counts = self._counts(total, H)
         directions = np.zeros((d, 0))
         offsets = self._none()
         for _ in range(tuning.offset_rounds):
-            count = d if self.whole else min(count, d)
+            count = d if self.whole else min(next(counts), d)
             fresh = self.rng.standard_normal((d, count - len(offsets.steps)))
             directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
             new = directions[:, len(offsets.steps) :].T
@@ -85,9 +87,23 @@ class MapReading:
             if max(answers.ranks) <= count:
                 if self._independent(answers, step):
                     return answers
-                count = d
-            count *= 2
+                counts = itertools.repeat(d)
         return replace(answers, whole=True)
+
+    def _counts(self, total: int, heads: int) -> Iterator[int]:
+        """How many offsets to ask in turn: as many as ranks there may be, then twice as many.
+
+        ``total`` is the rank of the sum of all maps. Where heads share their values it is that of
+        the groups, of which there are as many as divide the number of heads.
+        """
+        count = self.head_dim or -(-total // heads) + self.tuning.spare_offsets - 1
+        if self.shared and self.head_dim is None:
+            whole = [G for G in range(heads, 0, -1) if not heads % G and not total % G]
+            yield from (total // G for G in whole)
+            count = 2 * total
+        while True:
+            yield count
+            count *= 2
 
     def _none(self) -> OffsetAnswers:
         opening, m = self.opening, len(self.layer.c)

@@ -46,7 +46,7 @@ def find_norm(dim: int, seed: int, norm: str | None, tuning: NormSearchTuning) -
         alone = yield from _grows_by_heads(dim, seed, tuning)
         if alone:
             return FoundNorm("none")
-    kind, bounded = yield from _kind(dim, seed, tuning)
+    kind, bounded = yield from norm_before(dim, seed, tuning)
     if kind is not None:
         return FoundNorm("pre", kind)
     if norm == "pre":
@@ -73,7 +73,9 @@ def _grows_by_heads(dim: int, seed: int, tuning: NormSearchTuning) -> Asking[boo
     return bool((grows or still) and not as_tokens)
 
 
-def _kind(dim: int, seed: int, tuning: NormSearchTuning) -> Asking[tuple[NormedKind | None, bool]]:
+def norm_before(
+    dim: int, seed: int, tuning: NormSearchTuning
+) -> Asking[tuple[NormedKind | None, bool]]:
     """Ask 0, u, v and u + v; return the norm before, and whether answers stay small."""
     rng = np.random.default_rng([seed, dim])
     # means of 1 and 1/2 tell a norm that takes them off from one that does not

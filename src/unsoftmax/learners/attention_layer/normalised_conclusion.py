@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.layer_conclusion import predicted_within
 from unsoftmax.learners.attention_layer.normalised_solution import (
     NormalisedRounds,
     SolvedLayer,
@@ -194,6 +195,7 @@ def concluded(
     errors = {name: widened * error for name, error in layers.errors(knobs.safety).items()}
     assumed = (
         *_assumed(layers.unit, looked, _norm(found.model).centred, tuning),
+        *predicted_within(found.model, answered, errors),
         *more_than_usual(widened),
     )
     certificate = Certificate(errors, assumed)

@@ -17,6 +17,7 @@ from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer, LayerHead
+from unsoftmax.models.products import Product
 from unsoftmax.probes import Array
 
 
@@ -49,17 +50,23 @@ class RecoveredLayer:
 
     def distances(self, other: RecoveredLayer) -> dict[str, float]:
         """Return how far the parameters of another recovery are, the largest over heads."""
-        mine, its = (
-            [(M, C @ R) for M, C, R in zip(x.values.maps, x.scores.C, x.scores.R, strict=True)]
-            for x in (self, other)
-        )
-        pairs = list(zip(mine, its, strict=True))
-        return {
-            "c": float(np.linalg.norm(self.layer.c - other.layer.c)),
-            "M": max(float(np.linalg.norm(M - N)) for (M, _), (N, _) in pairs),
-            "W": max(float(np.linalg.norm((A - B)[:, :-1])) for (_, A), (_, B) in pairs),
-            "w": max(float(np.linalg.norm((A - B)[:, -1])) for (_, A), (_, B) in pairs),
-        }
+        far = [
+            [(M - N).norm, _columns(A - B, slice(-1)), _columns(A - B, slice(-1, None))]
+            for (M, A), (N, B) in zip(self._products(), other._products(), strict=True)
+        ]
+        M, W, w = np.max(far, axis=0).tolist()
+        return {"c": float(np.linalg.norm(self.layer.c - other.layer.c)), "M": M, "W": W, "w": w}
+
+    def _products(self) -> list[tuple[Product, Product]]:
+        """Return every head's M and [W w], in factors."""
+        values, scores = self.values, self.scores
+        heads = zip(values.U, values.V, scores.C, scores.R, strict=True)
+        return [(Product(U, V), Product(C, R)) for U, V, C, R in heads]
+
+
+def _columns(matrix: Product, which: slice) -> float:
+    """Return the norm of some columns."""
+    return Product(matrix.left, matrix.right[:, which]).norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,10 @@ def soft_search(
         n,
         effort,
         base.typical(),
-        redrawn,
         rng,
         tuning,
         reading.radius,
+        redrawn=redrawn,
     ).run()
     answers = LayerAnswers(maps, scores)
     samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]

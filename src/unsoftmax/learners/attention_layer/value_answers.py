@@ -16,6 +16,7 @@ import numpy as np
 
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.probes import Array, Indices
+from unsoftmax.solve.full_rank import solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,8 @@ class HeadMaps:
     @classmethod
     def of_spans(cls, U: Sequence[Array], layer: LayerMap) -> HeadMaps:
         """Take independent ranges; V_h is what they make of the sum of all maps."""
-        G = np.split(np.linalg.pinv(np.concatenate(U, axis=1)), np.cumsum(_sizes(U))[:-1])
-        return cls(list(U), [G_h @ layer.heads for G_h in G])
+        through = solved(np.concatenate(U, axis=1), layer.heads)
+        return cls(list(U), np.split(through, np.cumsum(_sizes(U))[:-1]))
 
     @classmethod
     def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadMaps:
@@ -168,11 +169,6 @@ class HeadMaps:
     def ranks(self) -> list[int]:
         """r_h."""
         return _sizes(self.U)
-
-    @property
-    def maps(self) -> Array:
-        """All M_h, (H, m, d)."""
-        return np.array([U @ V for U, V in zip(self.U, self.V, strict=True)])
 
     def through(self, tokens: Array) -> Array:
         """Return M_h x for tokens (n, d): (m, H, n)."""

@@ -215,6 +215,7 @@ class SearchBehindNorm:
             errors | norms,
             notes_of(sums.found, sums.sides),
             sums.sides.sure and sums.sides.linear is None,
+            noise,
             tuning=self.tuning.claims,
         )
 

@@ -51,6 +51,7 @@ from unsoftmax.learners.feed_forward.search_steps import (
     notes_of,
 )
 from unsoftmax.learners.settings import Configured, whole_number
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import FARTHEST, Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
@@ -162,19 +163,44 @@ class FeedForwardLearner(Configured):
     def _steps(self, checks: int) -> Steps[FeedForward]:
         rng = np.random.default_rng(self.seed)
         look = yield from self._opening(rng)
-        for again in reversed(range(self.tuning.attempts)):
-            thorough = again < self.tuning.attempts - 1
+        try:
+            claim = yield from self._attempted(look, rng)
+            return (yield from claim.tested(checks, rng))
+        except ModelMismatch as error:
+            changed = yield from self._changed(look)
+            if not changed:
+                raise
+            raise ModelMismatch(
+                f"Tokens that were asked first are answered otherwise now, by {changed:.1e} of "
+                "their answers: the target drifts or is noisy. A search sees kinks then that are "
+                f"none, or none that are, and ended so: {error}"
+            ) from error
+
+    def _changed(self, look: OpeningLook | NormLook) -> Generator[Round, Answers, float]:
+        """Ask tokens of the opening again; return by how much answers changed, 0 if not."""
+        seen, tuning = look if isinstance(look, OpeningLook) else look.look, self.tuning
+        few = slice(None, None, -(-len(seen.tokens) // tuning.asked_again))
+        y = yield from asks("asked again")(seen.tokens[few])
+        apart = np.linalg.norm(y - seen.answers[few], axis=1)
+        size = np.linalg.norm(seen.answers[few], axis=1)
+        most = float(np.max(apart / np.maximum(size, TINY)))
+        return most if most > max(tuning.alike, tuning.alike_noise * look.noise) else 0.0
+
+    def _attempted(
+        self, look: OpeningLook | NormLook, rng: np.random.Generator
+    ) -> Generator[Round, Answers, LayerClaim]:
+        """Search along one line after another."""
+        for again in range(1, self.tuning.attempts + 1):
+            last = again == self.tuning.attempts
             try:
-                claim = yield from self._searched(look, thorough, rng)
+                return (yield from self._searched(look, again > 1, rng))
             except TooManyBreakpoints as error:
-                if not again or error.everywhere:
+                if last or error.everywhere:
                     raise _too_many(error) from error
             except ModelMismatch:
-                if not again:
+                if last:
                     raise
-            else:
-                break
-        return (yield from claim.tested(checks, rng))
+        raise AssertionError("there is at least one attempt")
 
     def _opening(
         self, rng: np.random.Generator

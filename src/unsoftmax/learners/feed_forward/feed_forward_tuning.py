@@ -54,3 +54,9 @@ class FeedForwardTuning:
     rounds: int = 1000
     """Limits of an attempt: queries, as the line takes 3 and the crossings 3, beside those of the
     cells; and rounds, of which 50 are usual."""
+    asked_again: int = 4
+    """Before a refusal so many tokens of the opening are asked again, ..."""
+    alike: float = 1e-13
+    alike_noise: float = 10.0
+    """... whose answers changed if they differ by more than this, of their size, which sums in
+    another order do not reach, and than so many times the noise that is known of."""

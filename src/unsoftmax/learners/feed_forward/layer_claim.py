@@ -58,6 +58,9 @@ class LayerClaim:
     """Of A, b, B and c, of the function's constant and its slope."""
     notes: tuple[str, ...]
     determined: bool
+    length_error: float = 0.0
+    """Of what a norm behind normalises, relative length: what scale and shift, as they were read,
+    make it off by (one standard deviation)."""
     tuning: LayerClaimTuning = field(default=LayerClaimTuning(), kw_only=True)
 
     def judged(self, x: Array, y: Array, queries: int) -> tuple[Self, Judgement]:
@@ -82,6 +85,36 @@ class LayerClaim:
             return claim, judge(replace(compared, allowed=factor * compared.allowed), queries)
         return self, judgement
 
+    def measured(self, x: Array, y: Array) -> tuple[Self, tuple[str, ...]]:
+        """Return the claim with as wide errors of the norm as the lengths of answers need.
+
+        ‖n‖² = d·v/(v + eps) hardly depends on the layer, so that an answer tells the norm's size
+        far better than its direction: it shows a drift that the directions hide.
+        """
+        norm = self.model.norm
+        if norm is None or not len(x):
+            return self, ()
+        u, n = self.model.sums(x), (y - norm.shift) / norm.scale
+        said, seen = norm.normalised(u), np.linalg.norm(n, axis=1)
+        off = np.abs(seen / np.linalg.norm(said, axis=1) - 1)
+        own = self.look.noise * np.linalg.norm(y - norm.shift, axis=1) / np.sqrt(norm.width)
+        own *= np.linalg.norm(n / norm.scale, axis=1) / seen**2
+        variance = np.mean((u - norm.centred * u.mean(axis=1, keepdims=True)) ** 2, axis=1)
+        sums = self.errors["constant"] + self.errors["slope"] * np.linalg.norm(x, axis=1)
+        moved = norm.eps * sums / np.sqrt(norm.width * variance) + self.errors["eps"] / 2
+        allowed = self.length_error + own + moved / (variance + norm.eps)
+        strain = float(np.max(off / (self.tuning.deviations * allowed)))
+        if strain <= 1:
+            return self, ()
+        factor = self.tuning.widened * strain
+        wider = {name: factor * self.errors[name] for name in ("scale", "shift", "eps")}
+        said_so = (
+            "Fresh answers are longer or shorter than the norm makes them, by up to "
+            f"{off.max():.1e} of their length, as where answers drift: errors of scale, shift and "
+            f"eps {factor:.3g} times as large are assumed.",
+        )
+        return replace(self, errors=self.errors | wider), said_so
+
     def _bound(self, x: Array) -> Array:
         return self.model.moved_at_most(x, self.errors)
 
@@ -105,10 +138,11 @@ class LayerClaim:
         y = answered[0][1] if answered else np.zeros((0, 1))
         claim, judgement = self.judged(fresh[:, :], y, checks)
         self.refuse(judgement)
+        claim, drifting = claim.measured(fresh[:, :], y)
         errors = {name: self.tuning.deviations * e for name, e in claim.errors.items()}
         if not self.determined:
             errors |= dict.fromkeys(("A", "b", "B"), float("inf"))
-        certificate = Certificate(errors, claim._assumed(checks))
+        certificate = Certificate(errors, (*claim._assumed(checks), *drifting))
         return Found(self.model, certificate, judgement.evidence, self.notes)
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:

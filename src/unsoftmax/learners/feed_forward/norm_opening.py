@@ -222,9 +222,7 @@ class NormOpening:
 
     def _layer_norm(self, far: Array, found: FoundGain) -> SeenNorm:
         mean = far.mean(axis=0)
-        # what errors leave across the hyperplane would be solved for, too, and move the shift there
-        n = found.gain * (far - mean)
-        shift, factor = shift_of((n - n.mean(axis=1, keepdims=True)) / found.gain, found)
+        shift, factor = shift_of(far - mean, found)
         gain = factor * found.gain
         lengths = np.sum((gain * (far - mean - shift)) ** 2, axis=1) / self.dim
         if np.max(np.abs(lengths - 1)) > self.tuning.off:

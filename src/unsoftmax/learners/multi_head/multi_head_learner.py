@@ -40,7 +40,6 @@ from unsoftmax.learners.multi_head.conclusions import concluded, predicting
 from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
-from unsoftmax.learners.multi_head.order_of_tokens import positions_named
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Precise, Restarts
@@ -214,11 +213,7 @@ class MultiHeadLearner(Configured):
             "the target is no sum of attention heads, or its answers are too noisy."
         )
         steps = self._steps(checks)
-        steps = limited(steps, error, queries=plan.at_most, rounds=plan.rounds)
-        if self._positions() is None and self.radius is None:
-            rng = np.random.default_rng([self.seed, 1])
-            steps = positions_named(steps, self.dim, rng, self.tuning.order)
-        return (yield from steps)
+        return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
     def _steps(self, checks: int) -> Steps[Any]:
         rng = np.random.default_rng(self.seed)

@@ -11,7 +11,6 @@ from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
 from unsoftmax.learners.multi_head.head_sums import HeadSumsTuning
 from unsoftmax.learners.multi_head.in_plane import InPlaneTuning
 from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
-from unsoftmax.learners.multi_head.order_of_tokens import OrderTuning
 from unsoftmax.learners.multi_head.orientation import OrientationTuning
 from unsoftmax.learners.multi_head.out_of_plane import OutOfPlaneTuning
 from unsoftmax.learners.multi_head.pole_search import PoleSearchTuning
@@ -149,7 +148,6 @@ class MultiHeadTuning:
     )
     """The same at each length of tokens that is tried for coarse answers: others follow."""
     plan: PlanTuning = field(default=PlanTuning())
-    order: OrderTuning = field(default=OrderTuning())
     rotary: RotaryHeadsTuning = field(default=RotaryHeadsTuning())
     """What is more where there are rotary positions."""
 

@@ -1,13 +1,14 @@
-"""The values v_h in other cells: (H − 1)·d + 3 queries each.
+"""The values v_h in other cells: (H − 1)·d + 3 queries each, H·d + 3 with a residual.
 
 Far out, at b = t·x, every gate is a step whose side is known: W_h and w_h are. So
 
     f([b+a; b]) − N(b) = Σ_h γ_h v_h·a,   γ_h = σ(a·u_h),   Σ_h v_h = ∇g
 
-is linear in the v_h; ∇g is the network's, which spares one head. Offsets lie between neighbouring
-hyperplanes a·u_h = 0 of random half circles (one at which all gates are alike tells ∇g alone), and
-are picked by pivoted QR; others check. Where these disagree a pooled token left the cell, and all
-is asked again with shorter offsets.
+is linear in the v_h; ∇g is the network's, which spares one head. A residual is another head whose
+gate is always 0, at the last token. Offsets lie between neighbouring hyperplanes a·u_h = 0 of
+random half circles (one at which all gates are alike tells ∇g alone), and are picked by pivoted QR;
+others check. Where these disagree a pooled token left the cell, and all is asked again with shorter
+offsets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import scipy
 from unsoftmax.arrangement.base_points import NetworkHinges, sizes
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head_transformer.value_coordinates import ValueCoordinates
+from unsoftmax.learners.multi_head_transformer.value_coordinates import AllValues, ValueCoordinates
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Flags, Indices, Pairs, Round, Singles
 
@@ -40,7 +41,10 @@ class CellValueTuning:
     candidates: int = 3
     few: int = 256
     """Rows from which as many as unknowns are picked, per unknown, and so many at least."""
-    mixed: float = 0.5
+    logits: tuple[float, float] = (0.3, 6.0)
+    """Range of one head's logits at offsets where gates are open: they are asked where heads have
+    hyperplanes in common, and moderate logits alone tell them apart."""
+    mixed: float = 0.25
     """Gates that differ by less are alike."""
     agrees: float = 1e-7
     """Rows that check are missed by this at most, in units of the neurons' size (∇g is known to
@@ -70,6 +74,15 @@ class CellPoint:
     b: Array
     active: Flags
     radius: float
+    u: Array
+    """u_h of the heads (H, d)."""
+    residual: bool
+    """Whether the last token is one more input of the network."""
+
+    def gates(self, a: Array) -> Array:
+        """Return γ of all heads at unit offsets (n, d), and that of the residual, 0, behind."""
+        gates = scipy.special.expit(self.radius * (a @ self.u.T))
+        return np.asarray(np.pad(gates, ((0, 0), (0, int(self.residual)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +94,23 @@ class CellSystem:
     a: Array
     """(n, d) unit offsets; the last ones check."""
     gates: Array
-    """γ (n, H)."""
+    """γ (n, H), of n inputs of the network each."""
 
     @classmethod
     def chosen(
         cls,
         at: CellPoint,
-        u: Array,
         unknown: ValueCoordinates,
         checks: int,
-        rng: np.random.Generator,
-        tuning: CellValueTuning,
+        reader: CellReader,
     ) -> CellSystem:
-        """Choose the rows of heads whose vectors at b are u (H, d)."""
-        if len(u) < 2:
-            return cls(at, unknown, u[:0], np.zeros((0, len(u))))
-        a = _between(u, max(tuning.candidates * unknown.count, tuning.few), rng)
-        gates = scipy.special.expit(at.radius * (a @ u.T))
+        """Choose the rows."""
+        tuning, rng = reader.tuning, reader.rng
+        count = max(tuning.candidates * unknown.count, tuning.few)
+        a = _between(at.u, count, rng)
+        if reader.moderate:
+            a = np.concatenate([a, _opening(at, count, rng, tuning)])
+        gates = at.gates(a)
         # where all gates are alike ∇g alone is told
         mixed = np.ptp(gates, axis=1) > tuning.mixed
         a, gates = a[mixed], gates[mixed]
@@ -202,8 +215,16 @@ class CellReader:
 
     hinges: NetworkHinges
     heads: MultiHead
+    residual: bool
+    moderate: bool
+    """Whether gates may be open: where heads have hyperplanes in common."""
     rng: np.random.Generator
     tuning: CellValueTuning
+
+    @property
+    def every(self) -> AllValues:
+        """Coordinates in which nothing is known of the values but their sum."""
+        return AllValues(self.heads.H + self.residual, self.heads.dim)
 
     def read(
         self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
@@ -262,11 +283,9 @@ class CellReader:
         hinges, tuning = self.hinges, self.tuning
         u, active = self.heads.scores_of(points), hinges.active(points)
         radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
-        cells = [CellPoint(b, *at) for b, *at in zip(points, active, radius.tolist(), strict=True)]
-        return [
-            CellSystem.chosen(at, u[k], unknown, checks, self.rng, tuning)
-            for k, at in enumerate(cells)
-        ]
+        each = zip(points, active, radius.tolist(), u, strict=True)
+        cells = [CellPoint(*at, self.residual) for at in each]
+        return [CellSystem.chosen(at, unknown, checks, self) for at in cells]
 
 
 def _round_of(systems: list[CellSystem]) -> Round:
@@ -307,6 +326,17 @@ def _between(u: Array, count: int, rng: np.random.Generator) -> Array:
     middle = (ends[n, gap] + ends[n, gap + 1]) / 2
     a = np.cos(middle)[:, None] * p + np.sin(middle)[:, None] * q
     return np.asarray(a / np.linalg.norm(a, axis=1, keepdims=True))
+
+
+def _opening(at: CellPoint, count: int, rng: np.random.Generator, tuning: CellValueTuning) -> Array:
+    """Draw offsets, in units of the radius, at which one head's logit is moderate."""
+    a = rng.standard_normal((count, len(at.b)))
+    a /= np.linalg.norm(a, axis=1, keepdims=True)
+    u = at.u[rng.integers(len(at.u), size=count)]
+    wanted = rng.uniform(*tuning.logits, count)
+    with np.errstate(divide="ignore"):
+        share = wanted / (at.radius * np.abs(np.sum(a * u, axis=1)))
+    return np.asarray(np.minimum(share, 1.0)[:, None] * a)
 
 
 def _picked(rows: Array, checks: int, tuning: CellValueTuning) -> Indices:

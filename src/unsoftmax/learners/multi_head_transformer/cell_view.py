@@ -5,7 +5,8 @@ While every pooled token stays in the cell of the base point b, S being its acti
     f([b+a; b]) = N(b) + Σ_h σ(a·u_h)·v_h·a,   u_h = W_h b + w_h,   N(b) = g(b),
 
 with v_h = ℓ_h + Σ_{k∈S} E_h[k] and Σ_h v_h = ∇g. That is `multi_head`'s target with c + b·s = N(b)
-and s = ∇g, so its steps serve here, with offsets no longer than a share of ‖b‖.
+and s = ∇g, so its steps serve here, with offsets no longer than a share of ‖b‖. A residual, the
+last token as one more input of the network, adds r·x_N within the cell; without it s = ∇g − r.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Probes, Round
+from unsoftmax.protocol import Answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,28 @@ class CellLengths(TokenLengths):
     def turned(self, a: Array, b: Array) -> Array:
         """Leave offsets as they are: the cell holds both of a and −a."""
         return np.asarray(a)
+
+
+def beside_residual(steps: Asking[T], r: Array, at_once: int) -> Asking[T]:
+    """Let steps see answers less r·x_N, x_N being the last token of each sequence.
+
+    So many sequences are made at a time to find out what their last tokens are.
+    """
+    asked: Round = []
+
+    def remembered(now: Round) -> Round:
+        asked[:] = now
+        return now
+
+    def less(answers: Answers) -> Answers:
+        return [
+            y - last_tokens(probes, at_once) @ r for probes, y in zip(asked, answers, strict=True)
+        ]
+
+    return mapped(steps, ask=remembered, answer=less)
+
+
+def last_tokens(probes: Probes, at_once: int) -> Array:
+    """Return the last tokens of all sequences, (n, d)."""
+    parts = [probes[i : i + at_once][:, -1] for i in range(0, len(probes), at_once)]
+    return np.concatenate(parts) if parts else np.zeros((0, probes.dim))

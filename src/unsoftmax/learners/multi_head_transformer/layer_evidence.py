@@ -120,7 +120,8 @@ def contradicted(judgement: Judgement) -> ModelMismatch:
     return ModelMismatch(
         f"The recovered layer misses fresh sequences by {residual:.1e} of their answers' size "
         f"where {tolerance:.1e} is expected: the target is not several softmax heads followed by a "
-        "ReLU network of one hidden layer, or has neurons that no single token shows."
+        "ReLU network of one hidden layer, or has neurons that no single token shows, "
+        "or that share a hyperplane there."
     )
 
 
@@ -148,18 +149,20 @@ class LayerAt:
     """α̂, (B, H, N)."""
     pooled: Array
     """p̂, (B, H, d)."""
+    given: Array
+    """What the network is given, (B, n): all p̂, and x_N with a residual."""
     slope: Array
     """‖∇ĝ‖ at p̂, (B,)."""
 
     @classmethod
     def of(cls, model: MultiHeadTransformer, X: Array, y: Array) -> LayerAt:
         """Put sequences (B, N, d) with answers (B,) through a layer."""
-        pooled = model.pooled(X)
+        given = model.given(X)
+        pooled, given = given[:, : model.H], given.reshape(len(X), -1)
         slope = np.zeros(len(X))
-        if model.H:
-            gradients = network_gradients(model.network, pooled.reshape(len(X), -1))
-            slope = np.linalg.norm(gradients, axis=1)
-        return cls(X, y, model.attention(X), pooled, slope)
+        if given.size:
+            slope = np.linalg.norm(network_gradients(model.network, given), axis=1)
+        return cls(X, y, model.attention(X), pooled, given, slope)
 
 
 def _compared(
@@ -181,8 +184,11 @@ def _compared(
     lengths = np.linalg.norm(X, axis=2)
     constants = float(np.abs(model.w_o) @ np.abs(model.b) + abs(model.c))
     terms = np.linalg.norm(at.pooled, axis=2) @ per_head + constants
+    if model.residual is not None:
+        last = np.linalg.norm(model.residual, axis=1) @ np.abs(model.w_o)
+        terms = terms + last * np.linalg.norm(X[:, -1], axis=1)
     own = KAPPA * UNIT * terms + errors["constant"]
-    own = own + errors["slope"] * np.linalg.norm(at.pooled.reshape(len(X), -1), axis=1)
+    own = own + errors["slope"] * np.linalg.norm(at.given, axis=1)
     own = own + sum_rounding(at.weights, lengths[:, None], UNIT) @ per_head
     zero = float(np.maximum(model.b, 0.0) @ model.w_o + model.c)
     size = lengths.max(axis=1) * steepest + abs(zero)

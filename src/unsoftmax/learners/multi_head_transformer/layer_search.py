@@ -18,6 +18,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.cell_poles import CellPoleTuning, heads_by_poles
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CellReader,
     CellValues,
@@ -35,8 +36,11 @@ from unsoftmax.learners.multi_head_transformer.layer_solution import (
     layer_of_one_head,
     solve_layer,
 )
+from unsoftmax.learners.multi_head_transformer.unseen_neurons import (
+    UnseenNeuronTuning,
+    unseen_neuron,
+)
 from unsoftmax.learners.multi_head_transformer.value_coordinates import (
-    AllValues,
     ValueSpaceTuning,
     fewer_unknowns,
 )
@@ -55,6 +59,8 @@ class LayerSearchTuning:
 
     cells: BasePointTuning = field(default=BasePointTuning())
     first: FirstCellTuning = field(default=FirstCellTuning())
+    poles: CellPoleTuning = field(default=CellPoleTuning())
+    unseen: UnseenNeuronTuning = field(default=UnseenNeuronTuning())
     values: CellValueTuning = field(default=CellValueTuning())
     spaces: ValueSpaceTuning = field(default=ValueSpaceTuning())
     solution: LayerSolutionTuning = field(default=LayerSolutionTuning())
@@ -67,6 +73,8 @@ class LayerSearchTuning:
     )
     """For each search: intervals that half a circle begins with, and how much longer than usual
     the baselines between them are. Others begin in another cell."""
+    by_poles: int = 2
+    """Searches that follow, in the first cells again, for heads that switch together."""
     shorter: float = 0.35
     """Every search has offsets shorter by this than the one before: the first cell may have been
     left where no ray showed it."""
@@ -112,8 +120,8 @@ class LayerSearch:
     rng: np.random.Generator
     tuning: LayerSearchTuning
 
-    def run(self, number: int) -> Asking[RecoveredTransformer]:
-        """Search for the ``number``-th time.
+    def run(self, number: int, together: bool = False) -> Asking[RecoveredTransformer]:
+        """Search for the ``number``-th time; for heads that switch ``together`` by their poles.
 
         Raises
         ------
@@ -123,17 +131,25 @@ class LayerSearch:
         tuning = self.tuning
         cones = ConeDirections.drawn(self.hinges, self.rng, tuning.cells)
         wide = cones.widest(len(tuning.starts))
-        x = wide[number % len(wide)]
-        share = tuning.shorter**number
+        x, share = wide[number % len(wide)], tuning.shorter**number
         cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
-        found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
+        if together:
+            found = yield from heads_by_poles(cell, self.sought, self.rng, tuning.poles)
+        else:
+            found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
         found = found if self.biases else _without_query_biases(found)
-        if found.model.H < 2:
+        if found.model.H < 2 and cell.residual is None:
             return self._of_one_head(found)
-        points = cones.spanning(cell.active, tuning.values.length, self.rng)
+        length = found.length if together else tuning.values.length
+        points = cones.spanning(cell.active, length, self.rng)
         if points is None:
             raise DependentCells
-        return (yield from self._with_values(cell, found, points))
+        return (yield from self._with_values(cell, found, points, together))
+
+    def meets_unseen_neuron(self) -> Asking[bool]:
+        """Tell whether a neuron shows that single tokens do not show."""
+        [x] = ConeDirections.drawn(self.hinges, self.rng, self.tuning.cells).widest(1)
+        return (yield from unseen_neuron(self.hinges, x, self.rng, self.tuning.unseen))
 
     def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
         """Put one head before the network that single tokens show."""
@@ -144,9 +160,11 @@ class LayerSearch:
         self, found: RecoveredHeads, solved: SolvedFirstLayers, slope: float
     ) -> RecoveredTransformer:
         heads, largest = found.model, found.largest
-        model = MultiHeadTransformer(heads.W, solved.B, solved.w_o, solved.b, heads.w, solved.c)
+        B, residual = solved.B[: heads.H], solved.B[heads.H :]
+        R = residual[0] if len(residual) else None
+        model = MultiHeadTransformer(heads.W, B, solved.w_o, solved.b, heads.w, solved.c, R)
         # what cancels in the sums that single tokens show is rounded all the same
-        terms = float(np.sum(np.linalg.norm(model.B, axis=2) @ np.abs(model.w_o)))
+        terms = float(np.sum(np.linalg.norm(solved.B, axis=2) @ np.abs(model.w_o)))
         steep = self.hinges.steepness
         hidden = max(1.0, terms / (self.tuning.cancelling * steep))
         # where heads are read tokens are long: noise of one size counts where they are short again
@@ -161,14 +179,15 @@ class LayerSearch:
         return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
 
     def _with_values(
-        self, cell: FirstCell, found: RecoveredHeads, points: Array
+        self, cell: FirstCell, found: RecoveredHeads, points: Array, together: bool
     ) -> Asking[RecoveredTransformer]:
         tuning, heads = self.tuning, found.model
-        reader = CellReader(self.hinges, heads, self.rng, tuning.values)
-        every = AllValues(heads.H, heads.dim)
-        values, shares = yield from self._values(reader, cell, points)
+        residual = cell.residual is not None
+        reader = CellReader(self.hinges, heads, residual, together, self.rng, tuning.values)
+        first = heads.v if cell.residual is None else np.vstack([heads.v, cell.residual])
+        values, shares = yield from self._values(reader, first, cell.active, points)
         for _ in range(tuning.corrections):
-            v = np.concatenate([heads.v[None], values.v])
+            v = np.concatenate([first[None], values.v])
             active = np.concatenate([cell.active[None], values.active])
             solved = solve_layer(self.hinges, v, active, tuning.solution)
             left = self._left(solved, values)
@@ -176,7 +195,7 @@ class LayerSearch:
                 break
             shares[left] /= 2
             again, now = yield from reader.read(
-                points[left], shares[left], every, tuning.values.checks
+                points[left], shares[left], reader.every, tuning.values.checks
             )
             shares[left], values = now, values.with_cells(left, again)
         else:
@@ -186,11 +205,14 @@ class LayerSearch:
         return self._assembled(found, solved, tuning.safety * slope)
 
     def _values(
-        self, reader: CellReader, cell: FirstCell, points: Array
+        self, reader: CellReader, first: Array, at: Flags, points: Array
     ) -> Asking[tuple[CellValues, Array]]:
-        """Read the values of all cells: in full, until those so far leave fewer unknowns."""
+        """Read the values of all cells: in full, until those so far leave fewer unknowns.
+
+        The first cell, of the active neurons ``at``, has the values ``first``.
+        """
         tuning, heads, K = self.tuning, reader.heads, len(points)
-        every, shares = AllValues(heads.H, heads.dim), np.ones(K)
+        every, shares = reader.every, np.ones(K)
         values: CellValues | None = None
         done = 0
         while done < K:
@@ -207,8 +229,8 @@ class LayerSearch:
                 values, points[read], shares[read], every, tuning.values.checks
             )
             good = reader.usual(values)
-            v = np.concatenate([heads.v[None], values.v[good]])
-            active = np.concatenate([cell.active[None], values.active[good]])
+            v = np.concatenate([first[None], values.v[good]])
+            active = np.concatenate([at[None], values.active[good]])
             fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
             if fewer is None or done == K:
                 continue
@@ -243,6 +265,8 @@ class LayerSearch:
         H, K = found.model.H, len(self.hinges)
         heads = "1 head" if H == 1 else f"{H} heads"
         extra = " Two neurons more carry a linear part." if solved.linear else ""
+        if len(solved.B) > H:
+            extra += " The last token reaches the network by itself: a residual connection."
         d = found.model.dim
         below = found.low_rank and any(np.linalg.matrix_rank(W) < d for W in found.model.W)
         low = " Some W are of low rank." if below else ""

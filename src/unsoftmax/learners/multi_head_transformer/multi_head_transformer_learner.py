@@ -1,10 +1,10 @@
 """Several heads before a ReLU network, from one number per query: the whole one-layer Transformer.
 
-Target f(X) = Σ_j w_o[j] relu(Σ_h B_h[j]·p_h + b[j]) + c, p_h = Σ_i α_hi x_i,
-α_h = softmax_i(x_i·(W_h x_N + w_h)). Section 4.1 of arXiv 2601.16873 has one head; several, which
-it leaves open, are beyond it.
+Target f(X) = Σ_j w_o[j] relu(Σ_h B_h[j]·p_h + R[j]·x_N + b[j]) + c, p_h = Σ_i α_hi x_i,
+α_h = softmax_i(x_i·(W_h x_N + w_h)), with or without a residual R. Section 4.1 of arXiv 2601.16873
+has one head; several, which it leaves open, are beyond it.
 
-1. Single tokens show the network of A = Σ_h B_h (`relu_network`):   f([x]) = g(x).
+1. Single tokens show the network of A = Σ_h B_h + R (`relu_network`):   f([x]) = g(x).
 2. Within a cell of that network, S being its active neurons, the target is a sum of heads,
 
        f([b+a; b]) = g(b) + Σ_h σ(a·(W_h b + w_h)) v_h·a,   v_h = ℓ_h + Σ_{k∈S} ε_k B_h[k]:
@@ -12,15 +12,18 @@ it leaves open, are beyond it.
    logits grow with ‖a‖·‖b‖, so long b and short a switch all heads inside one wide cell. There the
    steps of `multi_head` find W_h, w_h and the v_h (`first_cell`): H(d² + d) queries and more.
 3. In K other cells, K the number of distinct neurons, only the v_h are left: (H − 1)d + 2 queries
-   each (`cell_values`). Σ_h v_h = ∇g spares one head.
+   each (`cell_values`). Σ_h v_h = ∇g spares one head; a residual is one more, of gate 0.
 4. One linear system gives all B_h (`layer_solution`).
 5. Fresh sequences confirm or refuse (`layer_evidence`).
+6. Where no half circle tells the heads apart poles may (`cell_poles`); where nothing is found it is
+   asked whether a neuron shows in sequences alone (`unseen_neurons`).
 
 It may not know anything of the target but its answers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -32,6 +35,7 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.first_cell import NothingPooled
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
     LayerEvidenceTuning,
     conclude_layer,
@@ -54,7 +58,7 @@ from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
 from unsoftmax.learners.transformer.network_recovery import open_hold_out
-from unsoftmax.measure.precision import UNIT, PrecisionTuning, why
+from unsoftmax.measure.precision import UNIT, Precision, PrecisionTuning, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import FARTHEST
@@ -84,6 +88,9 @@ class MultiHeadTransformerTuning:
     coarsest: float = 1e-6
     """A network known no better than to this share of its size comes of answers that are too
     coarse: 1e-9 is usual of float64."""
+    farthest: float = 3e3
+    """Where no layer was found and a hyperplane is farther from 0, in units in which W is about 1,
+    that is why: 10³ are usually recovered, 10⁴ now and then."""
     noise: float = 1e-13
     """Noise up to this share of the answers is that of float64 in batches of other sizes."""
     layer: LayerSearchTuning = field(default=LayerSearchTuning())
@@ -137,6 +144,8 @@ class MultiHeadTransformerLearner(Configured):
     A V_h, which is found. As many again as there are parameters, up to 2,500 of them, where a
     layer is polished: asked for, or because it misses fresh answers by more than usual (far
     biases, Σ B_h much smaller than the B_h).
+    With a residual, which is found, (m + 2)d more. Heads that switch together, as W and 2W do, take
+    350 + 2.6·H·d(d + 2) more after five searches in vain.
     Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
     factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
     arXiv 2601.16873, which has one head.
@@ -160,7 +169,7 @@ class MultiHeadTransformerLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -180,23 +189,27 @@ class MultiHeadTransformerLearner(Configured):
         tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
         first = self._network.plan()
         m = tuning.network.neurons_per_dim * d + tuning.network.neurons
-        cells = (m + 1) * (H * d + tuning.layer.values.checks + 1)
-        tries = len(tuning.layer.starts)
+        cells = (m + 1) * ((H + 1) * d + tuning.layer.values.checks + 1)
+        tries = sum(1 for _ in self._searches())
         one = tuning.times * (H * d * (d + 3) + cells) + tuning.per_head * (H + 1) + 16 * d
+        poles = tuning.layer.poles.poles
+        on_lines, on_poles = (tuning.layer.by_poles * n for n in poles.at_most(H, d, True))
+        kinks = tuning.layer.unseen
+        beside = kinks.rays * (kinks.points + 7) * (tuning.layer.by_poles + 1) + on_lines
         long = tuning.evidence.closing.long
         one += int(tuning.polishing.spare * tuning.polishing.largest)
-        at_most = first.at_most + tries * one
+        at_most = first.at_most + tries * one + beside
         return Plan(
             queries=None,
             at_most=at_most,
-            tokens=first.tokens + 4 * tries * one,
+            tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
             rounds=first.rounds + tries * tuning.rounds,
             formula="about m·d + 12m + 290 + m²d/2000 for the network of m neurons, and "
-            "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads: "
+            "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads, (m + 2)d with a residual: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
-            most_tokens=long.most_tokens(d, *tuning.evidence.closing.tokens),
+            most_tokens=long.most_tokens(d, *tuning.evidence.closing.tokens, *poles.lengths),
         )
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
@@ -209,49 +222,71 @@ class MultiHeadTransformerLearner(Configured):
         rng = np.random.default_rng(self.seed)
         part = checks // self.tuning.opening_part
         held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
-        found = yield from named(self._network.steps(part), "network")
-        errors, precision = found.certificate.errors, held.precision(self.tuning.precision)
+        precision = held.precision(self.tuning.precision)
+        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
+        coarse = self._coarse(precision, size)
+        try:
+            found = yield from named(self._network.steps(part), "network")
+        except (ModelMismatch, NotIdentifiable) as refusal:
+            if coarse:
+                raise self._too_coarse(precision) from refusal
+            raise
+        errors = found.certificate.errors
         learned = LearnedNetwork(found.model, errors["constant"], errors["slope"], precision)
         hinges = NetworkHinges.of(found.model, self.tuning.layer.cells.parallel)
-        size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
-        layer = yield from self._layer(learned, hinges, size, rng)
+        if coarse and len(hinges):
+            raise self._too_coarse(precision, learned)
+        layer = yield from self._layer(learned, hinges, rng)
         return (yield from conclude_layer(layer, learned, held, rng, self.tuning.evidence))
 
     def _layer(
-        self, learned: LearnedNetwork, hinges: NetworkHinges, size: float, rng: np.random.Generator
+        self, learned: LearnedNetwork, hinges: NetworkHinges, rng: np.random.Generator
     ) -> Asking[RecoveredTransformer]:
-        """Find the heads and first layers behind a network, or say why not.
-
-        ``size`` is that of answers.
-        """
+        """Find the heads and first layers behind a network, or say why not."""
         if not len(hinges):
             return self._without_neurons(learned, hinges)
         if self.dim == 1:  # half a circle needs a plane
             raise self._dependent(learned)
-        self._refuse_coarse(learned, hinges, size)
+        if learned.slope > self.tuning.coarsest * hinges.steepness:
+            raise self._too_coarse(learned.precision, learned)
         tuning = self.tuning.layer
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
-        too_many = 0
-        for number in range(len(tuning.starts)):
+        too_many = unpooled = 0
+        for number, together in self._searches():
             try:
-                layer = yield from search.run(number)
+                layer = yield from search.run(number, together)
             except DependentCells:
+                self._refuse_far(learned, hinges)
                 raise self._dependent(learned) from None
             except tuple(ENDINGS) as ending:
                 too_many += isinstance(ending, TooManyBreakpoints)
+                unpooled += isinstance(ending, NothingPooled)
                 continue
+            if together and (yield from search.meets_unseen_neuron()):
+                raise self._unseen()  # the ball in which heads were read may lie beside its kinks
             layer, confirmed = yield from self._confirmed(layer, learned, rng)
             if confirmed:
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
+        if unpooled == sum(1 for _ in self._searches()):
+            raise self._last_token_alone()
+        if (yield from search.meets_unseen_neuron()):
+            raise self._unseen()
+        self._refuse_far(learned, hinges)
         if too_many == len(tuning.starts):
             raise self._too_many(
                 "Within cells of the network the answers change along half a circle more than "
                 f"{self.max_heads} times."
             )
         raise self._nothing_found(learned)
+
+    def _searches(self) -> Iterator[tuple[int, bool]]:
+        """Give the searches in turn, by number, the last ones for heads that switch together."""
+        tuning = self.tuning.layer
+        yield from ((number, False) for number in range(len(tuning.starts)))
+        yield from ((number, True) for number in range(tuning.by_poles))
 
     def _confirmed(
         self, layer: RecoveredTransformer, learned: LearnedNetwork, rng: np.random.Generator
@@ -276,6 +311,19 @@ class MultiHeadTransformerLearner(Configured):
             f"{what} Raise max_heads, if the target is several heads before a ReLU network."
         )
 
+    def _last_token_alone(self) -> ModelMismatch:
+        return ModelMismatch(
+            "Answers depend on the last token alone: no head shows. ReluNetworkLearner learns the "
+            "network of single tokens, which is all there is."
+        )
+
+    def _unseen(self) -> ModelMismatch:
+        return ModelMismatch(
+            "Sequences show a neuron that no single token shows: its first layers cancel in their "
+            "sum over heads, so that it depends on differences of tokens alone. Neurons are found "
+            "at single tokens here: a target with such a neuron is not recovered."
+        )
+
     def _without_neurons(
         self, learned: LearnedNetwork, hinges: NetworkHinges
     ) -> RecoveredTransformer:
@@ -289,23 +337,35 @@ class MultiHeadTransformerLearner(Configured):
         note = f"The network is constant, {learned.network.c:g}: no head shows."
         return RecoveredTransformer(without_heads(learned), errors, notes=(note,))
 
-    def _refuse_coarse(self, learned: LearnedNetwork, hinges: NetworkHinges, size: float) -> None:
-        """Refuse answers, of this size, that are too coarse to show heads behind a network."""
-        off, precision = learned.slope / hinges.steepness, learned.precision
+    def _coarse(self, precision: Precision, size: float) -> bool:
+        """Tell whether answers of this size are too coarse to show heads behind a network."""
         rounded = precision.unit > UNIT or precision.relative > 0
-        if (
-            not rounded
-            and precision.absolute <= self.tuning.noise * size
-            and (off <= self.tuning.coarsest)
-        ):
-            return
-        raise NotIdentifiable(
+        return rounded or precision.absolute > self.tuning.noise * size
+
+    def _too_coarse(
+        self, precision: Precision, learned: LearnedNetwork | None = None
+    ) -> NotIdentifiable:
+        """Refuse coarse answers, with the network that they tell all the same."""
+        network = "of single tokens is not determined either."
+        if learned is not None:
+            network = f"of single tokens is, to {learned.slope:.0e} for each unit of a token."
+        return NotIdentifiable(
             "The answers are too coarse for several heads before a network, whose gates are read "
             "from tokens 10⁴ times as long as the offsets that tell them apart: float64 answers "
-            f"are needed. The network is determined, to {off:.0e} of its size."
-            + why(learned.precision),
-            determined={"network": learned.network},
+            f"are needed. Heads are not determined; the network {network}" + why(precision),
+            determined={} if learned is None else {"network": learned.network},
         )
+
+    def _refuse_far(self, learned: LearnedNetwork, hinges: NetworkHinges) -> None:
+        """Refuse hyperplanes so far out that heads do not show there."""
+        away = float(np.max(np.abs(hinges.b) / np.linalg.norm(hinges.A, axis=1)))
+        if away > self.tuning.farthest:
+            raise NotIdentifiable(
+                f"A neuron's hyperplane is {away:.0e} from 0. Heads are read beyond all of them, "
+                "where offsets that open their gates are lost in float64 beside such long tokens. "
+                "The network of single tokens is determined.",
+                determined={"network": learned.network},
+            )
 
     def _dependent(self, learned: LearnedNetwork) -> NotIdentifiable:
         return NotIdentifiable(
@@ -321,9 +381,8 @@ class MultiHeadTransformerLearner(Configured):
         return ModelMismatch(
             f"None of {len(self.tuning.layer.starts)} searches in cells of the network that single "
             f"tokens show, of {learned.network.A.shape[1]} neurons, gave heads that predict fresh "
-            f"answers. There may be more than max_heads = {self.max_heads}; heads may share their "
-            "hyperplanes, as W and 2W do, or be too close; first layers may cancel in their sum; a "
-            "neuron may show at no single token, or share its hyperplane with another one there; "
-            "or the last token may reach the network by itself (a residual connection). "
+            f"answers. There may be more than max_heads = {self.max_heads}; heads may be too close "
+            "to each other; first layers may nearly cancel in their sum; a neuron may show at no "
+            "single token, or share its hyperplane with another one there. "
             "Or the target is not several softmax heads followed by a ReLU network." + rank
         )

@@ -68,6 +68,8 @@ class SpanningColumns:
     """(r tokens, d offsets)."""
     tokens: Indices
     """Which rows of T they are."""
+    asked: int
+    """How many of T's rows were asked to find them."""
     beta: float
     """With biases the columns are W x + w/β; otherwise 0."""
     left_out: LeftOut | None
@@ -94,13 +96,14 @@ def find_columns(
             grid = yield from _one_more(probes, grid, width)
         judged = _best(grid, width, rank), None, ()
     tokens, left_out, notes = judged
+    asked = grid.shape[0]
     if len(tokens):
         grid = grid.kept(tokens)
         k = grid.common_scale()
         if width < probes.dim:
             yield from grid.ask(slice(None), slice(width, None), k)
         yield from grid.retry(k, 2 * (len(tokens) + 1))
-    return SpanningColumns(grid, tokens, beta, left_out, notes)
+    return SpanningColumns(grid, tokens, asked, beta, left_out, notes)
 
 
 def growths(dim: int) -> int:

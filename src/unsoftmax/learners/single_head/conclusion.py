@@ -19,7 +19,7 @@ from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Sequences
+from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
@@ -50,10 +50,6 @@ class ConclusionTuning:
     untested: int = 8
     """Of so many sequences of several tokens one at least must test them, or the evidence is not
     called passed."""
-    turned_round: int = 2
-    """In so many of the first sequences tokens change places where a head is refused."""
-    by_order: float = 64.0
-    """Answers that change by so many times what they may be off by depend on the order."""
     holdout: HoldoutTuning = field(default=HoldoutTuning())
     """Which sequences are asked."""
     judge: JudgeTuning = field(default=JudgeTuning())
@@ -100,9 +96,6 @@ def conclude(
 ) -> Asking[Found[SingleHead]]:
     """Ask the closing hold-out and return what was found, or refuse it.
 
-    Where it is refused, tokens change places in a few sequences: an answer that changes with them
-    says that scores depend on positions.
-
     Parameters
     ----------
     head : RecoveredHead
@@ -116,37 +109,6 @@ def conclude(
     tuning : ConclusionTuning
         Knobs.
     """
-    try:
-        return (yield from _concluded(head, first, rng, otherwise, tuning))
-    except ModelMismatch as error:
-        if (yield from _order_matters(head.values, first, tuning)):
-            raise ModelMismatch(
-                "Answers change when tokens before the query token change places: scores depend on "
-                "positions. Rotary ones are recovered by LowRankHead and ExactHead with "
-                "rotary=True; no learner here recovers other ones."
-            ) from error
-        raise
-
-
-def _order_matters(values: Values, first: FirstRound, tuning: ConclusionTuning) -> Asking[bool]:
-    """Whether the order of the tokens before the query token changes answers."""
-    X, y = first.probes.X[: tuning.turned_round], first.answers[: tuning.turned_round]
-    if not len(X):
-        return False
-    [other] = yield [Sequences(X[:, [1, 0, 2]], phase="order of tokens", purpose="check")]
-    size = np.linalg.norm(X, axis=2).max(axis=1) * values.norm + abs(values.c)
-    own = values.precision.error(size, y) + values.precision.error(size, other)
-    return bool(np.any(np.abs(other - y) > tuning.by_order * own))
-
-
-def _concluded(
-    head: F,
-    first: FirstRound,
-    rng: np.random.Generator,
-    otherwise: str,
-    tuning: ConclusionTuning,
-) -> Asking[Found[SingleHead]]:
-    """Ask, and return what was found or refuse it."""
     bounds = head.bounds()
     certificate = certificate_of(head, first.checks, bounds=bounds)
     closing, long = holdout.closing(

@@ -38,9 +38,17 @@ class ZeroReading:
     def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """Bound the errors of W, v, w and c."""
         v_error = float(np.linalg.norm(self.values.v_error))
-        open_by = self.left_out(self.values)
-        errors = {"W": open_by, "v": v_error, "w": open_by, "c": self.values.c_error}
+        W_error, w_error = self.errors_beside(self.left_out(self.values))
+        errors = {"W": W_error, "v": v_error, "w": w_error, "c": self.values.c_error}
         return errors, ("W has rank 0.",)
+
+    def errors_beside(self, left_out: float) -> tuple[float, float]:
+        """Bound the errors of W and w where so much is left out."""
+        return left_out, left_out
+
+    def span(self) -> Array:
+        """Return an orthonormal basis of W's columns, (d, 0)."""
+        return np.zeros((len(self.values.v), 0))
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
@@ -79,36 +87,45 @@ class FactoredReading:
 
     def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """Bound the errors of W, v, w and c."""
-        values, columns, skeleton = self.values, self.columns, self.skeleton
-        grows, spread, E = skeleton.amplification(), self._spread(), self._column_error()
-        from_columns, rows = grows.error(E, spread, 0.0), self._row_errors(grows, E)
-        # at (x, 1) a query token is longer than x, which is a unit vector
-        longest = np.sqrt(1 + len(skeleton.rows)) if columns.beta else 1.0
-        left_out = 0.0 if columns.left_out is None else columns.left_out(values)
-        beyond = left_out * grows.tilt * (1 + longest * spread)
-        w_error = (from_columns + beyond) * columns.beta + grows.gain * rows.shift
-        rounding = 8 * UNIT * grows.tilt * float(np.linalg.norm(self.right.matrix))
-        if self.refined is None:
-            W_error = from_columns + rows.right + beyond + rounding
-        else:
-            # the true row space may tilt against the one found: its factor counts twice
-            along = self._refined_error(self.refined, w_error)
-            W_error = along + 2 * rows.right + beyond + rounding
+        values, columns = self.values, self.columns
+        W_error, w_error = self.errors_beside(
+            0.0 if columns.left_out is None else columns.left_out(values)
+        )
         errors = {
-            "W": float(W_error),
+            "W": W_error,
             "v": float(np.linalg.norm(values.v_error)),
-            "w": float(w_error),
+            "w": w_error,
             "c": values.c_error,
         }
         further = columns.grid.unbounded(values)
         further += self.rows.unbounded(values) if self.rows is not None else ()
         return errors, (
-            f"W has rank {len(skeleton.rows)} or less"
+            f"W has rank {len(self.skeleton.rows)} or less"
             + (", but for what is below the answers' noise" if columns.left_out else "")
             + "; the row space found is close enough to the true one that it is seen through the "
             "query tokens at least half as well.",
             *further,
         )
+
+    def errors_beside(self, left_out: float) -> tuple[float, float]:
+        """Bound the errors of W and w where so much is left out."""
+        columns, skeleton = self.columns, self.skeleton
+        grows, spread, E = skeleton.amplification(), self._spread(), self._column_error()
+        from_columns, rows = grows.error(E, spread, 0.0), self._row_errors(grows, E)
+        # at (x, 1) a query token is longer than x, which is a unit vector
+        longest = np.sqrt(1 + len(skeleton.rows)) if columns.beta else 1.0
+        beyond = left_out * grows.tilt * (1 + longest * spread)
+        w_error = float((from_columns + beyond) * columns.beta + grows.gain * rows.shift)
+        rounding = 8 * UNIT * grows.tilt * float(np.linalg.norm(self.right.matrix))
+        if self.refined is None:
+            return float(from_columns + rows.right + beyond + rounding), w_error
+        # the true row space may tilt against the one found: its factor counts twice
+        along = self._refined_error(self.refined, w_error)
+        return float(along + 2 * rows.right + beyond + rounding), w_error
+
+    def span(self) -> Array:
+        """Return an orthonormal basis of W's columns, (d, r)."""
+        return self.skeleton.basis
 
     def _column_error(self) -> float:
         """Bound ‖E‖_F."""

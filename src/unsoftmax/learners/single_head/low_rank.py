@@ -11,6 +11,7 @@ them. With X (d × r) query tokens, A (r × d) offsets, one answer for each entr
     f([x]) = x·v + c            v, and what answers may be off by     `first_round`
     C = W X                     r tokens, d offsets                   `column_space`
     A W                         r offsets, the other tokens           `row_space`
+    a·(W x)                     once, where r is found                `rank_check`
     W = C (A C)⁻¹ (A W)         kept as two factors                   `unsoftmax.solve.skeleton`
 
 Theorem 5.1 as written, with Gaussian measurements and the nuclear norm, is `SensingHead`.
@@ -47,6 +48,7 @@ from unsoftmax.learners.single_head.first_round import (
     or_biased,
 )
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
+from unsoftmax.learners.single_head.rank_check import check_rank
 from unsoftmax.learners.single_head.row_space import RowTuning, read_on_row_space, read_rows
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_scales import LogitGridTuning
@@ -157,7 +159,7 @@ class LowRankHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -232,10 +234,13 @@ class LowRankHead(Configured):
         probes = LowRankProbes(values, Z, T, split, bool(self.biases), tuning.grid)
         columns = yield from find_columns(probes, self.rank, tuning.columns)
         values = columns.grid.values
-        if not len(columns.tokens) and columns.left_out is not None:
-            return ZeroReading(values, columns.left_out)
         probes = replace(probes, values=values)
+        if not len(columns.tokens) and columns.left_out is not None:
+            zero = ZeroReading(values, columns.left_out)
+            yield from check_rank(probes, columns, zero, rng)
+            return zero
         found = yield from read_rows(probes, columns, rng, tuning.rows)
+        yield from check_rank(replace(probes, values=found.values), columns, found, rng)
         return (yield from read_on_row_space(probes, found)) if noisy else found
 
     def _conclusion(self) -> ConclusionTuning:

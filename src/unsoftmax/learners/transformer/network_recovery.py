@@ -45,11 +45,10 @@ class TransformerHoldOut:
     def precision(self, tuning: PrecisionTuning) -> Precision:
         """Return the precision of the first answers.
 
-        Where g is flat few different answers come; round by chance, they tell no format.
+        Where g is flat few different answers come; each counts once.
         """
-        precision, y = Precision(), self.answers
-        if len(np.unique(y)) == len(y) and np.all(y != 0):
-            precision = Precision.of_format([y], tuning)
+        y = self.answers
+        precision = Precision.of_format([np.unique(y)], tuning)
         noise = holdout.noise_of(y[: len(self.repeated)], self.repeated)
         return precision.with_noise(noise, len(self.repeated), tuning)
 

@@ -24,6 +24,7 @@ from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadT
 from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
 from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality
 from unsoftmax.models.equality.rotary_heads_equality import RotaryHeadsEquality
+from unsoftmax.models.equality.rotary_layer_equality import RotaryLayerEquality
 from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
 from unsoftmax.models.equality.transformer_equality import TransformerEquality
 from unsoftmax.models.model import FrozenModel
@@ -42,6 +43,7 @@ RULES: Rules = (
     TransformerEquality(),
     MultiHeadTransformerEquality(),
     AttentionLayerEquality(),
+    RotaryLayerEquality(),
     FeedForwardEquality(),
 )
 """The rule of every model class; a class comes before those that its models can be read as."""
@@ -60,7 +62,8 @@ def canonical(model: M, *, rules: Rules = RULES) -> M:
         parallel neurons are merged, all are turned one way and ordered. Or a Transformer: its
         network's canonical form; where that is constant W and w become 0. Several heads before
         a network: both, heads that the network does not see left out. Or a layer: heads in
-        factors, merged and ordered by the norm of their M; what a norm hides is put to one value.
+        factors, merged and ordered by the norm of their M; what a norm hides is put to one value;
+        with rotary positions every head has keys and values of its own.
         Or a feed-forward layer: as a network, the linear part last.
     rules : sequence of ModelEquality, optional
         One for each class; another one may have other tolerances for rounding.

@@ -113,7 +113,8 @@ class AttentionLayerEquality(ModelEquality[AttentionLayer]):
     def share(self, a: AttentionLayer, b: AttentionLayer, errors: Mapping[str, float]) -> float:
         """Compare the canonical forms' M, W, w head by head, c, scale, shift and eps.
 
-        A head without a partner may be one whose M is within the bound on M.
+        A head of ``b`` without a partner may be one whose M is within the bound on M, or one whose
+        scores the bounds do not tell from another's: then the sum of their M counts.
         """
         a, b = self.canonical(a), self.canonical(b)
         if a.outputs != b.outputs or _kind(a) != _kind(b):
@@ -122,8 +123,15 @@ class AttentionLayerEquality(ModelEquality[AttentionLayer]):
         if a.norm is not None and b.norm is not None:
             mine, its = a.norm.arrays(), b.norm.arrays()
             shares += [share_of(norm_of(mine[n] - its[n]), errors, n) for n in _NORM_PARTS]
-        for one, other in LayerMatching(a, b, Tolerance(0.0, 0.0)).gap()[1]:
-            shares += _head_shares(one, other, errors)
+        pairs = LayerMatching(a, b, Tolerance(0.0, 0.0)).gap()[1]
+        alone = [other for one, other in pairs if one is None and other is not None]
+        for one, other in pairs:
+            if one is not None:
+                alike = [h for h in alone if one is _nearest(a, h, errors)]
+                alone = [h for h in alone if h not in alike]
+                partners = alike if other is None else [other, *alike]
+                shares += _head_shares(one, partners, errors)
+        shares += [share_of(head.parameter_norm("M"), errors, "M") for head in alone]
         return max(shares)
 
     def _sequences(
@@ -206,19 +214,25 @@ def _compare_norms(
 
 
 def _head_shares(
-    one: LayerHead | None, other: LayerHead | None, errors: Mapping[str, float]
+    one: LayerHead, partners: list[LayerHead], errors: Mapping[str, float]
 ) -> list[float]:
-    """Compare M, W and w of two heads, of one alone its M, with the bounds."""
-    if one is None or other is None:
-        head = one or other
-        assert head is not None
-        return [share_of(head.parameter_norm("M"), errors, "M")]
+    """Compare a head's M, W and w with the bounds, M with the sum of its partners'."""
+    values = sum((-head.values for head in partners), one.values)
+    scores = [share for head in partners for share in _score_shares(one, head, errors)]
+    return [share_of(values.norm, errors, "M"), *scores]
+
+
+def _score_shares(one: LayerHead, other: LayerHead, errors: Mapping[str, float]) -> list[float]:
+    """Compare W and w of two heads with the bounds."""
     W = (_without_w(one.scores) - _without_w(other.scores)).norm
-    return [
-        share_of((one.values - other.values).norm, errors, "M"),
-        share_of(W, errors, "W"),
-        share_of(norm_of(one.w - other.w), errors, "w"),
-    ]
+    return [share_of(W, errors, "W"), share_of(norm_of(one.w - other.w), errors, "w")]
+
+
+def _nearest(a: AttentionLayer, head: LayerHead, errors: Mapping[str, float]) -> LayerHead | None:
+    """Return the head of ``a`` whose scores are those of a head, within the bounds, if any."""
+    found = [(max(_score_shares(one, head, errors)), one) for one in a.heads]
+    share, nearest = min(found, key=lambda pair: pair[0], default=(np.inf, None))
+    return nearest if share <= 1 else None
 
 
 def _without_w(scores: Product) -> Product:

@@ -6,7 +6,9 @@ u_h = W_h x_N + w_h: of distinct u_h such functions of y are linearly independen
 every direction. Sequences therefore show the network in open sets of R^{Hd}. With p_h the gradient
 of log Σ_i e^{x_i·u} at u_h, p at x_N = b and at −b, both long, are of opposite order along the
 W_h b: where all W_h differ every hyperplane is crossed. So functions are equal exactly if the
-heads are, those with equal (W, w) merged, and networks are as `relu_network_equality` says.
+heads are, those with equal (W, w) merged, and networks are as `relu_network_equality` says. With a
+residual the last token is d inputs more. It stays where others move, so p and x_N move
+independently, and no head can stand for it: it is an input of its own.
 
 With one head left this is a Transformer, with an affine network several heads.
 """
@@ -89,18 +91,23 @@ class MultiHeadTransformerEquality(ModelEquality[MultiHeadTransformer]):
         first = [group[0] for group in groups]
         H, m, _ = model.B.shape
         rows = model.B.reshape(H, m * d)
-        B = np.array([sum_of_rows(rows[group]) for group in groups])
-        network = self.networks.canonical(_network(B.reshape(len(B), m, d), model))
+        B = np.array([sum_of_rows(rows[group]) for group in groups]).reshape(len(groups), m, d)
+        if model.residual is not None:
+            B = np.concatenate([B, model.residual[None]])
+        network = self.networks.canonical(_network(B, model))
         B = network.A.T.reshape(len(network.b), max(1, len(B)), d).transpose(1, 0, 2)
         seen = [h for h in range(len(groups)) if np.any(B[h])]
         kept = scores[[first[h] for h in seen]]
         W, w = kept[:, : d * d].reshape(-1, d, d), kept[:, d * d :]
-        return MultiHeadTransformer(W, B[seen], network.w_o, network.b, w, network.c)
+        R = B[-1] if model.residual is not None and np.any(B[-1]) else None
+        return MultiHeadTransformer(W, B[seen], network.w_o, network.b, w, network.c, R)
 
     def simplest(self, model: MultiHeadTransformer) -> FrozenModel:
         """Return one head before a network as a Transformer, an affine network as its heads."""
-        if model.H != 1:
+        if model.H != 1 or model.residual is not None:
             form = self.canonical(model)
+            if form.residual is not None:
+                return model
             affine = self.networks.affine_part(_network(form.B, form))
             if form.H > 1 and affine is None:
                 return model
@@ -179,10 +186,15 @@ class MultiHeadTransformerEquality(ModelEquality[MultiHeadTransformer]):
     def _networks(
         self, a: MultiHeadTransformer, b: MultiHeadTransformer, places: Sequence[int]
     ) -> tuple[ReluNetwork, ReluNetwork]:
-        """Return both networks on the heads of both, put where ``places`` says: first a's."""
+        """Return both networks on the heads of both, put where ``places`` says: first a's.
+
+        Where one has a residual, the last token follows in both.
+        """
         count = 1 + max([0, *places])
+        residual = a.residual is not None or b.residual is not None
         mine, other = places[: a.H], places[a.H :]
-        return _network(_placed(a.B, mine, count), a), _network(_placed(b.B, other, count), b)
+        placed = _placed(a, mine, count, residual), _placed(b, other, count, residual)
+        return _network(placed[0], a), _network(placed[1], b)
 
     def _sequences(
         self, a: MultiHeadTransformer, b: MultiHeadTransformer, places: Sequence[int]
@@ -217,10 +229,10 @@ class MultiHeadTransformerEquality(ModelEquality[MultiHeadTransformer]):
         """Bound the rounding of answers: of the network, and of scores, which move the weights."""
         longest = np.linalg.norm(X, axis=2).max(axis=1)
         scores = np.abs(token_scores(X, model.scores_of(X[:, -1]))).max(axis=2)
-        steep = np.linalg.norm(model.B, axis=2) @ np.abs(model.w_o)
-        size = longest * ((1 + scores) @ steep)
-        for h in range(model.H):
-            network = ReluNetwork(model.B[h].T, model.w_o, model.b, model.c)
+        steep = np.linalg.norm(model.first_layers, axis=2) @ np.abs(model.w_o)
+        size = longest * (steep.sum() + scores @ steep[: model.H])
+        for first in model.first_layers:
+            network = ReluNetwork(first.T, model.w_o, model.b, model.c)
             size = size + sum_of_sizes(network, np.abs(X).max(axis=1))
         return np.asarray(self.roundoffs * UNIT * model.dim * size)
 
@@ -233,11 +245,18 @@ def _network(B: Array, model: MultiHeadTransformer) -> ReluNetwork:
     return ReluNetwork(A, model.w_o, model.b, model.c)
 
 
-def _placed(B: Array, places: Sequence[int], count: int) -> Array:
-    """Return first layers in their places among ``count``; heads of one place are added up."""
-    placed = np.zeros((count, *B.shape[1:]))
-    for place, first in zip(places, B, strict=True):
+def _placed(
+    model: MultiHeadTransformer, places: Sequence[int], count: int, residual: bool
+) -> Array:
+    """Return first layers in their places among ``count``, and that of the last token behind.
+
+    Heads of one place are added up.
+    """
+    placed = np.zeros((count + residual, *model.B.shape[1:]))
+    for place, first in zip(places, model.B, strict=True):
         placed[place] += first
+    if model.residual is not None:
+        placed[-1] = model.residual
     return placed
 
 

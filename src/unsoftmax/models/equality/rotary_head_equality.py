@@ -32,6 +32,7 @@ from unsoftmax.models.equality.witnesses import WitnessTuning, witness_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.scores import RotaryScores
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
@@ -90,7 +91,7 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
 
     def compare(self, a: RotaryHead, b: RotaryHead, tolerance: Tolerance) -> Equivalence:
         """Compare all W(Δ), biases included, and [v c], each as one block."""
-        scores, distance, apart = self.scores_apart(a, b)
+        scores, distance, apart = scores_apart(a.scores, b.scores, self.farthest)
         within = tolerance.allows(apart, scores)
         values = tolerance.compare(np.append(a.v, a.c), np.append(b.v, b.c))
         gap = max(apart / scores if scores else 0.0, values[1])
@@ -116,16 +117,6 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
             share_of(norm_of(a.v - b.v), errors, "v"),
             share_of(abs(a.c - b.c), errors, "c"),
         )
-
-    def scores_apart(self, a: RotaryHead, b: RotaryHead) -> tuple[float, int, float]:
-        """Return the size of the scores, and where they differ most and by how much."""
-        planes = len(a.rotary) + len(b.rotary)
-        size, worst = 0.0, (0, 0.0)
-        for distance in range(max(self.farthest, 2 * planes) + 1):
-            mine, other = a.scores.whole(distance), b.scores.whole(distance)
-            size = max(size, norm_of(mine), norm_of(other))
-            worst = max(worst, (distance, norm_of(mine - other)), key=lambda pair: pair[1])
-        return size, *worst
 
     def sequences(self, a: RotaryHead, b: RotaryHead, distance: int) -> Iterator[Array]:
         """Make sequences that tell v and c apart, then tokens at the distance that differs most."""
@@ -157,6 +148,34 @@ class RotaryHeadEquality(ModelEquality[RotaryHead]):
         size = longest * norm_of(head.v) + abs(head.c)
         size = size + np.ptp(X @ head.v, axis=1) * key * query * turns
         return np.asarray(self.roundoffs * UNIT * (head.dim + X.shape[1]) * size)
+
+
+def scores_apart(a: RotaryScores, b: RotaryScores, farthest: int) -> tuple[float, int, float]:
+    """Return the size of two scores W(Δ), biases included, and where they differ most, by how much.
+
+    At distances up to ``farthest``, and at as many as tell all scores apart.
+    """
+    size, worst = 0.0, (0, 0.0)
+    a, b = _within_ranges(a, b)
+    for distance in range(max(farthest, 2 * (len(a.rotary) + len(b.rotary))) + 1):
+        mine, other = a.whole(distance), b.whole(distance)
+        size = max(size, norm_of(mine), norm_of(other))
+        worst = max(worst, (distance, norm_of(mine - other)), key=lambda pair: pair[1])
+    return size, *worst
+
+
+def _within_ranges(a: RotaryScores, b: RotaryScores) -> tuple[RotaryScores, RotaryScores]:
+    """Return scores of the same norms, of as many dimensions as keys and queries have together."""
+    both = {name: np.vstack([a.arrays[name], b.arrays[name]]) for name in "KQ"}
+    if len(both["K"]) >= both["K"].shape[1]:
+        return a, b
+    bases = {name: np.linalg.qr(rows.T)[0] for name, rows in both.items()}
+
+    def seen(scores: RotaryScores) -> RotaryScores:
+        arrays = {**scores.arrays, **{name: scores.arrays[name] @ bases[name] for name in "KQ"}}
+        return RotaryScores(len(both["K"]), arrays, scores.rotary)
+
+    return seen(a), seen(b)
 
 
 def _products(

@@ -22,7 +22,7 @@ from unsoftmax.models.equality.equivalence import (
     share_of,
 )
 from unsoftmax.models.equality.head_matching import HeadMatching, Places, sum_of_rows
-from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality
+from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality, scores_apart
 from unsoftmax.models.equality.witnesses import witness_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
@@ -123,7 +123,7 @@ class RotaryHeadsEquality(ModelEquality[RotaryHeads]):
         none, still = np.zeros((0, a.dim)), Rotary([])
         sums = [RotaryHead(none, none, m.v.sum(axis=0), still, c=m.c) for m in (a, b)]
         for mine, other in [(sums[0], sums[1]), *differing[: self.pairs_tried]]:
-            _, distance, _ = self.head.scores_apart(mine, other)
+            _, distance, _ = scores_apart(mine.scores, other.scores, self.head.farthest)
             yield from self.head.sequences(mine, other, distance)
 
     def _rounding(self, model: RotaryHeads, X: Array) -> Array:

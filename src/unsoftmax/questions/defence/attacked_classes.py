@@ -128,7 +128,7 @@ def unattacked(learner: Learner[Any]) -> str:
         return FEED_FORWARD_WITH_NORM
     if isinstance(learner, AttentionLayerLearner) and learner.norm == "pre":
         return ATTENTION_WITH_NORM
-    heads = (ExactHead, LowRankHead, MultiHeadLearner)
+    heads = (ExactHead, LowRankHead, MultiHeadLearner, AttentionLayerLearner)
     if isinstance(learner, heads) and (learner.rotary or learner.rotary_base is not None):
         return "No attacks are known on heads with rotary positions: defend takes heads without."
     return ""

@@ -1,0 +1,1 @@
+"""A whole attention layer whose scores turn with distance, from vector answers."""

@@ -1,0 +1,215 @@
+"""A whole attention layer with rotary positions and grouped heads, from vector answers.
+
+Recovers O_h V_g of every head, the groups, the frequencies and all W_h(Δ) = K_gᵀ R(Δ) Q_h. Values
+have H m s + G s (d − s) unknown numbers, keys and queries r(Gd + Hd − G), and an answer tells m:
+
+1. Single tokens: M = Σ O_h V_g, c, the residual, and the noise (`measure.token_map`).
+2. [2⁴⁰a; 2⁻⁴⁰b] is answered as [b + a; b] of a layer without positions is, of heads with W_h(1)
+   (`long_offsets`): heads, gates and values are found as there (`learners.attention_layer`). Heads
+   whose values have one row space are a group.
+3. [2⁴⁰a_1; …; 2⁴⁰a_n; 0 × m; 2⁻⁴⁰b]: keys, queries, frequencies (`turned_scores`).
+4. Fresh sequences of up to 512 tokens confirm or refuse (`turned_layer_conclusion`).
+
+Source: beyond arXiv 2601.16873; positions are in no paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.head_search import HeadSearch
+from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
+from unsoftmax.learners.attention_layer.score_reading import keys_of
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_layer.head_groups import Groups, groups_of, shared_rows
+from unsoftmax.learners.rotary_layer.long_offsets import with_long_offsets
+from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
+from unsoftmax.learners.rotary_layer.turned_layer_conclusion import TurnedLayerConclusion
+from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
+from unsoftmax.learners.rotary_layer.turned_score_reading import TurnedScoreReading
+from unsoftmax.learners.rotary_layer.turned_scores import TurnedAnswers, TurnedHeads
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Plan, Steps
+from unsoftmax.theory import counts
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedLayer:
+    """A layer as its answers give it."""
+
+    layer: LayerMap
+    values: HeadMaps
+    heads: TurnedHeads
+    groups: Groups
+
+    def model(self) -> RotaryLayer:
+        """Return it as a model, one V of each group."""
+        s, (H, _, d) = max(self.values.ranks), self.heads.Q.shape
+        O, V = np.zeros((H, len(self.layer.c), s)), np.zeros((len(self.groups), s, d))  # noqa: E741
+        places = np.zeros(H)
+        for g, group in enumerate(self.groups):
+            shared = shared_rows(self.values, group)
+            V[g, : len(shared)] = shared
+            for h in group:
+                O[h] = self.values.U[h] @ (self.values.V[h] @ V[g].T)
+                places[h] = g
+        return RotaryLayer(
+            O,
+            V,
+            self.heads.K,
+            self.heads.Q,
+            self.layer.c,
+            self.heads.rotary,
+            groups=places,
+            residual=self.layer.residual,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedLayerAnswers:
+    """All answers that a layer is computed from."""
+
+    values: ValueAnswers
+    scores: TurnedAnswers
+
+    def solved(self) -> TurnedLayer:
+        """Compute the layer."""
+        layer, values = self.values.layer(), self.values.solved()
+        return TurnedLayer(layer, values, self.scores.solved(layer, values), self.scores.groups)
+
+    def sampled(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedLayer:
+        """Compute it from answers with errors drawn as large as theirs may be."""
+        values = self.values.with_errors(noise, rng)
+        return TurnedLayerAnswers(values, self.scores.with_errors(noise, rng)).solved()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedLayerTask:
+    """What is to be learned of a layer with positions."""
+
+    tokens: TokenMapAnswers
+    """Answers to single tokens."""
+    most_heads: int
+    head_dim: int | None
+    profile: str
+    told: ToldTurning
+    """What is known of the frequencies."""
+    tuning: AttentionLayerTuning
+    rng: np.random.Generator
+
+    @property
+    def turned(self) -> TurnedLayerTuning:
+        """Knobs of positions."""
+        return self.tuning.turned
+
+    def steps(self, checks: int) -> Steps[RotaryLayer]:
+        """Ask, and return what was found."""
+        for again in reversed(range(self.tuning.attempts)):
+            try:
+                conclusion = yield from self._searched()
+            except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError):
+                # gates of two heads may be opposite at all of a few tokens by chance
+                if not again:
+                    raise
+            else:
+                break
+        return (yield from conclusion.run(checks))
+
+    def _searched(self) -> Asking[TurnedLayerConclusion]:
+        """Search for all heads; what was found predicts a few fresh answers."""
+        noise = self.tokens.noise()
+        read = self._read(noise)
+        whole, gain = LayerMap.of(self.tokens), self.turned.positions.gain
+        try:
+            answers = yield from with_long_offsets(read, whole, gain)
+        except NotIdentifiable as refused:
+            raise NotIdentifiable(
+                f"{refused} Keys or queries with biases answer so as well, and layers with "
+                "positions and such biases are not recovered here.",
+                determined=refused.determined,
+            ) from refused
+        samples = [answers.sampled(noise, self.rng).model() for _ in range(self.turned.samples)]
+        found = answers.solved().model()
+        conclusion = TurnedLayerConclusion(found, samples, noise, self.rng, self.tuning)
+        yield from conclusion.confirmed()
+        return conclusion
+
+    def _read(self, noise: AnswerNoise) -> Asking[TurnedLayerAnswers]:
+        """Find heads, values, groups, keys and queries."""
+        turned, rng = self.turned, self.rng
+        tuning = replace(
+            self.tuning, head_queries=turned.head_queries, pilot_tokens=turned.pilot_tokens
+        )
+        effort = tuning.effort(self.profile, noise.relative)
+        whole = LayerMap.of(self.tokens)
+        found = yield from HeadSearch(whole, noise, self.most_heads, rng, tuning).run()
+        layer = LayerMap.of(self.tokens, found.residual)
+        opening = yield from OpeningSearch(layer, noise, found.gates, rng, tuning).run()
+        maps = yield from MapReading(
+            self.tokens,
+            layer,
+            noise,
+            found.gates,
+            opening,
+            self.head_dim,
+            effort.whole,
+            rng,
+            tuning,
+            shared=True,
+        ).run()
+        values = maps.solved()
+        allowed = max(turned.shared, turned.shared_noise * noise.relative)
+        groups = groups_of(values, min(allowed, 0.5))
+
+        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
+            other = maps.with_errors(noise, rng)
+            return other.layer(), other.solved()
+
+        scores = yield from TurnedScoreReading(
+            layer,
+            values,
+            noise,
+            keys_of(values, noise.relative, effort.share, tuning),
+            effort,
+            (float(opening.typical.max()), float(opening.bias.max())),
+            rng,
+            tuning,
+            groups=groups,
+            told=self.told,
+            redrawn=redrawn,
+            turned=turned,
+        ).run()
+        return TurnedLayerAnswers(maps, scores)
+
+
+def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTuning) -> Plan:
+    """Say what a layer of so many heads costs at most; their number and groups are found."""
+    turned, r = tuning.turned, max(1, dim // heads) if rank is None else int(rank)
+    pilots = tuning.pilot_rounds * (turned.pilot_tokens + 2) + 3 * tuning.score_pilots
+    maps = tuning.tries * (heads * dim + tuning.checked)
+    keys = (1 + tuning.again) * 4 * dim * (dim + 1)
+    searches = len(tuning.offset_lengths) * tuning.most_search(heads)
+    at_most = dim + 8 + tuning.attempts * (searches + pilots + maps + keys + tuning.confirm)
+    queries = counts.rotary_layer_queries(dim, heads, heads, r)
+    longest = turned.longest + dim + 1
+    return Plan(
+        queries=None,
+        at_most=at_most,
+        tokens=2 * at_most + tuning.attempts * keys * longest,
+        rounds=tuning.most_rounds + turned.holdout.together,
+        formula=(
+            "about 2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for H heads of rank r with rotary "
+            f"positions that share the keys and values of G groups: {queries:,} for {heads} of "
+            f"rank {r} that share nothing"
+        ),
+        longest_token=FARTHEST,
+        most_tokens=max(longest, turned.holdout.most_tokens(dim)),
+    )

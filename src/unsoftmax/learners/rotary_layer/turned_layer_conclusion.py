@@ -1,0 +1,229 @@
+"""How the recovery of a layer with positions ends: fresh sequences of 1 to 512 tokens.
+
+As for layers without positions (`layer_conclusion`): a fresh answer may be off by errors of its
+own, and by what errors of the parameters do, which samples show: layers that were computed from
+the same answers with errors drawn at random. Long sequences look at all distances up to their
+length: windows, and frequencies that change beyond one, show there or nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
+from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.attention import mean_shift
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.probes import Array, Purpose, Sequences
+from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.validate.judge import (
+    Answered,
+    Judgement,
+    Residuals,
+    fresh_answers,
+    judge,
+    more_than_usual,
+)
+from unsoftmax.validate.sequences import by_length
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedLayerConclusion:
+    """A recovered layer, what errors make of it, and how it is tried."""
+
+    model: RotaryLayer
+    samples: Sequence[RotaryLayer]
+    noise: AnswerNoise
+    rng: np.random.Generator
+    whole: AttentionLayerTuning
+
+    @property
+    def tuning(self) -> TurnedLayerTuning:
+        """Knobs of positions."""
+        return self.whole.turned
+
+    def confirmed(self) -> Asking[None]:
+        """Try some sequences before the hold-out, after which nothing can be mended."""
+        shapes = self.tuning.holdout.short[: self.whole.confirm]
+        tried = yield from fresh_answers(self._drawn(list(shapes), "pilot"))
+        self._believed(self._judged(tried, 0))
+
+    def run(self, checks: int) -> Steps[RotaryLayer]:
+        """Ask the hold-out; return the layer and how sure it is."""
+        asked, holdout = self._shapes(checks), self.tuning.holdout
+        families = self._drawn(asked, "check")
+        near = [part for part in families if part.tokens <= holdout.together]
+        far = [[part] for part in families if part.tokens > holdout.together]
+        answered: list[Answered] = []
+        if checks:
+            answered = yield from fresh_answers(near, further=far)
+        judgement = self._judged(answered, checks)
+        if checks:
+            self._believed(judgement)
+        strain = max((self._strain(X, y) for X, y in answered if len(X)), default=0.0)
+        widened = max(1.0, strain / self.whole.usual)
+        bounds = {name: widened * bound for name, bound in self._bounds().items()}
+        longest = max((part.tokens for part in families), default=0)
+        assumed = (*self._assumed(longest), *more_than_usual(widened))
+        return Found(self.model, Certificate(bounds, assumed), judgement.evidence, self._notes())
+
+    # -- fresh sequences
+
+    def _shapes(self, count: int) -> list[tuple[int, float]]:
+        """Return tokens and logits of fresh sequences, the longest first in every other."""
+        kinds = self.tuning.holdout.long, self.tuning.holdout.short
+        return [kinds[n % 2][n // 2 % len(kinds[n % 2])] for n in range(count)]
+
+    def _drawn(self, shapes: list[tuple[int, float]], purpose: Purpose) -> list[Sequences]:
+        d, holdout, drawn = self.model.dim, self.tuning.holdout, []
+        most = max(holdout.together, holdout.most_numbers // d)
+        for tokens, logits in shapes:
+            X = self.rng.standard_normal((min(tokens, most), d)) / np.sqrt(d)
+            drawn.append((self._length(X, logits) * X).astype(np.float32).astype(np.float64))
+        phase = "hold-out" if purpose == "check" else "confirmation"
+        return sorted(by_length(drawn, phase, purpose), key=lambda part: part.tokens)
+
+    def _length(self, X: Array, wanted: float) -> float:
+        """Return how much longer tokens have logits of the root mean square wanted, a power of 2.
+
+        Of the head where they are largest. A score of tokens s times as long is s²A + sB + C.
+        """
+        if len(X) == 1:
+            return 1.0
+        one, minus, none = (self.model.scores(s * X[None])[0] for s in (1.0, -1.0, 0.0))
+        A, B = (one + minus) / 2 - none, (one - minus) / 2
+        powers = self.tuning.holdout.powers
+        s = np.exp2(np.arange(-powers, powers + 1.0))[:, None, None]
+        scores = s**2 * A + s * B + none
+        rms = np.sqrt(np.mean((scores - scores[..., -1:]) ** 2, axis=2)).max(axis=1)
+        with np.errstate(divide="ignore"):
+            return float(s[np.argmin(np.abs(np.log2(rms / wanted))), 0, 0])
+
+    # -- judging
+
+    def _judged(self, answered: Sequence[Answered], queries: int) -> Judgement:
+        return judge([self._residuals(X, y) for X, y in answered if len(X)], queries)
+
+    def _residuals(self, X: Array, y: Array) -> Residuals:
+        """Compare norms: what answers miss, and may miss."""
+        whole, predicted = self.whole, self.model(X)
+        length = np.linalg.norm(X, axis=2).max(axis=1)
+        size = np.linalg.norm(self.model.c) + length * self._gain()
+        own = self._rounding(X) + self.noise.absolute
+        own = own + whole.roundoffs * self.noise.relative * np.maximum(
+            size, np.linalg.norm(y, axis=1)
+        )
+        return Residuals.of(
+            np.linalg.norm(y - predicted, axis=1),
+            own=own,
+            allowed=whole.fresh_safety * self._moved(X, predicted),
+            size=size,
+            most=max(min(whole.most, whole.most_noise * self.noise.relative), whole.least_most),
+        )
+
+    def _moved(self, X: Array, predicted: Array) -> Array:
+        """Return the most that drawn errors move a prediction by."""
+        moved = [np.linalg.norm(one(X) - predicted, axis=1) for one in self.samples]
+        return np.asarray(np.max(moved, axis=0))
+
+    def _strain(self, X: Array, y: Array) -> float:
+        """Return the largest miss, in multiples of one such error and the noise."""
+        predicted = self.model(X)
+        typical = self.noise.of(y) + self._rounding(X) / self.whole.roundoffs
+        missed = np.linalg.norm(y - predicted, axis=1)
+        return float(np.max(missed / (typical + self._moved(X, predicted))))
+
+    def _gain(self) -> float:
+        """Return how long a token of length 1 is on average when it is mapped."""
+        model = self.model
+        squares = [model.values_of(h).norm ** 2 for h in range(model.H)]
+        return float(np.sqrt(sum(squares) / model.dim)) + model.residual
+
+    def _rounding(self, X: Array) -> Array:
+        """Bound what the rounding of scores inside the target moves answers by."""
+        model, unit = self.model, self.whole.roundoffs * self.noise.relative
+        weights, lengths = model.attention(X), np.linalg.norm(X, axis=2)
+        turns = 1 + model.rotary.folded.max(initial=0.0) * np.arange(X.shape[1])[::-1]
+        moved = np.zeros(len(X))
+        for h, g in enumerate(model.groups):
+            values = X @ model.V[g].T
+            mean = np.einsum("bn,bnr->br", weights[:, h], values)
+            away = np.linalg.norm(values - mean[:, None], axis=2) * np.linalg.norm(model.O[h], 2)
+            key, query = np.linalg.norm(model.K[g], 2), np.linalg.norm(model.Q[h], 2)
+            scores = unit * key * query * lengths * lengths[:, -1:] * turns
+            moved += mean_shift(weights[:, h], away, scores)
+        return moved
+
+    def _believed(self, judgement: Judgement) -> None:
+        """Refuse a layer that fresh answers contradict."""
+        if judgement.evidence.passed:
+            return
+        missed, allowed = judgement.worst
+        raise ModelMismatch(
+            f"The recovered layer of {self.model.H} heads misses a fresh answer by {missed:.1e} of "
+            f"its size where {allowed:.1e} is expected: the target is no layer of softmax "
+            "attention with rotary positions (others beside them, positions that change beyond "
+            "some distance, a window, a nonlinearity in the values, a second layer), or its "
+            "answers are too coarse."
+        )
+
+    # -- what is promised
+
+    def _bounds(self) -> dict[str, float]:
+        far = [_distances(self.model, one, self.tuning.positions.farthest) for one in self.samples]
+        largest = {name: max(one[name] for one in far) for name in far[0]}
+        heads, model = range(self.model.H), self.model
+        sizes = {
+            "c": float(np.linalg.norm(model.c)) + self._gain(),
+            "M": max(model.values_of(h).norm for h in heads),
+            "W": max(model.scores_of(h).norm for h in heads),
+        }
+        rounding = max(self.whole.roundoffs * UNIT, self.noise.relative)
+        return {
+            name: self.tuning.safety * largest[name] + rounding * sizes[name] for name in largest
+        }
+
+    def _assumed(self, longest: int) -> tuple[str, ...]:
+        absolute = f", and by {self.noise.absolute:.1e}" if self.noise.absolute else ""
+        return (
+            "The target is a layer of softmax attention heads with rotary positions, and all of "
+            "them were found: what the hold-out tests, it cannot prove.",
+            f"Whole answers are off by {self.noise.relative:.1e} of their norm{absolute}, as "
+            "single tokens show it; bounds are for all numbers of a head together, the largest of "
+            "all heads.",
+            "The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
+            f"{self.tuning.positions.farthest}; beyond it grows as the distance does.",
+            f"Bounds are {self.tuning.safety:.0f} times what errors of that size, drawn at random "
+            f"{self.tuning.samples} times, make of parameters.",
+            f"Fresh sequences were of up to {longest} tokens: positions farther apart may be "
+            "something else.",
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        shared = f"{self.model.H} heads share the keys and values of {self.model.G} groups."
+        still = "Scores do not turn with distance: all frequencies are 0."
+        return (
+            *((shared,) if self.model.G < self.model.H else ()),
+            *(() if np.any(self.model.rotary.frequencies) else (still,)),
+        )
+
+
+def _distances(mine: RotaryLayer, other: RotaryLayer, farthest: int) -> dict[str, float]:
+    """Return how far the parameters of another recovery are, the largest over heads."""
+    heads = range(mine.H)
+    return {
+        "c": float(np.linalg.norm(mine.c - other.c)),
+        "M": max((mine.values_of(h) - other.values_of(h)).norm for h in heads),
+        "W": max(
+            float(np.linalg.norm(mine.scores_of(h).at(n) - other.scores_of(h).at(n)))
+            for h in heads
+            for n in (0, 1, farthest)
+        ),
+    }

@@ -1,0 +1,210 @@
+"""All keys and queries of a layer with positions: which keys and tokens are asked.
+
+1. ⌈rG/H⌉ query tokens and one more beside all blocks of keys; the first block once more with a
+   zero token between, which says how planes turn; then all with m zero tokens between, m chosen so
+   that no two planes turn alike.
+2. Every other query token once, beside ⌈r/n⌉ blocks that show the queries of all groups.
+
+Heads share keys and values in groups, which the row spaces of their values show. What is solved
+from the answers is `turned_scores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
+from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_head.rotary_reading import angles_of
+from unsoftmax.learners.rotary_layer.head_groups import Groups, shared_rows
+from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
+from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
+from unsoftmax.learners.rotary_layer.turned_scores import (
+    GroupScores,
+    TurnedAnswers,
+    TurnedPlanes,
+    columns_of_groups,
+    common_angles,
+)
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.probes import Array
+from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
+from unsoftmax.solve.turning_planes import TurningPlanes
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedScoreReading(KeyAsking):
+    """What keys and queries are read with."""
+
+    groups: Groups = field(kw_only=True)
+    told: ToldTurning = field(kw_only=True)
+    redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadMaps]] = field(kw_only=True)
+    """The maps as other errors of their answers would have them."""
+    turned: TurnedLayerTuning = field(kw_only=True)
+
+    def run(self) -> Asking[TurnedAnswers]:
+        """Ask all parts."""
+        d, n = self.layer.M.shape[1], self.keys
+        units = chosen_keys(
+            KeyAims(self._frames(), [np.eye(d)]), -(-d // n), n, self.rng, self.tuning.keys
+        )
+        directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
+        lengths = yield from self.piloted(units, directions)
+        answers = yield from self._first(units, directions, lengths)
+        between = self._shift(answers)
+        far = self.grid(answers.first.keys, answers.first.tokens, between)
+        answers = replace(answers, far=(yield from self.asked(far, "turned farther")))
+        seen = answers.scores(self.layer, self.values)
+        answers = self._turning(answers, seen)
+        rest = directions[len(answers.first.tokens) :]
+        keys = self._aimed(answers, seen) if len(rest) else units[:0]
+        further = yield from self.asked(self.grid(*self.tokens(keys, rest, lengths)), "queries")
+        return replace(answers, further=further)
+
+    @property
+    def _otherwise(self) -> str:
+        """What else the target may be."""
+        coarse = (
+            " Or answers are too coarse for scores at a distance: their errors of "
+            f'{self.noise.relative:.1e} look so as well, and profile="finest" asks more.'
+        )
+        return (
+            "Scores depend on positions, and not as rotary ones alone do: something else depends "
+            "on the distance (ALiBi, a learned bias, keys that decay) or on the number of tokens, "
+            "or the keys or queries of some heads depend on each other, which no learner here "
+            "recovers with positions." + coarse * (self.noise.relative > self.tuning.exact)
+        )
+
+    def _frames(self) -> list[Array]:
+        """Return what weights are read through: the values of each group once."""
+        frames = []
+        for group in self.groups:
+            rows = shared_rows(self.values, group)
+            within = np.vstack([self.values.V[h] @ rows.T for h in group])
+            frames.append(np.linalg.qr(within)[1] @ rows)
+        return frames
+
+    # -- the first query tokens
+
+    def _first(self, units: Array, directions: Array, lengths: Lengths) -> Asking[TurnedAnswers]:
+        """Ask query tokens beside all blocks until every group's rank is below their number."""
+        d, least = units.shape[2], min(map(len, self.groups))
+        count = -(-max(self.values.ranks) // least) + self.turned.spare_tokens
+        while True:
+            count = min(count, d)
+            keys, tokens = self.tokens(units, directions[:count], lengths)
+            first = yield from self.asked(self.grid(keys, tokens), "keys")
+            # beside all query tokens none is spare
+            most = count if count == d else count - self.turned.spare_tokens
+            ranks = self._ranks(first, most)
+            if max(ranks) <= most * least:
+                break
+            count *= 2
+        if len(set(ranks)) > 1 or not ranks[0]:
+            raise ModelMismatch(
+                f"Scores of the {len(self.groups)} groups of heads have ranks "
+                f"{', '.join(map(str, ranks))}. " + self._otherwise
+            )
+        some = keys[: -(-ranks[0] // self.keys)]
+        near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
+        return TurnedAnswers(self.groups, ranks[0], first, near)
+
+    def _ranks(self, first: KeyAnswers, most: int) -> tuple[int, ...]:
+        """Count the singular values of every group's scores that are no errors."""
+        parts = columns_of_groups(first.scores(self.layer, self.values), self.groups)
+        off = first.with_errors(self.noise, self.rng)
+        other = columns_of_groups(off.scores(*self.redrawn(self.rng)), self.groups)
+        ranks = []
+        for part, moved, group in zip(parts, other, self.groups, strict=True):
+            singular = np.linalg.svd(part, compute_uv=False)
+            noise = self.tuning.score_noise * float(np.linalg.norm(moved - part, 2))
+            spare = singular[most * len(group) :]
+            if len(spare) and spare[0] > noise:
+                noise = self.tuning.over_spare * float(spare[0])
+            ranks.append(int(np.count_nonzero(singular > noise)))
+        return tuple(ranks)
+
+    # -- how planes turn
+
+    def _shift(self, answers: TurnedAnswers) -> int:
+        """Choose how many zero tokens to put between, so that planes are well apart."""
+        steps = [one.near for one in answers.scores(self.layer, self.values)]
+        angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
+        alike = self.turned.alike
+        shifts = np.arange(1, self.turned.longest + 1, 2)
+        apart = np.array([min(_apart(one, m, alike) for one in angles) for m in shifts.tolist()])
+        enough = apart >= self.turned.nearly * apart.max()
+        return int(shifts[np.argmax(enough)])
+
+    def _turning(self, answers: TurnedAnswers, seen: list[GroupScores]) -> TurnedAnswers:
+        """Find the angles that all groups have, or compare them with those that were told."""
+        assert answers.far is not None
+        unsure, between = self._unsure(answers, seen), answers.far.between
+        answers = replace(answers, still=unsure * between)
+        planes = answers.planes(seen)
+        if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
+            raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
+        every = TurningPlanes(
+            planes[0].P, common_angles(planes), max(one.off_circle for one in planes)
+        )
+        if every.off_circle > max(self.turned.positions.crooked, unsure * between):
+            raise ModelMismatch(
+                f"{between} tokens of distance lengthen or shorten scores by "
+                f"{every.off_circle:.1e}, which no plane that turns does. " + self._otherwise
+            )
+        told = self.told.of(answers.rank)
+        angles = angles_of(every, told, unsure, self.turned.positions)
+        answers = replace(answers, turning=len(planes[0].angles))
+        return replace(answers, angles=None if told is None else angles)
+
+    def _unsure(self, answers: TurnedAnswers, seen: list[GroupScores]) -> float:
+        """Return by how much angles of planes may be off, per token."""
+        assert answers.far is not None
+        off = answers.with_errors(self.noise, self.rng).scores(*self.redrawn(self.rng))
+        pairs = zip(seen, off, strict=True)
+        moved = max(float(np.max(np.abs(x.long_angles - y.long_angles))) for x, y in pairs)
+        unsure = self.turned.safety * moved + self.turned.unread * self.noise.relative
+        if not unsure / answers.far.between <= self.turned.positions.unknown:
+            raise NotIdentifiable(
+                "The answers do not determine how scores turn with distance: errors of "
+                f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",
+                determined={"c": self.layer.c, "M": self.layer.M},
+            )
+        return unsure / answers.far.between
+
+    def _alike(self, planes: list[TurnedPlanes], unsure: float) -> bool:
+        angles = np.array([one.angles for one in planes])
+        if not angles.size:
+            return True
+        return bool(np.all(np.ptp(angles, axis=0) <= self.turned.positions.told_apart * unsure))
+
+    # -- the other query tokens
+
+    def _aimed(self, answers: TurnedAnswers, seen: list[GroupScores]) -> Array:
+        """Choose as few blocks of keys as show the queries of all groups."""
+        n, r = self.keys, answers.rank
+        found, rotary = answers.keys(seen)
+        aims = [_turned_back(one.K, rotary, n)[:, :, :r] for one in found]
+        return chosen_keys(KeyAims(self._frames(), aims), -(-r // n), n, self.rng, self.tuning.keys)
+
+
+def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:
+    """Return (R(−Δ) K)ᵀ for Δ = n … 1, (n, d, rows), of one size."""
+    back = rotary.turned(K.T[None], -np.arange(n, 0, -1)[:, None])
+    return np.asarray(back * np.sqrt(n * K.shape[0]) / np.linalg.norm(back))
+
+
+def _apart(angles: Array, shift: int, alike: float) -> float:
+    """Return how far the nearest two eigenvalues are apart after so many steps."""
+    turned = np.exp(1j * shift * angles)
+    far = np.abs(turned[:, None] - turned)
+    # what turns alike at one token stays together: planes that do not turn, or turn alike
+    once = np.exp(1j * angles)
+    together = np.abs(once[:, None] - once) <= alike
+    return float(np.min(far[~together], initial=2.0))

@@ -1,0 +1,230 @@
+"""From answers to many keys, to all keys and queries of a layer with positions: pure arithmetic.
+
+A block of n keys beside a query token b scores (K a_i)·R(Δ_i) q_h with q_h = Q_h b and distances
+Δ = n … 1; with m zero tokens in between (K a_i)·R(Δ_i) R(m) q_h. Of one group of heads, which share
+K, with the rows κ_i = R(Δ_i)ᵀ K a_i of all keys and the columns q of all first query tokens:
+
+    L_0 = κ q = Z Vᵀ,  V orthonormal       L_m = κ R(m) q
+    T_m = Z⁺ L_m V = P R(m) P⁻¹            the planes P, and mθ but for multiples of 2π
+    T_1, of one block                      θ to fewer digits: how often mθ goes round
+    κ = Z P,  K a_i = R(Δ_i) κ_i           K from all keys
+    q = P⁻¹ Vᵀ                             and Q_h b of further b from r scores of one block
+
+A long shift reads slow planes better, as often as it is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.rotary_layer.head_groups import Groups
+from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.probes import Array, Indices
+from unsoftmax.solve.leading_rows import leading_rows
+from unsoftmax.solve.turning_planes import turning_planes
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedPlanes:
+    """The planes of one group."""
+
+    P: Array
+    """(r, r), the coordinates of Z; two columns a plane, last what does not turn."""
+    angles: Array
+    """θ of the planes that turn, the largest first."""
+    off_circle: float
+    """How far eigenvalues of T_m are from the unit circle."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScores:
+    """Scores of one group's heads beside the first query tokens."""
+
+    Z: Array
+    """(keys, r)."""
+    V: Array
+    """(columns, r): columns are pairs of a query token and a head."""
+    near: Array
+    """T_1, (r, r)."""
+    far: Array | None = None
+    """T_m."""
+
+    @classmethod
+    def of(cls, here: Array, near: Array, far: Array | None, rank: int) -> GroupScores:
+        """Take L_0 (keys, columns), and of the first keys L_1, of all L_m."""
+        V = leading_rows(here, rank).T
+        Z = here @ V
+        step = _least(Z[: len(near)], near @ V)
+        long = None if far is None else _least(Z, far @ V)
+        return cls(Z, V, step, long)
+
+    @property
+    def long_angles(self) -> Array:
+        """What planes turn by in m tokens, without sign and whole rounds, sorted."""
+        assert self.far is not None
+        return np.asarray(np.sort(np.abs(np.angle(np.linalg.eigvals(self.far)))))
+
+    def still_beside(self, count: int) -> float:
+        """Return what all but ``count`` planes turn by at most."""
+        assert self.far is not None
+        values = np.linalg.eigvals(self.far)
+        apart = np.sort(np.abs(values[values.imag >= 0] - 1))[::-1]
+        return float(apart[count]) if count < len(apart) else 0.0
+
+    def planes(self, shift: int, still: float) -> TurnedPlanes:
+        """Find the planes, and their angles; ``shift`` is m."""
+        assert self.far is not None
+        found = turning_planes(self.far, still)
+        P, count = found.P.copy(), len(found.angles)
+        seen = np.linalg.solve(P, self.near @ P)[: 2 * count, : 2 * count]
+        x, y = np.arange(0, 2 * count, 2), np.arange(1, 2 * count, 2)
+        rough = np.arctan2(seen[y, x] - seen[x, y], seen[x, x] + seen[y, y])
+        mirrored = rough < 0  # mθ is beyond π, the plane was taken to turn the other way
+        P[:, y[mirrored]] *= -1
+        turned = np.where(mirrored, -found.angles, found.angles)
+        rounds = np.rint((shift * np.abs(rough) - turned) / (2 * np.pi))
+        angles = (turned + 2 * np.pi * rounds) / shift
+        order = np.argsort(-angles, kind="stable")
+        columns = np.stack([x[order], y[order]], axis=1).ravel()
+        P[:, : 2 * count] = P[:, columns]
+        return TurnedPlanes(P, angles[order], found.off_circle)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedHeads:
+    """K of every group and Q of every head, with common frequencies."""
+
+    K: Array
+    """(G, rows, d)."""
+    Q: Array
+    """(H, rows, d)."""
+    rotary: Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKeys:
+    """What is known of a group before the other query tokens are asked."""
+
+    K: Array
+    """(rows, d)."""
+    queries: Array
+    """Q_h b of the first query tokens, (rows, T·heads)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAnswers:
+    """All answers that scores are computed from; what is not asked yet is None."""
+
+    groups: Groups
+    """The heads of each group."""
+    rank: int
+    """r."""
+    first: KeyAnswers
+    """All blocks beside the first query tokens."""
+    near: KeyAnswers
+    """The first block, one zero token between."""
+    far: KeyAnswers | None = None
+    """All blocks, m zero tokens between."""
+    further: KeyAnswers | None = None
+    """Other blocks beside the other query tokens."""
+    still: float = 0.0
+    """Planes whose mθ is less are taken not to turn."""
+    turning: int | None = None
+    """How many planes turn, once that is known."""
+    angles: Array | None = None
+    """Frequencies of the planes that turn, where they were told."""
+
+    def scores(self, layer: LayerMap, values: HeadMaps) -> list[GroupScores]:
+        """Return what every group's heads score."""
+        parts = [self.first, self.near, *([] if self.far is None else [self.far])]
+        tables = [columns_of_groups(part.scores(layer, values), self.groups) for part in parts]
+        far = [None] * len(self.groups) if self.far is None else tables[2]
+        return [
+            GroupScores.of(here, near, there, self.rank)
+            for here, near, there in zip(tables[0], tables[1], far, strict=True)
+        ]
+
+    def planes(self, seen: Sequence[GroupScores]) -> list[TurnedPlanes]:
+        """Return every group's planes."""
+        assert self.far is not None
+        between, count = self.far.between, self.turning
+        stills = [self.still if count is None else one.still_beside(count) for one in seen]
+        return [one.planes(between, still) for one, still in zip(seen, stills, strict=True)]
+
+    def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
+        """Return every group's K, and the queries of the first tokens."""
+        planes = self.planes(seen)
+        if len({len(one.angles) for one in planes}) > 1:
+            raise np.linalg.LinAlgError("other planes turn in one group than in another")
+        angles = common_angles(planes) if self.angles is None else self.angles
+        count = (self.rank + 1) // 2
+        rotary = Rotary(np.pad(angles, (0, count - len(angles))))
+        keys = self.first.keys.reshape(-1, self.first.keys.shape[2])
+        found = []
+        for one, plane in zip(seen, planes, strict=True):
+            padded = ((0, 0), (0, 2 * count - self.rank))
+            rows = np.pad(one.Z @ plane.P, padded)
+            turned = rotary.turned(rows, distances_of(self.first))
+            K = _least(keys, turned)
+            queries = np.pad(np.linalg.solve(plane.P, one.V.T), padded[::-1])
+            found.append(GroupKeys(K.T, queries))
+        return found, rotary
+
+    def solved(self, layer: LayerMap, values: HeadMaps) -> TurnedHeads:
+        """Compute all keys and queries."""
+        assert self.further is not None
+        found, rotary = self.keys(self.scores(layer, values))
+        scores = self.further.scores(layer, values)  # (T₂, H, n₂)
+        keys = self.further.keys.reshape(-1, self.further.keys.shape[2])
+        tokens = np.vstack([self.first.tokens, self.further.tokens])
+        heads = sum(map(len, self.groups))
+        K, Q = [], np.zeros((heads, 2 * len(rotary), keys.shape[1]))
+        for group, one in zip(self.groups, found, strict=True):
+            rows = rotary.turned(keys @ one.K.T, -distances_of(self.further))[:, : self.rank]
+            first = one.queries.reshape(len(one.queries), -1, len(group))
+            for place, h in enumerate(group):
+                others = np.zeros((len(one.queries), len(scores)))
+                others[: self.rank] = _least(rows, scores[:, h].T)
+                Q[h] = np.linalg.solve(tokens, np.hstack([first[:, :, place], others]).T).T
+            # as large as each other, which no answer shows
+            size = np.sqrt(np.linalg.norm(Q[list(group)]) / np.linalg.norm(one.K))
+            K.append(size * one.K)
+            Q[list(group)] /= size
+        return TurnedHeads(np.array(K), Q, rotary)
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+        far, further = (
+            None if part is None else part.with_errors(noise, rng)
+            for part in (self.far, self.further)
+        )
+        first, near = (part.with_errors(noise, rng) for part in (self.first, self.near))
+        return replace(self, first=first, near=near, far=far, further=further)
+
+
+def columns_of_groups(scores: Array, groups: Groups) -> list[Array]:
+    """Return every group's scores (keys, query tokens × heads) of scores (T, H, keys)."""
+    return [
+        scores[:, list(group)].transpose(2, 0, 1).reshape(scores.shape[2], -1) for group in groups
+    ]
+
+
+def common_angles(planes: Sequence[TurnedPlanes]) -> Array:
+    """Return the mean of the groups' angles."""
+    return np.asarray(np.mean([one.angles for one in planes], axis=0))
+
+
+def distances_of(answers: KeyAnswers) -> Indices:
+    """Return Δ of every key, block after block, without the tokens in between: n … 1."""
+    blocks, n, _ = answers.keys.shape
+    return np.tile(np.arange(n, 0, -1), blocks)
+
+
+def _least(A: Array, y: Array) -> Array:
+    return np.asarray(np.linalg.lstsq(A, y, rcond=None)[0])

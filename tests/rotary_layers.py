@@ -1,0 +1,169 @@
+"""Attention layers with rotary positions to recover, and functions that are nearly one."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+import unsoftmax as us
+
+
+def rotary_layer(d, H, G, r, seed, *, base=1e4, residual=False, turning=1.0, m=None, biases=0.0):
+    """A random layer; ``turning`` is the share of planes that turn, ``biases`` their spread."""
+    rng, m = np.random.default_rng([d, H, G, r, seed]), m or d
+    O = rng.standard_normal((H, m, r)) / np.sqrt(H * r)  # noqa: E741 - the projections' own names
+    V, K = rng.standard_normal((2, G, r, d)) / np.sqrt(d)
+    Q = rng.standard_normal((H, r, d)) / np.sqrt(d)
+    frequencies = us.Rotary.of(base, r).frequencies.copy()
+    frequencies[int(len(frequencies) * turning) :] = 0.0
+    size = (d / r) ** 0.5 if r else 1.0
+    return us.AttentionLayer.from_factors(
+        O,
+        V,
+        K * size,
+        Q,
+        rng.standard_normal(m),
+        rotary=us.Rotary(frequencies),
+        k_bias=biases * rng.standard_normal((G, r)),
+        q_bias=biases * rng.standard_normal((H, r)),
+        residual=residual,
+    )
+
+
+def matched(model, target):
+    """Pairs of heads, found and true, matched by their maps."""
+    assert model.H == target.H
+    heads = range(model.H)
+    far = np.array(
+        [[(model.values_of(f) - target.values_of(t)).norm for t in heads] for f in heads]
+    )
+    return list(zip(*linear_sum_assignment(far), strict=True))
+
+
+def largest_errors(model, target, distances=range(21)):
+    """The largest error of M_h, of W_h(Δ) and of c."""
+    pairs = matched(model, target)
+    return {
+        "M": max((model.values_of(f) - target.values_of(t)).norm for f, t in pairs),
+        "W": max(
+            float(np.linalg.norm(model.scores_of(f).at(n) - target.scores_of(t).at(n)))
+            for f, t in pairs
+            for n in distances
+        ),
+        "c": float(np.linalg.norm(model.c - target.c)),
+    }
+
+
+def relative_errors(model, target, distances=range(21)):
+    """The same of M_h and W_h(Δ), over the smallest of each."""
+    errors = largest_errors(model, target, distances)
+    return errors["M"] / target.parameter_norm("M"), errors["W"] / target.parameter_norm("W")
+
+
+def share_of_bounds(recovery, target):
+    """The largest share of its bound that an error of a parameter takes."""
+    errors, bounds = largest_errors(recovery.model, target), recovery.certificate.errors
+    return max(errors[name] / bounds[name] for name in bounds)
+
+
+def longest_miss(found, target, seed):
+    """Largest error at two fresh sequences of 512 tokens, over the answers' size."""
+    X = np.random.default_rng([seed, 77]).standard_normal((2, 512, target.dim))
+    X *= np.array([1.0, 3.0])[:, None, None] / np.sqrt(target.dim)
+    y = target(X)
+    return float(np.max(np.linalg.norm(found(X) - y, axis=1) / np.linalg.norm(y, axis=1)))
+
+
+class InFloat32:
+    """A layer as libraries compute it: projections, then turns, scores, values, all in float32."""
+
+    def __init__(self, layer):
+        self.layer = layer
+        arrays = layer.arrays()
+        self.O, self.V, self.K, self.Q = (arrays[name].astype(np.float32) for name in "OVKQ")
+        self.c = layer.c.astype(np.float32)
+
+    def __call__(self, X):
+        x, layer = X.astype(np.float32), self.layer
+        N, answers = X.shape[1], np.tile(self.c, (len(X), 1))
+        places = np.arange(N)
+        keys = np.einsum("bnd,grd->gbnr", x, self.K)
+        values = np.einsum("bnd,gsd->gbns", x, self.V)
+        queries = np.einsum("bd,hrd->hbr", x[:, -1], self.Q)
+        keys = layer.rotary.turned(keys, places).astype(np.float32)
+        queries = layer.rotary.turned(queries, np.array(N - 1)).astype(np.float32)
+        for h, g in enumerate(layer.groups):
+            scores = np.einsum("bnr,br->bn", keys[g], queries[h])
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            answers += np.einsum("bn,bns->bs", weights, values[g]) @ self.O[h].T
+        return (answers + x[:, -1] if layer.residual else answers).astype(np.float64)
+
+
+def answered(layer, scores, X):
+    """What a layer answers if its tokens have these scores, (B, H, N)."""
+    e = np.exp(scores - scores.max(axis=2, keepdims=True))
+    weights = e / e.sum(axis=2, keepdims=True)
+    answers = np.tile(layer.c, (len(X), 1))
+    for h, g in enumerate(layer.groups):
+        pooled = np.einsum("bn,bns->bs", weights[:, h], X @ layer.V[g].T)
+        answers += pooled @ layer.O[h].T
+    return answers + X[:, -1] if layer.residual else answers
+
+
+def nearly_rotary(layer):
+    """Functions that are no layer with rotary positions, many of them nearly one."""
+    d = layer.dim
+
+    def with_frequencies(factor):
+        frequencies = layer.rotary.frequencies * factor
+        return us.RotaryLayer.from_arrays({**layer.arrays(), "frequencies": frequencies})
+
+    slower = with_frequencies(0.25)
+
+    def far(X):
+        return np.arange(X.shape[1])[::-1]
+
+    def scaled_beyond(X, length=256):
+        scores, beyond = layer.scores(X), max(0, X.shape[1] - length)
+        scores[..., :beyond] = slower.scores(X)[..., :beyond]
+        return answered(layer, scores, X)
+
+    def windowed(X, length=100):
+        scores = layer.scores(X)
+        scores[..., : max(0, X.shape[1] - length)] = -np.inf
+        return answered(layer, scores, X)
+
+    def from_the_start(X):
+        places, scores = np.arange(X.shape[1]), layer.scores(X)
+        for h, g in enumerate(layer.groups):
+            keys = layer.rotary.turned(X @ layer.K[g].T, places)
+            scores[:, h] = np.einsum("bnr,br->bn", keys, X[:, -1] @ layer.Q[h].T)
+        return answered(layer, scores, X)
+
+    def normalised(X):
+        scores = layer.scores(X)
+        return answered(layer, scores / (1e-9 + np.linalg.norm(X[:, -1], axis=1)[:, None, None]), X)
+
+    def learned(X):
+        table = np.random.default_rng(d).standard_normal(1024)
+        return answered(layer, layer.scores(X) + 0.1 * table[: X.shape[1]][::-1], X)
+
+    slopes = 2.0 ** -np.arange(1, layer.H + 1)[:, None]
+    return {
+        "ALiBi beside rotary": lambda X: answered(layer, layer.scores(X) - slopes * far(X), X),
+        "faint ALiBi": lambda X: answered(layer, layer.scores(X) - 1e-4 * far(X), X),
+        "a learned bias per distance": learned,
+        "scaled frequencies beyond a length": scaled_beyond,
+        "scaled frequencies in long sequences": lambda X: (slower if X.shape[1] > 100 else layer)(
+            X
+        ),
+        "a window": windowed,
+        "positions counted from the other end": from_the_start,
+        "tanh in the values": lambda X: answered(layer, layer.scores(X), np.tanh(X)),
+        "keys that decay": lambda X: answered(layer, layer.scores(X) * 0.99 ** far(X), X),
+        "queries normalised": normalised,
+        "a temperature by length": lambda X: answered(
+            layer, layer.scores(X) * np.log(1 + X.shape[1]), X
+        ),
+    }

@@ -1,0 +1,141 @@
+"""The example that reads SmolLM2's weights out of a GGUF file: packing, names, and a recovery."""
+
+from __future__ import annotations
+
+import importlib.util
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+
+PLACE = Path(__file__).parent.parent / "examples" / "smollm2" / "trained_layer.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("trained_layer", PLACE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def text(word):
+    return struct.pack("<Q", len(word)) + word.encode()
+
+
+def packed_q4_1(array):
+    """Pack rows of 32 numbers to 4 bits, as GGML has them; return the bytes and the numbers."""
+    blocks = array.reshape(-1, 32)
+    m = blocks.min(axis=1).astype("<f2")
+    d = ((blocks.max(axis=1) - m.astype(float)) / 15).astype("<f2")
+    steps = (blocks - m.astype(float)[:, None]) / d.astype(float)[:, None]
+    q = np.clip(np.rint(steps), 0, 15).astype(np.uint8)
+    raw = np.hstack(
+        [d[:, None].view(np.uint8), m[:, None].view(np.uint8), q[:, :16] | q[:, 16:] << 4]
+    )
+    numbers = d.astype(float)[:, None] * q + m.astype(float)[:, None]
+    return raw.tobytes(), numbers.reshape(array.shape)
+
+
+def gguf(tensors, metadata):
+    """Write a GGUF file of named (bytes, shape, kind)."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for name, (kind, value) in metadata.items():
+        head += text(name) + struct.pack("<I", kind) + value
+    data = b""
+    for name, (raw, shape, kind) in tensors.items():
+        head += text(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}Q", *shape[::-1]) + struct.pack("<IQ", kind, len(data))
+        data += raw + bytes(-len(raw) % 32)
+    return head + bytes(-len(head) % 32) + data
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A layer of 4 heads in 2 groups, as such a file has it, and its projections."""
+    rng, tensors, arrays = np.random.default_rng(0), {}, {}
+    shapes = {"q": (64, 64), "k": (32, 64), "v": (32, 64), "output": (64, 64)}
+    for name, shape in shapes.items():
+        raw, arrays[name] = packed_q4_1(rng.standard_normal(shape) / 4)
+        tensors[f"blk.0.attn_{name}.weight"] = raw, shape, 3
+    metadata = {
+        "general.architecture": (8, text("llama")),
+        "tokenizer.ggml.tokens": (9, struct.pack("<IQ", 8, 2) + text("a") + text("b")),
+        "llama.attention.head_count": (4, struct.pack("<I", 4)),
+        "llama.attention.head_count_kv": (4, struct.pack("<I", 2)),
+        "llama.rope.freq_base": (6, struct.pack("<f", 1e4)),
+    }
+    return gguf(tensors, metadata), arrays
+
+
+def test_a_layer_is_read_and_recovered(example, small, tmp_path, monkeypatch, capsys):
+    content, arrays = small
+    with zipfile.ZipFile(tmp_path / "some.whl", "w") as wheel:
+        wheel.writestr("package/small.gguf", content)
+    layer = example.attention_layer(example.opened(tmp_path / "some.whl"), 0)
+    assert repr(layer) == "RotaryLayer(H=4, G=2, d=64, rotary)"
+    pairs = np.arange(16).reshape(8, 2).T.ravel()  # a file has neighbours as planes
+    halves = {
+        role: arrays[role].reshape(-1, 16, 64)[:, pairs].reshape(arrays[role].shape)
+        for role in "qk"
+    }
+    told = us.from_projections(
+        **halves, v=arrays["v"], o=arrays["output"], heads=4, kv_heads=2, rotary_base=1e4
+    )
+    X = np.random.default_rng(1).standard_normal((3, 9, 64))
+    assert np.allclose(layer(X), told(X), atol=1e-12)
+    assert np.allclose(example.InFloat32(layer)(X), layer(X), atol=1e-5)
+    (tmp_path / "small.gguf").write_bytes(content)
+    monkeypatch.setattr("sys.argv", ["trained_layer.py", str(tmp_path / "small.gguf")])
+    example.main()
+    said = capsys.readouterr().out
+    assert "RotaryLayer(H=4, G=2, d=64, rotary)" in said
+    assert float(said.split("W(Δ) ")[1]) < 1e-8
+
+
+def test_other_packings(example):
+    rng = np.random.default_rng(0)
+    numbers = rng.standard_normal(64)
+    d = np.array([0.5, 0.25], dtype="<f2")
+    q = rng.integers(-8, 8, (2, 32))
+    halves = (q[:, :16] + 8 | (q[:, 16:] + 8) << 4).astype(np.uint8)
+    tensors = {
+        "f32": (numbers.astype("<f4").tobytes(), (64,), 0),
+        "f16": (numbers.astype("<f2").tobytes(), (2, 32), 1),
+        "q4_0": (np.hstack([d[:, None].view(np.uint8), halves]).tobytes(), (2, 32), 2),
+        "q8_0": (
+            np.hstack([d[:, None].view(np.uint8), q.astype(np.int8).view(np.uint8)]).tobytes(),
+            (2, 32),
+            8,
+        ),
+        "q6_k": (b"", (0,), 14),
+    }
+    file = example.Gguf(gguf(tensors, {}))
+    assert np.array_equal(file["f32"], numbers.astype(np.float32))
+    assert np.array_equal(file["f16"].ravel(), numbers.astype(np.float16))
+    for name in ("q4_0", "q8_0"):
+        assert np.array_equal(file[name], d.astype(float)[:, None] * q)
+    with pytest.raises(ValueError, match="q6_k is packed"):
+        file["q6_k"]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"ZIP", "ends in the middle"),
+        (b"PK\3\4 and more", "no GGUF"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<I", 77), "type 77"),
+    ],
+)
+def test_damaged_files_are_named(example, content, named):
+    with pytest.raises(ValueError, match=named):
+        example.Gguf(content)
