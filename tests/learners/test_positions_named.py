@@ -97,7 +97,7 @@ POSITIONED: dict[str, tuple[Any, str]] = {
     ),
     "rotary, biases": (
         lambda p, X: rotary_head(D, 4, 5, biases=0.5)(X),
-        r"rotary=True with biases=True",
+        r"rotary=True and biases=True",
     ),
     "a network behind rotary": (behind_rotary, r"as with rotary positions: rotary=True"),
     "ALiBi": (lambda p, X: p.head(X, beside=-p.slope * far(X)) @ p.v + p.c, r"0\.\d+ per.*ALiBi"),

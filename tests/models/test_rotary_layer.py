@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -64,8 +66,8 @@ def test_projections_answer_as_transformers_do():
     ("settings", "named"),
     [
         ({"layout": "thirds"}, "layout must be"),
-        ({"coordinate": 0}, "coordinate is given beside rotary_base"),
-        ({"norm": us.LayerNorm(np.ones(12), None, 1e-6, before=True)}, "norm is given beside"),
+        ({"coordinate": 0, "residual": True}, "leave coordinate out"),
+        ({"norm": us.LayerNorm(np.ones(12), None, 1e-6, before=True)}, "leave norm out"),
     ],
 )
 def test_what_projections_with_positions_do_not_take(settings, named):
@@ -173,6 +175,16 @@ def test_planes_that_do_not_turn_are_a_layer_without_positions():
     turning = changed(still, frequencies=np.array([1.0, 0.1]))
     assert us.equivalent(plain, turning).verdict == "different"
     assert us.equivalent(plain, us.AttentionLayer(heads, still.c)).verdict == "different"
+
+
+def test_one_output_is_several_heads():
+    arrays: dict[str, Any] = {**projections(12, 6, 2, 4), "heads": 6, "kv_heads": 2}
+    layer = us.from_projections(**arrays, rotary_base=1e4)
+    heads = us.from_projections(**arrays, rotary_base=1e4, coordinate=3)
+    X = np.random.default_rng(1).standard_normal((3, 9, 12))
+    assert np.allclose(heads(X), layer(X)[:, 3], atol=1e-12)
+    one = rotary_layer(6, 4, 2, 2, 0, m=1, biases=0.5)
+    assert us.equivalent(one, one.coordinate([1.0]))
 
 
 def test_one_head_with_one_output_is_a_rotary_head():

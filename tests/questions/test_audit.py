@@ -120,7 +120,8 @@ def test_what_is_of_no_class_is_never_of_one_for_certain(recover, trials, eviden
 def test_heads_before_a_network_are_counted(trials, evidence):
     runs, queries = trials(1, 30), []
     for seed in range(runs):
-        model = joint(np.random.default_rng([seed, 41]), 5, 8)
+        residual = not seed % 2
+        model = joint(np.random.default_rng([seed, 41]), 5, 8, residual=residual)
         oracle = Counted(model)
         result = us.audit(oracle, 5, recover=True, seed=seed)
         assert (result.target_class, result.certainty) == (
@@ -128,6 +129,7 @@ def test_heads_before_a_network_are_counted(trials, evidence):
             "certain",
         ), seed
         assert result.facts["heads"] == 3
+        assert ("residual" in result.facts) == residual
         queries.append(oracle.queries)
         assert result.recovery is not None
         assert us.equivalent(result.recovery.model, model, rtol=1e-6)

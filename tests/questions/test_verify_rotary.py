@@ -28,7 +28,8 @@ def with_change(head: us.RotaryHead, name: str, size: float, seed: int) -> us.Ro
     array = np.asarray(head.arrays()[name])
     by = np.random.default_rng([seed, 5]).standard_normal(array.shape)
     by *= size * (np.linalg.norm(array) or 1.0) / np.linalg.norm(by)
-    return us.RotaryHead.from_arrays({**head.arrays(), name: array + by})
+    made: us.RotaryHead = us.RotaryHead.from_arrays({**head.arrays(), name: array + by})
+    return made
 
 
 def in_float32(head: us.RotaryHead) -> Any:

@@ -41,7 +41,8 @@ def minilm_heads(layer: int = 0, coordinate: int = 0) -> MultiHead:
 
     Trained in float32, computed in float64.
     """
-    return from_projections(**_layer(layer), heads=_HEADS, coordinate=coordinate)
+    built: MultiHead = from_projections(**_layer(layer), heads=_HEADS, coordinate=coordinate)
+    return built
 
 
 def minilm_head(layer: int = 0, head: int = 0, coordinate: int = 0) -> SingleHead:

@@ -64,12 +64,12 @@ def _named(learner: Learner[Any]) -> Asking[str | None]:
         ask = replace(ask, longest=plan.longest_token)
     if plan.most_tokens is not None:
         ask = replace(ask, most=plan.most_tokens)
-    if not (yield from ask.order_matters()):
+    if not known and not (yield from ask.order_matters()):
         return None
     found = yield from ask.position_kind()
     if known and found.kind in ("products", "labels", "unclear"):
         return None
-    return f"{ORDER}{_in_words(found, hasattr(learner, 'rotary'))}"
+    return in_words(found, learner)
 
 
 def _knows_rotary(learner: Any) -> bool:
@@ -79,34 +79,26 @@ def _knows_rotary(learner: Any) -> bool:
     return given or (hasattr(learner, "of") and _knows_rotary(learner.of))
 
 
-def _in_words(found: Positions, takes_rotary: bool) -> str:
-    """Go on with a sentence that says that the order of tokens matters."""
+def in_words(found: Positions, learner: Any = None) -> str:
+    """Say what positions a target has, and what a learner, or another one, does about them."""
+    takes_rotary = hasattr(learner, "rotary")
     whose = "" if takes_rotary else ", in learners of heads that take it, such as LowRankHead"
-    if found.kind == "products":
-        return (
-            ", and where the last token is 0 all others weigh the same, as with rotary positions: "
-            f"rotary=True recovers these{whose}."
-        )
-    if found.kind == "slope":
-        return (
-            f", and scores fall by {found.slope:.3g} per token of distance, whatever tokens are, "
-            f"as with ALiBi. {NOT_HERE}"
-        )
-    if found.kind == "window":
-        near, far = found.window
-        return (
-            f", and a token that is {near} before the last one counts, one that is {far} before it "
-            f"does not: a sliding window. {NOT_HERE}"
-        )
-    if found.kind == "labels":
-        return ". No learner here recovers positions from labels."
-    if found.kind == "distance":
-        return (
-            ", and a token's weight depends on its distance from the last one, whatever tokens "
-            f"are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE}"
-        )
-    return (
-        ". Rotary positions beside biases of keys and queries may do this: rotary=True with "
-        f"biases=True recovers these of one head{whose}. So may positions that are added to tokens, causal "
-        "masks in more layers than one, and biases by distance, which no learner here recovers."
-    )
+    biased = "of one head LowRankHead recovers them, with rotary=True and biases=True"
+    if takes_rotary and not hasattr(learner, "biases"):  # a layer, which is found with its biases
+        biased = "rotary=True recovers them"
+    near, far = found.window
+    said = {
+        "products": ", and where the last token is 0 all others weigh the same, as with rotary "
+        f"positions: rotary=True recovers these{whose}.",
+        "slope": f", and scores fall by {found.slope:.3g} per token of distance, whatever tokens "
+        f"are, as with ALiBi. {NOT_HERE}",
+        "window": f", and a token that is {near} before the last one counts, one that is {far} "
+        f"before it does not: a sliding window. {NOT_HERE}",
+        "labels": ". No learner here recovers positions from labels.",
+        "distance": ", and a token's weight depends on its distance from the last one, whatever "
+        f"tokens are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE}",
+        "unclear": ". Rotary positions beside biases of keys and queries may do this: "
+        f"{biased}. So may positions that are added to tokens, causal masks in more layers than "
+        "one, and biases by distance, which no learner here recovers.",
+    }
+    return f"{ORDER}{said[found.kind]}"

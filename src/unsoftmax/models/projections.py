@@ -31,6 +31,7 @@ from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.products import Product
 from unsoftmax.models.projection_names import ROLES, named_projections, real_arrays, scheme_of
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array, Indices
 
@@ -90,6 +91,25 @@ def from_projections(
 ) -> RotaryLayer: ...
 
 
+@overload
+def from_projections(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    o: ArrayLike,
+    heads: int,
+    q_bias: ArrayLike | None = None,
+    k_bias: ArrayLike | None = None,
+    v_bias: ArrayLike | None = None,
+    o_bias: ArrayLike | None = None,
+    kv_heads: int | None = None,
+    *,
+    coordinate: int | ArrayLike,
+    rotary_base: float,
+    layout: str = "halves",
+) -> RotaryHeads: ...
+
+
 def from_projections(
     q: ArrayLike,
     k: ArrayLike,
@@ -107,7 +127,7 @@ def from_projections(
     *,
     rotary_base: float | None = None,
     layout: str = "halves",
-) -> AttentionLayer | MultiHead | RotaryLayer:
+) -> AttentionLayer | MultiHead | RotaryLayer | RotaryHeads:
     """Build a layer from its projections, or its heads as one output coordinate shows them.
 
     Parameters
@@ -139,15 +159,16 @@ def from_projections(
 
     Returns
     -------
-    AttentionLayer, MultiHead where ``coordinate`` is given, RotaryLayer with ``rotary_base``
+    AttentionLayer, MultiHead where ``coordinate`` is given; RotaryLayer, RotaryHeads with
+    ``rotary_base``
         With factors K and Q of d_h rows; W_h = K_hᵀQ_h holds the scale 1/√d_h.
 
     Raises
     ------
     ValueError
         Shapes do not fit each other, an entry is not finite, or one coordinate is asked for of a
-        sub-layer with a residual or a norm, which is no `MultiHead`; or a norm or a coordinate
-        beside ``rotary_base``.
+        sub-layer with a residual or a norm, which is no `MultiHead`; or a norm beside
+        ``rotary_base``.
 
     Notes
     -----
@@ -169,12 +190,15 @@ def from_projections(
     biases = {"q": q_bias, "k": k_bias, "v": v_bias, "o": o_bias}
     given = _Projections.of({"q": q, "k": k, "v": v, "o": o}, biases, heads, kv_heads)
     if rotary_base is not None:
-        if norm is not None or coordinate is not None:
-            beside = "norm" if norm is not None else "coordinate"
+        if norm is not None or (coordinate is not None and residual):
             raise ValueError(
-                f"{beside} is given beside rotary_base: a RotaryLayer has all outputs and no norm."
+                "A RotaryLayer has no norm, and one coordinate of it no residual: leave "
+                f"{'norm' if norm is not None else 'coordinate'} out beside rotary_base."
             )
-        return given.turned(Rotary.of(rotary_base, given.k.shape[1]), layout, residual)
+        turned = given.turned(Rotary.of(rotary_base, given.k.shape[1]), layout, residual)
+        if coordinate is None:
+            return turned
+        return turned.coordinate(_weights_of(coordinate, turned.outputs))
     if coordinate is None:
         return given.layer(residual, norm)
     if residual or norm is not None:

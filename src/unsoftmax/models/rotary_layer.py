@@ -17,6 +17,7 @@ from unsoftmax.models.attention import softmax
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.scores import RotaryScores, least
 from unsoftmax.probes import Array, Indices
 
@@ -230,6 +231,23 @@ class RotaryLayer(FrozenModel):
     def values_of(self, head: int) -> Product:
         """Return M_h = O_h V_g, which is never formed."""
         return Product(self.O[head], self.V[self.groups[head]])
+
+    def coordinate(self, weights: ArrayLike) -> RotaryHeads:
+        """Return one sum of its outputs, with ``weights`` (m,), as several heads.
+
+        A residual is no part of them.
+        """
+        row = np.asarray(weights, dtype=np.float64)
+        places = self.groups
+        return RotaryHeads(
+            self.K[places],
+            self.Q,
+            np.einsum("hs,hsd->hd", np.einsum("m,hms->hs", row, self.O), self.V[places]),
+            self.rotary,
+            k_bias=self.k_bias[places],
+            q_bias=self.q_bias,
+            c=float(row @ self.c),
+        )
 
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm: of M, W(0) or the biases' part w of scores the least.

@@ -116,7 +116,9 @@ class Audit:
         ``longest_token`` (a norm that is answered, where longer ones are refused; or None),
         ``residual`` (whether the last token is added), and what was noticed of their precision.
     facts : dict of str to int
-        What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``.
+        What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``,
+        ``rotary``, and ``residual`` where the last token reaches a network behind several heads by
+        itself.
     reasons : tuple of str
         What the class rests on, and what was excluded.
     recoverable : str
@@ -166,7 +168,7 @@ class Audit:
         return tuple(
             (
                 name.replace("_", " "),
-                f"{number:,}" if name != "biases" else "yes" if number else "no",
+                f"{number:,}" if name not in ("biases", "rotary") else "yes" if number else "no",
             )
             for name, number in self.facts.items()
         )

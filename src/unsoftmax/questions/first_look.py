@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models import MultiHead, ReluNetwork, SingleHead
+from unsoftmax.models import MultiHead, ReluNetwork, RotaryHead, SingleHead
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Answers, Found
 from unsoftmax.questions.answer_traits import Traits
@@ -112,6 +112,6 @@ def _moved(
 
 def _slope(model: Any) -> float:
     """Return about what an answer grows by per length of a token."""
-    if isinstance(model, (SingleHead, MultiHead)):
+    if isinstance(model, (SingleHead, MultiHead, RotaryHead)):
         return float(np.linalg.norm(model.v))
     return 0.0

@@ -28,8 +28,10 @@ from unsoftmax.errors import (
     OracleError,
 )
 from unsoftmax.learners import MultiHeadLearner
-from unsoftmax.learners.compose import Asking, limited, mapped, named, restricted
+from unsoftmax.learners.compose import Asking, T, limited, mapped, named, restricted
+from unsoftmax.learners.positions_named import in_words
 from unsoftmax.learners.settings import Configured, whole_number
+from unsoftmax.measure.token_order import OrderQuestions
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import FARTHEST, Array, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
@@ -212,6 +214,8 @@ class Identifier(Configured):
                 beside = replace(traits, residual=True)
                 second = yield from self._by_sketches(beside, rng)
                 identity = second if known(second) else identity
+        elif traits.ordered:
+            identity = yield from self._of_positions(identity)
         of_class = CLASSES[identity.target_class]
         learner = of_class.learner
         if learner is None or not identity.facts.keys() >= {*of_class.needed}:
@@ -224,6 +228,19 @@ class Identifier(Configured):
         if beyond := self._beyond(identity, asked):
             return replace(identity, beyond=beyond)
         return (yield from self._recovered(identity))
+
+    def _of_positions(self, identity: Identity) -> Asking[Identity]:
+        """Ask whether positions are rotary, where a head that has such is looked for."""
+        traits = identity.traits
+        if traits.singles != "affine" or traits.coarse or traits.radius is not None:
+            return identity
+        look = OrderQuestions(int(self.dim)).position_kind()
+        try:
+            found = yield from of_coordinate(look, traits)
+        except OracleError:
+            return identity
+        facts = {"rotary": 1} if found.kind == "products" else {}
+        return replace(identity, facts=facts, reasons=(*identity.reasons, in_words(found)))
 
     def _beyond(self, identity: Identity, asked: _Bill) -> tuple[str, ...]:
         """Say of which budgets too little is left to recover the whole."""
@@ -365,6 +382,8 @@ class Identifier(Configured):
         except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
             reasons = (f"The whole target was not recovered: {refusal}", *identity.reasons)
             identity = replace(identity, reasons=reasons)
+            if traits.ordered:
+                return replace(identity, facts={}, learner=None)  # of that kind it is all the same
             if not isinstance(refusal, ModelMismatch):
                 return identity  # it is as likely as before
             undecided = Identity("undecided", "undecided", traits, reasons=reasons)
@@ -467,7 +486,7 @@ def known(identity: Identity) -> bool:
     return identity.target_class not in ("none of these", "undecided")
 
 
-def of_coordinate(steps: Asking[Found[Any]], traits: Traits) -> Asking[Found[Any]]:
+def of_coordinate(steps: Asking[T], traits: Traits) -> Asking[T]:
     """Learn one number out of vector answers, or what it is beside the last token's own."""
     asked = list[Round]([[]])
 

@@ -54,19 +54,19 @@ class RotarySearchTuning:
     """Share of a change that may come from tokens, which are float32 numbers."""
 
 
-TokenNames: TypeAlias = tuple[str, str, int]
+TokenNames: TypeAlias = tuple[str, str, str]
 """First token, query token, and how often that is there."""
 
 PAIRS: Mapping[str, tuple[TokenNames, TokenNames]] = {
-    "near": (("x", "y", 1), ("0", "y", 1)),
-    "other query": (("x", "y'", 2), ("0", "y'", 2)),
-    "other key": (("x'", "y", 2), ("0", "y", 2)),
-    "keys": (("x", "y", 1), ("x'", "y", 1)),
-    "unqueried": (("x", "0", 1), ("x'", "0", 1)),
-    "plane, a": (("xa", "yp", 1), ("0", "yp", 1)),
-    "plane, b": (("xb", "yp", 1), ("0", "yp", 1)),
+    "near": (("x", "y", "1"), ("0", "y", "1")),
+    "other query": (("x", "y'", "m"), ("0", "y'", "m")),
+    "other key": (("x'", "y", "m"), ("0", "y", "m")),
+    "keys": (("x", "y", "1"), ("x'", "y", "1")),
+    "unqueried": (("x", "0", "1"), ("x'", "0", "1")),
+    "plane, a": (("xa", "yp", "1"), ("0", "yp", "1")),
+    "plane, b": (("xb", "yp", "1"), ("0", "yp", "1")),
 }
-"""Each D by its two sequences; 2 stands for m."""
+"""Each D by its two sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ class RotaryTokens:
         made = {}
         for key in dict.fromkeys(one for pair in PAIRS.values() for one in pair):
             first, last, many = key
-            fillers = self.fillers if many > 1 else 1
+            fillers = self.fillers if many == "m" else 1
             made[key] = np.vstack([self.tokens[first], *[self.tokens[last]] * fillers])
         return made
 
     def worth(self, head: RotaryHead) -> float:
         """Return how well the worst of the weights is read, as a share of what answers are."""
         worst, asked = np.inf, self.sequences
-        for many in (1, 2):
+        for many in "1m":
             some = {key: X for key, X in asked.items() if key[2] == many}
             X = np.array([*some.values()])
             weights = head.attention(X)[:, 0]

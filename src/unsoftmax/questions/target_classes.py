@@ -31,6 +31,7 @@ from unsoftmax.models import (
     MultiHead,
     MultiHeadTransformer,
     ReluNetwork,
+    RotaryHead,
     SingleHead,
     Transformer,
 )
@@ -56,7 +57,7 @@ ClassName: TypeAlias = Literal[
     "undecided",
 ]
 Facts: TypeAlias = Mapping[str, int]
-"""What is known of a target beyond its class: heads, rank, rank_at_least, neurons, biases."""
+"""What is known of a target: heads, rank or rank_at_least, neurons, biases, rotary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,8 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
         return "network behind one head", {**facts, "biases": int(bool(np.any(model.w)))}
     if isinstance(model, MultiHeadTransformer):
         facts = {"neurons": len(model.b), "heads": model.H, **_ranks(model.W, errors["W"], dim)}
+        if model.residual is not None:
+            facts["residual"] = 1
         one: ClassName = "network behind one head"
         alone = model.H == 1 and model.residual is None
         name: ClassName = one if alone else "network behind several heads"
@@ -282,6 +285,8 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
         if not model.H:
             return "constant", {}
         [model] = model.heads
+    if isinstance(model, RotaryHead):
+        return "position-dependent", {"rotary": 1, "rank": len(model.K)}
     assert isinstance(model, SingleHead)
     if np.linalg.norm(model.W) <= errors["W"] and np.linalg.norm(model.w) <= errors["w"]:
         return "linear", {"biases": _biases(model, errors)}
@@ -404,6 +409,12 @@ def _queries_of_head(learner: Learner[Any], facts: Facts) -> int:
     return counts.low_rank_head(d, facts["rank"], biases=bool(facts["biases"])) + 2 * d
 
 
+def _queries_of_rotary_head(learner: Learner[Any], facts: Facts) -> int:
+    """Return what a head takes whose rank is found, up to d of them."""
+    d = int(learner.dim)
+    return counts.rotary_head_queries(d, facts.get("rank", d)) + 2 * d
+
+
 def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
     d = int(learner.dim)
     return _queries_of_network(learner, facts) + d * d + 2 * d
@@ -411,7 +422,9 @@ def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
 
 def _queries_behind_several_heads(learner: Learner[Any], facts: Facts) -> int:
     heads, neurons = facts["heads"], facts["neurons"]
-    return counts.multi_head_transformer_queries(int(learner.dim), heads, neurons)
+    return counts.multi_head_transformer_queries(
+        int(learner.dim), heads, neurons, residual="residual" in facts
+    )
 
 
 def _queries_of_network(learner: Learner[Any], facts: Facts) -> int:
@@ -486,9 +499,12 @@ CLASSES: dict[ClassName, TargetClass] = {
         'connection or without, by AttentionLayerLearner (norm="pre") from vectors.'
     ),
     "position-dependent": TargetClass(
-        "Where positions are rotary, one head, by LowRankHead and ExactHead, or several, by "
-        "MultiHeadLearner; of vectors, a layer without a norm, by AttentionLayerLearner; with "
-        "rotary=True."
+        "Where positions are rotary: a single head by LowRankHead and ExactHead, several by "
+        "MultiHeadLearner, of vectors a layer without a norm by AttentionLayerLearner, each with "
+        "rotary=True.",
+        lambda d, facts, traits, seed: LowRankHead(d, rotary=True, seed=seed),
+        _queries_of_rotary_head,
+        needed=("rotary",),
     ),
     "none of these": TargetClass("Nothing, by a learner that there is."),
     "undecided": TargetClass("Not known."),

@@ -380,7 +380,7 @@ class AttentionLayerLearner(Configured):
                 f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
                 f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
                 "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
-                + (" Leave out norm, and one is looked for." if self.norm == "none" else "")
+                + self._with_a_norm
             )
         if noise.relative > self.tuning.affine:
             raise ModelMismatch(
@@ -389,6 +389,16 @@ class AttentionLayerLearner(Configured):
                 "affine map of single tokens."
             )
         return tokens
+
+    @property
+    def _with_a_norm(self) -> str:
+        """Say what to do if it is a norm that stands there."""
+        if self._turning() is not None:
+            return (
+                " With rotary positions a layer is recovered by itself alone: ask what takes the "
+                "tokens behind the norm."
+            )
+        return " Leave out norm, and one is looked for." if self.norm == "none" else ""
 
     def _polished(
         self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens

@@ -199,7 +199,7 @@ def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTu
     searches = len(tuning.offset_lengths) * tuning.most_search(heads)
     at_most = dim + 8 + tuning.attempts * (searches + pilots + maps + keys + tuning.confirm)
     queries = counts.rotary_layer_queries(dim, heads, heads, r)
-    longest = turned.longest + dim + 1
+    longest = max(turned.longest, turned.longest_coarse) + dim + 1
     return Plan(
         queries=None,
         at_most=at_most,

@@ -29,6 +29,9 @@ class TurnedLayerTuning:
     longest: int = 65
     """Most tokens between keys and query token. Slow planes are read so many times better; more
     make queries longer, and fast planes go round more often than the first step tells."""
+    longest_coarse: int = 257
+    """The same where answers are coarser than those of float64: slow planes are the first that
+    their errors hide."""
     alike: float = 1e-8
     """Planes whose angles differ by no more at one token are taken to turn alike, which does no
     harm: they need not be apart."""

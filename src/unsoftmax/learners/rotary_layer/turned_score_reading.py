@@ -137,7 +137,9 @@ class TurnedScoreReading(KeyAsking):
         steps = [one.near for one in answers.scores(self.layer, self.values)]
         angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
         alike = self.turned.alike
-        shifts = np.arange(1, self.turned.longest + 1, 2)
+        coarse = self.noise.relative > self.tuning.exact
+        longest = self.turned.longest_coarse if coarse else self.turned.longest
+        shifts = np.arange(1, longest + 1, 2)
         apart = np.array([min(_apart(one, m, alike) for one in angles) for m in shifts.tolist()])
         enough = apart >= self.turned.nearly * apart.max()
         return int(shifts[np.argmax(enough)])

@@ -106,7 +106,7 @@ class RotaryLayerEquality(ModelEquality[RotaryLayer]):
         return apart <= rounding * whole
 
     def simplest(self, model: RotaryLayer) -> FrozenModel:
-        """Return a layer whose planes do not turn as one without positions; one head as a head."""
+        """Return planes that do not turn as a layer without positions; one output as heads."""
         if not np.any(model.rotary.folded):
             heads = []
             for h, g in enumerate(model.groups):
@@ -115,9 +115,11 @@ class RotaryLayerEquality(ModelEquality[RotaryLayer]):
                     LayerHead.from_factors(model.O[h], model.V[g], model.K[g], model.Q[h], w)
                 )
             return AttentionLayer(heads, model.c, model.residual, dim=model.dim)
-        if (model.H, model.outputs, model.residual) != (1, 1, False):
+        if model.outputs > 1 or model.residual:
             return model
-        return _alone(model, 0, (model.O[0] @ model.V[0])[0], float(model.c[0]))
+        if model.H == 1:
+            return _alone(model, 0, (model.O[0] @ model.V[0])[0], float(model.c[0]))
+        return model.coordinate([1.0])
 
     def read(self, model: FrozenModel) -> RotaryLayer | None:
         """Return a layer without positions and norm as one whose planes do not turn."""
