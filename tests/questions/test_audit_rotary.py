@@ -43,7 +43,8 @@ def test_what_is_no_single_rotary_head_stays_position_dependent():
 
 def test_other_positions_are_named():
     biased = rotary_head(8, 4, 1, biases=0.3)
-    head = us.SingleHead.from_factors(*np.random.default_rng(0).standard_normal((2, 4, 8)), [1] * 8)
+    K, Q = np.random.default_rng(0).standard_normal((2, 4, 8))
+    head = us.SingleHead.from_factors(K, Q, np.ones(8))
 
     def alibi(X):
         scores = np.einsum("bnd,bd->bn", X, X[:, -1] @ head.W.T)

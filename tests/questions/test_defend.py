@@ -697,6 +697,7 @@ def test_settings_beyond_what_is_attacked_are_refused_before_anything_is_paid():
     asked = Counted(head(6))
     for learner, says in (
         (us.learners.ExactHead(6, rotary=True), "rotary positions"),
+        (us.learners.MultiHeadLearner(6, 2, rotary=True), "rotary positions"),
         (us.learners.LowRankHead(6, 2, rotary_base=1e4), "rotary positions"),
         (us.learners.AttentionLayerLearner(6, norm="pre"), "a norm before them"),
         (us.learners.FeedForwardLearner(6, norm="post"), "feed-forward layers with a norm"),

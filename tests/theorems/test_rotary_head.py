@@ -207,21 +207,23 @@ def test_the_certificate_holds(trials, evidence):
     )
 
 
-@pytest.mark.parametrize("spread", [1.0, 2.0])
+@pytest.mark.parametrize("spread", [1.0, 2.0, 3.0])
 def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evidence):
-    refused, count, near = 0, trials(8, 60), []
+    said, count, near = [], trials(8, 60), []
     for seed in range(count):
         target = rotary_head(8, 8, seed, biases=spread)
         try:
             recovery = learn(target, 8, biases=True, seed=seed)
-        except us.NotIdentifiable:
-            refused += 1
+        except us.NotIdentifiable as refusal:
+            said.append(str(refusal))
             continue
         assert within_bounds(recovery, target)
         near.append(scores_apart(recovery.model, target, NEAR))
+    reasons = "large biases", "out of the answers' reach", "rounding leaves open"
+    assert all(any(reason in text for reason in reasons) for text in said)
     evidence(
         f"rotary head, biases of spread {spread:g}, d = r = 8",
-        refused=f"{refused} of {count}",
+        refused=f"{len(said)} of {count}",
         median=f"{np.median(near):.1e}",
         worst=f"{np.max(near):.1e}",
     )
@@ -233,7 +235,7 @@ def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evi
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("name", nearly_rotary(rotary_head(4, 2, 0)))
 def test_impostors_are_refused(name, biases, trials, evidence):
-    count = trials(1, 10)
+    count = trials(1, 200)
     for seed in range(count):
         target = nearly_rotary(rotary_head(8, 4, seed, scale=2.0))[name]
         learner = us.learners.LowRankHead(8, 4, biases=biases, seed=seed, rotary=True)

@@ -81,11 +81,8 @@ def _knows_rotary(learner: Any) -> bool:
 
 def in_words(found: Positions, learner: Any = None) -> str:
     """Say what positions a target has, and what a learner, or another one, does about them."""
-    takes_rotary = hasattr(learner, "rotary")
-    whose = "" if takes_rotary else ", in learners of heads that take it, such as LowRankHead"
-    biased = "of one head LowRankHead recovers them, with rotary=True and biases=True"
-    if takes_rotary and not hasattr(learner, "biases"):  # a layer, which is found with its biases
-        biased = "rotary=True recovers them"
+    takes = hasattr(learner, "rotary")
+    whose = "" if takes else ", in learners of heads that take it, such as LowRankHead"
     near, far = found.window
     said = {
         "products": ", and where the last token is 0 all others weigh the same, as with rotary "
@@ -98,7 +95,8 @@ def in_words(found: Positions, learner: Any = None) -> str:
         "distance": ", and a token's weight depends on its distance from the last one, whatever "
         f"tokens are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE}",
         "unclear": ". Rotary positions beside biases of keys and queries may do this: "
-        f"{biased}. So may positions that are added to tokens, causal masks in more layers than "
-        "one, and biases by distance, which no learner here recovers.",
+        "of one head LowRankHead recovers them, with rotary=True and biases=True. So may positions "
+        "that are added to tokens, causal masks in more layers than one, and biases by distance, "
+        "which no learner here recovers.",
     }
     return f"{ORDER}{said[found.kind]}"

@@ -139,7 +139,7 @@ class MultiHeadLearner(Configured):
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
-        whole_number("max_heads", self.max_heads, 0)
+        whole_number("max_heads", self.max_heads, 1)
         whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)

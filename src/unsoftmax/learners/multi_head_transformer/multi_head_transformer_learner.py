@@ -173,7 +173,7 @@ class MultiHeadTransformerLearner(Configured):
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
-        whole_number("max_heads", self.max_heads, 0)
+        whole_number("max_heads", self.max_heads, 1)
         whole_number("seed", self.seed, 0)
         flag("biases", self.biases)
         flag("polish", self.polish)

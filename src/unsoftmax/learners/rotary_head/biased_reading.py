@@ -35,6 +35,11 @@ from unsoftmax.probes import Array, Beside, Sequences, Spaced
 from unsoftmax.solve.skeleton import rank_by_gap
 from unsoftmax.solve.turning_planes import TurningPlanes
 
+LARGE = (
+    "So it is with large biases: tokens that are short drown in them, long ones saturate the "
+    "softmax, and no one length of tokens keeps all logits in between."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BiasedTuning:
@@ -58,7 +63,10 @@ class BiasedTuning:
     chance, and logits that are too large cost more than those that are too small."""
     dependent: float = 1e-12
     """Columns of which a combination is smaller than this share of the largest depend on each
-    other: the rank is below the one given."""
+    other, and the rank is below the one given,"""
+    gap: float = 2.0**10
+    """if the next larger singular value is so many times as large: beside biases in which W drowns
+    several are small, whatever the rank is."""
     stretches: tuple[float, ...] = (1.0, 0.5, 2.0)
     """Offsets beside a further query token are so many times as long: of these the one at which
     its equations are conditioned best. At one length alone some token's are singular by chance."""
@@ -169,7 +177,7 @@ def _refuse_dependent(answers: BiasedAnswers, tuning: BiasedTuning) -> None:
         return
     singular = np.asarray(np.linalg.svd(answers.columns, compute_uv=False))
     rank = rank_by_gap(singular, share=tuning.dependent)
-    if rank < len(singular):
+    if 0 < rank < len(singular) and singular[rank - 1] > tuning.gap * singular[rank]:
         raise ModelMismatch(
             f"Keys and queries have rank {rank} together, below the {len(singular)} assumed: "
             f"LowRankHead with rank={rank}, biases=True and rotary=True is for these."
@@ -224,7 +232,10 @@ def _solved(
     head = answers.head(0.0)
     errors = _errors(answers, head.scores, values, tuning)
     size = float(np.linalg.norm(head.W_at(1)))
-    unsure = unsure_of(errors, size, values, tuning)
+    try:
+        unsure = unsure_of(errors, size, values, tuning)
+    except NotIdentifiable as refused:
+        raise NotIdentifiable(f"{refused} {LARGE}", determined=refused.determined) from None
     planes: TurningPlanes = answers.planes(answers.basis, unsure)[0]
     angles = angles_of(planes, told, unsure, tuning)
     given = None if told is None else angles
