@@ -449,7 +449,7 @@ IMPOSTORS: dict[str, Any] = {
     "scores of positions": (
         layer(TARGET, scores=lambda s: s + 0.3 * np.cos(np.arange(s.shape[2]))),
         us.ModelMismatch,
-        "heads",
+        "depend on positions",
     ),
     "a network of the last token": (
         lambda X: TARGET.on_single_tokens(X[:, -1]),

@@ -64,6 +64,7 @@ def test_nearly_as_many_queries_as_parameters(H, d, r, given, most, trials, evid
         recovery = us.learn(oracle, learner)
         assert oracle.queries == recovery.queries
         assert recovery.evidence.passed
+        assert recovery.queries - 32 <= learner.plan().at_most
         assert by_certificate(recovery, target).verdict == "equal"
         shares.append((oracle.queries - 32) / us.theory.counts.rotary_heads(d, H, r))
         near.append(apart(recovery.model, target, range(21)))
@@ -111,6 +112,16 @@ def test_frequencies_that_are_known():
         assert np.array_equal(folded, target.frequencies)
     with pytest.raises(us.ModelMismatch, match=r"other frequencies.* without rotary_base"):
         learn(target, rank=4, rotary=us.Rotary.of(1.01e4, 4))
+
+
+def test_the_plan_counts_what_the_second_distance_takes():
+    with_positions, without = (
+        us.learners.MultiHeadLearner(16, 4, rank=4, rotary=rotary).plan()
+        for rotary in (True, False)
+    )
+    assert "760 for 4 of rank 4" in with_positions.formula
+    assert "696 for 4 of rank 4" in without.formula
+    assert with_positions.at_most > without.at_most
 
 
 def groups(target):

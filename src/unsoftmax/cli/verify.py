@@ -94,9 +94,10 @@ def verify(
     weights = model_path(weights)
     model, errors = model_of(weights), certified_errors(weights)
     if not can_be_claimed(model):
+        models = type(model).__name__.rstrip("s") + "s"
         raise Refusal(
-            f"verify does not know {type(model).__name__}s: recover the target with `unsoftmax "
-            "learn`, then compare what was recovered with these weights by `unsoftmax compare`."
+            f"verify does not know {models}: recover the target with `unsoftmax learn`, then "
+            "compare what was recovered with these weights by `unsoftmax compare`."
         )
     oracle = targets.resolve(target, coordinate, auth)
     if out is not None:

@@ -104,7 +104,7 @@ class AttentionLayerLearner(Configured):
     exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
     at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
     values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
-    place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,029. With rotary positions
+    place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,073. With rotary positions
     2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64.
     *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
     of W_h: returned are M_h = O V with orthonormal columns of O, and W_h = KᵀQ with orthonormal

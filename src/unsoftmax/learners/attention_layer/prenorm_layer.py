@@ -10,7 +10,7 @@ is 0 or 1. Scores are read as in a plain layer; what differs is how the heads ar
 4. fresh sequences of the ball, a certificate, and the layer in tokens as they are asked.
 
 *Queries*: about d + 76 + (⌈rank M/H⌉ + 3)(H + 10) + (r + 4)⌈d/r⌉ + (d − r − 3) for H ≥ 6 heads of
-rank r: MiniLM (12 heads of 32): 2,007 to 2,029. *Determined up to* the norm's scale and shift,
+rank r: MiniLM (12 heads of 32): 2,007 to 2,073. *Determined up to* the norm's scale and shift,
 which are parts of the heads (M_hΓP, PΓW_hΓP, PΓ(W_hβ + w_h), c + M_hβ with P = I − 11ᵀ/d, or I of
 RMSNorm), and to what is free in a plain layer. It may not know anything of the target but its
 answers.

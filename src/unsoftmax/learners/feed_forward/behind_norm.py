@@ -135,6 +135,8 @@ class SearchBehindNorm:
         bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
         spots = yield from self._spots(rows, bias)
         doubt = np.maximum(self.tuning.directions.errors * column_error, self.tuning.astray)
+        # of close kinks the line shows the places, and hardly the columns
+        doubt = np.where(column_error > self.tuning.unsure, np.inf, doubt)
         spots = checked_spots(spots, columns, doubt, look, self.tuning)
         readings = yield from cells.settled(readings, *spots.columns)
         found = neurons_of(readings, spots, basis)

@@ -118,7 +118,7 @@ class FeedForwardLearner(Configured):
     seed: int = 0
     tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

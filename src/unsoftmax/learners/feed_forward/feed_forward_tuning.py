@@ -41,6 +41,10 @@ class FeedForwardTuning:
     errors."""
     doubtful: float = 0.3
     """Of coarse answers this share of the columns may."""
+    unsure: float = 1e-4
+    """Behind a norm, columns that the line shows to no more than this are not compared with those
+    of the crossings: kinks so close to each other have right places and wrong columns. What the
+    crossings show must then explain answers beside hyperplanes, and fresh ones."""
     unclear: float = 1.0
     """Neurons smaller than so many of their errors are none. Those that noise of
     1e-7 made had 0.2 to 0.5, real ones 10 or more where a line was of any use."""

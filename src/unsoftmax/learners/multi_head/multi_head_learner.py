@@ -187,22 +187,26 @@ class MultiHeadLearner(Configured):
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
         at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
         at_most += tuning.silence.at_most(H, d, bulk + whole)
-        turned = 0 if (positions := self._positions()) is None else positions.queries(H, r)
+        turned = 0
+        more: tuple[int, ...] = ()
+        if (positions := self._positions()) is not None:
+            turned, more = positions.queries(H, r), (tuning.rotary.holdout.most_tokens(d),)
         at_most += turned
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         fresh = tuning.conclusion.fresh
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
+        entries, second = ("r(2d − r)", 0) if positions is None else ("2dr", H * r**2)
         return Plan(
             queries=None,
             at_most=at_most + by_poles,
             tokens=2 * at_most + turned + 4 * copies + pole_tokens,
             rounds=tuning.plan.rounds
             * (tries + shorter + tuning.silence.tries + unlucky // tuning.restarts.search_counts),
-            formula=f"about H(r(2d − r) + 2d + 16) + d + 40 for H heads of rank r: {usual:,} for "
-            f"{H} of rank {r}",
+            formula=f"about H({entries} + 2d + 16) + d + 40 for H heads of rank r: "
+            f"{usual + second:,} for {H} of rank {r}",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *tuning.poles.lengths),
+            most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *tuning.poles.lengths, *more),
         )
 
     def steps(self, checks: int) -> Steps[MultiHead]:

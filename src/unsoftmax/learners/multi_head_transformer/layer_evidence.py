@@ -58,7 +58,7 @@ class LayerEvidenceTuning:
     weak heads in two dimensions."""
     safety_of_w: float = 140.0
     """Estimated errors of w are a standard deviation, roughly: that target had 68 times it, others
-    up to 12."""
+    up to 31."""
 
 
 def first_look(

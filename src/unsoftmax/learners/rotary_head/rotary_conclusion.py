@@ -24,6 +24,7 @@ from unsoftmax.learners.single_head.conclusion import (
 )
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import KAPPA, Precision
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention import mean_shift, pooled_tokens, softmax
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Sequences
@@ -46,6 +47,8 @@ class RotaryHoldoutTuning:
     """Families of up to so many tokens are asked in one round, each longer one in its own."""
     most_numbers: int = 2**18
     """Entries of one sequence: from 513 dimensions on long sequences have fewer tokens."""
+    loose: float = 0.01
+    """From this share of W(Δ) on, a note says how much of it answers leave open."""
     powers: int = 60
     """Lengths of tokens are tried from 2 to minus so many, to 2 to so many."""
     conclusion: ConclusionTuning = field(default=ConclusionTuning(most_unexplained=2.0**6))
@@ -72,13 +75,38 @@ def conclude_turned(
     answered = yield from ask_turned([head.model], dim, first.closing, rng, tuning, earlier)
     head, judgement = _supported(head, answered, first.checks, otherwise, tuning.conclusion)
     errors = head.position_errors()
-    notes = head.notes()
+    left = left_open([head.model], [errors], head.tuning.farthest, tuning)
+    notes = (*head.notes(), *left)
     evidence = judgement.evidence
     if first.checks and not _tested(head, errors, answered, tuning.conclusion):
         evidence, notes = replace(evidence, passed=False), (*notes, UNTESTED)
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     certificate = _certificate(head, errors, longest)
     return Found(head.model, certificate, evidence, notes)
+
+
+def left_open(
+    heads: Sequence[RotaryHead],
+    errors: Sequence[PositionErrors],
+    farthest: int,
+    tuning: RotaryHoldoutTuning,
+) -> tuple[str, ...]:
+    """Say how much of W(Δ) is not known, where that is much: answers to fresh ones do not show it.
+
+    A bound of half of W(Δ) is no error of the bound, and yet nothing to predict with.
+    """
+    ends = np.array([0.0, farthest])
+    shares = [
+        float(error.at(ends).max()) / max(float(np.linalg.norm(head.scores.whole(1))), TINY)
+        for head, error in zip(heads, errors, strict=True)
+    ]
+    if max(shares, default=0.0) <= tuning.loose:
+        return ()
+    return (
+        f"Answers leave {max(shares):.1%} of W(Δ) open at distances up to {farthest}, and more "
+        "beyond: they are coarse for positions, which need float64. Other sequences, long ones "
+        "above all, may be missed by much more than the fresh ones.",
+    )
 
 
 # -- what is asked

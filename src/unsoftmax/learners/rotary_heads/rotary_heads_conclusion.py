@@ -17,6 +17,7 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.rotary_head.rotary_conclusion import (
     RotaryHoldoutTuning,
     ask_turned,
+    left_open,
     score_rounding,
 )
 from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
@@ -58,7 +59,9 @@ def conclude_heads(
     if judgement.refuses:
         _refuse(found, judgement)
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
-    return Found(found.model, _certificate(found, longest), judgement.evidence, found.notes)
+    left = left_open(found.model.heads, found.turned, found.farthest, holdout)
+    certificate = _certificate(found, longest)
+    return Found(found.model, certificate, judgement.evidence, (*found.notes, *left))
 
 
 def _compared(
