@@ -75,9 +75,12 @@ class LayerSearchTuning:
     the baselines between them are. Others begin in another cell."""
     by_poles: int = 2
     """Searches that follow, in the first cells again, for heads that switch together."""
+    whole: int = 3
+    """So many searches have offsets as long as the cell allows: one may fail by chance, and shorter
+    offsets cost digits of W."""
     shorter: float = 0.35
-    """Every search has offsets shorter by this than the one before: the first cell may have been
-    left where no ray showed it."""
+    """Every search after these has offsets shorter by this than the one before: the first cell may
+    have been left where no ray showed it."""
     safety: float = 3.0
     """Estimated errors of the first layers are standard deviations, roughly: so many are taken."""
     cancelling: float = 3.0
@@ -131,7 +134,8 @@ class LayerSearch:
         tuning = self.tuning
         cones = ConeDirections.drawn(self.hinges, self.rng, tuning.cells)
         wide = cones.widest(len(tuning.starts))
-        x, share = wide[number % len(wide)], tuning.shorter**number
+        x = wide[number % len(wide)]
+        share = tuning.shorter ** max(0, number + 1 - tuning.whole)
         cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
         if together:
             found = yield from heads_by_poles(cell, self.sought, self.rng, tuning.poles)
