@@ -86,7 +86,7 @@ def in_words(found: Positions, learner: Any = None) -> str:
     near, far = found.window
     said = {
         "products": ", and where the last token is 0 all others weigh the same, as with rotary "
-        f"positions: rotary=True recovers these{whose}.",
+        f"positions: rotary=True recovers rotary ones{whose}.",
         "slope": f", and scores fall by {found.slope:.3g} per token of distance, whatever tokens "
         f"are, as with ALiBi. {NOT_HERE}",
         "window": f", and a token that is {near} before the last one counts, one that is {far} "

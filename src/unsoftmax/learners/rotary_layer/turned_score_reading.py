@@ -75,10 +75,10 @@ class TurnedScoreReading(KeyAsking):
             f'{self.noise.relative:.1e} look so as well, and profile="finest" asks more.'
         )
         return (
-            "Scores depend on positions, and not as rotary ones alone do: something else depends "
-            "on the distance (ALiBi, a learned bias, keys that decay) or on the number of tokens, "
-            "or the keys or queries of some heads depend on each other, which no learner here "
-            "recovers with positions." + coarse * (self.noise.relative > self.tuning.exact)
+            "Either something beside rotary positions depends on the distance (ALiBi, a learned "
+            "bias, keys that decay) or on the number of tokens; or keys have biases; or keys and "
+            "queries of some heads depend on each other, or are of a higher rank than the heads' "
+            "values. No learner here recovers these with positions." + coarse * (self.noise.relative > self.tuning.exact)
         )
 
     def _frames(self) -> list[Array]:
