@@ -1,10 +1,7 @@
 """How the recovery of a layer ends: fresh sequences, and a certificate or a refusal.
 
-A fresh answer y may be off the prediction by errors of its own (rounding of the answer, and of the
-scores inside) and by what errors of the parameters do. The second is seen on samples: layers that
-were computed from the same answers with errors drawn at random (`recovered_layer`). They predict
-each fresh sequence as well, so that errors that cancel in answers are not added up. All is
-compared by norms of whole answers.
+They are compared with the layer (`layer_comparison`) and with samples of it, computed from the same
+answers with errors drawn at random (`recovered_layer`).
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.layer_comparison import LayerComparison, invisible_share
 from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
@@ -27,9 +25,7 @@ from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.validate.judge import (
     Answered,
     Judgement,
-    Residuals,
     fresh_answers,
-    judge,
     more_than_usual,
 )
 from unsoftmax.validate.long_sequences import draw_long, looked_at
@@ -52,7 +48,7 @@ class LayerConclusion:
     def confirmed(self) -> Asking[None]:
         """Try some sequences before the hold-out, after which nothing can be mended."""
         tried = yield from fresh_answers(self._short(self.tuning.confirm, "pilot"))
-        self._believed(self._judged(self.found.model(), tried, 0))
+        self._believed(self._comparison(self.found.model()).judged(tried, 0))
 
     def run(self, checks: int) -> Steps[AttentionLayer]:
         """Ask the hold-out; return the layer and how sure it is."""
@@ -62,12 +58,12 @@ class LayerConclusion:
         answered: list[Answered] = []
         if checks:
             answered = yield from fresh_answers(short, further=tuning.long.rounds(long))
-        judgement = self._judged(model, answered, checks)
+        comparison = self._comparison(model)
+        judgement = comparison.judged(answered, checks)
         if checks:
             self._believed(judgement)
         looked = looked_at(self.found, answered, long) if checks else "Nothing was checked."
-        strain = max((self._strain(model, X, y) for X, y in answered if len(X)), default=0.0)
-        widened = max(1.0, strain / tuning.usual)
+        widened = max(1.0, comparison.strain(answered) / tuning.usual)
         bounds = {name: widened * bound for name, bound in self._bounds(model).items()}
         assumed = (*self._assumed(looked), *predicted_within(model, answered, bounds))
         certificate = Certificate(bounds, (*assumed, *more_than_usual(widened)))
@@ -117,39 +113,16 @@ class LayerConclusion:
 
     # -- judging
 
-    def _judged(
-        self, model: AttentionLayer, answered: Sequence[Answered], queries: int
-    ) -> Judgement:
-        return judge([self._residuals(model, X, y) for X, y in answered if len(X)], queries)
-
-    def _residuals(self, model: AttentionLayer, X: Array, y: Array) -> Residuals:
-        """Compare norms: what answers miss, and may miss."""
-        tuning, predicted = self.tuning, model(X)
-        length = np.linalg.norm(X, axis=2).max(axis=1)
-        size = np.linalg.norm(model.c) + length * self._gain()
-        own = self._rounding(X) + self.noise.absolute
-        own = own + tuning.roundoffs * self.noise.relative * np.maximum(
-            size, np.linalg.norm(y, axis=1)
+    def _comparison(self, model: AttentionLayer) -> LayerComparison:
+        return LayerComparison(
+            model,
+            [one.model() for one in self.samples],
+            self._rounding,
+            float(np.linalg.norm(model.c)),
+            self._gain(),
+            self.noise,
+            self.tuning,
         )
-        return Residuals.of(
-            np.linalg.norm(y - predicted, axis=1),
-            own=own,
-            allowed=tuning.fresh_safety * self._moved(X, predicted),
-            size=size,
-            most=max(min(tuning.most, tuning.most_noise * self.noise.relative), tuning.least_most),
-        )
-
-    def _moved(self, X: Array, predicted: Array) -> Array:
-        """Return the most that drawn errors move a prediction by."""
-        moved = [np.linalg.norm(one.model()(X) - predicted, axis=1) for one in self.samples]
-        return np.asarray(np.max(moved, axis=0))
-
-    def _strain(self, model: AttentionLayer, X: Array, y: Array) -> float:
-        """Return the largest miss, in multiples of one such error and the noise."""
-        predicted = model(X)
-        typical = self.noise.of(y) + self._rounding(X) / self.tuning.roundoffs
-        missed = np.linalg.norm(y - predicted, axis=1)
-        return float(np.max(missed / (typical + self._moved(X, predicted))))
 
     def _gain(self) -> float:
         """Return how long a token of length 1 is on average when it is mapped."""
@@ -214,18 +187,13 @@ class LayerConclusion:
             "M is the sum of theirs.",
         )
 
-    @property
-    def _invisible(self) -> float:
-        """Up to which share of the others' a head's values are not told from errors."""
-        return max(self.tuning.rank_noise * self.noise.relative, self.tuning.rank_share)
-
     def _assumed(self, looked: str) -> tuple[str, ...]:
         absolute = f", and by {self.noise.absolute:.1e}" if self.noise.absolute else ""
         return (
             "The target is a layer of softmax attention heads, and all of them were found: what "
             "the hold-out tests, it cannot prove. A head with M = 0 is invisible, and one with M "
-            f"below {self._invisible:.0e} of the others' may be. Heads whose W and w differ by "
-            "less than their bounds are one here, M the sum of theirs.",
+            f"below {invisible_share(self.noise, self.tuning):.0e} of the others' may be. Heads "
+            "whose W and w differ by less than their bounds are one here, M the sum of theirs.",
             f"Whole answers are off by {self.noise.relative:.1e} of their norm{absolute}, as "
             "single tokens show it; bounds are for all numbers of a head together, the largest of "
             "all heads.",

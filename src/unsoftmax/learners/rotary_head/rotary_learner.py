@@ -129,26 +129,41 @@ def told_frequencies(
     ValueError, TypeError
         Settings are out of range, not of their type, or do not go together.
     """
-    if not isinstance(rotary, (bool, np.bool_, Rotary)):
-        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
+    if rotary_base is not None and rank is None and not isinstance(rotary, Rotary):
+        raise ValueError("rank must be given beside rotary_base: it is as many frequencies.")
+    refuse_contrary(rotary, rotary_base, "rank", rank)
     told = rotary if isinstance(rotary, Rotary) else None
-    if rotary_base is not None:
-        positive("rotary_base", rotary_base)
-        if told is not None:
-            raise ValueError("rotary_base is given beside rotary: one of them says the same.")
-        if rank is None:
-            raise ValueError("rank must be given beside rotary_base: it is as many frequencies.")
-        if rank % 2:
-            raise ValueError(
-                "rotary_base needs an even rank of keys and queries, whose planes have two "
-                f"coordinates each; it is {rank}."
-            )
+    if rotary_base is not None and rank is not None:
         told = Rotary.of(float(rotary_base), rank)
     if told is not None and rank is not None and 2 * len(told) < rank:
         raise ValueError(
             f"rotary has {len(told)} frequencies, too few for the planes of rank = {rank}."
         )
     return told is not None or bool(rotary), told
+
+
+def refuse_contrary(
+    rotary: bool | Rotary, rotary_base: float | None, rows: str, count: int | None
+) -> None:
+    """Refuse what cannot be said of frequencies; ``rows`` names the setting that counts rows.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
+    if not isinstance(rotary, (bool, np.bool_, Rotary)):
+        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
+    if rotary_base is None:
+        return
+    positive("rotary_base", rotary_base)
+    if isinstance(rotary, Rotary):
+        raise ValueError("rotary_base is given beside rotary: one of them says the same.")
+    if count is not None and count % 2:
+        raise ValueError(
+            f"rotary_base needs an even {rows} of keys and queries, whose planes have two "
+            f"coordinates each; it is {count}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.settings import positive
+from unsoftmax.learners.rotary_head.rotary_learner import refuse_contrary
 from unsoftmax.models.rotary import Rotary
 
 
@@ -41,17 +39,8 @@ def told_turning(
     ValueError, TypeError
         Settings are out of range, not of their type, or do not go together.
     """
-    if not isinstance(rotary, (bool, np.bool_, Rotary)):
-        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
-    told = rotary if isinstance(rotary, Rotary) else None
+    refuse_contrary(rotary, base, "head_dim", head_dim)
     if base is not None:
-        positive("rotary_base", base)
-        if told is not None:
-            raise ValueError("rotary_base is given beside rotary: one of them says the same.")
-        if head_dim is not None and head_dim % 2:
-            raise ValueError(
-                "rotary_base needs an even head_dim of keys and queries, whose planes have two "
-                f"coordinates each; it is {head_dim}."
-            )
         return ToldTurning(base=float(base))
+    told = rotary if isinstance(rotary, Rotary) else None
     return ToldTurning(told) if told is not None or rotary else None

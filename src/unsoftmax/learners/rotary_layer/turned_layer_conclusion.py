@@ -1,9 +1,8 @@
 """How the recovery of a layer with positions ends: fresh sequences of 1 to 512 tokens.
 
-As for layers without positions (`layer_conclusion`): a fresh answer may be off by errors of its
-own, and by what errors of the parameters do, which samples show: layers that were computed from
-the same answers with errors drawn at random. Long sequences look at all distances up to their
-length: windows, and frequencies that change beyond one, show there or nowhere.
+They are compared as those of layers without positions are (`layer_comparison`). Long sequences look
+at all distances up to their length: windows, and frequencies that change beyond one, show there or
+nowhere.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.layer_comparison import LayerComparison, invisible_share
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.measure.token_map import AnswerNoise
@@ -26,9 +26,7 @@ from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.validate.judge import (
     Answered,
     Judgement,
-    Residuals,
     fresh_answers,
-    judge,
     more_than_usual,
 )
 from unsoftmax.validate.sequences import by_length
@@ -53,7 +51,7 @@ class TurnedLayerConclusion:
         """Try some sequences before the hold-out, after which nothing can be mended."""
         shapes = self.tuning.holdout.short[: self.whole.confirm]
         tried = yield from fresh_answers(self._drawn(list(shapes), "pilot"))
-        self._believed(self._judged(tried, 0))
+        self._believed(self._comparison.judged(tried, 0))
 
     def run(self, checks: int) -> Steps[RotaryLayer]:
         """Ask the hold-out; return the layer and how sure it is."""
@@ -64,11 +62,10 @@ class TurnedLayerConclusion:
         answered: list[Answered] = []
         if checks:
             answered = yield from fresh_answers(near, further=far)
-        judgement = self._judged(answered, checks)
+        judgement = self._comparison.judged(answered, checks)
         if checks:
             self._believed(judgement)
-        strain = max((self._strain(X, y) for X, y in answered if len(X)), default=0.0)
-        widened = max(1.0, strain / self.whole.usual)
+        widened = max(1.0, self._comparison.strain(answered) / self.whole.usual)
         bounds = {name: widened * bound for name, bound in self._bounds().items()}
         longest = max((part.tokens for part in families), default=0)
         assumed = (*self._assumed(longest), *more_than_usual(widened))
@@ -108,37 +105,17 @@ class TurnedLayerConclusion:
 
     # -- judging
 
-    def _judged(self, answered: Sequence[Answered], queries: int) -> Judgement:
-        return judge([self._residuals(X, y) for X, y in answered if len(X)], queries)
-
-    def _residuals(self, X: Array, y: Array) -> Residuals:
-        """Compare norms: what answers miss, and may miss."""
-        whole, predicted = self.whole, self.model(X)
-        length = np.linalg.norm(X, axis=2).max(axis=1)
-        size = np.linalg.norm(self.model.c) + length * self._gain()
-        own = self._rounding(X) + self.noise.absolute
-        own = own + whole.roundoffs * self.noise.relative * np.maximum(
-            size, np.linalg.norm(y, axis=1)
+    @property
+    def _comparison(self) -> LayerComparison:
+        return LayerComparison(
+            self.model,
+            self.samples,
+            self._rounding,
+            float(np.linalg.norm(self.model.c)),
+            self._gain(),
+            self.noise,
+            self.whole,
         )
-        return Residuals.of(
-            np.linalg.norm(y - predicted, axis=1),
-            own=own,
-            allowed=whole.fresh_safety * self._moved(X, predicted),
-            size=size,
-            most=max(min(whole.most, whole.most_noise * self.noise.relative), whole.least_most),
-        )
-
-    def _moved(self, X: Array, predicted: Array) -> Array:
-        """Return the most that drawn errors move a prediction by."""
-        moved = [np.linalg.norm(one(X) - predicted, axis=1) for one in self.samples]
-        return np.asarray(np.max(moved, axis=0))
-
-    def _strain(self, X: Array, y: Array) -> float:
-        """Return the largest miss, in multiples of one such error and the noise."""
-        predicted = self.model(X)
-        typical = self.noise.of(y) + self._rounding(X) / self.whole.roundoffs
-        missed = np.linalg.norm(y - predicted, axis=1)
-        return float(np.max(missed / (typical + self._moved(X, predicted))))
 
     def _gain(self) -> float:
         """Return how long a token of length 1 is on average when it is mapped."""
@@ -194,7 +171,9 @@ class TurnedLayerConclusion:
         absolute = f", and by {self.noise.absolute:.1e}" if self.noise.absolute else ""
         return (
             "The target is a layer of softmax attention heads with rotary positions, and all of "
-            "them were found: what the hold-out tests, it cannot prove.",
+            "them were found: what the hold-out tests, it cannot prove. A head with M = 0 is "
+            f"invisible, and one with M below {invisible_share(self.noise, self.whole):.0e} of the "
+            "others', or below what a large c leaves of an answer, may be.",
             f"Whole answers are off by {self.noise.relative:.1e} of their norm{absolute}, as "
             "single tokens show it; bounds are for all numbers of a head together, the largest of "
             "all heads.",

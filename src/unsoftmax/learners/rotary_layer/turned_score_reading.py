@@ -78,7 +78,9 @@ class TurnedScoreReading(KeyAsking):
             "Either something beside rotary positions depends on the distance (ALiBi, a learned "
             "bias, keys that decay) or on the number of tokens; or keys have biases; or keys and "
             "queries of some heads depend on each other, or are of a higher rank than the heads' "
-            "values. No learner here recovers these with positions." + coarse * (self.noise.relative > self.tuning.exact)
+            "values. No learner here recovers these with positions."
+            + coarse
+            * (self.noise.relative > self.tuning.exact)
         )
 
     def _frames(self) -> list[Array]:
