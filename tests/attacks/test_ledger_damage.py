@@ -432,7 +432,7 @@ def test_tables_that_were_meddled_with_are_named_and_salvaged(change, answers, f
     us.learn(counted, script(), ledger=folder / "new", **SETTINGS)
     again, tuning = counted.queries - (56 - answers), RecordedQuestionTuning()
     # of a round that lost answers fewer are recorded when they are asked again
-    assert tuning.fewest <= again <= tuning.asked(answers)
+    assert min(tuning.fewest, answers) <= again <= tuning.asked(answers)
 
 
 def test_calls_put_off_are_not_paid(folder):
