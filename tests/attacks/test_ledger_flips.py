@@ -105,11 +105,16 @@ def same(mine, other):
     )
 
 
-@pytest.mark.parametrize("state", ["finished", "killed", "killed, all in the WAL"])
+STATES = ["finished", "killed", "killed, all in the WAL"]
+
+
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_flipped_bit_has_no_effect_or_is_named(
     case, state, tmp_path, monkeypatch, trials, evidence
 ):
+    if trials((CASES.index(case) + STATES.index(state)) % 3, 0):
+        pytest.skip("one state a learner, in turn: all in make evidence")
     folder, seen = tmp_path / "damaged", Counter[str]()
     (tmp_path / "first").mkdir()
     if state == "finished":

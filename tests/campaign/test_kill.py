@@ -101,7 +101,7 @@ def test_killed_at_any_moment_nothing_recorded_is_asked_again(
 @NUMBERS_AND_VECTORS
 @pytest.mark.parametrize("workers", [1, 3])
 def test_killed_at_every_commit_and_every_yield(workers, target, learner, tmp_path, trials):
-    """At every other one, where tests are few."""
+    """At every fourth one, where tests are few."""
     settings = {"batch": 2, "workers": workers, "holdout": 8}
     with Served(target) as served:
         life = Life(
@@ -111,7 +111,7 @@ def test_killed_at_every_commit_and_every_yield(workers, target, learner, tmp_pa
         once = served.asked()["whole"]
         assert moments > 20
 
-        for moment in range(0, moments, trials(2, 1)):
+        for moment in range(0, moments, trials(4, 1)):
             ledger = tmp_path / f"{moment}.sqlite"
             ghosts = Ghosts(ledger, workers * 2, FINGERPRINT, once)
             dying, living = f"{moment} dies", f"{moment} lives"
