@@ -115,9 +115,10 @@ docs: setup  ## build the documentation into docs/_build, and look at it as a re
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build
 	$(BIN)/pytest tests/built_site.py
 
-# Beside `make bench`: it needs the extras and both servers.
+# Beside `make bench`: it needs the extras and both servers, which threads of ours would slow down.
 bench-endpoints: $(VENV)-extras/.ready
-	$(SERVERS) $(VENV)-extras/bin/python benchmarks/endpoints.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(SERVERS) \
+		$(VENV)-extras/bin/python benchmarks/endpoints.py
 	$(VENV)-extras/bin/python benchmarks/float32.py
 
 clean:  ## remove what make made
