@@ -366,7 +366,7 @@ def document(dims: Sequence[int], rounds: int) -> str:
 {environment()}
 Also {versions()}.
 {note}Medians of {rounds} rounds in which everything takes turns; servers, processes and learner
-share the cores, and so does what else runs: compare within a table.
+share the cores, and so does what else runs: compare within a table. One BLAS thread of ours.
 `python benchmarks/endpoints.py --help` says how.
 
 ## A server's limit
@@ -381,15 +381,14 @@ our side per query, learner and encoding included. Ratios are medians of those o
 
 {contests(dims, rounds)}
 
-At d = 64 one head is a few thousand questions, which a server answers in a fraction of a second. A
-third to a half of what they cost it goes to rounds of a few questions, which follow each other, and
-to sequences of 512 tokens (*own calls / limit*), so that no client comes to the limit with them:
-this one reaches 0.4 to 0.6 of it, and 0.7 to 1.1 of the rate at which the same requests are
-answered when they are made beforehand. Eight choices of one to eight workers and batches of 128 to
-2,048 lie within a fifth of their mean. What helps are longer runs at the same d (`LabelHead`),
-larger heads, and binary tensors: 0.67 to 0.80 of the limit. These are ranges of three measurements
-on a busy machine, where our own side takes its time from the server: learner and runner two fifths
-of it, writing JSON a sixth, HTTP the rest.
+At d = 64 one head is a few thousand questions, which a server answers in a thirtieth of a second.
+Two fifths of what they cost it go to rounds of a few questions, which follow each other, and to
+sequences of 512 tokens (*own calls / limit*), so that no client comes to the limit with them. Runs
+that are longer, larger heads and binary tensors reach 0.73 to 0.78 of it, and as much as the same
+requests made beforehand. Threads of our own linear algebra take the server's core: with two of
+them, as is NumPy's default, the same rows are 0.35, 0.56, 0.37 and 0.62 (`OMP_NUM_THREADS=1` is
+what helps where both run on one machine). Batches of 128 to 2,048 questions, with one to four
+workers, gave 30,000 to 45,000 queries per second in the first row: those of 1,024 most.
 
 ## One head, many ways
 
