@@ -388,7 +388,8 @@ that are longer, larger heads and binary tensors reach 0.73 to 0.78 of it, and a
 requests made beforehand. Threads of our own linear algebra take the server's core: with two of
 them, as is NumPy's default, the same rows are 0.35, 0.56, 0.37 and 0.62 (`OMP_NUM_THREADS=1` is
 what helps where both run on one machine). Batches of 128 to 2,048 questions, with one to four
-workers, gave 30,000 to 45,000 queries per second in the first row: those of 1,024 most.
+workers, gave 30,000 to 45,000 queries per second in the first row, in a run of their own: those of
+1,024 most.
 
 ## One head, many ways
 
