@@ -117,3 +117,12 @@ def several_rotary(H, d, r, seed, *, base=1e4, scale=1.0, turning=1.0):
         for h in range(H)
     ]
     return us.RotaryHeads.of(heads, d)
+
+
+def longest_miss(found, target, seed):
+    """Largest error at two fresh sequences of 512 tokens, over the size of their terms."""
+    rng = np.random.default_rng([seed, 77])
+    X = rng.standard_normal((2, 512, target.dim)) / np.sqrt(target.dim)
+    X *= np.array([1.0, 3.0])[:, None, None]
+    size = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(target.v)
+    return np.max(np.abs(found(X) - target(X)) / size)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.rotary_heads import nearly_rotary, rotary_head, scores_apart, within_bounds
+from tests.rotary_heads import (
+    longest_miss,
+    nearly_rotary,
+    rotary_head,
+    scores_apart,
+    within_bounds,
+)
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted
 
@@ -23,15 +29,6 @@ def learn(target, rank=None, **settings) -> us.Recovery[Any]:
 
 def bound(d, r, biases=False):
     return us.theory.counts.rotary_head(d, r, biases=biases)
-
-
-def longest_miss(found, target, seed):
-    """Largest error at two fresh sequences of 512 tokens, over the answers' size."""
-    rng = np.random.default_rng([seed, 77])
-    X = rng.standard_normal((2, 512, target.dim)) / np.sqrt(target.dim)
-    X *= np.array([1.0, 3.0])[:, None, None]
-    size = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(target.v)
-    return np.max(np.abs(found(X) - target(X)) / size)
 
 
 # -- what is promised

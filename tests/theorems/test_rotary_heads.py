@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.rotary_heads import nearly_rotary, several_rotary
+from tests.rotary_heads import longest_miss, nearly_rotary, several_rotary
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted
 from unsoftmax.models.equality.head_matching import match
@@ -32,15 +32,6 @@ def apart(found, target, distances):
         for _, g, h in pairs
         for n in distances
     )
-
-
-def longest_miss(found, target, seed):
-    """Largest error at fresh sequences of 512 tokens, over the size of their terms."""
-    rng = np.random.default_rng([seed, 77])
-    X = rng.standard_normal((2, 512, target.dim)) / np.sqrt(target.dim)
-    X *= np.array([1.0, 3.0])[:, None, None]
-    size = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(target.v)
-    return np.max(np.abs(found(X) - target(X)) / size)
 
 
 def by_certificate(recovery, target):

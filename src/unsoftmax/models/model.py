@@ -80,6 +80,33 @@ class FrozenModel(FrozenArrays):
         files.write(path, type(self).__name__, self._arrays)
 
 
+class TurnedProjections(FrozenModel):
+    """A model whose scores turn with distance: projections and biases of one head, or of several.
+
+    Several heads have one of each, and layers one of keys for each group.
+    """
+
+    @property
+    def K(self) -> Array:
+        """Key projection (r, d); of several heads (H, r, d), of G groups (G, r, d)."""
+        return self._arrays["K"]
+
+    @property
+    def Q(self) -> Array:
+        """Query projection (r, d); of several heads (H, r, d)."""
+        return self._arrays["Q"]
+
+    @property
+    def k_bias(self) -> Array:
+        """Key bias b_k, (r,); of several heads (H, r), of G groups (G, r)."""
+        return self._arrays["k_bias"]
+
+    @property
+    def q_bias(self) -> Array:
+        """Query bias b_q, (r,); of several heads (H, r)."""
+        return self._arrays["q_bias"]
+
+
 class AttentionModel(FrozenModel):
     """A model that weighs tokens with α = softmax_i(x_i·(W x_N + w)), x_N the last."""
 

@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import exponentials, softmax
-from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.model import TurnedProjections
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
 
-class RotaryHead(FrozenModel):
+class RotaryHead(TurnedProjections):
     """f(X) = Σ_i α_i x_i·v + c with the scores (K x_i + b_k)·R(Δ_i)(Q x_N + b_q).
 
     Δ_i = N − 1 − i counts tokens back from the query token; α is their softmax. Made by
@@ -100,26 +100,6 @@ class RotaryHead(FrozenModel):
         return self._scores
 
     @property
-    def K(self) -> Array:
-        """Key projection (r, d)."""
-        return self._arrays["K"]
-
-    @property
-    def Q(self) -> Array:
-        """Query projection (r, d)."""
-        return self._arrays["Q"]
-
-    @property
-    def k_bias(self) -> Array:
-        """Key bias b_k, (r,)."""
-        return self._arrays["k_bias"]
-
-    @property
-    def q_bias(self) -> Array:
-        """Query bias b_q, (r,)."""
-        return self._arrays["q_bias"]
-
-    @property
     def v(self) -> Array:
         """Value vector (d,)."""
         return self._arrays["v"]
@@ -134,8 +114,7 @@ class RotaryHead(FrozenModel):
         if name == "W":
             return self._scores.norm
         if name == "w":
-            whole = self._scores.whole(1)
-            return float(np.linalg.norm(np.append(whole[:, -1], whole[-1, :-1])))
+            return self._scores.bias_norm
         return super().parameter_norm(name)
 
     def W_at(self, distance: float) -> Array:

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
-from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.model import TurnedProjections
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.scores import least
 from unsoftmax.probes import Array
 
 
-class RotaryHeads(FrozenModel):
+class RotaryHeads(TurnedProjections):
     """f(X) = Σ_h Σ_i α_hi x_i·v_h + c with the scores of a `RotaryHead` for each h.
 
     Made by ``MultiHead.from_factors(K, Q, v, rotary=…)``.
@@ -139,26 +139,6 @@ class RotaryHeads(FrozenModel):
     def heads(self) -> tuple[RotaryHead, ...]:
         """The heads one by one, without c."""
         return self._heads
-
-    @property
-    def K(self) -> Array:
-        """Key projections (H, r, d)."""
-        return self._arrays["K"]
-
-    @property
-    def Q(self) -> Array:
-        """Query projections (H, r, d)."""
-        return self._arrays["Q"]
-
-    @property
-    def k_bias(self) -> Array:
-        """Key biases b_k, (H, r)."""
-        return self._arrays["k_bias"]
-
-    @property
-    def q_bias(self) -> Array:
-        """Query biases b_q, (H, r)."""
-        return self._arrays["q_bias"]
 
     @property
     def frequencies(self) -> Array:

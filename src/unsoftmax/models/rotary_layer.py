@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import softmax
-from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.model import TurnedProjections
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_heads import RotaryHeads
@@ -33,7 +33,7 @@ _AXES = {
 }
 
 
-class RotaryLayer(FrozenModel):
+class RotaryLayer(TurnedProjections):
     """o(X) = Σ_h O_h V_g Σ_i α_hi x_i + c, g the group of head h, plus x_N with a residual.
 
     α_h = softmax_i((K_g x_i + b_k,g)·R(Δ_i)(Q_h x_N + b_q,h)), Δ_i = N − 1 − i tokens before the
@@ -192,26 +192,6 @@ class RotaryLayer(FrozenModel):
         return self._arrays["V"]
 
     @property
-    def K(self) -> Array:
-        """Key projections (G, r, d)."""
-        return self._arrays["K"]
-
-    @property
-    def Q(self) -> Array:
-        """Query projections (H, r, d)."""
-        return self._arrays["Q"]
-
-    @property
-    def k_bias(self) -> Array:
-        """Key biases b_k, (G, r)."""
-        return self._arrays["k_bias"]
-
-    @property
-    def q_bias(self) -> Array:
-        """Query biases b_q, (H, r)."""
-        return self._arrays["q_bias"]
-
-    @property
     def c(self) -> Array:
         """Constant (m,) of every answer."""
         return self._arrays["c"]
@@ -262,10 +242,7 @@ class RotaryLayer(FrozenModel):
         if name == "M":
             return self.values_of(head).norm
         scores = self.scores_of(head)
-        if name == "W":
-            return scores.norm
-        whole = scores.whole(1)
-        return float(np.linalg.norm(np.append(whole[:, -1], whole[-1, :-1])))
+        return scores.norm if name == "W" else scores.bias_norm
 
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, H, N)."""

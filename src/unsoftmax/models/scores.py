@@ -164,6 +164,12 @@ class RotaryScores:
         """‖W(0)‖_F."""
         return float(np.linalg.norm(self.at(0)))
 
+    @property
+    def bias_norm(self) -> float:
+        """Norm of the biases' part of `whole` at distance 1."""
+        whole = self.whole(1)
+        return float(np.linalg.norm(np.append(whole[:, -1], whole[-1, :-1])))
+
     def of(self, X: Array) -> Array:
         """Map sequences (B, N, d) to scores (B, N)."""
         distances = np.arange(X.shape[1])[::-1]
