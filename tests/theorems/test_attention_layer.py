@@ -357,3 +357,44 @@ def test_a_budget_of_rounds_and_queries_is_kept():
     recovery = us.learn(layer(2, 4, 16), Learner(16, tuning=tuning))
     assert recovery.queries < plan.at_most
     assert recovery.certificate.errors["c"] >= UNIT * np.linalg.norm(recovery.model.c)
+
+
+def test_heads_that_answers_do_not_tell_apart_have_no_bounds(trials, evidence):
+    """A head below what float32 leaves beside a large c may make one head look like two."""
+    broken, unbounded, refused, count = 0, 0, 0, trials(4, 300)
+    for seed in range(10, 10 + count):
+        rng = np.random.default_rng([seed, 5])
+        K, Q, V = (rng.standard_normal((3, 2, 8)) / 8**0.25 for _ in range(3))
+        O = rng.standard_normal((3, 8, 2)) / 2 * np.array([1e-4, 1, 1])[:, None, None]  # noqa: E741
+        c = 1e4 * rng.standard_normal(8)
+        parts = [us.LayerHead.from_factors(O=O[h], V=V[h], K=K[h], Q=Q[h]) for h in range(3)]
+        target = us.AttentionLayer(parts, c)
+        learner = Learner(8, norm="none", seed=seed, profile="finest")
+        try:
+            recovery = us.learn(hidden_in_float32(target), learner)
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        errors = recovery.certificate.errors
+        if np.isinf(errors["M"]):
+            unbounded += 1
+            assert any("heads so close" in one for one in recovery.certificate.assumes)
+            assert np.all(np.isinf(recovery.model.moved_at_most(np.ones((2, 3, 8)), errors)))
+            continue
+        broken += max(
+            min((head.values - other.values).norm for other in parts) > errors["M"]
+            for head in recovery.model.heads
+        )
+    assert not broken
+    evidence(
+        "a head of 1e-4 beside a large c, float32",
+        refused=refused,
+        layers=count,
+        without_bounds=unbounded,
+        broken=broken,
+    )
+
+
+def hidden_in_float32(target):
+    """Show nothing of a target but its answers, as float32 numbers."""
+    return lambda X: target(X).astype(np.float32)

@@ -420,7 +420,8 @@ class AttentionLayer(FrozenModel):
             Sequences of any length and size.
         errors : mapping
             Bounds such as a certificate's: ``M``, ``W``, ``w`` (of every head) and ``c``; of a
-            norm behind ``scale``, ``shift`` and ``eps`` too.
+            norm behind ``scale``, ``shift`` and ``eps`` too. Where one is infinite, as of heads
+            that are too close to each other, so is what is returned.
 
         Examples
         --------
@@ -430,6 +431,8 @@ class AttentionLayer(FrozenModel):
         5e-09
         """
         X = sequences(X, self.dim, self._noun)
+        if not np.all(np.isfinite([*errors.values()])):
+            return np.full(len(X), np.inf)
         moved, norm = heads_moved_at_most(self._heads, self._seen(X), errors), self._norm
         if norm is None or norm.before:
             return moved

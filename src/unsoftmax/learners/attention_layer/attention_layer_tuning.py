@@ -10,6 +10,7 @@ from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
+from unsoftmax.validate.close_heads import CloseHeads
 from unsoftmax.validate.long_sequences import LongSequenceTuning
 
 
@@ -198,6 +199,8 @@ class AttentionLayerTuning:
     """Certified errors, in multiples of the largest of these samples."""
     fresh_safety: float = 12.0
     """Fresh answers may be missed by so many times what these samples do to predictions."""
+    close: CloseHeads = field(default=CloseHeads())
+    """What is said of heads that answers leave nearly alike."""
     usual: float = 3.0
     """Bounds grow where fresh answers are missed by more than so many times what one sample and
     the noise make. The noise is that of the first answers: of 150 layers with exact, rounded and

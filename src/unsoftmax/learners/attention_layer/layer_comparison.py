@@ -16,7 +16,9 @@ import numpy as np
 
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Array
+from unsoftmax.validate.close_heads import nearest
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, judge
 
 Predicts: TypeAlias = Callable[[Array], Array]
@@ -94,3 +96,13 @@ class LayerComparison:
 def invisible_share(noise: AnswerNoise, tuning: AttentionLayerTuning) -> float:
     """Return up to which share of the others' a head's values are not told from errors."""
     return max(tuning.rank_noise * noise.relative, tuning.rank_share)
+
+
+def layer_heads_apart(model: AttentionLayer, tokens: int = 32) -> float:
+    """Estimate the smallest distance between two heads' [W w], to a fifth, without forming W.
+
+    W x + w of two heads differ by ‖[ΔW Δw]‖ in the root mean square of Gaussian x.
+    """
+    x = np.random.default_rng(0).standard_normal((tokens, model.dim))
+    rows = [head.vectors(x).ravel() / np.sqrt(tokens) for head in model.heads]
+    return nearest(np.reshape(rows, (len(rows), tokens * model.dim)))

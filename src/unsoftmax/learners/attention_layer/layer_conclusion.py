@@ -13,7 +13,11 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.layer_comparison import LayerComparison, invisible_share
+from unsoftmax.learners.attention_layer.layer_comparison import (
+    LayerComparison,
+    invisible_share,
+    layer_heads_apart,
+)
 from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
@@ -64,8 +68,9 @@ class LayerConclusion:
             self._believed(judgement)
         looked = looked_at(self.found, answered, long) if checks else "Nothing was checked."
         widened = max(1.0, comparison.strain(answered) / tuning.usual)
-        bounds = {name: widened * bound for name, bound in self._bounds(model).items()}
-        assumed = (*self._assumed(looked), *predicted_within(model, answered, bounds))
+        errors = {name: widened * bound for name, bound in self._bounds(model).items()}
+        bounds, close = tuning.close.bounds(errors, layer_heads_apart(model))
+        assumed = (*self._assumed(looked), *close, *predicted_within(model, answered, bounds))
         certificate = Certificate(bounds, (*assumed, *more_than_usual(widened)))
         notes = (*self.notes, *self._alike(bounds))
         return Found(model, certificate, judgement.evidence, notes)
@@ -208,7 +213,7 @@ def predicted_within(
 ) -> tuple[str, ...]:
     """Say what the bounds allow predictions to be off by, at the fresh sequences."""
     asked = [(X, y) for X, y in answered if len(X)]
-    if not asked:
+    if not asked or not np.all(np.isfinite([*bounds.values()])):
         return ()
     sizes = [np.linalg.norm(y, axis=1) for _, y in asked]
     moved = [model.moved_at_most(X, bounds) for X, _ in asked]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.layer_comparison import layer_heads_apart
 from unsoftmax.learners.attention_layer.layer_conclusion import predicted_within
 from unsoftmax.learners.attention_layer.normalised_solution import (
     NormalisedRounds,
@@ -192,9 +193,11 @@ def concluded(
     looked = looked_at(scores, answered, families) if checks else "Nothing was checked."
     strain = max((layers.strain(X, y) for X, y in answered if len(y)), default=0.0)
     widened = max(1.0, strain / knobs.usual)
-    errors = {name: widened * error for name, error in layers.errors(knobs.safety).items()}
+    widest = {name: widened * error for name, error in layers.errors(knobs.safety).items()}
+    errors, close = knobs.close.bounds(widest, layer_heads_apart(found.model))
     assumed = (
         *_assumed(layers.unit, looked, _norm(found.model).centred, tuning),
+        *close,
         *predicted_within(found.model, answered, errors),
         *more_than_usual(widened),
     )

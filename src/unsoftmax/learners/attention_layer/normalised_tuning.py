@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
+from unsoftmax.validate.close_heads import CloseHeads
 from unsoftmax.validate.long_sequences import LongSequenceTuning
 
 
@@ -197,6 +198,8 @@ class NormalisedConclusionTuning:
     safety: float = 16.0
     """How many times the most that a perturbation moves is the bound: with three, an error along
     one direction is beyond by chance once in 10⁴."""
+    close: CloseHeads = field(default=CloseHeads())
+    """What is said of heads that answers leave nearly alike."""
     usual: float = 3.0
     """Bounds grow where fresh answers are missed by more than so many times what one perturbation
     makes: of 60 layers with exact, rounded and noisy answers one was missed by 2.1 times that,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import scipy
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.multi_head.fresh_sequences import FreshTuning, fresh_residuals
@@ -18,6 +17,7 @@ from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead, canonical
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
+from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.judge import Residuals, judge
 
 
@@ -31,10 +31,8 @@ class HeadsConclusionTuning:
     safety: float = 12.0
     """Estimated errors are a standard deviation, roughly: in 2,000 targets the error was at most
     5.2 times that. Twice as much and more is promised."""
-    close: float = 0.5
-    """A bound on W above this share of the distance between two heads is none: how answers depend
-    on two heads is not linear over the distance between them. Larger: of 120 pairs of heads 1 %
-    apart behind float32, some bounds were broken by up to a fifth."""
+    close: CloseHeads = field(default=CloseHeads())
+    """What is said of heads that answers leave nearly alike."""
     pilots: int = 96
     """Sequences from which a bound on the function is taken: the largest residual of n is beyond
     those of all but a share ln(1/δ)/n of such sequences. A multiple of all that is varied in turn;
@@ -74,22 +72,14 @@ def concluded(
     largest = {**found.largest, "c": float(reduced.precision.error(abs(reduced.c))) * biases}
     errors = {name: tuning.safety * found.times_off * error for name, error in largest.items()}
     model, assumes = canonical(found.model), _assumed(reduced, evidence, fresh.looked, tuning)
-    apart = nearest(model)
-    if np.hypot(errors["W"], errors["w"]) > tuning.close * apart:
-        errors |= dict.fromkeys(("W", "v", "w"), np.inf)
-        assumes += (
-            f"Two heads are {apart:.1e} apart in W, and answers leave about as much of it open: "
-            "no bound to first order holds for heads so close.",
-        )
-    return Found(model, Certificate(errors, assumes), evidence, found.notes)
+    errors, close = tuning.close.bounds(errors, heads_apart(model))
+    return Found(model, Certificate(errors, (*assumes, *close)), evidence, found.notes)
 
 
-def nearest(model: MultiHead) -> float:
+def heads_apart(model: MultiHead) -> float:
     """Return the smallest distance between two heads' [W w]; inf of fewer than two."""
-    if model.H < 2:
-        return np.inf
-    scores = np.concatenate([model.W, model.w[:, :, None]], axis=2).reshape(model.H, -1)
-    return float(scipy.spatial.distance.pdist(scores).min())
+    scores = np.concatenate([model.W, model.w[:, :, None]], axis=2)
+    return nearest(scores.reshape(model.H, model.dim * (model.dim + 1)))
 
 
 def predicting(

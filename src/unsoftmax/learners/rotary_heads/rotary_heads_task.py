@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, nearest
+from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, heads_apart
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
@@ -105,7 +105,7 @@ class RotaryHeadsTask:
             unseen = self.conclusion.safety * float(found.errors["W"][readings.index(None)])
             errors[readings.index(None)] = PositionErrors(unseen, 0.0)
         far = max((float(one.near) for one in errors), default=0.0)
-        if far > self.conclusion.close * nearest(model):
+        if far > self.conclusion.close.share * heads_apart(model):
             errors = [PositionErrors(np.inf, np.inf)] * len(errors)
         turned = RotaryHeads.of(heads, model.dim, reduced.c)
         notes = found.notes if np.any(turned.frequencies) or not turned.H else (*found.notes, STILL)

@@ -23,6 +23,7 @@ from unsoftmax.models.attention import mean_shift
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array, Purpose, Sequences
 from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.validate.close_heads import nearest
 from unsoftmax.validate.judge import (
     Answered,
     Judgement,
@@ -66,9 +67,13 @@ class TurnedLayerConclusion:
         if checks:
             self._believed(judgement)
         widened = max(1.0, self._comparison.strain(answered) / self.whole.usual)
-        bounds = {name: widened * bound for name, bound in self._bounds().items()}
+        errors = {name: widened * bound for name, bound in self._bounds().items()}
+        model = self.model
+        scores = [model.scores_of(h).whole(1).ravel() for h in range(model.H)]
+        apart = nearest(np.reshape(scores, (model.H, (model.dim + 1) ** 2)))
+        bounds, close = self.whole.close.bounds(errors, apart)
         longest = max((part.tokens for part in families), default=0)
-        assumed = (*self._assumed(longest), *more_than_usual(widened))
+        assumed = (*self._assumed(longest), *close, *more_than_usual(widened))
         return Found(self.model, Certificate(bounds, assumed), judgement.evidence, self._notes())
 
     # -- fresh sequences
