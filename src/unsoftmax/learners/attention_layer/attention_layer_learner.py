@@ -346,7 +346,7 @@ class AttentionLayerLearner(Configured):
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
             answers = yield from self._polished(answers, reading, opening)
-        samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
+        samples = answers.samples(noise, rng, tuning.samples)
         conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning)
         try:
             yield from conclusion.confirmed()

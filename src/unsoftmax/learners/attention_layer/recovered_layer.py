@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.copied_answers import SoftGates
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
@@ -85,3 +86,27 @@ class LayerAnswers:
         """Compute it from answers with errors drawn as large as theirs may be."""
         values = self.values.with_errors(noise, rng)
         return LayerAnswers(values, self.scores.with_errors(noise, rng)).solved()
+
+    def samples(
+        self, noise: AnswerNoise, rng: np.random.Generator, count: int
+    ) -> list[RecoveredLayer]:
+        """Compute it so often from such answers.
+
+        Raises
+        ------
+        ModelMismatch
+            Errors as large as those of the answers leave no layer.
+        """
+        drawn = [self.sampled(noise, rng) for _ in range(count)]
+        if not all(np.isfinite(R).all() for one in drawn for R in one.scores.R):
+            raise negative_weights(noise, len(drawn[0].values.U))
+        return drawn
+
+
+def negative_weights(noise: AnswerNoise, heads: int) -> ModelMismatch:
+    """Return the refusal of answers whose errors leave weights no logits."""
+    return ModelMismatch(
+        f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size make "
+        f"weights of the {heads} heads negative: answers are too coarse for this layer. "
+        'profile="finest" asks more.'
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
@@ -62,13 +61,7 @@ def soft_search(
         redrawn=redrawn,
     ).run()
     answers = LayerAnswers(maps, scores)
-    samples = [answers.sampled(noise, rng) for _ in range(tuning.samples)]
-    if not all(np.isfinite(R).all() for one in samples for R in one.scores.R):
-        raise ModelMismatch(
-            f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size make "
-            f"weights of the {len(values.U)} heads negative: answers are too coarse for a layer "
-            'whose tokens are bounded. profile="finest" asks more.'
-        )
+    samples = answers.samples(noise, rng, tuning.samples)
     conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning, fresh)
     yield from conclusion.confirmed()
     return conclusion

@@ -24,6 +24,7 @@ from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionL
 from unsoftmax.learners.attention_layer.head_search import HeadSearch
 from unsoftmax.learners.attention_layer.map_reading import MapReading
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
+from unsoftmax.learners.attention_layer.recovered_layer import negative_weights
 from unsoftmax.learners.attention_layer.score_reading import keys_of
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking
@@ -136,7 +137,10 @@ class TurnedLayerTask:
                 "positions and such biases are not recovered here.",
                 determined=refused.determined,
             ) from refused
-        samples = [answers.sampled(noise, self.rng).model() for _ in range(self.turned.samples)]
+        drawn = [answers.sampled(noise, self.rng) for _ in range(self.turned.samples)]
+        if not all(np.isfinite(x).all() for one in drawn for x in (one.heads.K, one.heads.Q)):
+            raise negative_weights(noise, len(drawn[0].heads.Q))
+        samples = [one.model() for one in drawn]
         found = answers.solved().model()
         conclusion = TurnedLayerConclusion(found, samples, noise, self.rng, self.tuning)
         yield from conclusion.confirmed()
