@@ -40,7 +40,8 @@ class Product:
     @property
     def norm(self) -> float:
         """‖left @ right‖_F."""
-        left, right = (np.linalg.qr(x)[1] for x in (self.left, self.right.T))
+        factors = (self.left, self.right.T)
+        left, right = (np.asarray(np.linalg.qr(factor, mode="r")) for factor in factors)
         return float(np.linalg.norm(left @ right.T))
 
     @property

@@ -44,12 +44,32 @@ class Weights:
         return np.where(np.isfinite(logits), logits, np.nan)
 
 
-def decoded(values: HeadMaps, keys: Array, z: Array) -> Weights:
-    """Solve for the weights of keys (n, d) in what they add to answers, z (Q, m)."""
-    H, n = len(values.U), len(keys)
-    through = values.through(keys).reshape(-1, H * n)
-    weights = solved(through, z.T).T.reshape(-1, H, n)
-    return Weights(weights, 1 - weights.sum(axis=2))
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What keys add to answers, z (Q, m), ready to be solved for their weights block by block."""
+
+    values: HeadMaps
+    z: Array
+    heads: list[Array]
+    """As many keys as every head has dimensions leave nothing over in a head's range: there z is
+    divided among the heads once for all blocks, (r_h, Q) each. Empty where keys are fewer."""
+
+    @classmethod
+    def of(cls, values: HeadMaps, n: int, z: Array) -> Decoding:
+        """Prepare answers to n keys each."""
+        square = all(r == n for r in values.ranks)
+        return cls(values, z, values.divided(z) if square else [])
+
+    def weights(self, keys: Array, which: Indices) -> Weights:
+        """Solve for the weights of keys (n, d) in some of the answers."""
+        H, n = len(self.values.U), len(keys)
+        if self.heads:
+            each = zip(self.values.V, self.heads, strict=True)
+            weights = np.stack([solved(V @ keys.T, part[:, which]).T for V, part in each], axis=1)
+        else:
+            through = self.values.through(keys).reshape(-1, H * n)
+            weights = solved(through, self.z[which].T).T.reshape(-1, H, n)
+        return Weights(weights, 1 - weights.sum(axis=2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +161,14 @@ class KeyAnswers:
 
     def weights(self, layer: LayerMap, values: HeadMaps) -> list[tuple[Indices, Weights]]:
         """Decode every answer, block by block."""
+        if not len(self.block):
+            return []
         z = layer.beyond(self.y, self.tokens[self.token]) / self.scale[:, None]
-        found = []
+        decoding, found = Decoding.of(values, self.keys.shape[1], z), []
         for k, keys in enumerate(self.keys):
             asked = np.flatnonzero(self.block == k)
             if len(asked):
-                found.append((asked, decoded(values, keys, z[asked])))
+                found.append((asked, decoding.weights(keys, asked)))
         return found
 
     def scores(self, layer: LayerMap, values: HeadMaps) -> Array:

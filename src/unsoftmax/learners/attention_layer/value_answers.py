@@ -174,6 +174,11 @@ class HeadMaps:
         """Return M_h x for tokens (n, d): (m, H, n)."""
         return np.stack([U @ (V @ tokens.T) for U, V in zip(self.U, self.V, strict=True)], axis=1)
 
+    def divided(self, z: Array) -> list[Array]:
+        """Divide vectors z (Q, m) among the heads' ranges, z = Σ_h U_h x_h: x_h, (r_h, Q) each."""
+        x = solved(np.concatenate(list(self.U), axis=1), z.T)
+        return np.split(x, np.cumsum(self.ranks)[:-1])
+
 
 def leading(span: Array, rank: int) -> Array:
     """Return orthonormal columns (m, rank) of what rows (J, m) span."""
