@@ -374,6 +374,29 @@ def test_value_matrices_save_queries(low, price, trials, evidence):
     )
 
 
+def test_a_direction_that_all_heads_hardly_reach(trials, evidence):
+    """As trained layers have them: the gradient tells it with its errors over 2e-4."""
+    errors, (H, d, m, r) = [], (4, 12, 40, 3)
+    for seed in range(trials(2, 20)):
+
+        def values(arrays, rng):
+            left, sizes, right = np.linalg.svd(rng.standard_normal((d, H * r)))
+            sizes[-1] = 2e-4 * sizes[0]
+            U = ((left * sizes) @ right).reshape(d, H, r).transpose(1, 0, 2)
+            V = rng.standard_normal((H, d, r)) @ U.transpose(0, 2, 1) / d
+            arrays["B"] = rng.standard_normal((m, d)) @ V
+
+        target = transformer(H, d, m, seed, values)
+        errors.append(compared(learned(target, seed), target))
+    assert max(e.share for e in errors) <= 1
+    assert max(e.function for e in errors) <= 1e-8
+    evidence(
+        f"{H} heads before a network whose values reach a direction by 2e-4 of the others",
+        targets=len(errors),
+        function=f"{max(e.function for e in errors):.1e}",
+    )
+
+
 @pytest.mark.parametrize(("heads", "neurons"), [(1, 1), (1, 9), (2, 3), (5, 1)])
 @pytest.mark.parametrize("dim", [2, 5])
 def test_few_heads_neurons_and_dimensions(dim, heads, neurons):

@@ -177,6 +177,13 @@ class CellValues:
         """Active neurons (C, K)."""
         return np.array([one.system.at.active for one in self.cells])
 
+    @property
+    def weights(self) -> Array:
+        """Return 1 for cells missed by no more than the median one, less for others, (C,)."""
+        rows = np.array([one.row for one in self.cells])
+        usual = np.median(rows)
+        return np.asarray(usual / np.maximum(rows, usual)) if usual > 0 else np.ones(len(rows))
+
     def error(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
         """Estimate the errors of all v_h of every cell, (C,)."""
         rows = np.array([one.row for one in self.cells])

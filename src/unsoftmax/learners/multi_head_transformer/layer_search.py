@@ -235,7 +235,8 @@ class LayerSearch:
             good = reader.usual(values)
             v = np.concatenate([first[None], values.v[good]])
             active = np.concatenate([at[None], values.active[good]])
-            fewer = fewer_unknowns(v, self.hinges.gradients(active), tuning.spaces)
+            weight = np.append(1.0, values.weights[good])
+            fewer = fewer_unknowns(v, self.hinges.gradients(active), weight, tuning.spaces)
             if fewer is None or done == K:
                 continue
             rest = np.append(np.flatnonzero(~good), np.arange(done, K))
