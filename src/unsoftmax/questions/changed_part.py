@@ -36,6 +36,7 @@ from unsoftmax.questions.claimed_layers import (
     ServedLayer,
     ServedVectors,
 )
+from unsoftmax.questions.claimed_turning import ServedRotaryLayer
 from unsoftmax.questions.located import NEAR, Located, Search
 
 RESIDUAL = "the residual connection"
@@ -95,13 +96,13 @@ class Plane:
     @classmethod
     def drawn(
         cls,
-        claim: ServedLayer,
+        claim: ServedLayer | ServedRotaryLayer,
         rng: np.random.Generator,
         probes: ClaimProbeTuning,
         tuning: ChangedPartTuning,
     ) -> Plane:
         """Draw a plane, and points in it where the claim's heads share between two tokens."""
-        if claim.before is not None:
+        if isinstance(claim, ServedLayer) and claim.before is not None:
             return _on_circle(claim, rng, tuning)
         a, t = rng.standard_normal((2, claim.dim)) / np.sqrt(claim.dim)
         u, w = claim.vectors(np.array([t, 0.0 * t]))

@@ -76,19 +76,11 @@ class ServedRotaryHead(Claim):
         }
         longest = lengths.max(axis=1)
         values = longest * float(np.linalg.norm(head.v)) * long_sums(X) + abs(head.c)
-        roundings = values + np.sum(np.abs(g) * self._score_sizes(lengths, distances), axis=1)
+        roundings = values + np.sum(np.abs(g) * score_sizes(head, X, keys, queries), axis=1)
         found = self._answers(head(X), roundings, moves, longest)
         return ClaimedAnswers(
             found.predicted, roundings, moves, found.open + self._scores_open(g, lengths)
         )
-
-    def _score_sizes(self, lengths: Array, distances: Array) -> Array:
-        """Return the size of what scores are made of, angles included, (B, N)."""
-        head = self.head
-        keys = lengths * np.linalg.norm(head.K, 2) + np.linalg.norm(head.k_bias)
-        queries = lengths[:, -1:] * np.linalg.norm(head.Q, 2) + np.linalg.norm(head.q_bias)
-        fastest = float(np.max(np.abs(head.rotary.frequencies), initial=0.0))
-        return np.asarray(keys * queries * (1 + fastest * distances))
 
     def _scores_open(self, g: Array, lengths: Array) -> Array:
         """Return what a certificate's bounds on W(Δ), biases included, leave open of answers."""
@@ -98,3 +90,32 @@ class ServedRotaryHead(Claim):
         seen = np.hypot(lengths, 1.0) if "w" in self.left_open.errors else lengths
         met = min(1.0, self.left_open.tuning.alignment / self.dim)
         return np.asarray(met * bound * long_sums(g) * np.sum(np.abs(g) * seen, 1) * seen[:, -1])
+
+
+def score_sizes(head: RotaryHead, X: Array, keys: Array, queries: Array) -> Array:
+    """Return the size of what the scores of sequences (B, N, d) are made of, (B, N).
+
+    Entries of keys and queries round by themselves, and so do the angles of planes, which grow
+    with positions: their errors add up as random numbers do.
+
+    Parameters
+    ----------
+    head : RotaryHead
+        What scores.
+    X : ndarray, shape (B, N, d)
+        Its sequences.
+    keys, queries : ndarray, shape (B, N, r)
+        The keys of all tokens, and the query as it meets each of them.
+    """
+    lengths = np.linalg.norm(X, axis=2)[..., None]
+    of_keys = _by_plane(lengths * np.linalg.norm(head.K, axis=1) + np.abs(head.k_bias))
+    of_query = _by_plane(lengths[:, -1:] * np.linalg.norm(head.Q, axis=1) + np.abs(head.q_bias))
+    key, query = _by_plane(keys), _by_plane(queries)
+    angles = np.abs(head.rotary.frequencies) * (X.shape[1] - 1)
+    squares = (of_keys * query) ** 2 + (key * of_query) ** 2 + (angles * key * query) ** 2
+    return np.asarray(np.sqrt(squares.sum(axis=2)))
+
+
+def _by_plane(rows: Array) -> Array:
+    """Return the lengths of pairs of coordinates, (…, r/2)."""
+    return np.asarray(np.hypot(rows[..., 0::2], rows[..., 1::2]))

@@ -11,6 +11,8 @@ from unsoftmax.models import (
     MultiHeadTransformer,
     ReluNetwork,
     RotaryHead,
+    RotaryHeads,
+    RotaryLayer,
     SingleHead,
     Transformer,
 )
@@ -23,12 +25,15 @@ from unsoftmax.questions.claimed_models import (
     ServedTransformer,
 )
 from unsoftmax.questions.claimed_rotary import ServedRotaryHead
+from unsoftmax.questions.claimed_turning import ServedRotaryHeads, ServedRotaryLayer
 from unsoftmax.questions.left_open import LeftOpen
 
 CLAIMS: Mapping[type, type] = {
     SingleHead: ServedHeads,
     MultiHead: ServedHeads,
     RotaryHead: ServedRotaryHead,
+    RotaryHeads: ServedRotaryHeads,
+    RotaryLayer: ServedRotaryLayer,
     ReluNetwork: ServedNetwork,
     Transformer: ServedTransformer,
     MultiHeadTransformer: ServedHeadsAndNetwork,

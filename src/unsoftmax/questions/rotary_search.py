@@ -1,5 +1,7 @@
 """Which tensor of a head with rotary positions was changed? Scores that must stay alike if others.
 
+Of several heads or a layer one head alone is looked at: what the others answer is taken off.
+
 Sequences [x; y … y] with m query tokens have two values, x·v + c and y·v + c, which single tokens
 show whatever v is. So an answer gives x's weight, and between two first tokens x and x̃ the logits
 differ by D = (K x − K x̃)·R(m)(Q y + b_q): neither the fillers nor b_k are in it. Then
@@ -24,8 +26,8 @@ import scipy
 
 from unsoftmax.models import RotaryHead
 from unsoftmax.probes import Array
-from unsoftmax.questions.answer_errors import AnswerErrors, seen_at
-from unsoftmax.questions.claimed_rotary import ServedRotaryHead
+from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
+from unsoftmax.questions.claimed_models import Claim
 from unsoftmax.questions.located import Located, Search
 
 FEWER = "keys or queries are of a lower rank than their planes: no question shows one alone."
@@ -50,6 +52,9 @@ class RotarySearchTuning:
     different: float = 0.5
     """Differences count from this share of their bounds on: that the target is another one is
     known already."""
+    clear: float = 8.0
+    """Where no D has changed, b_k is named if a logit has changed by so many times the error of
+    any D. Smaller: a K that moves all D of these tokens little by chance is called b_k."""
     rounded: float = 1e-5
     """Share of a change that may come from tokens, which are float32 numbers."""
 
@@ -174,39 +179,64 @@ class ScoreChange:
         return bool(abs(self.change) > allowed + np.finfo(np.float64).tiny)
 
 
+@dataclass(frozen=True, slots=True)
+class OneHead:
+    """One head of a claim, whose other heads are taken to be right."""
+
+    claim: Claim
+    head: RotaryHead
+    """With the number that is looked at as its value."""
+    direction: Array | None = None
+    """Of vector answers: the weights (m,) of that number."""
+
+    def alone(self, seen: Seen, errors: AnswerErrors, asked: Sequence[Array]) -> Array:
+        """Return its answers, those of the claim, and what they may be off by, (3, B)."""
+        y, predicted, bounds = seen.y, seen.at.predicted, errors.of(seen)
+        if self.direction is not None:
+            y, predicted = y @ self.direction, predicted @ self.direction
+            bounds = bounds @ np.abs(self.direction)
+        own = np.array([float(self.head(X[None])[0]) for X in asked])
+        return np.array([y - (predicted - own), own, bounds])
+
+
+def with_value(head: RotaryHead, v: Array) -> RotaryHead:
+    """Return a head of the same scores with another value vector."""
+    arrays = {name: array for name, array in head.arrays().items() if name not in ("v", "c")}
+    return RotaryHead.from_arrays({**arrays, "v": v})
+
+
 def changed_rotary(
-    claim: ServedRotaryHead,
+    one: OneHead,
     errors: AnswerErrors,
     room: int,
     rng: np.random.Generator,
     tuning: RotarySearchTuning,
 ) -> Search:
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
-    found = RotaryTokens.drawn(claim.head, rng, tuning)
+    found = RotaryTokens.drawn(one.head, rng, tuning)
     if found is None:
         return Located(None, FEWER)
     sequences = found.sequences
     asked = [*(x[None] for x in found.tokens.values()), *sequences.values()]
     if len(asked) > room:
         return Located(None, "no questions are left.")
-    seen = yield from seen_at(claim, asked, "which tensor")
-    bounds, n = errors.of(seen), len(found.tokens)
-    values = {
-        name: (seen.y[k], seen.at.predicted[k], bounds[k]) for k, name in enumerate(found.tokens)
-    }
-    changed = np.abs(seen.missed[:n]) > tuning.different * bounds[:n]
+    seen = yield from seen_at(one.claim, asked, "which tensor")
+    n, alone = len(found.tokens), one.alone(seen, errors, asked)
+    missed, bounds = alone[0] - alone[1], alone[2]
+    each: list[Read] = [(float(y), float(at), float(bound)) for y, at, bound in alone.T]
+    values = dict(zip(found.tokens, each, strict=False))
+    changed = np.abs(missed[:n]) > tuning.different * bounds[:n]
     names = ["c"] if changed[0] else []
-    linear = seen.missed[1:n] - seen.missed[0]
+    linear = missed[1:n] - missed[0]
     if np.any(np.abs(linear) > tuning.different * (bounds[1:n] + bounds[0])):
         names.append("v")
     logits: dict[TokenNames, ScoreChange] = {}
-    for k, (first, last, many) in enumerate(sequences, n):
-        of = seen.y[k], seen.at.predicted[k], bounds[k]
+    for of, (first, last, many) in zip(each[n:], sequences, strict=True):
         read = _read(of, values[first], values[last])
         if read is None:
             return Located.of(names, APART)
         logits[first, last, many] = read
-    turns = bool(np.any(claim.head.rotary.folded))
+    turns = bool(np.any(one.head.rotary.folded))
     return Located.of([*names, *_of_scores(logits, turns, tuning)])
 
 
@@ -251,6 +281,6 @@ def _of_scores(
     if any(one.beyond(tuning) for one in D.values()):
         return [] if turns else ["K, Q or q_bias"]
     changes = [abs(one.change) for one in logits.values() if one.beyond(tuning)]
-    # a change of K or Q as large as that of a logit would have to show beside the errors of D
-    shown = max(changes, default=0.0) > max(one.error for one in D.values())
+    # a change of K or Q that moves a logit so far would have to show beside the errors of D
+    shown = max(changes, default=0.0) > tuning.clear * max(one.error for one in D.values())
     return ["k_bias"] if shown else []

@@ -35,12 +35,20 @@ from unsoftmax.questions.claimed_models import (
     ServedTransformer,
 )
 from unsoftmax.questions.claimed_rotary import ServedRotaryHead
+from unsoftmax.questions.claimed_turning import ServedRotaryHeads, ServedRotaryLayer
 from unsoftmax.questions.located import Located, Search
-from unsoftmax.questions.rotary_search import RotarySearchTuning, changed_rotary
+from unsoftmax.questions.rotary_search import (
+    OneHead,
+    RotarySearchTuning,
+    changed_rotary,
+    with_value,
+)
+from unsoftmax.questions.turned_part import TurnedPartTuning, changed_turned_part
 
 DIVIDED = "how B is divided among heads"
 BESIDE_RESIDUAL = "how B and the residual are divided"
 FAR = "W or w, by so much that it cannot be told whose"
+FAR_SCORES = "scores, by so much that it cannot be told whose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,9 @@ class TensorSearchTuning:
     layers: ChangedPartTuning = field(default=ChangedPartTuning())
     """How layers of vectors are searched."""
     rotary: RotarySearchTuning = field(default=RotarySearchTuning())
-    """How a head with rotary positions is."""
+    """How a head with rotary positions is,"""
+    turned: TurnedPartTuning = field(default=TurnedPartTuning())
+    """and a layer with them."""
 
 
 def changed_tensor(
@@ -81,7 +91,13 @@ def changed_tensor(
         found = changed_part(claim, errors.alone(), room, rng, probes=probes, tuning=tuning.layers)
         return (yield from found)
     if isinstance(claim, ServedRotaryHead):
-        return (yield from changed_rotary(claim, errors.alone(), room, rng, tuning.rotary))
+        one = OneHead(claim, claim.head)
+        return (yield from changed_rotary(one, errors.alone(), room, rng, tuning.rotary))
+    if isinstance(claim, ServedRotaryLayer):
+        found = changed_turned_part(
+            claim, errors.alone(), room, rng, probes=probes, tuning=tuning.turned
+        )
+        return (yield from found)
     search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
     if isinstance(claim, ServedTransformer):
         return (yield from search.before_network(claim))
@@ -89,6 +105,8 @@ def changed_tensor(
         return (yield from search.before_joint_network(claim))
     if isinstance(claim, ServedHeads):
         return (yield from search.among_heads(claim))
+    if isinstance(claim, ServedRotaryHeads):
+        return (yield from search.among_turning_heads(claim))
     return Located(None, "of this class it is not looked for.")
 
 
@@ -203,6 +221,44 @@ class TensorSearch:
         names += named
         return Located.of(names) if looked else Located.of(names, _unlooked(claim, found))
 
+    # -- several heads with rotary positions
+
+    def among_turning_heads(self, claim: ServedRotaryHeads) -> Search:
+        """Tell c, the v and the scores head by head, and look at one head's scores alone."""
+        singles = [_direction(claim, self.rng)[None] for _ in range(self.tuning.singles)]
+        zero, H = np.zeros(claim.dim), len(claim.v)
+        seen = yield from seen_at(claim, [zero[None], *singles], "which tensor")
+        names = ["c"] if self._moved(seen[[0]], (1.0,)) else []
+        values = any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in range(1, len(seen.y)))
+        query = _query(claim, self.rng, self.probes)
+        found = lines(claim, query, None, self.rng, self.probes)
+        left = self.room - len(seen.y) - 3 * H - 1
+        if found is None or left < 0:
+            named = [*names, "v"] if values else names
+            return Located.of(named, _unlooked(claim, found))
+        flags = yield from self._scored(found, (query,), values)
+        if FAR in flags:
+            return Located.of([*names, FAR_SCORES])
+        scored = flags.pop("first")
+        if values and not any(flags["v"]):
+            names.append("v")
+        names += [_of_heads(claim, "v", flags["v"])] if any(flags["v"]) else []
+        if sum(scored) == 1 and not names:
+            return (yield from self._of_one(claim, scored.index(True), left))
+        names += [_of_heads(claim, "scores", scored)] if any(scored) else []
+        return Located.of(names)
+
+    def _of_one(self, claim: ServedRotaryHeads, h: int, room: int) -> Search:
+        """Tell which tensor one head's scores are changed by."""
+        one = OneHead(claim, with_value(claim.heads[h], claim.v[h]))
+        found = yield from changed_rotary(one, self.errors, room, self.rng, self.tuning.rotary)
+        if found.tensor is None or " or " in found.tensor:
+            return Located(claim.named("scores", h))
+        each = found.tensor.split(", ")
+        return Located.of([claim.named(name, h) for name in each])
+
+    # -- what lines of several heads show
+
     def _scored(
         self, found: Lines, queries: tuple[Array, ...], values: bool
     ) -> Generator[Round, Answers, dict[str, list[bool]]]:
@@ -278,7 +334,7 @@ class TensorSearch:
         return self._moved(seen, (1.0, -0.5, -0.5))
 
 
-def _unlooked(claim: ServedHeads, found: Lines | None) -> str:
+def _unlooked(claim: ServedHeads | ServedRotaryHeads, found: Lines | None) -> str:
     """Say why heads were not looked at one by one."""
     if found is not None:
         return f"the questions left do not suffice to look at {len(claim.v)} heads one by one."
@@ -287,7 +343,7 @@ def _unlooked(claim: ServedHeads, found: Lines | None) -> str:
     return "some heads' scores are 0, or depend on each other: no question shows one head alone."
 
 
-def _of_heads(claim: ServedHeads, tensor: str, changed: list[bool]) -> str:
+def _of_heads(claim: ServedHeads | ServedRotaryHeads, tensor: str, changed: list[bool]) -> str:
     """Say which heads' tensor was changed.
 
     Examples
@@ -307,11 +363,11 @@ def _of_heads(claim: ServedHeads, tensor: str, changed: list[bool]) -> str:
     return f"{tensor} of heads {', '.join(heads[:-1])} and {heads[-1]}"
 
 
-def _query(claim: ServedHeads, rng: np.random.Generator, probes: ClaimProbeTuning) -> Array:
+def _query(claim: Claim, rng: np.random.Generator, probes: ClaimProbeTuning) -> Array:
     """Return a token of the length that query tokens of random sequences have."""
     return np.asarray(random_sequences(claim, rng, probes)[probes.random // 2][-1])
 
 
-def _direction(claim: ServedHeads, rng: np.random.Generator) -> Array:
+def _direction(claim: Claim, rng: np.random.Generator) -> Array:
     x = rng.standard_normal(claim.dim) / np.sqrt(claim.dim)
     return np.asarray(x.astype(np.float32), dtype=np.float64)

@@ -178,8 +178,8 @@ class Verifier:
 
     Parameters
     ----------
-    model : SingleHead, RotaryHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer,
-        AttentionLayer or FeedForward
+    model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
+        MultiHeadTransformer, AttentionLayer, RotaryLayer or FeedForward
         The claimed weights.
     locate : bool
         Whether to find the tensor where the target is different.
@@ -433,8 +433,8 @@ def verify(
     ----------
     oracle : callable
         The target, as `unsoftmax.learn` takes it.
-    model : SingleHead, RotaryHead, MultiHead, ReluNetwork, Transformer, MultiHeadTransformer,
-        AttentionLayer or FeedForward
+    model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
+        MultiHeadTransformer, AttentionLayer, RotaryLayer or FeedForward
         The weights that it is claimed to serve.
     errors : mapping of str to float, optional
         Absolute bounds on the errors of the model's parameters, as `Certificate.errors` has them,
