@@ -237,8 +237,30 @@ def test_queries_of_a_rank_below_that_of_their_planes_are_refused():
     lower = us.RotaryLayer.from_arrays({**target.arrays(), "K": K})
     assert us.equivalent(learn(lower).model, lower)
     Q[:2, 2] = Q[:2, 0]
-    with pytest.raises(us.ModelMismatch, match="depend on each other"):
+    with pytest.raises(us.ModelMismatch, match=r"ranks 3, 4.*lower rank than its planes"):
         learn(us.RotaryLayer.from_arrays({**target.arrays(), "Q": Q}))
+    Q[2:, 2] = Q[2:, 0]
+    with pytest.raises(us.ModelMismatch, match=r"leave the span.*lower rank than its planes"):
+        learn(us.RotaryLayer.from_arrays({**target.arrays(), "Q": Q}))
+
+
+@pytest.mark.parametrize("outputs", [None, 5])
+def test_values_of_a_lower_rank_than_keys(outputs, trials, evidence):
+    """V of five rows of eight, or an answer of five numbers: more query tokens are asked."""
+    scores = []
+    for seed in range(trials(2, 20)):
+        target = rotary_layer(32, 4, 2, 8, seed, m=outputs)
+        if outputs is None:
+            V = target.V.copy()
+            V[:, 5:] = V[:, :3]
+            target = us.RotaryLayer.from_arrays({**target.arrays(), "V": V})
+        recovery = learn(target, seed=seed)
+        assert us.equivalent(recovery.model, target)
+        assert share_of_bounds(recovery, target) <= 1
+        scores.append(relative_errors(recovery.model, target, [*range(21), 500])[1])
+    assert max(scores) <= 1e-9
+    what = "values of rank 5, keys of 8" if outputs is None else "answers of 5 numbers, keys of 8"
+    evidence(f"rotary layer, d = 32, {what}", runs=len(scores), W=f"{max(scores):.0e}")
 
 
 def test_a_learner_without_positions_names_them():

@@ -180,7 +180,8 @@ def _refuse_dependent(answers: BiasedAnswers, tuning: BiasedTuning) -> None:
     if 0 < rank < len(singular) and singular[rank - 1] > tuning.gap * singular[rank]:
         raise ModelMismatch(
             f"Keys and queries have rank {rank} together, below the {len(singular)} assumed: "
-            f"LowRankHead with rank={rank}, biases=True and rotary=True is for these."
+            f"LowRankHead with rank={rank}, biases=True and rotary=True is for these. "
+            "Keys or queries that have a lower rank than their planes are recovered by none."
         )
 
 

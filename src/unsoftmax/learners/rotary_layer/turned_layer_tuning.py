@@ -26,6 +26,12 @@ class TurnedLayerTuning:
     spare_tokens: int = 1
     """First query tokens beyond those that the rank of a group needs. Fewer: the rank is not
     seen; each costs two queries a block."""
+    scored: float = 30.0
+    """Spare singular values of so many times what may be noise are scores: values have a lower
+    rank than keys and queries, and more query tokens are asked."""
+    left_span: float = 0.05
+    """Scores farther away may leave the span of those nearer by for this share: errors of float32
+    answers make it a hundredth, queries of a lower rank than their planes a tenth and more."""
     longest: int = 65
     """Most tokens between keys and query token. Slow planes are read so many times better; more
     make queries longer, and fast planes go round more often than the first step tells."""

@@ -76,9 +76,9 @@ class TurnedScoreReading(KeyAsking):
         )
         return (
             "Either something beside rotary positions depends on the distance (ALiBi, a learned "
-            "bias, keys that decay) or on the number of tokens; or keys have biases; or keys and "
-            "queries of some heads depend on each other, or are of a higher rank than the heads' "
-            "values. No learner here recovers these with positions."
+            "bias, keys that decay) or on the number of tokens; or keys have biases; or "
+            "queries of all heads of a group together have a lower rank than its planes. No "
+            "learner here recovers these with positions."
             + coarse
             * (self.noise.relative > self.tuning.exact)
         )
@@ -127,7 +127,7 @@ class TurnedScoreReading(KeyAsking):
             singular = np.linalg.svd(part, compute_uv=False)
             noise = self.tuning.score_noise * float(np.linalg.norm(moved - part, 2))
             spare = singular[most * len(group) :]
-            if len(spare) and spare[0] > noise:
+            if len(spare) and noise < spare[0] <= self.turned.scored * noise:
                 noise = self.tuning.over_spare * float(spare[0])
             ranks.append(int(np.count_nonzero(singular > noise)))
         return tuple(ranks)
@@ -149,6 +149,7 @@ class TurnedScoreReading(KeyAsking):
     def _turning(self, answers: TurnedAnswers, seen: list[GroupScores]) -> TurnedAnswers:
         """Find the angles that all groups have, or compare them with those that were told."""
         assert answers.far is not None
+        self._refuse_dependent(answers, seen)
         unsure, between = self._unsure(answers, seen), answers.far.between
         answers = replace(answers, still=unsure * between)
         planes = answers.planes(seen)
@@ -166,6 +167,19 @@ class TurnedScoreReading(KeyAsking):
         angles = angles_of(every, told, unsure, self.turned.positions)
         answers = replace(answers, turning=len(planes[0].angles))
         return replace(answers, angles=None if told is None else angles)
+
+    def _refuse_dependent(self, answers: TurnedAnswers, seen: list[GroupScores]) -> None:
+        """Refuse queries that do not span their planes: turned farther they leave their span."""
+        assert answers.far is not None
+        tables = columns_of_groups(answers.far.scores(self.layer, self.values), self.groups)
+        for one, table in zip(seen, tables, strict=True):
+            within = np.linalg.qr(one.Z)[0]
+            left = float(np.linalg.norm(table - within @ (within.T @ table)))
+            if left > self.turned.left_span * float(np.linalg.norm(table)):
+                raise ModelMismatch(
+                    "Scores of keys farther away leave the span of those nearer by, as those of "
+                    f"rank {answers.rank} do where planes have more rows. " + self._otherwise
+                )
 
     def _unsure(self, answers: TurnedAnswers, seen: list[GroupScores]) -> float:
         """Return by how much angles of planes may be off, per token."""
