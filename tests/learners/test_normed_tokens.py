@@ -29,7 +29,7 @@ def found_for(target, kind, seed=0):
 def test_eps_is_found_to_its_error_and_tokens_are_mapped_to_those_wanted(centred, eps):
     target = prenorm(2, 4, 12, eps=eps, centred=centred)
     normed = found_for(target, NormedKind(True, centred))
-    assert abs(normed.eps / eps - 1) <= 12 * normed.eps_error <= 1e-11
+    assert abs(normed.eps / eps - 1) <= 12 * normed.eps_error(0.0) <= 1e-11
     k = normed.frame.shape[1]
     assert k == 12 - centred
     t = np.random.default_rng(1).standard_normal((20, 3, k))

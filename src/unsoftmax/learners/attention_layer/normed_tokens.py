@@ -79,8 +79,10 @@ class NormedTokens:
     Attributes
     ----------
     kind : NormedKind
-    eps, eps_error : float
-        And by how much it may be off, relatively.
+    eps, eps_spread : float
+        And by how much several directions differ about it, relatively.
+    eps_per_noise : float
+        By how much of itself it is off where answers are off by all of theirs.
     frame : ndarray (d, k)
         E.
     means : ndarray (d, k)
@@ -91,7 +93,8 @@ class NormedTokens:
 
     kind: NormedKind
     eps: float
-    eps_error: float
+    eps_spread: float
+    eps_per_noise: float
     frame: Array
     means: Array
     precision: Precision
@@ -100,6 +103,11 @@ class NormedTokens:
     def radius(self) -> float:
         """√d."""
         return float(np.sqrt(len(self.frame)))
+
+    def eps_error(self, noise: float) -> float:
+        """Return what eps may be off by, relatively, of answers this much off: a drift is alike
+        in all directions."""
+        return max(self.eps_spread, self.eps_per_noise * max(KAPPA * UNIT, noise))
 
     def asked_of(self, steps: Asking[T]) -> Asking[T]:
         """Run a learner of tokens t on the target."""
@@ -224,18 +232,19 @@ def find_normed_tokens(
     share = np.sum(far * near, axis=1) / np.sum(far * far, axis=1)
     found = _eps(lengths[: tuning.refined], lengths[tuning.refined :], share, dim)
     eps = float(np.mean(found))
-    # what rounding of an answer is of what the heads add there
-    rounding = np.max(np.linalg.norm(y, axis=1) / np.linalg.norm(z, axis=1))
-    error = max(float(np.std(found) / eps), 4 * KAPPA * UNIT * float(rounding))
-    if error > tuning.unlike:
-        raise ModelMismatch(
-            f"Short tokens of different directions are answered as with an eps that differs by "
-            f"{error:.1e}: no LayerNorm or RMSNorm is before the layer."
-        )
+    spread = float(np.std(found) / eps)
     means = tuning.mean * rng.standard_normal(frame.shape[1]) / np.sqrt(dim)
     precision = Precision.of_format([y, zero])
     means = kind.centred * np.ones((dim, 1)) * means
-    return NormedTokens(kind, eps, error, frame, means, precision)
+    # at half of the effect eps is off by four times what its share is, relatively
+    whole = 4 * float(np.max(np.linalg.norm(y, axis=1) / np.linalg.norm(z, axis=1)))
+    normed = NormedTokens(kind, eps, spread, whole, frame, means, precision)
+    if normed.eps_error(0.0) > tuning.unlike:
+        raise ModelMismatch(
+            f"Short tokens of different directions are answered as with an eps that differs by "
+            f"{normed.eps_error(0.0):.1e}: no LayerNorm or RMSNorm is before the layer."
+        )
+    return normed
 
 
 def _heads_of(x: Array, y: Array, zero: Array, kind: NormedKind) -> tuple[Array, Array]:

@@ -35,7 +35,7 @@ from unsoftmax.learners.attention_layer.soft_search import soft_search
 from unsoftmax.learners.attention_layer.value_answers import LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.token_map import TokenMapAnswers
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Found
@@ -63,8 +63,8 @@ def prenorm_steps(
     rng = np.random.default_rng(seed)
     normed = yield from find_normed_tokens(dim, kind, rng, tuning.prenorm)
     inner = _BallLayer(normed, most_heads, profile, rng, tuning)
-    found = yield from normed.asked_of(inner.steps(checks))
-    certificate = _widened(found, normed, tuning.safety)
+    found, noise = yield from normed.asked_of(inner.steps(checks))
+    certificate = _widened(found, tuning.safety * normed.eps_error(noise.relative), normed.eps)
     return replace(found, model=normed.layer(found.model), certificate=certificate)
 
 
@@ -88,13 +88,13 @@ def prenorm_cost(dim: int, most_heads: int, tuning: AttentionLayerTuning) -> Lay
     return LayerCost(queries, tokens, rounds)
 
 
-def _widened(found: Found[AttentionLayer], normed: NormedTokens, safety: float) -> Certificate:
-    """Add what the error of eps does: it moves tokens by half of it, relatively."""
-    off, bounds = safety * normed.eps_error, dict(found.certificate.errors)
+def _widened(found: Found[AttentionLayer], off: float, eps: float) -> Certificate:
+    """Add what an error of eps, relative, does: it moves tokens by half of it, relatively."""
+    bounds = dict(found.certificate.errors)
     for name in ("M", "W", "w"):
         sizes = [head.parameter_norm(name) for head in found.model.heads]
         bounds[name] += off * max(sizes)
-    bounds["eps"] = off * normed.eps
+    bounds["eps"] = off * eps
     assumed = (
         "Tokens are normalised before the heads see them: M, W, w and c contain the scale and the "
         "shift of that norm.",
@@ -122,8 +122,9 @@ class _BallLayer:
         """√d, which no token reaches."""
         return self.normed.radius
 
-    def steps(self, checks: int) -> Asking[Found[AttentionLayer]]:
-        """Ask single tokens, then search, with other tokens if that fails."""
+    def steps(self, checks: int) -> Asking[tuple[Found[AttentionLayer], AnswerNoise]]:
+        """Ask single tokens, then search, with other tokens if that fails; say what answers are
+        off by as well."""
         tokens = yield from self._tokens()
         reading = self._reading(tokens)
         for again in reversed(range(self.tuning.prenorm.tries)):
@@ -141,7 +142,7 @@ class _BallLayer:
                     raise
             else:
                 break
-        return (yield from conclusion.run(checks))
+        return (yield from conclusion.run(checks)), reading.noise
 
     def _tokens(self) -> Asking[TokenMapAnswers]:
         """Ask single tokens; refuse what is not affine there."""
