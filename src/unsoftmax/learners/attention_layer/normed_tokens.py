@@ -105,8 +105,10 @@ class NormedTokens:
         return float(np.sqrt(len(self.frame)))
 
     def eps_error(self, noise: float) -> float:
-        """Return what eps may be off by, relatively, of answers this much off: a drift is alike
-        in all directions."""
+        """Return what eps may be off by, relatively, of answers this much off.
+
+        A drift is alike in all directions.
+        """
         return max(self.eps_spread, self.eps_per_noise * max(KAPPA * UNIT, noise))
 
     def asked_of(self, steps: Asking[T]) -> Asking[T]:

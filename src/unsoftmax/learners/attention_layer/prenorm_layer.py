@@ -123,8 +123,10 @@ class _BallLayer:
         return self.normed.radius
 
     def steps(self, checks: int) -> Asking[tuple[Found[AttentionLayer], AnswerNoise]]:
-        """Ask single tokens, then search, with other tokens if that fails; say what answers are
-        off by as well."""
+        """Ask single tokens, then search, with other tokens if that fails.
+
+        Says what answers are off by as well.
+        """
         tokens = yield from self._tokens()
         reading = self._reading(tokens)
         for again in reversed(range(self.tuning.prenorm.tries)):

@@ -30,7 +30,6 @@ from unsoftmax.measure.precision import KAPPA
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array, Beside, Sequences, Spaced
 from unsoftmax.solve.skeleton import rank_by_gap
 from unsoftmax.solve.turning_planes import TurningPlanes
@@ -80,14 +79,11 @@ class BiasedReading:
     values: Values
     """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
     answers: BiasedAnswers
-    still: float
-    """Planes that turn by less are taken not to."""
-    told: Array | None
     tuning: RotaryTuning
 
     def position_errors(self) -> PositionErrors:
         """Bound the errors of all W(Δ) with biases, by perturbing the answers."""
-        return _errors(self.answers, self.model.scores, self.values, self.tuning)
+        return _errors(self.answers, self.model, self.values, self.tuning)
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
@@ -231,7 +227,7 @@ def _solved(
     """Solve the answers, planes that turn too slowly to tell taken not to."""
     answers = replace(answers, v=values.v, c=values.c)
     head = answers.head(0.0)
-    errors = _errors(answers, head.scores, values, tuning)
+    errors = _errors(answers, head, values, tuning)
     size = float(np.linalg.norm(head.W_at(1)))
     try:
         unsure = unsure_of(errors, size, values, tuning)
@@ -241,14 +237,17 @@ def _solved(
     angles = angles_of(planes, told, unsure, tuning)
     given = None if told is None else angles
     model = answers.head(unsure, given)
-    return BiasedReading(model, values, answers, unsure, given, tuning)
+    return BiasedReading(model, values, answers, tuning)
 
 
 def _errors(
-    answers: BiasedAnswers, scores: RotaryScores, values: Values, tuning: RotaryTuning
+    answers: BiasedAnswers, head: RotaryHead, values: Values, tuning: RotaryTuning
 ) -> PositionErrors:
-    """Bound what W(Δ) with biases may be off by: several times what it moves as answers do."""
-    rng, first = np.random.default_rng(0), answers.first
+    """Bound what the head's W(Δ) with biases may be off by.
+
+    Several times what is between it and those of answers that are moved, whose planes all turn.
+    """
+    rng, first, scores = np.random.default_rng(0), answers.first, head.scores
     longest = float(np.max(np.linalg.norm(first.b, axis=1))) * 2
     size = longest * values.norm + abs(values.c)
     key, query = (
@@ -259,7 +258,7 @@ def _errors(
     off += KAPPA * values.precision.unit * float(key * query) * longest * values.norm / 4
     shared = values.among_others
     distances = (0.0, 1.0, 2.0, float(tuning.farthest))
-    mine = [answers.head(0.0).scores.whole(n) for n in distances]
+    mine = [scores.whole(n) for n in distances]
     near = turning = 0.0
     for _ in range(tuning.perturbed):
         with np.errstate(invalid="ignore", divide="ignore"):

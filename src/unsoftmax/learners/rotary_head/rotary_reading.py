@@ -157,15 +157,23 @@ class StepReadings:
         )
 
     def errors(self, tuning: RotaryTuning) -> PositionErrors:
-        """Bound what W(Δ) may be off by: several times what it moves when readings do."""
-        if not np.isfinite(self.W_error + self.there_error):
+        """Bound what W(Δ) of `head` may be off by, planes that it takes to be still included."""
+        loose, size = self._moved(0.0, tuning), float(np.linalg.norm(self.L))
+        return self._moved(loose.turning / size, tuning) if size else loose
+
+    def _moved(self, still: float, tuning: RotaryTuning) -> PositionErrors:
+        """Return several times what W(Δ) moves when readings do.
+
+        It moves from where planes that turn by less than ``still`` do not turn.
+        """
+        if not np.isfinite(self.W_error + self.there_error + still):
             return PositionErrors(np.inf, np.inf)
         rng = np.random.default_rng(0)
         near = turning = 0.0
-        mine = _turned_to(self.L, self.step, tuning)
+        mine = _turned_to(self.L, self.step, still, tuning)
         for _ in range(tuning.perturbed):
             other = self.perturbed(rng)
-            others = _turned_to(other.L, other.step, tuning)
+            others = _turned_to(other.L, other.step, 0.0, tuning)
             moved = [float(np.linalg.norm(x - y)) for x, y in zip(mine, others, strict=True)]
             near = max(near, self.W_error, *moved[:2])
             turning = max(turning, moved[2] / (tuning.farthest - 1))
@@ -173,8 +181,8 @@ class StepReadings:
 
     def head(self, values: Values, told: Rotary | None, tuning: RotaryTuning) -> RotaryHead:
         """Find the planes that T turns, and the keys and queries that they are made of."""
-        errors, size = self.errors(tuning), float(np.linalg.norm(self.L))
-        unsure = unsure_of(errors, size, values, tuning)
+        size = float(np.linalg.norm(self.L))
+        unsure = unsure_of(self._moved(0.0, tuning), size, values, tuning)
         planes = turning_planes(self.step, unsure)
         return self._of(planes, angles_of(planes, told, unsure, tuning), values)
 
@@ -187,11 +195,12 @@ class StepReadings:
         return RotaryHead(K, Q, values.v, rotary, c=values.c)
 
 
-def _turned_to(L: Array, T: Array, tuning: RotaryTuning) -> tuple[Array, Array, Array]:
+def _turned_to(
+    L: Array, T: Array, still: float, tuning: RotaryTuning
+) -> tuple[Array, Array, Array]:
     """Return Bᵀ W(Δ) at Δ = 0, 2 and ``farthest``, T being taken to turn planes alone."""
-    planes = turning_planes(T, 0.0)
+    planes = turning_planes(T, still)
     Q = np.linalg.solve(planes.P, L)
-    turn = np.zeros(len(Q))
     turn = _padded(planes.angles, len(Q))
     rotary, odd = Rotary(turn), len(Q) % 2
     Q = np.pad(Q, ((0, odd), (0, 0)))

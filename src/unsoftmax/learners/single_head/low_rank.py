@@ -3,7 +3,8 @@
 Recovers W of rank r, v (and w, c with biases) from an oracle of exact values with
 d + r(2d − r) queries, 1 + d + r(2d + 1 − r) with biases: as many as there are free
 parameters. Where r is not given it is found with at most 2d queries more. Queries asked again
-come on top, at most 2(r + 1), 2 more with biases. All parameters are determined, unless v = 0.
+come on top, at most 2(r + 1), 2 more with biases, 1 more where r is found. All parameters are
+determined, unless v = 0.
 
 A matrix of rank r is the product of any r of its columns and any r of its rows that span
 them. With X (d × r) query tokens, A (r × d) offsets, one answer for each entry:
@@ -128,7 +129,7 @@ class LowRankHead(Configured):
     Notes
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
-    more with biases. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 4 to
+    more with biases, 1 more where r is found. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 4 to
     32 pilots.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *With rotary positions up to* one complex number per plane, by which

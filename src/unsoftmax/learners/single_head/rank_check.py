@@ -8,7 +8,7 @@ were, and an offset a outside of the columns' span. The head found says that it 
     |σ(t) − σ(t̂)| ≤ the answer's own error + ¼·αβ‖a‖(‖x‖·‖ΔW‖ + ‖Δw‖/β + ‖(x, 1)‖·L),
 
 ‖ΔW‖ and ‖Δw‖ the bounds on its errors beside what is left out, and L the estimate of that.
-*Queries*: 1, paid as asking again. Source: beyond Theorem 5.1.
+*Queries*: 1, beside what is asked again. Source: beyond Theorem 5.1.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def read_rows(
 ) -> Asking[FactoredReading]:
     """Ask for the rows A W and join them with the columns."""
     values, dim, rank = probes.values, probes.dim, len(columns.tokens)
-    spare = 2 * (rank + 1 + probes.biases) - columns.grid.again - (columns.left_out is not None)
+    spare = 2 * (rank + 1 + probes.biases) - columns.grid.again
     C = solve(probes.Z, columns.grid.measured())
     basis = np.linalg.qr(C.matrix)[0]
     skeleton = Skeleton(basis, _offsets_in(basis, values.v, rng, tuning))
