@@ -129,8 +129,8 @@ class LowRankHead(Configured):
     Notes
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
-    more with biases, 1 more where r is found. With rotary positions d + 2dr, and 1 + d + 2dr + 3r with biases beside 4 to
-    32 pilots.
+    more with biases, 1 more where r is found. With rotary positions d + 2dr, and 1 + d + 2dr + 3r
+    with biases beside 4 to 32 pilots.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *With rotary positions up to* one complex number per plane, by which
     that of K is multiplied and that of Q divided, and the sign of a frequency and multiples of 2π:
