@@ -51,8 +51,9 @@ class InPlaneTuning:
     steps: float = 40.0
     """Logit at which a gate is a step: the first head's slope is at least that over T·width."""
     first_steeper: float = 64.0
-    """The first head's slope is found by so much a reading, from there; by the usual factor once
-    a reading overshot."""
+    """The first head's slope is found by so much a reading, from there;"""
+    slower: float = 3.0
+    """by this once a reading overshot."""
     steepest: float = 1e60
     """A head still saturated at this slope is a step at every scale, or hidden beside one."""
     others: float = 45.0
@@ -178,7 +179,7 @@ class _PlaneRounds:
             crossings.states[first] = with_slope(crossings.states[first], guess)
         suspects = yield from self._read(np.array([first]), self.steeper)
         if suspects[first]:  # too far down: T goes slower
-            self.steeper = tuning.crossing.steeper
+            self.steeper = tuning.slower
         now = crossings.states[first]
         if isinstance(now, Estimated):
             crossings.guess(float(np.linalg.norm(now.u)))

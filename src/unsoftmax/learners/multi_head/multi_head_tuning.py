@@ -153,8 +153,15 @@ class MultiHeadTuning:
 
     def with_positions(self) -> MultiHeadTuning:
         """Return the knobs of a search among heads with positions (`learners.rotary_heads`)."""
-        columns = replace(self.columns, checked=self.rotary.checked, extra=self.rotary.extra)
-        sums = replace(self.sums, line=self.rotary.line, pairs=self.rotary.pairs)
+        own = self.rotary
         fresh = replace(self.conclusion.fresh, alike=True)
-        conclusion = replace(self.conclusion, fresh=fresh, confirm=self.rotary.confirm)
-        return replace(self, columns=columns, sums=sums, conclusion=conclusion)
+        return replace(
+            self,
+            sums=replace(self.sums, line=own.line, pairs=own.pairs),
+            in_plane=replace(self.in_plane, slower=own.slower),
+            out_of_plane=replace(
+                self.out_of_plane, move=own.move, value_over_jump=own.value_over_jump
+            ),
+            columns=replace(self.columns, checked=own.checked, extra=own.extra),
+            conclusion=replace(self.conclusion, fresh=fresh, confirm=own.confirm),
+        )

@@ -53,6 +53,14 @@ class RotaryHeadsTuning:
     line: int = 3
     """Single tokens of each of two norms that tell the answers' precision, fewer than of heads
     without positions: [g a; b/g] loses nothing beside b, and the search has digits to spare."""
+    move: float = 0.3
+    """Logit that a step out of the plane of the half circle makes where u_h is as long there as in
+    it, shorter than of heads without positions: fewer are too large and asked again. What it
+    costs in digits ..."""
+    value_over_jump: float = 1e4
+    """... offsets further out make up for: here they may be as long as they like."""
+    slower: float = 8.0
+    """The first head's slope is found by so much a reading once one overshot."""
     pairs: int = 2
     """Pairs of tokens that tell the size of the values."""
     confirm: int = 3

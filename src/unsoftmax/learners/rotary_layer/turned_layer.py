@@ -149,8 +149,12 @@ class TurnedLayerTask:
     def _read(self, noise: AnswerNoise) -> Asking[TurnedLayerAnswers]:
         """Find heads, values, groups, keys and queries."""
         turned, rng = self.turned, self.rng
+        exact = noise.relative <= self.tuning.exact
         tuning = replace(
-            self.tuning, head_queries=turned.head_queries, pilot_tokens=turned.pilot_tokens
+            self.tuning,
+            head_queries=turned.head_queries,
+            pilot_tokens=turned.pilot_tokens,
+            deviations=turned.deviations if exact else self.tuning.deviations,
         )
         effort = tuning.effort(self.profile, noise.relative)
         whole = LayerMap.of(self.tokens)
