@@ -504,6 +504,49 @@ def test_what_is_no_such_layer_is_refused(name):
         us.learn(hidden(oracle), Learner(5, 5))
 
 
+SHARED = ["one orientation", "opposite orientations", "cancelling", "cancelling but for l·x"]
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials, evidence):
+    """One sum over heads of first layers, up to a factor: they switch apart in sequences."""
+    count, named = trials(3, 60), 0
+    for seed in range(count):
+        heads, dim, neurons = [(2, 4, 6), (3, 5, 8), (2, 6, 12), (4, 3, 10), (2, 2, 4)][seed % 5]
+
+        def shared(arrays, rng):
+            apart = rng.standard_normal(arrays["B"][:, 0].shape) / 2
+            factor = rng.uniform(0.5, 2) * (-1 if kind in SHARED[1::2] else 1)
+            arrays["B"][:, 1] = factor * (arrays["B"][:, 0] + apart - apart.mean(axis=0))
+            arrays["b"][1] = factor * arrays["b"][0]
+            if "cancelling" in kind:  # w relu(z) − w relu(z), or w relu(z) − w relu(−z)
+                arrays["w_o"][1] = -arrays["w_o"][0] / abs(factor)
+
+        target = transformer(heads, dim, neurons, seed, shared)
+        with pytest.raises(us.ModelMismatch) as refusal:
+            learned(target, seed)
+        named += "switch apart" in str(refusal.value) or "cancel there" in str(refusal.value)
+    assert named >= 0.9 * count
+    evidence(
+        f"Heads before a network, neurons that share a hyperplane, {kind}: refused by name",
+        targets=count,
+        named=named,
+    )
+
+
+def test_first_layers_that_are_nearly_alike_are_no_single_neuron(trials):
+    """A hundredth apart they still are told from one."""
+    for seed in range(trials(3, 60)):
+
+        def close(arrays, rng):
+            apart = rng.standard_normal(arrays["B"][:, 0].shape) / 100
+            arrays["B"][:, 1] = arrays["B"][:, 0] + apart - apart.mean(axis=0)
+            arrays["b"][1] = arrays["b"][0]
+
+        with pytest.raises(us.ModelMismatch):
+            learned(transformer(3, 5, 8, seed, close), seed)
+
+
 @pytest.mark.parametrize("format", ["float32", "six decimals"])
 def test_coarse_answers_are_refused_by_name(format, trials, evidence):
     """Float64 is asked for, whatever else is found, where four first answers differ."""

@@ -11,14 +11,19 @@ one head before the same network, each head in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
+from unsoftmax.learners.multi_head_transformer.straddling_sequences import (
+    StraddlingSequences,
+    StraddlingTuning,
+)
 from unsoftmax.learners.transformer.closing_sequences import (
     ClosingSequenceTuning,
     long_sequences,
@@ -44,7 +49,10 @@ class LayerEvidenceTuning:
     closing: ClosingSequenceTuning = field(default=ClosingSequenceTuning())
     """Which sequences are asked last."""
     confirm: int = 4
-    """Fresh sequences that a layer must predict before it is believed, the hold-out apart."""
+    """Fresh sequences that a layer must predict before it is believed, the hold-out apart, and
+    those beside its hyperplanes."""
+    straddling: StraddlingTuning = field(default=StraddlingTuning())
+    """The sequences beside hyperplanes."""
     most_moved: float = 0.01
     """No score is counted as moving further than this."""
     most_of_spread: float = 1e-6
@@ -61,18 +69,51 @@ class LayerEvidenceTuning:
     up to 31."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayerLook:
+    """What a few fresh answers say of a layer."""
+
+    judgement: Judgement
+    beside: StraddlingSequences
+    """How sequences beside its hyperplanes are made, …"""
+    missed: tuple[tuple[Array, float], ...]
+    """… and those that were asked, with what their answers are missed by."""
+
+    def switches_apart(self, hinges: NetworkHinges) -> Asking[bool]:
+        """Tell whether what is missed beside hyperplanes is predicted far away from all of them."""
+        if not self.missed:
+            return False
+        X, missed = max(self.missed, key=lambda each: each[1])
+        far = self.beside.moved_away(X, hinges)
+        answered = yield from fresh_answers(by_length(far, "check", "pilot"))
+        model, most = self.beside.found.model, self.beside.tuning.alike * missed
+        return all(bool(np.all(np.abs(y - model(X)) <= most)) for X, y in answered)
+
+
 def first_look(
     found: RecoveredTransformer,
     learned: LearnedNetwork,
     rng: np.random.Generator,
     tuning: LayerEvidenceTuning,
-) -> Asking[Judgement]:
-    """Ask a few fresh sequences of a layer; judge it by them."""
-    drawn = _short(found.model, learned, tuning.confirm, rng, tuning)
-    asked = [Sequences(part.X, phase="check", purpose="pilot") for part in drawn]
-    answered = yield from fresh_answers(asked)
-    bounds = bounds_of(found, learned, tuning)
-    return judge(layer_residuals(found.model, bounds, answered, tuning), len(asked))
+) -> Asking[LayerLook]:
+    """Ask a few fresh sequences of a layer, some beside its hyperplanes; judge it by them."""
+    beside = StraddlingSequences(found, learned.length, rng, tuning.straddling)
+    close, bounds = beside.drawn(), bounds_of(found, learned, tuning)
+    parts = [*_short(found.model, learned, tuning.confirm, rng, tuning)]
+    drawn = [X for part in parts for X in part.X]
+    answered = yield from fresh_answers(by_length([*close, *drawn], "check", "pilot"))
+    judgement = judge(layer_residuals(found.model, bounds, answered, tuning), len(drawn))
+    return LayerLook(judgement, beside, tuple(_missed(found.model, close, answered)))
+
+
+def _missed(
+    model: MultiHeadTransformer, sequences: list[Array], answered: list[Answered]
+) -> Iterator[tuple[Array, float]]:
+    """Give what the answers to some sequences of one length, asked first, are missed by."""
+    if sequences:
+        [(X, y)] = [(X, y) for X, y in answered if X.shape[1] == len(sequences[0])]
+        missed = np.abs(y - model(X))[: len(sequences)]
+        yield from zip(sequences, missed.tolist(), strict=True)
 
 
 def bounds_of(

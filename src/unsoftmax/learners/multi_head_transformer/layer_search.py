@@ -18,6 +18,10 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer.cancelling_neurons import (
+    CancellingNeuronTuning,
+    cancelling_neurons,
+)
 from unsoftmax.learners.multi_head_transformer.cell_poles import CellPoleTuning, heads_by_poles
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CellReader,
@@ -61,6 +65,7 @@ class LayerSearchTuning:
     first: FirstCellTuning = field(default=FirstCellTuning())
     poles: CellPoleTuning = field(default=CellPoleTuning())
     unseen: UnseenNeuronTuning = field(default=UnseenNeuronTuning())
+    cancelling_neurons: CancellingNeuronTuning = field(default=CancellingNeuronTuning())
     values: CellValueTuning = field(default=CellValueTuning())
     spaces: ValueSpaceTuning = field(default=ValueSpaceTuning())
     solution: LayerSolutionTuning = field(default=LayerSolutionTuning())
@@ -154,6 +159,11 @@ class LayerSearch:
         """Tell whether a neuron shows that single tokens do not show."""
         [x] = ConeDirections.drawn(self.hinges, self.rng, self.tuning.cells).widest(1)
         return (yield from unseen_neuron(self.hinges, x, self.rng, self.tuning.unseen))
+
+    def meets_cancelling_neurons(self) -> Asking[bool]:
+        """Tell whether neurons show that cancel at single tokens."""
+        tuning = self.tuning.cancelling_neurons
+        return (yield from cancelling_neurons(self.hinges, self.rng, tuning))
 
     def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
         """Put one head before the network that single tokens show."""

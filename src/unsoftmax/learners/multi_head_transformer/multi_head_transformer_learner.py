@@ -38,6 +38,7 @@ from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.first_cell import NothingPooled
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
     LayerEvidenceTuning,
+    LayerLook,
     conclude_layer,
     first_look,
 )
@@ -252,7 +253,7 @@ class MultiHeadTransformerLearner(Configured):
         tuning = self.tuning.layer
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
-        too_many = unpooled = 0
+        too_many = unpooled = apart = 0
         for number, together in self._searches():
             try:
                 layer = yield from search.run(number, together)
@@ -265,15 +266,22 @@ class MultiHeadTransformerLearner(Configured):
                 continue
             if together and (yield from search.meets_unseen_neuron()):
                 raise self._unseen()  # the ball in which heads were read may lie beside its kinks
-            layer, confirmed = yield from self._confirmed(layer, learned, rng)
-            if confirmed:
+            layer, seen = yield from self._looked_at(layer, learned, rng)
+            if not seen.judgement.refuses:
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
+            apart += yield from seen.switches_apart(hinges)
+            if apart > 1:  # the first one may have left its cell
+                raise self._sharing(learned)
         if unpooled == sum(1 for _ in self._searches()):
             raise self._last_token_alone()
         if (yield from search.meets_unseen_neuron()):
             raise self._unseen()
+        if apart:
+            raise self._sharing(learned)
+        if (yield from search.meets_cancelling_neurons()):
+            raise self._cancelling(learned)
         self._refuse_far(learned, hinges)
         if too_many == len(tuning.starts):
             raise self._too_many(
@@ -288,23 +296,22 @@ class MultiHeadTransformerLearner(Configured):
         yield from ((number, False) for number in range(len(tuning.starts)))
         yield from ((number, True) for number in range(tuning.by_poles))
 
-    def _confirmed(
+    def _looked_at(
         self, layer: RecoveredTransformer, learned: LearnedNetwork, rng: np.random.Generator
-    ) -> Asking[tuple[RecoveredTransformer, bool]]:
+    ) -> Asking[tuple[RecoveredTransformer, LayerLook]]:
         """Compare a layer with fresh answers; polish it where that is wanted or needed."""
         tuning = self.tuning
         seen = yield from first_look(layer, learned, rng, tuning.evidence)
-        missed = seen.evidence.max_residual
+        missed = seen.judgement.evidence.max_residual
         vague = layer.vagueness > tuning.vague or missed > tuning.precise
-        wanted = self.polish or seen.refuses or vague
+        wanted = self.polish or seen.judgement.refuses or vague
         if not wanted or missed > tuning.nearly:
-            return layer, not seen.refuses
+            return layer, seen
         better = yield from polished_layer(layer, learned, bool(self.biases), rng, tuning.polishing)
         if better is None:
             note = "Polishing the layer gained nothing, or it has too many parameters for it."
-            return replace(layer, notes=(*layer.notes, note)), not seen.refuses
-        again = yield from first_look(better, learned, rng, tuning.evidence)
-        return better, not again.refuses
+            return replace(layer, notes=(*layer.notes, note)), seen
+        return better, (yield from first_look(better, learned, rng, tuning.evidence))
 
     def _too_many(self, what: str) -> ModelMismatch:
         return ModelMismatch(
@@ -315,6 +322,24 @@ class MultiHeadTransformerLearner(Configured):
         return ModelMismatch(
             "Answers depend on the last token alone: no head shows. ReluNetworkLearner learns the "
             "network of single tokens, which is all there is."
+        )
+
+    def _sharing(self, learned: LearnedNetwork) -> ModelMismatch:
+        return ModelMismatch(
+            "Neurons that switch together at single tokens switch apart in sequences: beside "
+            "hyperplanes answers are missed by a layer that predicts them far away. There two "
+            "neurons, whose first layers have one sum over heads, are read as one, or as none "
+            "where their weights cancel: a target with neurons that share a hyperplane at single "
+            "tokens is not recovered.",
+            determined={"network": learned.network},
+        )
+
+    def _cancelling(self, learned: LearnedNetwork) -> ModelMismatch:
+        return ModelMismatch(
+            "Within a cell of the network that single tokens show, what heads pass on jumps where "
+            "the query token crosses a hyperplane that no single token shows: neurons share it "
+            "whose weights cancel there. A target with such neurons is not recovered.",
+            determined={"network": learned.network},
         )
 
     def _unseen(self) -> ModelMismatch:
