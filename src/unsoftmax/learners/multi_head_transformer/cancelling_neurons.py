@@ -51,6 +51,12 @@ class CancellingNeuronTuning:
     """At short offsets a neuron's jump is more than this share of what it was; a gate turns by a
     thousandth on so short a way."""
 
+    @property
+    def at_most(self) -> int:
+        """Return the most queries."""
+        places = self.circles * self.intervals * (self.halvings + 2) + 2
+        return places * (self.offsets + 1)
+
 
 def cancelling_neurons(
     hinges: NetworkHinges, rng: np.random.Generator, tuning: CancellingNeuronTuning

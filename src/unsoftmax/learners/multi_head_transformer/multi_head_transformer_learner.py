@@ -197,8 +197,10 @@ class MultiHeadTransformerLearner(Configured):
         on_lines, on_poles = (tuning.layer.by_poles * n for n in poles.at_most(H, d, True))
         kinks = tuning.layer.unseen
         beside = kinks.rays * (kinks.points + 7) * (tuning.layer.by_poles + 1) + on_lines
+        beside += tuning.layer.cancelling_neurons.at_most
         long = tuning.evidence.closing.long
         one += int(tuning.polishing.spare * tuning.polishing.largest)
+        one += 2 * len(tuning.evidence.straddling.sides) * m
         at_most = first.at_most + tries * one + beside
         return Plan(
             queries=None,
