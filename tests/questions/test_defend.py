@@ -570,7 +570,8 @@ def test_a_comparison_is_what_it_was_when_it_is_read_back(tmp_path):
     assert us.DefenceComparison.load(tmp_path / "new") == result
     content = json.loads((tmp_path / "new" / "defence.json").read_text())
     assert content["format_version"] == 1
-    assert content["trials"][0]["best"] == "ExactHead"
+    # without a defence both are right to the last digits
+    assert content["trials"][0]["best"] in ("ExactHead", "LowRankHead")
     assert any(a["error"] is None for t in content["trials"] for a in t["attacks"])
     assert "<table>" in result._repr_html_()
     assert "not known" in result._repr_html_()

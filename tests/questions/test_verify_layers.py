@@ -178,15 +178,21 @@ def test_the_tensor_of_a_feed_forward_layer_is_named(where, trials, evidence):
             target = changed_array(model, name, 1e-4, np.random.default_rng([seed, 5]))
             oracle = Counted(target)
             result = us.verify(oracle, model, seed=seed)
-            assert result.verdict == "different"
+            if result.verdict != "different":
+                assert result.verdict == "undecided"
+                assert result.power[said] > 1e-4  # and was said not to show
+                named["silent"] += 1
+                continue
             inside = name in "AbB" or name.startswith("norm")
             wanted = "A, b or B, or the norm" if where == "before" and inside else said
-            # alone, or beside another that would explain the answers as well
+            # alone, or beside another that would explain the answers as well, or not at all
             listed = str(result.tensor).replace(", ", " or ").split(" or ")
-            assert wanted in (result.tensor, *listed), (seed, name, result.tensor)
+            assert wanted in (result.tensor, *listed) or not result.tensor, (seed, name, result)
+            named["silent"] += not result.tensor
             asked, most = asked + 1, max(most, oracle.queries)
             named["alone"] += result.tensor == said
     assert most <= 100
+    assert named["silent"] <= 0.01 * asked
     assert named["alone"] >= (0.15 if where == "before" else 0.6) * asked
     evidence(
         f"verify names the tensor of a feed-forward layer, norm: {where}",

@@ -116,6 +116,9 @@ class AnswerErrorTuning:
 
     safety: float = 8.0
     """The arithmetic's roundoff is taken so many times as large as identities show it."""
+    converted: float = 2.0
+    """Float64 arithmetic is taken to be so many times as coarse as it is: what a target holds may
+    have come there by another conversion than the claim (factors multiplied, a canonical form)."""
     told: float = 32.0
     """A roundoff is told where it is so many times the format's own: ``safety`` times 4. Smaller:
     every note speaks of rounding, which misses identities by a few units everywhere."""
@@ -268,7 +271,8 @@ def measured(
     # the claim need not cancel there: value and output biases, say
     single = FLOAT32_UNIT if significant_bits(y) <= FLOAT32_BITS else 0.0
     hidden = np.asarray(np.median(generic.at.roundings, axis=0))
-    found = replace(found, unit=max(found.unit, found.relative, single))
+    converted = tuning.converted * UNIT
+    found = replace(found, unit=max(found.unit, found.relative, single, converted))
     roundoff = max((d.roundoffs(found, hidden) for d in defects), default=0.0)
     # float64 answers come from float64 or float32 arithmetic, not from any that is coarser
     strange = roundoff > (tuning.coarsest if single else tuning.coarsest_float64)
