@@ -22,6 +22,7 @@ from tests.attention_layers import (
     relative_errors,
     share_of_bounds,
 )
+from tests.questions.layer_services import in_tensor_cores
 from tests.truth import Counted
 from unsoftmax.cli.minilm import minilm_layer
 from unsoftmax.models.arrays import UNIT
@@ -340,6 +341,14 @@ def test_impostors_are_refused(trials, evidence):
         count_refused(impostors(seed), Learner(16, seed=seed)) for seed in range(trials(1, 17))
     )
     evidence("Impostors of a layer are refused", refused=refused, trials=refused)
+
+
+@pytest.mark.parametrize("bits", [8, 11])
+def test_products_of_few_bits_are_refused_and_named(bits, trials):
+    """TF32 and autocast, behind float32 answers."""
+    for seed in range(trials(2, 20)):
+        with pytest.raises(us.ModelMismatch, match="TF32 and autocast do"):
+            learned(in_tensor_cores(layer(2, 4, 16, seed), bits), 16)
 
 
 # -- settings

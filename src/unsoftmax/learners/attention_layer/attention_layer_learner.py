@@ -381,6 +381,7 @@ class AttentionLayerLearner(Configured):
                 f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
                 "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
                 + self._with_a_norm
+                + self._of_few_bits(tokens)
             )
         if noise.relative > self.tuning.affine:
             raise ModelMismatch(
@@ -389,6 +390,17 @@ class AttentionLayerLearner(Configured):
                 "affine map of single tokens."
             )
         return tokens
+
+    def _of_few_bits(self, tokens: TokenMapAnswers) -> str:
+        """Say what else it may be if little is missed."""
+        shares = tokens.missed / np.linalg.norm(tokens.answers, axis=1)
+        if not np.max(shares) <= self.tuning.few_bits:
+            return ""
+        return (
+            f" Or it multiplies numbers of fewer bits than it answers with, as TF32 and autocast "
+            f"do (a share of {np.max(shares):.1e} is missed): switch that off, where you can, and "
+            "ask again."
+        )
 
     @property
     def _with_a_norm(self) -> str:

@@ -61,6 +61,10 @@ class AttentionLayerTuning:
     affine: float = 1e-3
     """Largest share of an answer that single tokens may miss an affine map by. Coarser answers
     recover nothing: rounding to 4 decimals of numbers of 1 is 3e-5, a LayerNorm 1."""
+    few_bits: float = 2.0**-7
+    """What misses an affine map by no more than this share may be products of operands with 8 bits
+    (autocast) or 11 (TF32), which show 6e-3 and 1e-3 at most: a norm or another layer misses by
+    about all."""
 
     # heads
     offset_lengths: tuple[float, ...] = (2.0**24, 2.0**34, 2.0**44)
