@@ -531,6 +531,13 @@ CASES = [
         within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
     ),
     Case(
+        "AttentionLayerLearner with rotary positions and biases",
+        lambda seed: us.learners.AttentionLayerLearner(8, rotary=True, seed=seed),
+        lambda seed: rotary_layer(8, 2, 1, 4, seed, residual=True, biases=0.3),
+        _one_by_one,
+        within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
+    ),
+    Case(
         "AttentionLayerLearner, half as many keys",
         lambda seed: us.learners.AttentionLayerLearner(6, profile="fine", seed=seed),
         _attention_layer(residual=False),

@@ -41,15 +41,17 @@ def matched(model, target):
 
 
 def largest_errors(model, target, distances=range(21)):
-    """The largest error of M_h, of W_h(Δ) and of c."""
+    """The largest error of M_h, of W_h(Δ), of what biases add to scores, and of c."""
     pairs = matched(model, target)
+    apart = [
+        model.scores_of(f).whole(n) - target.scores_of(t).whole(n)
+        for f, t in pairs
+        for n in distances
+    ]
     return {
         "M": max((model.values_of(f) - target.values_of(t)).norm for f, t in pairs),
-        "W": max(
-            float(np.linalg.norm(model.scores_of(f).at(n) - target.scores_of(t).at(n)))
-            for f, t in pairs
-            for n in distances
-        ),
+        "W": max(float(np.linalg.norm(one[:-1, :-1])) for one in apart),
+        "w": max(float(np.linalg.norm([*one[-1], *one[:-1, -1]])) for one in apart),
         "c": float(np.linalg.norm(model.c - target.c)),
     }
 
@@ -58,6 +60,13 @@ def relative_errors(model, target, distances=range(21)):
     """The same of M_h and W_h(Δ), over the smallest of each."""
     errors = largest_errors(model, target, distances)
     return errors["M"] / target.parameter_norm("M"), errors["W"] / target.parameter_norm("W")
+
+
+def whole_error(model, target, distances=range(21)):
+    """The largest error of W_h(Δ) with biases, over the smallest head's."""
+    errors = largest_errors(model, target, distances)
+    sizes = [float(np.linalg.norm(target.scores_of(h).whole(1))) for h in range(target.H)]
+    return float(np.hypot(errors["W"], errors["w"]) / min(sizes))
 
 
 def share_of_bounds(recovery, target):
@@ -137,8 +146,9 @@ def nearly_rotary(layer):
     def from_the_start(X):
         places, scores = np.arange(X.shape[1]), layer.scores(X)
         for h, g in enumerate(layer.groups):
-            keys = layer.rotary.turned(X @ layer.K[g].T, places)
-            scores[:, h] = np.einsum("bnr,br->bn", keys, X[:, -1] @ layer.Q[h].T)
+            keys = layer.rotary.turned(X @ layer.K[g].T + layer.k_bias[g], places)
+            query = X[:, -1] @ layer.Q[h].T + layer.q_bias[h]
+            scores[:, h] = np.einsum("bnr,br->bn", keys, query)
         return answered(layer, scores, X)
 
     def normalised(X):

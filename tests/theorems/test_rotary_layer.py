@@ -224,11 +224,6 @@ def test_a_norm_before_is_named():
         us.learn(block, us.learners.AttentionLayerLearner(16))
 
 
-def test_biases_beside_positions_are_named():
-    with pytest.raises(us.NotIdentifiable, match="biases"):
-        learn(rotary_layer(16, 4, 2, 4, 0, biases=0.3))
-
-
 def test_queries_of_a_rank_below_that_of_their_planes_are_refused():
     """Keys are seen at many distances, so theirs may be lower; queries of a group are not."""
     target = rotary_layer(16, 4, 2, 4, 0)

@@ -100,19 +100,30 @@ def rotary_layer(
     return m + values + rank * ((groups + heads) * width - groups)
 
 
-def rotary_layer_queries(dim: int, heads: int, groups: int, rank: int) -> int:
+def rotary_layer_queries(
+    dim: int, heads: int, groups: int, rank: int, *, biases: bool = False
+) -> int:
     """Count what a layer with rotary positions takes, typically: measured, no theorem.
 
     d + 5 for single tokens, 16 for the number of heads, 27 for query tokens that open one gate,
     (H − 1)r for the values, twice T = ⌈rG/H⌉ + 1 query tokens beside ⌈d/r⌉ blocks of keys, T beside
     one, every other query token once, and 13 that test and pilot.
 
+    With biases 16 more that show them and 3 more for query tokens that open one gate; blocks of
+    n = ⌊3r/4⌋ keys, ⌈(d + 2)/n⌉ of them, T beside ⌈(r + 1)/n⌉, and one query token more.
+
     Examples
     --------
     >>> rotary_layer_queries(64, 4, 2, 16), rotary_layer_queries(576, 9, 3, 64)
     (309, 2139)
+    >>> rotary_layer_queries(64, 4, 2, 16, biases=True)
+    374
     """
     tokens = min(-(-rank * groups // heads) + 1, dim)
+    if biases:
+        keys = max(1, 3 * rank // 4)
+        blocks = 2 * -(-(dim + 2) // keys) - (-(rank + 1) // keys) - 1
+        return 2 * dim + 81 + (heads - 1) * rank + tokens * blocks
     return 2 * dim + 61 + (heads - 1) * rank + 2 * tokens * -(-dim // rank)
 
 

@@ -83,8 +83,9 @@ class AttentionLayerLearner(Configured):
         Decides tokens and the hold-out: the same seed asks the same.
     rotary : bool or Rotary
         Scores turn with distance: the model is a `RotaryLayer`, whose heads share keys and values
-        in groups where the target's do. Neither a norm nor key and query biases are there. The
-        frequencies are found, or said by rotary_base; in Python also by a `Rotary` here.
+        in groups where the target's do. No norm is there; keys and queries may have biases where
+        answers are those of float64. The frequencies are found, or said by rotary_base; in Python
+        also by a `Rotary` here.
     rotary_base : float, optional
         Says the frequencies by their base, as ``Rotary.of(rotary_base, r)`` does for the rank r
         that is found: rotary need not be given then. Others are refused.
@@ -105,7 +106,9 @@ class AttentionLayerLearner(Configured):
     at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
     values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
     place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,073. With rotary positions
-    2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64.
+    2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64;
+    with key and query biases 2d + 81 + (H − 1)r + (⌈rG/H⌉ + 1)(2⌈(d + 2)/n⌉ + ⌈(r + 1)/n⌉ − 1),
+    n = ⌊3r/4⌋: 374 there, and about 100 more where biases are as large as keys and queries.
     *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
     of W_h: returned are M_h = O V with orthonormal columns of O, and W_h = KᵀQ with orthonormal
     rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
@@ -115,7 +118,8 @@ class AttentionLayerLearner(Configured):
     more. Refused: W_h = c·W_g, c > 0, without a norm before, which switch alike; an RMSNorm behind
     whose scale has entries of both signs. *With rotary positions up to* the order of heads and of
     planes, one complex number per plane and group between K and Q, and an invertible matrix per
-    group between V and O; the bound on W is one on all W_h(Δ).
+    group between V and O; b_k where planes do not turn. The bound on W is one on all W_h(Δ), that
+    on w one on what biases add to scores.
     *Source*: beyond arXiv 2601.16873.
 
     Examples

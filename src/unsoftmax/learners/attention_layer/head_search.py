@@ -30,6 +30,10 @@ class HeadsAlike(NotIdentifiable):
     """Heads whose gates of 0 and 1 are no others', or never are."""
 
 
+class HeadsStill(HeadsAlike):
+    """Heads whose gates are the same beside every query token: W = 0, or a long query bias."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundHeads:
     """How many heads there are, and their gates in some answers."""
@@ -84,7 +88,7 @@ class HeadSearch:
             self._refuse_many(rank)
             if rank > tuning.columns.most:
                 return (yield from self._on_half_circle(a, y, b, length))
-            self._refuse_uniform(span)
+            self._refuse_uniform(span, self.layer.beyond(y, b), y)
             columns = gate_columns(span, tuning.columns)
             if columns.shape[1] == rank:
                 return self._named(a, b, y, columns[1:])
@@ -124,13 +128,14 @@ class HeadSearch:
                 "allowed: raise max_heads."
             )
 
-    def _refuse_uniform(self, span: Array) -> None:
+    def _refuse_uniform(self, span: Array, z: Array, y: Array) -> None:
         """Refuse a head whose weights are 1/2 everywhere, or two whose weights add up to 1."""
         half = np.full(len(span), 1 / 2)
         half[0] = 1.0
         half /= np.linalg.norm(half)
         if np.linalg.norm(half - span @ (span.T @ half)) <= self.tuning.columns.off_by:
-            raise HeadsAlike(
+            alike = HeadsAlike if self._rank(z - z[0], y) else HeadsStill
+            raise alike(
                 "A head weighs all tokens alike (W = 0), or one head's W is the negative of "
                 "another's: two tokens do not tell (W, M) and an even mean from (−W, −M) and "
                 "another, nor such heads from each other.",
@@ -152,7 +157,7 @@ class HeadSearch:
             return self._within(FoundHeads(answers, False))
         vector = answers.vectors(self.layer)[still][0]
         if not self._is_residual(a, vector, gates[0, still], y):
-            raise HeadsAlike(
+            raise HeadsStill(
                 "A head gives the same weights beside every query token: its W is 0 or far below "
                 "its w, and query tokens cannot tell it from others.",
                 determined={"c": self.layer.c, "M": self.layer.M},

@@ -146,7 +146,7 @@ class KeyAnswers:
     y: Array
     between: int = 0
 
-    def asked(self, which: Indices, phase: str, purpose: Purpose) -> KeyedTokens:
+    def asked(self, which: Indices, phase: str, purpose: Purpose) -> Probes:
         """Return what some of them are answers to."""
         return KeyedTokens(
             self.keys,

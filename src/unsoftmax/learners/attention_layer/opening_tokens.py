@@ -103,8 +103,13 @@ class OpeningSearch:
     def _logits(self, a: Array, b: Array, phase: str) -> Asking[Array]:
         """Ask one offset beside query tokens (K, d); return logits (K, H), NaN where saturated."""
         y = (yield from asked_beside(a[None], b, phase))[:, 0]
+        return self._logits_of(a, b, y)
+
+    def _logits_of(self, a: Array, b: Array, y: Array) -> Array:
+        """Return logits (K, H) of an offset along that of the gates, NaN where saturated."""
         vectors = self.gates.vectors(self.layer)
-        vectors *= np.linalg.norm(a) / np.linalg.norm(self.gates.a)
+        along = self.gates.a
+        vectors *= float(a @ along) / float(along @ along)
         gates = np.linalg.lstsq(vectors.T, self.layer.beyond(y, b).T, rcond=None)[0].T
         off = self.tuning.gate_off
         open_ = (gates > off) & (gates < 1 - off)

@@ -1,13 +1,16 @@
 """A whole attention layer with rotary positions and grouped heads, from vector answers.
 
-Recovers O_h V_g of every head, the groups, the frequencies and all W_h(Δ) = K_gᵀ R(Δ) Q_h. Values
-have H m s + G s (d − s) unknown numbers, keys and queries r(Gd + Hd − G), and an answer tells m:
+Recovers O_h V_g of every head, the groups, the frequencies and all W_h(Δ) = K_gᵀ R(Δ) Q_h, with key
+and query biases. Values have H m s + G s (d − s) unknown numbers, keys and queries r(Gd + Hd − G),
+biases r(G + H), and an answer tells m:
 
 1. Single tokens: M = Σ O_h V_g, c, the residual, and the noise (`measure.token_map`).
 2. [2⁴⁰a; 2⁻⁴⁰b] is answered as [b + a; b] of a layer without positions is, of heads with W_h(1)
    (`long_offsets`): heads, gates and values are found as there (`learners.attention_layer`). Heads
    whose values have one row space are a group.
 3. [2⁴⁰a_1; …; 2⁴⁰a_n; 0 × m; 2⁻⁴⁰b]: keys, queries, frequencies (`turned_scores`).
+   With a query bias the gates of 2 are the same beside every b: then, and where a layer without
+   biases is refused, tokens of moderate lengths instead (`mirrored_opening`, `biased_scores`).
 4. Fresh sequences of up to 512 tokens confirm or refuse (`turned_layer_conclusion`).
 
 Source: beyond arXiv 2601.16873; positions are in no paper.
@@ -21,15 +24,17 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.head_search import HeadSearch
+from unsoftmax.learners.attention_layer.head_search import HeadSearch, HeadsStill
 from unsoftmax.learners.attention_layer.map_reading import MapReading
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
 from unsoftmax.learners.attention_layer.recovered_layer import negative_weights
 from unsoftmax.learners.attention_layer.score_reading import keys_of
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.rotary_layer.biased_score_reading import BiasedScoreReading
 from unsoftmax.learners.rotary_layer.head_groups import Groups, groups_of, shared_rows
 from unsoftmax.learners.rotary_layer.long_offsets import with_long_offsets
+from unsoftmax.learners.rotary_layer.mirrored_opening import MirroredOpening
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
 from unsoftmax.learners.rotary_layer.turned_layer_conclusion import TurnedLayerConclusion
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
@@ -40,6 +45,16 @@ from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
+
+_REFUSALS = (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError)
+_COARSE = (
+    "Keys or queries with biases answer so as well, and behind answers as coarse as these, layers "
+    "with positions and such biases are not recovered here."
+)
+_LARGE = (
+    "Queries of this layer have biases, and those of keys and queries may be too large beside what "
+    "tokens add to them."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,8 @@ class TurnedLayer:
             self.heads.Q,
             self.layer.c,
             self.heads.rotary,
+            k_bias=self.heads.k_bias,
+            q_bias=self.heads.q_bias,
             groups=places,
             residual=self.layer.residual,
         )
@@ -113,30 +130,43 @@ class TurnedLayerTask:
 
     def steps(self, checks: int) -> Steps[RotaryLayer]:
         """Ask, and return what was found."""
+        try:
+            conclusion = yield from self._attempted(biased=False)
+        except _REFUSALS as refused:
+            still = isinstance(refused, HeadsStill)
+            if self.tokens.noise().relative > self.tuning.exact:
+                if not still:
+                    raise
+                raise _naming_biases(refused, _COARSE) from refused
+            try:
+                conclusion = yield from self._attempted(biased=True)
+            except _REFUSALS as again:
+                if not still:
+                    raise refused from again
+                raise _naming_biases(again, _LARGE) from again
+        return (yield from conclusion.run(checks))
+
+    def _attempted(self, biased: bool) -> Asking[TurnedLayerConclusion]:
+        """Search for heads with biases or without, once more where that fails."""
         for again in reversed(range(self.tuning.attempts)):
             try:
-                conclusion = yield from self._searched()
-            except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError):
+                return (yield from self._searched(biased))
+            except HeadsStill:
+                raise
+            except _REFUSALS:
                 # gates of two heads may be opposite at all of a few tokens by chance
                 if not again:
                     raise
-            else:
-                break
-        return (yield from conclusion.run(checks))
+        raise AssertionError("no attempts")
 
-    def _searched(self) -> Asking[TurnedLayerConclusion]:
+    def _searched(self, biased: bool) -> Asking[TurnedLayerConclusion]:
         """Search for all heads; what was found predicts a few fresh answers."""
         noise = self.tokens.noise()
-        read = self._read(noise)
-        whole, gain = LayerMap.of(self.tokens), self.turned.positions.gain
-        try:
-            answers = yield from with_long_offsets(read, whole, gain)
-        except NotIdentifiable as refused:
-            raise NotIdentifiable(
-                f"{refused} Keys or queries with biases answer so as well, and layers with "
-                "positions and such biases are not recovered here.",
-                determined=refused.determined,
-            ) from refused
+        read = self._read(noise, biased)
+        if not biased:
+            whole, gain = LayerMap.of(self.tokens), self.turned.positions.gain
+            read = with_long_offsets(read, whole, gain)
+        answers = yield from read
         drawn = [answers.sampled(noise, self.rng) for _ in range(self.turned.samples)]
         if not all(np.isfinite(x).all() for one in drawn for x in (one.heads.K, one.heads.Q)):
             raise negative_weights(noise, len(drawn[0].heads.Q))
@@ -146,21 +176,27 @@ class TurnedLayerTask:
         yield from conclusion.confirmed()
         return conclusion
 
-    def _read(self, noise: AnswerNoise) -> Asking[TurnedLayerAnswers]:
-        """Find heads, values, groups, keys and queries."""
-        turned, rng = self.turned, self.rng
+    def _tuning_for(self, noise: AnswerNoise, biased: bool) -> AttentionLayerTuning:
+        """Return the knobs of what does not know positions, as it is used here."""
+        turned = self.turned
+        plain = replace(self.tuning, head_queries=turned.head_queries)
+        if biased:
+            # few pilots leave small margins, and shorter steps worse maps: the usual deviations
+            few = turned.biased
+            return replace(plain, gate_off=few.gate_off, pilot_tokens=few.pilot_tokens)
         exact = noise.relative <= self.tuning.exact
-        tuning = replace(
-            self.tuning,
-            head_queries=turned.head_queries,
-            pilot_tokens=turned.pilot_tokens,
-            deviations=turned.deviations if exact else self.tuning.deviations,
-        )
+        deviations = turned.deviations if exact else self.tuning.deviations
+        return replace(plain, pilot_tokens=turned.pilot_tokens, deviations=deviations)
+
+    def _read(self, noise: AnswerNoise, biased: bool) -> Asking[TurnedLayerAnswers]:
+        """Find heads, values, groups, keys and queries."""
+        turned, rng, tuning = self.turned, self.rng, self._tuning_for(noise, biased)
         effort = tuning.effort(self.profile, noise.relative)
         whole = LayerMap.of(self.tokens)
         found = yield from HeadSearch(whole, noise, self.most_heads, rng, tuning).run()
         layer = LayerMap.of(self.tokens, found.residual)
-        opening = yield from OpeningSearch(layer, noise, found.gates, rng, tuning).run()
+        search = MirroredOpening if biased else OpeningSearch
+        opening = yield from search(layer, noise, found.gates, rng, tuning).run()
         maps = yield from MapReading(
             self.tokens,
             layer,
@@ -181,7 +217,7 @@ class TurnedLayerTask:
             other = maps.with_errors(noise, rng)
             return other.layer(), other.solved()
 
-        scores = yield from TurnedScoreReading(
+        reading = TurnedScoreReading(
             layer,
             values,
             noise,
@@ -194,12 +230,25 @@ class TurnedLayerTask:
             told=self.told,
             redrawn=redrawn,
             turned=turned,
-        ).run()
-        return TurnedLayerAnswers(maps, scores)
+        )
+        if biased:
+            reading = BiasedScoreReading.of(reading)
+        return TurnedLayerAnswers(maps, (yield from reading.run()))
+
+
+def _naming_biases(refused: Exception, reason: str) -> Exception:
+    """Return a refusal of a layer whose gates do not change beside long offsets."""
+    if isinstance(refused, NotIdentifiable):
+        return NotIdentifiable(f"{refused} {reason}", determined=refused.determined)
+    if isinstance(refused, ModelMismatch):
+        return ModelMismatch(f"{refused} {reason}", determined=refused.determined)
+    return ModelMismatch(f"The answers lead to equations that are singular. {reason}")
 
 
 def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTuning) -> Plan:
     """Say what a layer of so many heads costs at most; their number and groups are found."""
+    # as many searches again, for biases
+    tuning = replace(tuning, attempts=2 * tuning.attempts)
     turned, r = tuning.turned, max(1, dim // heads) if rank is None else int(rank)
     pilots = tuning.pilot_rounds * (turned.pilot_tokens + 2) + 3 * tuning.score_pilots
     maps = tuning.tries * (heads * dim + tuning.checked)
@@ -207,6 +256,7 @@ def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTu
     searches = len(tuning.offset_lengths) * tuning.most_search(heads)
     at_most = dim + 8 + tuning.attempts * (searches + pilots + maps + keys + tuning.confirm)
     queries = counts.rotary_layer_queries(dim, heads, heads, r)
+    biased = counts.rotary_layer_queries(dim, heads, heads, r, biases=True)
     longest = max(turned.longest, turned.longest_coarse) + dim + 1
     return Plan(
         queries=None,
@@ -216,7 +266,7 @@ def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTu
         formula=(
             "about 2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for H heads of rank r with rotary "
             f"positions that share the keys and values of G groups: {queries:,} for {heads} of "
-            f"rank {r} that share nothing"
+            f"rank {r} that share nothing, {biased:,} where keys and queries have biases"
         ),
         longest_token=FARTHEST,
         most_tokens=max(longest, turned.holdout.most_tokens(dim)),

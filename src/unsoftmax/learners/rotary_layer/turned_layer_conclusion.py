@@ -138,8 +138,14 @@ class TurnedLayerConclusion:
             values = X @ model.V[g].T
             mean = np.einsum("bn,bnr->br", weights[:, h], values)
             away = np.linalg.norm(values - mean[:, None], axis=2) * np.linalg.norm(model.O[h], 2)
-            key, query = np.linalg.norm(model.K[g], 2), np.linalg.norm(model.Q[h], 2)
-            scores = unit * key * query * lengths * lengths[:, -1:] * turns
+            key, query = (
+                np.linalg.norm(matrix, 2) * lengths + np.linalg.norm(bias)
+                for matrix, bias in (
+                    (model.K[g], model.k_bias[g]),
+                    (model.Q[h], model.q_bias[h]),
+                )
+            )
+            scores = unit * key * query[:, -1:] * turns
             moved += mean_shift(weights[:, h], away, scores)
         return moved
 
@@ -153,7 +159,9 @@ class TurnedLayerConclusion:
             f"its size where {allowed:.1e} is expected: the target is no layer of softmax "
             "attention with rotary positions (others beside them, positions that change beyond "
             "some distance, a window, a nonlinearity in the values, a second layer), or its "
-            "answers are too coarse."
+            "answers are too coarse"
+            + ", or its key and query biases too large" * has_biases(self.model)
+            + "."
         )
 
     # -- what is promised
@@ -166,6 +174,7 @@ class TurnedLayerConclusion:
             "c": float(np.linalg.norm(model.c)) + self._gain(),
             "M": max(model.values_of(h).norm for h in heads),
             "W": max(model.scores_of(h).norm for h in heads),
+            "w": max(model.scores_of(h).bias_norm for h in heads),
         }
         rounding = max(self.whole.roundoffs * UNIT, self.noise.relative)
         return {
@@ -183,7 +192,9 @@ class TurnedLayerConclusion:
             "single tokens show it; bounds are for all numbers of a head together, the largest of "
             "all heads.",
             "The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
-            f"{self.tuning.positions.farthest}; beyond it grows as the distance does.",
+            f"{self.tuning.positions.farthest}; beyond it grows as the distance does."
+            + " That on w is one on what biases add to scores there."
+            * has_biases(self.model),
             f"Bounds are {self.tuning.safety:.0f} times what errors of that size, drawn at random "
             f"{self.tuning.samples} times, make of parameters.",
             f"Fresh sequences were of up to {longest} tokens: positions farther apart may be "
@@ -202,12 +213,21 @@ class TurnedLayerConclusion:
 def _distances(mine: RotaryLayer, other: RotaryLayer, farthest: int) -> dict[str, float]:
     """Return how far the parameters of another recovery are, the largest over heads."""
     heads = range(mine.H)
-    return {
+    apart = [
+        mine.scores_of(h).whole(n) - other.scores_of(h).whole(n)
+        for h in heads
+        for n in (0, 1, farthest)
+    ]
+    errors = {
         "c": float(np.linalg.norm(mine.c - other.c)),
         "M": max((mine.values_of(h) - other.values_of(h)).norm for h in heads),
-        "W": max(
-            float(np.linalg.norm(mine.scores_of(h).at(n) - other.scores_of(h).at(n)))
-            for h in heads
-            for n in (0, 1, farthest)
-        ),
+        "W": max(float(np.linalg.norm(one[:-1, :-1])) for one in apart),
     }
+    if has_biases(mine):
+        errors["w"] = max(float(np.linalg.norm([*one[-1], *one[:-1, -1]])) for one in apart)
+    return errors
+
+
+def has_biases(model: RotaryLayer) -> bool:
+    """Tell whether keys or queries have biases."""
+    return bool(np.any(model.k_bias) or np.any(model.q_bias))

@@ -9,6 +9,45 @@ from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
 
 
 @dataclass(frozen=True, slots=True)
+class BiasedLayerTuning:
+    """Knobs of a layer whose keys and queries have biases."""
+
+    gate_off: float = 1e-9
+    """Gates nearer to 0 or 1 than this are saturated for pilots: key and query bias alone make
+    logits, which no length of tokens takes away."""
+    pilot_tokens: int = 12
+    """Random query tokens in whose span those that open one gate lie, each beside an offset of
+    both signs: fewer than without biases, for they cost twice as much."""
+    key_share: float = 0.75
+    """Keys of a query of the first part, as a share of those that it could have at most. More:
+    fewer queries, by a tenth, and weights that are read ten times worse."""
+    token_share: float = 1.0
+    """Query tokens are so much shorter than keys. With less the query bias hides Q b."""
+    pilots: int = 3
+    """Query tokens that lengths are found with."""
+    spread: float = 1.2
+    """Standard deviation of the scores of one query's keys, of the head where it is largest. With
+    half of it the signal fades and a few layers are read ten times worse; with twice as much some
+    weights are so small that their errors show."""
+    much: float = 1.5
+    """So many times that may be the biases' own: keys so many times shorter tell, ..."""
+    changed: float = 4.0
+    """... as they do where scores are hardly apart."""
+    alone: float = 1.3
+    """Biases that alone make scores differ by more decide the weights."""
+    bases: int = 3
+    """Tokens around which others are asked, each found from answers around the one before."""
+    rough: float = 1e-6
+    """Planes that turn less in one token are left out of that one, ..."""
+    shown: float = 0.03
+    """... and directions of which keys show less than this share."""
+    sets: int = 2
+    """Sets of key blocks for further query tokens, which each of them takes the best of ..."""
+    scales: tuple[float, ...] = (1.0, -1.0, 0.5, -0.5)
+    """... at one of these lengths: one system in a hundred is nearly singular by chance."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnedLayerTuning:
     """Knobs of a layer with rotary positions beside those of layers without."""
 
@@ -55,5 +94,7 @@ class TurnedLayerTuning:
     """How often answers are taken with errors drawn at random, to see what these do."""
     safety: float = 16.0
     """Certified errors, in multiples of the largest of these samples."""
+    biased: BiasedLayerTuning = field(default=BiasedLayerTuning())
+    """Of layers with biases."""
     holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
     """Which fresh sequences are asked."""

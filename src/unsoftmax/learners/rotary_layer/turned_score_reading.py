@@ -76,9 +76,9 @@ class TurnedScoreReading(KeyAsking):
         )
         return (
             "Either something beside rotary positions depends on the distance (ALiBi, a learned "
-            "bias, keys that decay) or on the number of tokens; or keys have biases; or "
-            "queries of all heads of a group together have a lower rank than its planes. No "
-            "learner here recovers these with positions."
+            "bias, keys that decay) or on the number of tokens; or queries of all heads of a group "
+            "together have a lower rank than its planes; or keys have biases, which exact answers "
+            "show unless they are large. No learner here recovers these with positions."
             + coarse
             * (self.noise.relative > self.tuning.exact)
         )
@@ -113,15 +113,26 @@ class TurnedScoreReading(KeyAsking):
                 f"Scores of the {len(self.groups)} groups of heads have ranks "
                 f"{', '.join(map(str, ranks))}. " + self._otherwise
             )
-        some = keys[: -(-ranks[0] // self.keys)]
+        some = keys[: self._blocks_for(ranks[0])]
         near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
-        return TurnedAnswers(self.groups, ranks[0], first, near)
+        return self._answers(ranks[0], first, near)
+
+    def _blocks_for(self, rank: int) -> int:
+        """Return how many blocks of keys show a step."""
+        return -(-rank // self.keys)
+
+    def _answers(self, rank: int, first: KeyAnswers, near: KeyAnswers) -> TurnedAnswers:
+        return TurnedAnswers(self.groups, rank, first, near)
+
+    def _columns(self, answers: KeyAnswers, layer: LayerMap, values: HeadMaps) -> list[Array]:
+        """Return every group's scores, whose rank is that of its queries."""
+        return columns_of_groups(answers.scores(layer, values), self.groups)
 
     def _ranks(self, first: KeyAnswers, most: int) -> tuple[int, ...]:
         """Count the singular values of every group's scores that are no errors."""
-        parts = columns_of_groups(first.scores(self.layer, self.values), self.groups)
+        parts = self._columns(first, self.layer, self.values)
         off = first.with_errors(self.noise, self.rng)
-        other = columns_of_groups(off.scores(*self.redrawn(self.rng)), self.groups)
+        other = self._columns(off, *self.redrawn(self.rng))
         ranks = []
         for part, moved, group in zip(parts, other, self.groups, strict=True):
             singular = np.linalg.svd(part, compute_uv=False)
@@ -171,7 +182,7 @@ class TurnedScoreReading(KeyAsking):
     def _refuse_dependent(self, answers: TurnedAnswers, seen: list[GroupScores]) -> None:
         """Refuse queries that do not span their planes: turned farther they leave their span."""
         assert answers.far is not None
-        tables = columns_of_groups(answers.far.scores(self.layer, self.values), self.groups)
+        tables = self._columns(answers.far, self.layer, self.values)
         for one, table in zip(seen, tables, strict=True):
             within = np.linalg.qr(one.Z)[0]
             left = float(np.linalg.norm(table - within @ (within.T @ table)))

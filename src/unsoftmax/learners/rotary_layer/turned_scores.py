@@ -60,8 +60,8 @@ class GroupScores:
         """Take L_0 (keys, columns), and of the first keys L_1, of all L_m."""
         V = leading_rows(here, rank).T
         Z = here @ V
-        step = _least(Z[: len(near)], near @ V)
-        long = None if far is None else _least(Z, far @ V)
+        step = least_squares(Z[: len(near)], near @ V)
+        long = None if far is None else least_squares(Z, far @ V)
         return cls(Z, V, step, long)
 
     @property
@@ -105,6 +105,10 @@ class TurnedHeads:
     Q: Array
     """(H, rows, d)."""
     rotary: Rotary
+    k_bias: Array | None = None
+    """(G, rows); None where there are no biases, as `q_bias`."""
+    q_bias: Array | None = None
+    """(H, rows)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ class TurnedAnswers:
             padded = ((0, 0), (0, 2 * count - self.rank))
             rows = np.pad(one.Z @ plane.P, padded)
             turned = rotary.turned(rows, distances_of(self.first))
-            K = _least(keys, turned)
+            K = least_squares(keys, turned)
             queries = np.pad(np.linalg.solve(plane.P, one.V.T), padded[::-1])
             found.append(GroupKeys(K.T, queries))
         return found, rotary
@@ -190,7 +194,7 @@ class TurnedAnswers:
             first = one.queries.reshape(len(one.queries), -1, len(group))
             for place, h in enumerate(group):
                 others = np.zeros((len(one.queries), len(scores)))
-                others[: self.rank] = _least(rows, scores[:, h].T)
+                others[: self.rank] = least_squares(rows, scores[:, h].T)
                 Q[h] = np.linalg.solve(tokens, np.hstack([first[:, :, place], others]).T).T
             # as large as each other, which no answer shows
             size = np.sqrt(np.linalg.norm(Q[list(group)]) / np.linalg.norm(one.K))
@@ -226,5 +230,6 @@ def distances_of(answers: KeyAnswers) -> Indices:
     return np.tile(np.arange(n, 0, -1), blocks)
 
 
-def _least(A: Array, y: Array) -> Array:
+def least_squares(A: Array, y: Array) -> Array:
+    """Solve A x = y by least squares."""
     return np.asarray(np.linalg.lstsq(A, y, rcond=None)[0])
