@@ -145,7 +145,7 @@ def test_layers_of_a_trained_model_as_it_serves_them(number, trials, evidence):
     assert recovery.queries - CHECKS <= 1800
     assert scale <= 1e-12
     assert PM <= 1e-9
-    assert W <= 5e-7
+    assert W <= 1e-9
     assert missed <= 1e-8
     assert share_behind(recovery, target) <= 1
     evidence(

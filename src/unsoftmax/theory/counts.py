@@ -298,7 +298,7 @@ def normalised_layer_queries(dim: int, heads: int, rank: int) -> int:
     Examples
     --------
     >>> normalised_layer_queries(384, 12, 32), normalised_layer_queries(64, 4, 16)
-    (1758, 381)
+    (1770, 383)
     """
     spanned = min(heads * rank, dim - 1)
     offsets = heads * min(-(-(spanned + 1) // heads) + 3, dim)
@@ -308,7 +308,7 @@ def normalised_layer_queries(dim: int, heads: int, rank: int) -> int:
     tokens = min(rank + 4, dim + 1)
     rest = dim + 1 - tokens
     lacking = (rank - later) * rest
-    extras = max(4, -(-8 * lacking // 60)) if lacking else 0
+    extras = max(4, -(-lacking // 6)) if lacking else 0
     columns = tokens * -(-dim // max(1, keys))
     return dim + 11 + 24 + 11 + min(32, dim) + 2 + offsets + columns + rest + extras + 10
 

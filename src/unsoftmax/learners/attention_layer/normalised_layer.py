@@ -13,8 +13,8 @@ plain layer all the same:
 7. eps (`normalised_eps`); of coarse answers the subspaces once more (`normalised_polish`);
 8. fresh sequences, and a certificate (`normalised_conclusion`).
 
-*Queries*: about d + 13 + 24 + 45 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 1.6/12) + 10
-for H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,770, and 3,300 of float32,
+*Queries*: about d + 13 + 24 + 45 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 2/12) + 10
+for H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,786, and 3,300 of float32,
 where answers of d − 2 numbers allow no fewer than 1,483. *Determined up to* the order of heads,
 factors of M_h and W_h, and the part of M_h and c that is the same in all outputs. It may not know
 anything of the target but its answers.
