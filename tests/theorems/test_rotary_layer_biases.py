@@ -175,6 +175,18 @@ def test_some_biases(kind):
     assert whole_error(recovery.model, target) <= 1e-7
 
 
+def test_key_biases_of_slow_planes_may_be_large():
+    """They add nearly the same to all scores of a sequence, as in trained models."""
+    target = rotary_layer(64, 4, 2, 16, 0, base=1e6, biases=0.3)
+    k_bias = target.k_bias.copy()
+    k_bias[:, -4:] = 20 * np.sign(k_bias[:, -4:])
+    target = changed(target, k_bias=k_bias)
+    recovery = learn(target)
+    assert share_of_bounds(recovery, target) <= 1
+    assert whole_error(recovery.model, target) <= 1e-8
+    assert recovery.queries - 32 <= 2.3 * bound(64, 4, 2, 16)
+
+
 def test_biases_of_the_projections_names():
     """From Qwen2's own names to a model, and back from its answers."""
     rng = np.random.default_rng(0)
