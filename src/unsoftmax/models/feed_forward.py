@@ -182,11 +182,13 @@ class FeedForward(FrozenModel):
         X : array_like, shape (B, d) or (B, 1, d)
             Points.
         errors : mapping
-            ``constant`` and ``slope`` of the sum, ‖δ‖₂ ≤ constant + slope·‖x‖; of a norm behind
-            ``scale``, ``shift`` (2-norms) and ``eps`` too.
+            ``constant`` and ``slope`` of the sum, ‖δ‖₂ ≤ constant + slope·‖x‖, with a norm
+            before of what it makes of x; of a norm behind ``scale``, ``shift`` (2-norms) and
+            ``eps`` too.
         """
         x, norm = points(X, self.dim, "feed-forward layer"), self._norm
-        sums = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
+        seen = norm(x) if norm is not None and norm.before else x
+        sums = errors["constant"] + errors["slope"] * np.linalg.norm(seen, axis=1)
         if norm is None or norm.before:
             return np.asarray(sums)
         return norm.moved_at_most(self.sums(x), sums, errors)

@@ -5,8 +5,9 @@ factor free between (A, b) and B, and B_j relu(z) = B_j z + B_j relu(−z) turns
 price of a linear part, which the x of a residual joins.
 
 A norm before is seen through as n = (x − mean)/√(var + eps): its scale and shift are part of A and
-b, and x of a residual stays apart. Behind a norm the mean over outputs is invisible, and so are the
-size of the sum, eps going as its square, and its sign.
+b, and x of a residual stays apart. ‖n‖ < √d, so neurons whose hyperplane is farther away never
+switch, and are part of the linear part or nothing. Behind a norm the mean over outputs is
+invisible, and so are the size of the sum, eps going as its square, and its sign.
 """
 
 from __future__ import annotations
@@ -168,6 +169,7 @@ class LayerParts:
             A = _centred(A * norm.scale, norm)
             norm = LayerNorm(np.ones(layer.dim), None, norm.eps, True, norm.centred)
             length = 1.0
+            A, b, linear = _without_idle(A, b, layer.B, linear)
         elif layer.residual:
             linear[:, :-1] += length * np.eye(layer.dim)
         B = layer.B
@@ -184,6 +186,18 @@ class LayerParts:
 
 def _centred(x: Array, norm: LayerNorm) -> Array:
     return x - x.mean(axis=1, keepdims=True) if norm.centred else x
+
+
+def _without_idle(A: Array, b: Array, B: Array, linear: Array) -> tuple[Array, Array, Array]:
+    """Put neurons that never switch into the linear part; set their rows and biases to 0.
+
+    Normalised tokens are no longer than √d: where |b| is more than √d·‖A‖ a neuron is always
+    active, or never.
+    """
+    idle = np.abs(b) >= np.sqrt(A.shape[1]) * np.linalg.norm(A, axis=1)
+    active = idle & (b > 0)
+    linear = linear + B[:, active] @ np.column_stack([A, b])[active]
+    return np.where(idle[:, None], 0.0, A), np.where(idle, 0.0, b), linear
 
 
 def _rescaled(norm: LayerNorm, size: float) -> LayerNorm:
