@@ -292,7 +292,8 @@ class DirectionKinkSearch(VectorKinkSearch):
         t = middle - float(apart @ turn) / square
         one, two = base.at(t), other.at(t)
         inside, outside = base.beside(two)
-        factor = float(inside @ one) / float(inside @ inside)
+        length = float(inside @ inside)
+        factor = float(inside @ one) / length if length else 0.0
         if not factor > 0:
             return None
         tilts = base.tilt_at(t) + factor * other.tilt_at(t)

@@ -162,6 +162,8 @@ class ResidualAtoms:
                 at = int(np.argmax(along))
                 if along[at] > match:
                     best, match = (k, at), float(along[at])
+            if sizes[best[0]][best[1]] <= self.hidden:
+                break  # nothing that shows explains what is left
             chosen.append(best)
             column = np.zeros((len(target), 1))
             column[self.spans[best[0]], 0] = self.blocks[best[0]][:, best[1]]
