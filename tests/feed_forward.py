@@ -130,3 +130,59 @@ def share_behind(recovery, true: us.FeedForward, scale: float = 1.0) -> float:
     off, rounding = np.linalg.norm(found(x) - true(x), axis=1), 1e-14 * np.linalg.norm(norm.scale)
     shares.append(np.max(off / (found.moved_at_most(x, bounds) + rounding)))
     return float(max(shares))
+
+
+def after(
+    layer: us.FeedForward,
+    seed: int = 0,
+    centred: bool = True,
+    eps: float = 1e-5,
+    residual: bool = True,
+) -> us.FeedForward:
+    """Put a norm before a layer: scales of any signs, of an RMSNorm no shift."""
+    rng = np.random.default_rng([seed, layer.dim])
+    scale = rng.uniform(0.5, 2, layer.dim) * rng.choice([-1.0, 1.0], layer.dim)
+    shift = 0.3 * rng.standard_normal(layer.dim) if centred else None
+    norm = us.LayerNorm(scale, shift, eps, before=True, centred=centred)
+    return us.FeedForward(layer.A, layer.b, layer.B, layer.c, residual, norm)
+
+
+def seen_through(true: us.FeedForward) -> us.FeedForward:
+    """Write a layer after a norm with the norm's scale and shift in A and b."""
+    norm = true.norm
+    assert norm is not None
+    A, b = true.A * norm.scale, true.b + true.A @ norm.shift
+    if norm.centred:
+        A = A - A.mean(axis=1, keepdims=True)
+    bare = us.LayerNorm(np.ones(norm.width), None, norm.eps, True, norm.centred)
+    return us.FeedForward(A, b, true.B, true.c, true.residual, bare)
+
+
+def normalised_tokens(true: us.FeedForward, count: int = 500) -> np.ndarray:
+    """Return tokens that are normalised to all lengths there are, most near the longest."""
+    rng = np.random.default_rng(98)
+    assert true.norm is not None
+    x = rng.standard_normal((count, true.dim)) * 10.0 ** rng.uniform(-2, 2, (count, 1))
+    return np.asarray(np.sqrt(true.norm.eps) * x)
+
+
+def share_after(recovery, true: us.FeedForward) -> float:
+    """Return the largest share of its bound that an error takes: of parameters and answers."""
+    bounds, found = recovery.certificate.errors, recovery.model
+    assert true.norm is not None
+    shares = [abs(found.norm.eps - true.norm.eps) / bounds["eps"]]
+    if np.isfinite(bounds["A"]):
+        errors = parameter_errors(found, seen_through(true))
+        shares += [errors[name] / bounds[name] for name in errors]
+    x = normalised_tokens(true)
+    rounding = 1e-15 * (np.linalg.norm(x, axis=1) + np.linalg.norm(true(x), axis=1))
+    off = np.linalg.norm(found(x) - true(x), axis=1)
+    return float(max(*shares, np.max(off / (found.moved_at_most(x, bounds) + rounding))))
+
+
+def off_after(found: us.FeedForward, true: us.FeedForward) -> float:
+    """Return the largest error of an answer, relative to the largest that the layer adds to x."""
+    x = normalised_tokens(true)
+    added = true(x) - x if true.residual else true(x)
+    off = np.linalg.norm(found(x) - true(x), axis=1)
+    return float(np.max(off) / np.max(np.linalg.norm(added, axis=1)))

@@ -12,8 +12,10 @@ import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
 from tests.attention_layers import share_of_bounds
 from tests.by_hand import driven
+from tests.feed_forward import after as layer_after
 from tests.feed_forward import behind as layer_behind
 from tests.feed_forward import layer, parameter_errors
+from tests.feed_forward import share_after as layer_share_after
 from tests.feed_forward import share_behind as layer_share_behind
 from tests.heads import several
 from tests.networks import network, within
@@ -585,6 +587,15 @@ CASES = [
         _one_by_one,
         within=_layer_within_the_bounds,
         single=False,
+    ),
+    Case(
+        "FeedForwardLearner after a LayerNorm",
+        lambda seed: us.learners.FeedForwardLearner(6, norm="pre", seed=seed),
+        lambda seed: layer_after(layer(6, 9, 6, seed), seed),
+        _one_by_one,
+        within=lambda recovery, target: layer_share_after(recovery, target) <= 1,
+        single=False,
+        accuracy=1e-8,
     ),
     Case(
         "FeedForwardLearner behind a LayerNorm",

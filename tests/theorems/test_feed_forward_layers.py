@@ -289,21 +289,14 @@ def gelu(z):
     return z * scipy.special.ndtr(z)
 
 
-def normalised(u):
-    u = u - u.mean(axis=1, keepdims=True)
-    return u / np.sqrt(np.mean(u**2, axis=1, keepdims=True) + 1e-5)
-
-
 IMPOSTORS = {
     "GELU": (lambda f, x: gelu(x @ f.A.T + f.b) @ f.B.T, "bend everywhere"),
     "SiLU": (lambda f, x: (x @ f.A.T) * scipy.special.expit(x @ f.A.T) @ f.B.T, "bend everywhere"),
     "tanh in the answers": (lambda f, x: f(x) + 1e-3 * np.tanh(x), "bend everywhere"),
-    "a norm behind": (lambda f, x: normalised(f(x) + x), "bend everywhere"),
-    "a norm before": (lambda f, x: f(normalised(x)) + x, "bend everywhere"),
     "gates": (lambda f, x: (np.maximum(x @ f.A.T, 0) * (x @ f.A.T)) @ f.B.T, "bend everywhere"),
     "three layers": (lambda f, x: np.maximum(f(x), 0) @ f.B[:, :12].T, "more than one hidden"),
-    "clipped": (lambda f, x: np.clip(f(x), -1, 1), "hidden layer"),
-    "steps": (lambda f, x: (x @ f.A.T + f.b > 0) @ f.B.T, "jump"),
+    "clipped": (lambda f, x: np.clip(f(x), -1, 1), "do not grow with tokens"),
+    "steps": (lambda f, x: (x @ f.A.T + f.b > 0) @ f.B.T, "do not grow with tokens"),
     "chance": (lambda f, x: np.random.default_rng().standard_normal((len(x), 3)), "too coarse"),
     "one number": (lambda f, x: f(x)[:, 0], "ReluNetworkLearner"),
     "labels": (lambda f, x: (f(x) > 0).astype(float), "."),
@@ -347,8 +340,8 @@ def test_a_network_of_numbers_side_by_side():
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="dim must be 1 or more"):
         Learner(0)
-    with pytest.raises(ValueError, match="norm must be one of None, 'post'"):
-        Learner(6, norm="pre")
+    with pytest.raises(ValueError, match="norm must be one of None, 'pre', 'post'"):
+        Learner(6, norm="before")
     assert Learner(4).settings() == {
         "learner": "FeedForwardLearner",
         "dim": 4,

@@ -96,6 +96,7 @@ def sides_of(
     tuning: AffinePartTuning,
     *,
     residual: ResidualPart | None = None,
+    alone: bool = False,
 ) -> Sides:
     """Find sides and residual.
 
@@ -111,9 +112,11 @@ def sides_of(
         When sides are sure.
     residual : ResidualPart, optional
         What the residual may be: x, or nothing where d_out is not d, unless given.
+    alone : bool
+        Whether there is none.
     """
     (m, d), d_out = rows.shape, columns.shape[1]
-    if residual is None and d == d_out:
+    if residual is None and d == d_out and not alone:
         residual = ResidualPart(np.eye(d))
     known, share = _shares(rows, columns, first, residual, tuning)
     whole = np.asarray(np.round(np.clip(share, 0.0, 1.0)), dtype=np.float64)

@@ -19,7 +19,9 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
    apart (`fitted_layer`). About 30m queries.
 7. The hold-out confirms or refuses.
 
-Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes.
+Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes. After a
+norm no token is long: `after_norm` has chords in the place of the line. Which of these there is, if
+any, the first line's answers show: plain layers' grow with tokens.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.vector_kinks import VectorKinkSearch
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import as_planned
+from unsoftmax.learners.feed_forward.after_norm import AfterNorm
+from unsoftmax.learners.feed_forward.ball_opening import BallOpening
 from unsoftmax.learners.feed_forward.behind_norm import SearchBehindNorm
 from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
 from unsoftmax.learners.feed_forward.fitted_layer import LayerFitting
@@ -42,13 +46,14 @@ from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening, norms_of
 from unsoftmax.learners.feed_forward.search_steps import (
     asks,
     checked_spots,
     drawn_line,
     neurons_of,
     notes_of,
+    too_many,
 )
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.arrays import TINY
@@ -59,9 +64,10 @@ from unsoftmax.protocol import Answers, Outputs, Plan, Steps
 FORMULAS: Mapping[str | None, str] = {
     None: "4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per answer, 5.7m "
     "where d_out is d",
+    "pre": "6.4m + 9d + 250 for m neurons, 9 to 10m where m is 4d",
     "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
 }
-"""Counts by the norms that layers are recovered behind."""
+"""Counts by where a norm is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ class FeedForwardLearner(Configured):
         Dimension d of a token.
     norm : str, optional
         "post": x is added, and a LayerNorm or RMSNorm is behind; which one, and all of it, is
-        found, from ``dim`` = 5 on. None: no norm. Layers after a norm are not recovered.
+        found, from ``dim`` = 5 on. "pre": such a norm is before the layer; which one, eps, and
+        whether x is added, is found. None: whether there is a norm, and where, is found.
     seed : int
         Decides the line and the hold-out: the same seed asks the same.
     tuning : FeedForwardTuning
@@ -91,13 +98,18 @@ class FeedForwardLearner(Configured):
     *Queries*: about 4.22m + (d + 1)(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per
     answer, 5.7m where d_out is d; two to four times that where another line is needed, 30m to 60m
     of float32 targets, of which up to about 32 neurons are recovered. Behind a norm about
-    7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, and float64 answers only.
+    7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
+    at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
+    up to 200 where the first guess is wrong; a plain one none.
     *Determined up to* the order of neurons and a positive factor between row of A and column of B:
     rows are as long as columns. Neurons on one hyperplane are one; where they are active on
     opposite sides, or x is a sum of neurons, a linear part is left that takes more neurons, and
     a note says so. *Certificate*: of A, b, B, c, and ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖;
     of a norm its scale, shift and eps. Behind a LayerNorm the mean of B and c over the outputs is
-    invisible, and 0. *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
+    invisible, and 0. Of a norm before, scale and shift are part of A and b, and x is its n(x),
+    shorter than √d: neurons that no such token switches are a linear part or nothing, and one that
+    hardly any switches may be missing, as the certificate says. *Tokens* are
+    up to 10⁶ times as long as the distance of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
     Examples
@@ -118,7 +130,7 @@ class FeedForwardLearner(Configured):
     seed: int = 0
     tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -129,7 +141,7 @@ class FeedForwardLearner(Configured):
         if self.norm not in FORMULAS:
             raise ValueError(
                 f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. "
-                "None is what it is when left out. Layers after a normalisation are not recovered."
+                "None finds out."
             )
 
     @property
@@ -162,7 +174,40 @@ class FeedForwardLearner(Configured):
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
         rng = np.random.default_rng(self.seed)
-        look = yield from self._opening(rng)
+        if self.norm is not None:
+            return (yield from self._with_norm(self.norm, checks, rng))
+        opening = TargetOpening(int(self.dim), asks("opening"), rng, tuning=self.tuning.opening)
+        look = yield from opening.line()
+        first, *others = (*norms_of(look, self.tuning.bounded), None)
+        if first is None:
+            look = yield from opening.measured(look)
+            return (yield from self._from(look, checks, rng))
+        try:
+            return (yield from self._with_norm(first, checks, rng))
+        except ModelMismatch as error:
+            if others == [None]:
+                raise
+            try:
+                return (yield from self._with_norm(str(others[0]), checks, rng))
+            except ModelMismatch as other:
+                raise ModelMismatch(
+                    f"Answers do not grow with tokens, as where a norm is before a layer or behind "
+                    f'it. With norm="{first}": {error} With norm="{others[0]}": {other}'
+                ) from error
+
+    def _with_norm(self, norm: str, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
+        """Recover a layer with a norm there."""
+        d, ask = int(self.dim), asks("opening")
+        if norm == "pre":
+            normed = yield from BallOpening(d, ask, rng, tuning=self.tuning.before).run()
+            return (yield from AfterNorm(normed, self._most, rng, self.tuning).steps(checks))
+        look = yield from NormOpening(d, ask, rng, tuning=self.tuning.norm).run()
+        return (yield from self._from(look, checks, rng))
+
+    def _from(
+        self, look: OpeningLook | NormLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        """Recover a layer whose opening is known."""
         try:
             claim = yield from self._attempted(look, rng)
             return (yield from claim.tested(checks, rng))
@@ -196,20 +241,11 @@ class FeedForwardLearner(Configured):
                 return (yield from self._searched(look, again > 1, rng))
             except TooManyBreakpoints as error:
                 if last or error.everywhere:
-                    raise _too_many(error) from error
+                    raise too_many(error) from error
             except ModelMismatch:
                 if last:
                     raise
         raise AssertionError("there is at least one attempt")
-
-    def _opening(
-        self, rng: np.random.Generator
-    ) -> Generator[Round, Answers, OpeningLook | NormLook]:
-        """Look at the target, and at the norm behind it."""
-        d, ask = int(self.dim), asks("opening")
-        if self.norm is None:
-            return (yield from TargetOpening(d, ask, rng, tuning=self.tuning.opening).run())
-        return (yield from NormOpening(d, ask, rng, tuning=self.tuning.norm).run())
 
     def _searched(
         self, look: OpeningLook | NormLook, thorough: bool, rng: np.random.Generator
@@ -317,18 +353,3 @@ def _near(look: OpeningLook) -> tuple[Array, Array]:
     """Return what the opening asked, up to the length scale."""
     near = np.linalg.norm(look.tokens, axis=1) <= look.length
     return look.tokens[near], look.answers[near]
-
-
-def _too_many(error: TooManyBreakpoints) -> ModelMismatch:
-    """Say in this learner's words that there are too many kinks."""
-    if error.everywhere:
-        return ModelMismatch(
-            "Along a line the answers bend everywhere: the target is smooth (GELU, SiLU, tanh, "
-            "attention, a normalisation), has more neurons than "
-            f"{error.most}, or its answers are too noisy to tell kinks from noise."
-        )
-    return ModelMismatch(
-        f"Along a line the answers have more than {error.most} kinks, or kinks too close to each "
-        "other for their precision: the target has more neurons, is no feed-forward layer of one "
-        "hidden layer of ReLUs, or its answers are too coarse."
-    )

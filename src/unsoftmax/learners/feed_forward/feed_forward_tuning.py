@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from unsoftmax.arrangement.direction_kinks import DirectionKinkTuning
 from unsoftmax.arrangement.vector_kinks import VectorKinkTuning
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning
+from unsoftmax.learners.feed_forward.ball_opening import BallOpeningTuning
+from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning
+from unsoftmax.learners.feed_forward.hidden_neurons import HiddenTuning
 from unsoftmax.learners.feed_forward.hyperplane_spots import SpotTuning
+from unsoftmax.learners.feed_forward.late_neurons import LateTuning
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaimTuning
 from unsoftmax.learners.feed_forward.line_cells import LineCellTuning
 from unsoftmax.learners.feed_forward.norm_opening import NormOpeningTuning
@@ -21,15 +25,22 @@ class FeedForwardTuning:
     """How a layer is searched for, in the order of the search."""
 
     opening: OpeningLookTuning = field(default=OpeningLookTuning())
+    before: BallOpeningTuning = field(default=BallOpeningTuning())
     norm: NormOpeningTuning = field(default=NormOpeningTuning())
     line: VectorKinkTuning = field(default=VectorKinkTuning())
     directions: DirectionKinkTuning = field(default=DirectionKinkTuning())
     cells: LineCellTuning = field(default=LineCellTuning())
     spots: SpotTuning = field(default=SpotTuning())
+    ball: BallTuning = field(default=BallTuning())
+    hidden: HiddenTuning = field(default=HiddenTuning())
+    late: LateTuning = field(default=LateTuning())
     affine: AffinePartTuning = field(default=AffinePartTuning())
     fitted: FittedLayerTuning = field(default=FittedLayerTuning())
     small: SmallSumTuning = field(default=SmallSumTuning())
     claims: LayerClaimTuning = field(default=LayerClaimTuning())
+    bounded: float = 1e-3
+    """Answers grow with tokens if the longest are answered otherwise than ones an eighth as long by
+    more than this share of the largest such difference; where they do not, a norm is there."""
     neurons_per_dim: int = 16
     neurons: int = 1024
     """A target that shows more than neurons_per_dim·d + neurons kinks is refused."""

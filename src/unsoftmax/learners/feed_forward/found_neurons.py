@@ -47,10 +47,12 @@ class FoundNeurons:
         real = size > least * np.hypot(self.row_error, size * self.column_error)
         return replace(self.taken(real), first_error=self.first_error)
 
-    def sides(self, tuning: AffinePartTuning, residual: ResidualPart | None = None) -> Sides:
-        """Find the sides of all neurons, and the residual."""
-        error = self.jacobian_error
-        return sides_of(self.rows, self.columns, self.first, error, tuning, residual=residual)
+    def sides(
+        self, tuning: AffinePartTuning, residual: ResidualPart | None = None, alone: bool = False
+    ) -> Sides:
+        """Find the sides of all neurons, and the residual unless they are alone."""
+        error, rows, columns = self.jacobian_error, self.rows, self.columns
+        return sides_of(rows, columns, self.first, error, tuning, residual=residual, alone=alone)
 
     @property
     def jacobian_error(self) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, rounded_tokens
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -36,6 +37,8 @@ class SpotTuning:
     """The point is off its hyperplanes by this share of the way: on which side it is stays sure."""
     reach: tuple[float, ...] = (0.3, 1.0, 3.0)
     """Lengths of the points, in length scales."""
+    within: float = 0.8
+    """Where tokens have a longest length, points are no longer than this share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,10 @@ class HyperplaneSpots:
     error_at: Callable[[Array], Array]
     """Errors of answers to tokens (n, d), 2-norms."""
     rng: np.random.Generator
+    radius: float = np.inf
+    """No token is as long."""
+    only: Indices | None = None
+    """Which are read; all of them if None."""
     tuning: SpotTuning = field(default=SpotTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, Spots]:
@@ -109,28 +116,49 @@ class HyperplaneSpots:
 
     def _places(self) -> tuple[Array, Array, Array, Indices]:
         """Return points and ways (m, d), the points of all groups, and each neuron's group."""
-        groups = self._groups()
+        groups: list[Indices] = []
+        left = self._groups()[::-1]
         points, ways = np.zeros_like(self.rows), np.zeros_like(self.rows)
         of = np.zeros(len(points), dtype=np.intp)
-        for g, group in enumerate(groups):
-            points[group], ways[group] = self._spot(group)
-            of[group] = g
-        return points, ways, points[[group[0] for group in groups]], of
+        while left:
+            group = left.pop()
+            spot = self._spot(group)
+            if spot is None:
+                # all of these hyperplanes meet too far out
+                half = (len(group) + 1) // 2
+                left += [group[half:], group[:half]]
+                continue
+            points[group], ways[group] = spot
+            of[group] = len(groups)
+            groups.append(group)
+        middles = points[[group[0] for group in groups]]
+        if self.only is None:
+            return points, ways, middles, of
+        return points[self.only], ways[self.only], middles, of[self.only]
 
     def _groups(self) -> list[Indices]:
         """Divide neurons into groups that meet at a point."""
         m, d = self.rows.shape
         size = max(1, min(self.tuning.group, d // 2))
-        order = self.rng.permutation(m)
-        return [order[k : k + size] for k in range(0, m, size)]
+        order = self.rng.permutation(np.arange(m) if self.only is None else self.only)
+        return [order[k : k + size] for k in range(0, len(order), size)]
 
-    def _spot(self, group: Indices) -> tuple[Array, Array]:
-        """Return a point beside the group's hyperplanes, and the ways R n_i (k, d) from it."""
+    def _spot(self, group: Indices) -> tuple[Array, Array] | None:
+        """Return a point beside the group's hyperplanes, and the ways R n_i (k, d) from it.
+
+        None if only longer tokens are on all of these.
+        """
         d = self.rows.shape[1]
-        across = np.linalg.pinv(self.rows[group]).T
-        tried = self.rng.standard_normal((self.tuning.tried, d)) / np.sqrt(d)
+        across = np.asarray(np.linalg.pinv(self.rows[group]).T, dtype=np.float64)
+        tried = np.asarray(self.rng.standard_normal((self.tuning.tried, d)) / np.sqrt(d))
         tried *= self.length * np.resize(self.tuning.reach, len(tried))[:, None]
         tried -= (tried @ self.rows[group].T + self.bias[group]) @ across
+        room: Array | float = np.inf
+        if np.isfinite(self.radius):
+            moved = self._within(tried, across, group)
+            if moved is None:
+                return None
+            tried, room = moved, self._room(moved, across)
         others = np.delete(np.arange(len(self.rows)), group)
         z = np.abs(tried @ self.rows[others].T + self.bias[others])
         turn = np.abs(self.rows[others] @ across.T)
@@ -138,7 +166,25 @@ class HyperplaneSpots:
             way = np.array([np.min(one[:, None] / turn, axis=0, initial=np.inf) for one in z])
         size = self.length + np.linalg.norm(tried, axis=1)
         usual = size[:, None] / np.linalg.norm(across, axis=1)
-        way = np.minimum(way, usual)
+        way = np.minimum(np.minimum(way, usual), room)
         best = int(np.argmax(np.min(way / usual, axis=1)))
         R = self.tuning.room * way[best]
         return tried[best] + (self.tuning.off * R) @ across, R[:, None] * across
+
+    def _within(self, tried: Array, across: Array, group: Indices) -> Array | None:
+        """Move points along the group's hyperplanes to where there is room around them."""
+        foot = -(self.bias[group] @ across)
+        most = self.tuning.within * self.radius
+        if len(group) > 1 and np.linalg.norm(foot) > most:
+            return None
+        beside = tried - foot
+        left = np.sqrt(max(0.0, most**2 - float(foot @ foot)))
+        size = np.linalg.norm(beside, axis=1, keepdims=True)
+        return np.asarray(foot + beside * np.minimum(1.0, left / np.maximum(size, TINY)))
+
+    def _room(self, tried: Array, across: Array) -> Array:
+        """Return how far points (n, d) may go along n_i, both ways, until tokens are too long."""
+        along = np.abs(tried @ across.T)
+        square = np.sum(across**2, axis=1)
+        left = np.maximum(self.radius**2 - np.sum(tried**2, axis=1), 0.0)[:, None]
+        return np.asarray((np.sqrt(along**2 + square * left) - along) / square)

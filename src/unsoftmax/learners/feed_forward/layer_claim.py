@@ -41,6 +41,8 @@ class LayerClaimTuning:
     """Lengths of half of the fresh tokens, in length scales."""
     far: tuple[float, float] = (0.5, 6.0)
     """Range of log10 of the others': dead neurons show far out."""
+    inside: float = 0.9995
+    """Of normalised tokens, the longest in proportion to what none of them reaches."""
     beside: int = 3
     active: float = 0.85
     close: tuple[float, float] = (2.0, 7.0)

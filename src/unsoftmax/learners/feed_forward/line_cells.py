@@ -64,7 +64,8 @@ class LineCellTuning:
     near: int = 512
     """Number of hyperplanes of a place that a step is tried to have crossed."""
     beyond: float = 4.0
-    """Where the first and the last place are, in distances of the farthest kink."""
+    """Where the first and the last place are, in distances of the farthest kink, unless the line
+    ends before."""
     rescalings: int = 12
     uncrossed: int = 2
     refactored: float = 0.3
@@ -304,6 +305,10 @@ class LineCells:
     """Error of an answer (2-norm) at t."""
     scaled: bool = True
     """Whether answers have their sizes; else the line says what they are at places on it."""
+    strange: bool = False
+    """Whether steps may cross hyperplanes that the line does not, of any columns."""
+    walls: tuple[float, float] = (-np.inf, np.inf)
+    """Between which places of the line nothing but these kinks was seen."""
     tuning: LineCellTuning = field(default=LineCellTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, CellReadings]:
@@ -343,7 +348,7 @@ class LineCells:
         """
         tuning = self.tuning
         pairs = min(len(self.basis) // tuning.dims_per_pair, tuning.pairs) if self.scaled else 0
-        t = np.append(self.kinks.t, self.length * np.array([-np.inf, np.inf]))
+        t = np.append(self.kinks.t, self.walls)
         room = np.min(np.abs(places[:, None] - t), axis=1)
         room = np.where(np.isfinite(room), room, self.length)
         shares = np.linspace(-tuning.around, tuning.around, 2 * pairs + 1) if pairs else np.zeros(1)
@@ -407,6 +412,8 @@ class LineCells:
         columns = self.jumps()[0]
         values = np.linalg.svd(columns, compute_uv=False)
         rank = int(np.sum(values > self.tuning.rank * np.max(values, initial=0.0)))
+        if self.strange:
+            rank = int(columns.shape[1])
         return min(rank + self._beside, int(columns.shape[1]))
 
     def _sizes(self, places: Array) -> Array:
@@ -462,25 +469,33 @@ class LineCells:
     def _places(self, cuts: Indices) -> Array:
         """Return a place between each two groups, and one beyond either end."""
         t = self.kinks.t
+        bounded = bool(np.all(np.isfinite(self.walls)))
         if not len(t):
-            return np.zeros(1)
+            return np.array([np.mean(self.walls) if bounded else 0.0])
         end = self.tuning.beyond * max(float(np.abs(t).max()), self.length)
         around = np.concatenate(
             [[min(0.0, t[0]) - self.length], t, [max(0.0, t[-1]) + self.length]]
         )
         inner = cuts[1:-1]
-        return np.concatenate([[-end], (around[inner] + around[inner + 1]) / 2, [end]])
+        middles = (around[inner] + around[inner + 1]) / 2
+        if bounded:
+            low, high = (t[0] + self.walls[0]) / 2, (t[-1] + self.walls[1]) / 2
+            return np.concatenate([[low], middles, [high]])
+        return np.concatenate([[-end], middles, [end]])
 
     def _steps(self, places: Array) -> Array:
         """Return steps that cross as many hyperplanes as is wanted, in the mean."""
         t = self.kinks.t
         if not len(t):
-            return np.full(len(places), self.length)
+            return np.full(
+                len(places), min(self.length, self.tuning.ends * float(np.ptp(self.walls)))
+            )
+        end = (places < t[0]) | (places > t[-1])
+        t = np.append(t, self.walls)
         least = 16 * UNIT * (self.length + np.abs(places))  # two kinks may be at one place
         apart = (np.maximum(np.abs(x - t), one) for x, one in zip(places, least, strict=True))
         crossed = np.array([np.sum(1 / each) for each in apart])
         spare = max(0, self._rank - self._group - self._beside)
         spare = min(spare, len(self.tuning.crossings) - 1)
         step = self.tuning.crossings[spare] * np.pi / 2 / crossed
-        end = (places < t[0]) | (places > t[-1])
         return np.asarray(np.where(end, self.tuning.ends * step, step))

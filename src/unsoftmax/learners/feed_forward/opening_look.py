@@ -94,6 +94,11 @@ class TargetOpening:
         ModelMismatch
             It bends everywhere, answers with one number, or by chance.
         """
+        look = yield from self.line()
+        return (yield from self.measured(look))
+
+    def line(self) -> Generator[Round, Answers, OpeningLook]:
+        """Ask along a line; what answers are off by is not known from it."""
         tuning = self.tuning
         lengths = tuning.ratio ** np.arange(tuning.shortest, tuning.longest + 1.0)
         t = np.concatenate([-lengths[::-1], [0.0], lengths])
@@ -105,12 +110,10 @@ class TargetOpening:
                 "The target answers with one number. This learner reads vectors: "
                 "ReluNetworkLearner recovers such a network from numbers."
             )
-        constant = not np.any(np.ptp(answers, axis=0))
-        precision = Precision() if constant else Precision.of_format([answers])
+        precision = _precision(answers)
         length = self._length(t, answers, precision)
         size, steepness = _sizes(t, answers, length)
-        look = OpeningLook(length, size, steepness, UNIT, tokens, answers, precision.why)
-        return (yield from self._measured(look, precision))
+        return OpeningLook(length, size, steepness, UNIT, tokens, answers, precision.why)
 
     def _length(self, t: Array, answers: Array, precision: Precision) -> float:
         """Return the mean length, in logarithms, at which the slope changes."""
@@ -128,10 +131,12 @@ class TargetOpening:
         mean = np.average(np.log2(at[used]), weights=change[used])
         return float(2.0 ** np.round(mean))
 
-    def _measured(
-        self, look: OpeningLook, precision: Precision
+    def measured(
+        self, look: OpeningLook, precision: Precision | None = None
     ) -> Generator[Round, Answers, OpeningLook]:
+        """Measure what answers are off by beside a few points; refuse what bends there."""
         tuning = self.tuning
+        precision = precision or _precision(look.answers)
         n = len(tuning.beside)
         points = look.length * np.array(tuning.beside)[:, None] * self._unit(n)
         step = tuning.step * look.length * self._unit(n)
@@ -170,6 +175,47 @@ class TargetOpening:
     def _unit(self, count: int) -> Array:
         x = self.rng.standard_normal((count, self.dim))
         return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def _precision(answers: Array) -> Precision:
+    constant = not np.any(np.ptp(answers, axis=0))
+    return Precision() if constant else Precision.of_format([answers])
+
+
+def norms_of(look: OpeningLook, bounded: float) -> tuple[str, ...]:
+    """Return where a norm may be, the likelier place first: nowhere if none.
+
+    Answers that do not grow with tokens, or grow as tokens do, are those of a layer with a norm
+    before; those that do not grow may have one behind. Before, what eps does to a token goes with
+    the inverse square of its length; behind, what biases do with the inverse.
+    """
+    d, unit = look.tokens.shape[1], max(_precision(look.answers).share_of(1.0), UNIT)
+    half = len(look.tokens) // 2
+    for residual in (False, True):
+        if residual and look.answers.shape[1] != d:
+            continue
+        z = look.answers - look.tokens if residual else look.answers
+        size = np.linalg.norm(z, axis=1)
+        noise = unit * (size + residual * np.linalg.norm(look.tokens, axis=1))
+        sides = [np.arange(half, -1, -1), np.arange(half, len(z))]
+        steps = [np.linalg.norm(np.diff(z[side], axis=0), axis=1) for side in sides]
+        off = [64 * (noise[side][1:] + noise[side][:-1]) for side in sides]
+        spread = max(float(np.max(one)) for one in steps)
+        far = max(float(one[-1]) - float(own[-1]) for one, own in zip(steps, off, strict=True))
+        if not any(np.any(one > own) for one, own in zip(steps, off, strict=True)):
+            continue  # a constant
+        if far > bounded * spread:
+            continue  # it grows
+        if residual:
+            return ("pre",)
+        ratios = [
+            one[k] / one[k - 1]
+            for one, own in zip(steps, off, strict=True)
+            for k in [int(np.max(np.flatnonzero(one > 30 * own), initial=0))]
+            if k > 1 and one[k - 1] > 0
+        ]
+        return ("pre", "post") if ratios and np.median(ratios) < 1 / 22 else ("post", "pre")
+    return ()
 
 
 def _sizes(t: Array, answers: Array, length: float) -> tuple[float, float]:

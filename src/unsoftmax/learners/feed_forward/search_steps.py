@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 import numpy as np
 
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
@@ -99,4 +100,19 @@ def notes_of(found: FoundNeurons, sides: Sides) -> tuple[str, ...]:
         count,
         f"A linear part of rank {rank} is left, {why}: it takes {2 * rank} neurons more. Jumps "
         "across hyperplanes and one affine part are determined, and no more.",
+    )
+
+
+def too_many(error: TooManyBreakpoints) -> ModelMismatch:
+    """Say in this learner's words that there are too many kinks."""
+    if error.everywhere:
+        return ModelMismatch(
+            "Along a line the answers bend everywhere: the target is smooth (GELU, SiLU, tanh, "
+            "attention, a normalisation), has more neurons than "
+            f"{error.most}, or its answers are too noisy to tell kinks from noise."
+        )
+    return ModelMismatch(
+        f"Along a line the answers have more than {error.most} kinks, or kinks too close to each "
+        "other for their precision: the target has more neurons, is no feed-forward layer of one "
+        "hidden layer of ReLUs, or its answers are too coarse."
     )

@@ -1,0 +1,205 @@
+"""A feed-forward layer after a norm, y = F(n(x)) (+ x): about nine queries for each neuron.
+
+n(x) = Px/√(|Px|²/d + eps) reaches all of the ball |n| < √d, and any point of it may be asked
+(`attention_layer.normed_tokens`). There F is a plain layer, but no line is infinite: a chord
+crosses about two hyperplanes in three.
+
+1. Which norm it is, whether x is added, and eps (`ball_opening`). 126 queries, with a look at how
+   large and how precise answers are.
+2. Neurons along chords, each of answers less what is known; the few that are left by their values
+   at tokens where they show (`ball_search`). Every hyperplane is crossed once more. 8.8m queries
+   where m is 4d.
+3. Sides, constant, hold-out: as without a norm.
+
+*Determined up to* what a plain layer is, the norm's scale and shift being part of A and b (AΓP,
+b + Aβ; P = I − 11ᵀ/d, or I of RMSNorm). A neuron whose hyperplane misses the ball never switches:
+it is part of a linear part, or silent. One that hardly any token of the ball shows is not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.normed_tokens import NormedTokens
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.feed_forward.affine_part import Sides
+from unsoftmax.learners.feed_forward.ball_search import BallNeurons, BallSearch
+from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
+from unsoftmax.learners.feed_forward.search_steps import asks, too_many
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers, Certificate, Found
+
+
+@dataclass(frozen=True, slots=True)
+class BallClaim(LayerClaim):
+    """A layer of normalised tokens, with its errors."""
+
+    radius: float = np.inf
+    quiet: int = 0
+    """So many tokens near the boundary in a row showed no other neuron."""
+
+    def _tokens(self, count: int, rng: np.random.Generator) -> Array:
+        """Return tokens all over the ball, half of them near its boundary."""
+        tuning, n = self.tuning, np.arange(count)
+        t = rng.standard_normal((count, self.model.dim))
+        t /= np.linalg.norm(t, axis=1, keepdims=True)
+        inside = rng.uniform(size=count) ** (1 / self.model.dim)
+        inside = np.where(n % 4 == 0, rng.uniform(size=count), inside)
+        most = tuning.inside * self.radius
+        t = np.asarray(most * np.where(n % 2, 1.0, inside)[:, None] * t)
+        moved = self._moved_beside(t, n % tuning.beside == 0, rng)
+        short = np.linalg.norm(moved, axis=1) <= most
+        return np.where(short[:, None], moved, t)
+
+    def _assumed(self, checks: int) -> tuple[str, ...]:
+        look, deviations = self.look, self.tuning.deviations
+        share = 3 / max(self.quiet, 1)
+        return (
+            "Tokens are normalised before the neurons see them: A and b contain the scale and the "
+            "shift of that norm.",
+            "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
+            "column of B, in the order of the model; those of parallel neurons are of their sum.",
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖ for every x, n(x) "
+            "being the normalised token, shorter than √d.",
+            "Single tokens alone were asked: of a target that takes sequences (attention) nothing "
+            "else is said.",
+            "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "
+            "were found: what the hold-out tests, it cannot prove.",
+            f"{self.quiet} tokens of random directions in a row, near the longest there are, "
+            f"showed no other neuron: one that fewer than {share:.1%} of such tokens switch may be "
+            "missing (19 in 20 of those that more do would show). One that never switches is part "
+            "of the linear part, or nothing.",
+            f"No neuron adds less than {deviations * look.noise:.1e} of the answers' size: a "
+            "smaller one may be missing. The bounds of A, b and B are of those found.",
+            f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
+            f"second differences; {deviations:g} deviations are taken.",
+            *look.why,
+            *(() if checks else ("Nothing was checked.",)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AfterNorm:
+    """Searches for a layer of normalised tokens."""
+
+    normed: NormedTokens
+    most: int
+    """More neurons are refused."""
+    rng: np.random.Generator
+    tuning: FeedForwardTuning
+
+    def steps(self, checks: int) -> Asking[Found[FeedForward]]:
+        """Find the layer; return it as one of tokens x."""
+        found, error = yield from self.normed.asked_of(self._within(checks))
+        E, kind = self.normed.frame, self.normed.kind
+        norm = LayerNorm(np.ones(len(E)), None, self.normed.eps, True, kind.centred)
+        plain = found.model
+        model = FeedForward(plain.A @ E.T, plain.b, plain.B, plain.c, kind.residual, norm)
+        errors = dict(found.certificate.errors)
+        errors["eps"] = self.tuning.claims.deviations * error * self.normed.eps
+        certificate = Certificate(errors, found.certificate.assumes)
+        return replace(found, model=model, certificate=certificate)
+
+    def _within(self, checks: int) -> Asking[tuple[Found[FeedForward], float]]:
+        """Find a layer of tokens of the ball; return what eps may be off by, relatively, too."""
+        look = yield from self._look()
+        attempts = self.tuning.attempts
+        for again in range(1, attempts + 1):
+            try:
+                claim = yield from self._searched(look, again > 1)
+            except (ModelMismatch, np.linalg.LinAlgError):
+                if again == attempts:
+                    raise
+            except TooManyBreakpoints as error:
+                if again == attempts or error.everywhere:
+                    raise too_many(error) from error
+            else:
+                found = yield from claim.tested(checks, self.rng)
+                return found, self.normed.eps_error(look.noise)
+        raise AssertionError("there is at least one attempt")
+
+    def _look(self) -> Generator[Round, Answers, OpeningLook]:
+        """Measure sizes and errors of answers within the ball."""
+        k, radius, tuning = self.normed.frame.shape[1], self.normed.radius, self.tuning
+        t = self.rng.standard_normal((tuning.ball.looks, k))
+        t *= tuning.ball.around * radius / np.linalg.norm(t, axis=1, keepdims=True)
+        t[0] = 0.0
+        y = yield from asks("opening")(t)
+        size = float(np.max(np.linalg.norm(y, axis=1)))
+        steepness = float(np.max(np.linalg.norm(y[1:] - y[0], axis=1))) / radius
+        precision = self.normed.precision
+        look = OpeningLook(radius / 4, size, steepness, 0.0, t, y, precision.why)
+        opening = TargetOpening(k, asks("opening"), self.rng, tuning=tuning.opening)
+        look = yield from opening.measured(look, precision)
+        if look.noise > tuning.ball.coarse:
+            raise ModelMismatch(
+                f"The answers are off by {look.noise:.0e} of their size: too coarse for a layer "
+                f"after a norm ({tuning.ball.coarse:.0e} is the limit), as those of float32 are. "
+                "Ask a target that computes and answers in float64."
+            )
+        return look
+
+    def _searched(self, look: OpeningLook, thorough: bool) -> Generator[Round, Answers, BallClaim]:
+        """Search once; compare what was asked."""
+        radius, tuning = self.normed.radius, self.tuning
+        search = BallSearch(look, radius, self.most, thorough, self.rng, tuning)
+        neurons = yield from search.run()
+        sides = neurons.part.found.sides(tuning.affine, alone=True)
+        model, errors = self._with_constant(neurons, sides, look)
+        claim = BallClaim(
+            model,
+            look,
+            errors,
+            notes_after_norm(neurons, sides, self.normed),
+            sides.sure and sides.linear is None,
+            tuning=tuning.claims,
+            radius=radius,
+            quiet=neurons.quiet,
+        )
+        claim, judgement = claim.judged(neurons.tokens, neurons.answers, len(neurons.tokens))
+        claim.refuse(judgement)
+        return claim
+
+    def _with_constant(
+        self, neurons: BallNeurons, sides: Sides, look: OpeningLook
+    ) -> tuple[FeedForward, dict[str, float]]:
+        """Return the layer with its constant, and standard deviations."""
+        found, t, y = neurons.part.found, neurons.tokens, neurons.answers
+        c = np.mean(y - found.layer(sides, np.zeros(y.shape[1]))(t), axis=0)
+        errors = found.errors(0.0)
+        along = self.normed.radius / np.sqrt(t.shape[1])
+        errors = found.errors(errors["constant"] + errors["slope"] * along)
+        # an error of eps moves tokens along themselves, by half of it at most
+        moved = self.normed.eps_error(look.noise) * self.normed.radius / 2
+        errors["constant"] += moved * look.steepness
+        return found.layer(sides, c), errors
+
+
+def notes_after_norm(neurons: BallNeurons, sides: Sides, normed: NormedTokens) -> tuple[str, ...]:
+    """Say what is determined."""
+    kind = "LayerNorm" if normed.kind.centred else "RMSNorm"
+    residual = "x is added" if normed.kind.residual else "x is not added"
+    notes = (
+        f"The layer sees tokens after a {kind} of eps {normed.eps:.6g}, and {residual}.",
+        f"{len(sides.back)} hyperplanes were found; neurons on one hyperplane are one, and their "
+        "order and a positive factor for each are free.",
+    )
+    if sides.linear is None:
+        sure = "is determined" if sides.sure else "is chosen: other sides may do as well"
+        return (*notes, f"On which side each neuron is active {sure}.")
+    rank = len(sides.linear[0])
+    return (
+        *notes,
+        f"A linear part of rank {rank} is left, as of neurons that are active at every normalised "
+        f"token: it takes {2 * rank} neurons more. Jumps across hyperplanes and one affine part "
+        "are determined, and no more.",
+    )

@@ -1,0 +1,178 @@
+"""Kinks along chords of a ball, all through one point, of answers less what is known.
+
+A chord is searched as a line is (`arrangement.vector_kinks`), between its ends. What is known is
+off by more than answers are: pairs of values that straddle a kink pass as pieces then, and show as
+two kinks with one column (`joined`). Once some columns are known, only what is orthogonal to all of
+these is looked at: kinks of their neurons do not show, and cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.arrangement.vector_kinks import LineKinks, VectorKinkSearch, VectorKinkTuning
+from unsoftmax.learners.feed_forward.ball_part import BallPart
+from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
+from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.learners.feed_forward.search_steps import asks
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers
+
+
+def without(part: BallPart | None, ask: AskTokens) -> AskTokens:
+    """Return what asks tokens, and takes what is known off the answers."""
+
+    def asked(x: Array) -> Generator[Round, Answers, Array]:
+        y = yield from ask(x)
+        return y if part is None else np.asarray(y - part(x))
+
+    return asked
+
+
+@dataclass(frozen=True, slots=True)
+class Chord:
+    """A chord through a point, and the kinks on it."""
+
+    basis: Array
+    """Orthonormal directions (k, k), its own first."""
+    origin: Array
+    """Its middle."""
+    half: float
+    search: VectorKinkSearch
+    kinks: LineKinks
+
+    @property
+    def jumps(self) -> tuple[Array, Array]:
+        """Directions of the jumps, and what they are off by."""
+        jumps = self.kinks.jumps.reshape(-1, len(self.kinks.pieces[0].value))
+        size = np.linalg.norm(jumps, axis=1)
+        slopes = np.array([piece.slope_error for piece in self.kinks.pieces])
+        return jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size
+
+    def trimmed(self, most: int) -> tuple[Chord, tuple[float, float]]:
+        """Leave out what is beyond the widest of the outermost pieces; return these pieces' ends.
+
+        The first and the last place of a reading are in the middle of these.
+        """
+        kinks = self.kinks
+        t, n = kinks.t, len(kinks.t)
+        ends = np.concatenate([[kinks.pieces[0].low], t, [kinks.pieces[-1].high]])
+        gaps, outer = np.diff(ends), min(most, 1 + n // 4)
+        first = int(np.argmax(gaps[:outer]))
+        last = n - int(np.argmax(gaps[::-1][:outer]))
+        pieces = kinks.pieces[first : last + 1]
+        inside = LineKinks(t[first:last], kinks.jumps[first:last], pieces)
+        return replace(self, kinks=inside), (float(ends[first]), float(ends[last + 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class BallChords:
+    """Asks along chords."""
+
+    look: OpeningLook
+    radius: float
+    """No token is as long."""
+    most: int
+    """More kinks are refused."""
+    thorough: bool
+    line: VectorKinkTuning
+    tuning: BallTuning
+
+    def noise_of(self, known: BallPart | None) -> float:
+        """Return what answers less what is known are off by (2-norm)."""
+        own = float(self.look.noise * (self.look.size + self.look.steepness * self.radius))
+        if known is None:
+            return own
+        return float(np.hypot(own, self.tuning.stated * known.error_at(self.radius)))
+
+    def along(
+        self,
+        u: Array,
+        point: Array,
+        known: BallPart | None,
+        hidden: Array,
+        rng: np.random.Generator,
+        *,
+        size: float,
+    ) -> Generator[Round, Answers, Chord]:
+        """Search for kinks along u through a point, but those of columns ``hidden`` (h, d_out).
+
+        ``size`` is how large answers less what is known are at the chord's ends.
+        """
+        origin = point - (point @ u) * u
+        half = float(np.sqrt(self.radius**2 - origin @ origin))
+        more = rng.standard_normal((len(u), len(u) - 1))
+        basis = np.linalg.qr(np.column_stack([u, more]))[0].T
+        basis[0] = u
+        seen = np.linalg.svd(hidden)[2][len(hidden) :] if len(hidden) else None
+        ask, tuning = without(known, asks("line")), replace(self.line, far=self.tuning.end)
+        if known is not None:
+            own = self.tuning
+            tuning = replace(tuning, tight=own.tight, start=own.start, exact=own.exact)
+
+        def ask_line(t: Array) -> Generator[Round, Answers, Array]:
+            y = yield from ask(origin + t[:, None] * u)
+            return y if seen is None else y @ seen.T
+
+        search = VectorKinkSearch(
+            ask_line,
+            half,
+            self.noise_of(known) / size,
+            self.most,
+            self.thorough,
+            self.look.steepness if known is None else 0.0,
+            tuning=tuning,
+        )
+        kinks = yield from search.run()
+        return Chord(basis, origin, half, search, self._joined(kinks))
+
+    def columns(
+        self, chord: Chord, known: BallPart
+    ) -> Generator[Round, Answers, tuple[Array, Array]]:
+        """Read the columns of a chord's kinks: second differences where nothing else bends."""
+        tuning, t, noise = self.tuning, chord.kinks.t, 4 * self.noise_of(known)
+        ends = np.concatenate([[chord.kinks.pieces[0].low], t, [chord.kinks.pieces[-1].high]])
+        gap = np.minimum(np.diff(ends)[:-1], np.diff(ends)[1:])
+        step = np.minimum(tuning.beside * gap, tuning.close * chord.half)
+        ask, left = without(known, asks("line")), np.arange(len(t))
+        columns, error = np.zeros((len(t), len(known.value))), np.full(len(t), np.inf)
+        for _ in range(tuning.closer):
+            if not len(left):
+                break
+            places = t[left, None] + step[left, None] * np.arange(-2.0, 3.0)
+            r = yield from ask(chord.origin + places.ravel()[:, None] * chord.basis[0])
+            r = r.reshape(len(left), 5, -1)
+            bends = r[:, 2:] - 2 * r[:, 1:-1] + r[:, :-2]
+            size = np.linalg.norm(bends, axis=2)
+            limit = tuning.straight * (noise + tuning.parallel * size[:, 1])
+            straight = np.all(size[:, ::2] < limit[:, None], axis=1) & (size[:, 1] > noise)
+            good = left[straight]
+            columns[good] = bends[straight, 1] / size[straight, 1, None]
+            error[good] = noise / size[straight, 1]
+            left = left[~straight]
+            step[left] *= tuning.nearer
+        return columns, error
+
+    def _joined(self, kinks: LineKinks) -> LineKinks:
+        """Take neighbouring kinks whose jumps are parallel for one: a pair straddled it."""
+        t, jumps, pieces = list(kinks.t), list(kinks.jumps), list(kinks.pieces)
+        i = 0
+        while i + 1 < len(t):
+            sizes = [float(np.linalg.norm(jumps[k])) for k in (i, i + 1)]
+            errors = [pieces[k].slope_error + pieces[k + 1].slope_error for k in (i, i + 1)]
+            off = [error / size for error, size in zip(errors, sizes, strict=True)]
+            apart = np.linalg.norm(jumps[i] / sizes[0] - jumps[i + 1] / sizes[1])
+            if apart > min(max(self.tuning.one, *off), self.tuning.most_one):
+                i += 1
+                continue
+            p, q = pieces[i], pieces[i + 2]
+            turn, middle = q.slope - p.slope, (t[i] + t[i + 1]) / 2
+            share = float((q.at(middle) - p.at(middle)) @ turn / (turn @ turn))
+            t[i : i + 2], jumps[i : i + 2] = [middle - share], [turn]
+            del pieces[i + 1]
+        bends = np.array(jumps).reshape(len(t), len(pieces[0].value))
+        return LineKinks(np.array(t), bends, tuple(pieces))

@@ -1,0 +1,206 @@
+"""All neurons of a layer within a ball.
+
+1. A chord is searched and read as a line is: of random layers it shows about two neurons in three.
+2. So are others, of answers less what is known, while they show many new neurons.
+3. The rest is found by tokens all over the ball: where an answer shows another neuron, the chord
+   through it is searched for columns alone, and rows follow from values (`hidden_neurons`).
+4. The search ends when many tokens in a row show nothing new. Neurons that hardly any token of the
+   ball shows are not found: the certificate says so.
+
+After 1, 2 and 3 all new hyperplanes are crossed once more (`crossed_neurons`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.feed_forward.ball_chords import BallChords
+from unsoftmax.learners.feed_forward.ball_part import BallPart
+from unsoftmax.learners.feed_forward.chord_readings import read_chord
+from unsoftmax.learners.feed_forward.crossed_neurons import BallCrossings
+from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
+from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons
+from unsoftmax.learners.feed_forward.known_neurons import KnownNeurons
+from unsoftmax.learners.feed_forward.late_neurons import where_active
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.learners.feed_forward.search_steps import asks
+from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class BallNeurons:
+    """What was found, and what was asked on the way (without the chords)."""
+
+    part: BallPart
+    tokens: Array
+    answers: Array
+    quiet: int
+    """So many tokens in a row showed no other neuron."""
+
+
+@dataclass(frozen=True, slots=True)
+class BallSearch:
+    """A search for all neurons whose hyperplanes meet a ball."""
+
+    look: OpeningLook
+    radius: float
+    """No token is as long."""
+    most: int
+    """More neurons are refused."""
+    thorough: bool
+    rng: np.random.Generator
+    tuning: FeedForwardTuning
+
+    def run(self) -> Generator[Round, Answers, BallNeurons]:
+        """Find all, and read them again.
+
+        Raises
+        ------
+        ModelMismatch, TooManyBreakpoints
+            The target is another, or another chord may do.
+        """
+        tuning = self.tuning
+        chords = BallChords(
+            self.look, self.radius, self.most, self.thorough, tuning.line, tuning.ball
+        )
+        point = self._units(1)[0] * tuning.ball.off * self.radius
+        [value] = yield from asks("line")(point[None])
+        known = KnownNeurons(point, value, chords, tuning)
+        size = self.look.size + self.look.steepness * self.radius
+        first = yield from chords.along(
+            self._units(1)[0], point, None, known.columns, self.rng, size=size
+        )
+        known.add_chord((yield from read_chord(first, None, 0, tuning.cells, tuning.ball)))
+        yield from self._crossed(known)
+        while (yield from self._along(known, self._units(1)[0])) is None:
+            pass
+        quiet = yield from self._until_quiet(known)
+        yield from self._strengthened(known)
+        tokens = np.vstack([known.tokens, known.crossed.tokens])
+        answers = np.vstack([known.answers, known.crossed.answers])
+        return BallNeurons(known.part, tokens, answers, quiet)
+
+    def _units(self, count: int) -> Array:
+        x = self.rng.standard_normal((count, self.look.tokens.shape[1]))
+        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+    def _ask(
+        self, known: KnownNeurons, t: Array, phase: str = "others"
+    ) -> Generator[Round, Answers, HiddenNeurons]:
+        """Ask tokens, and return what they say of hidden neurons."""
+        y = yield from asks(phase)(t)
+        known.tokens, known.answers = np.vstack([known.tokens, t]), np.vstack([known.answers, y])
+        return known.shown(len(known.tokens) - len(t))
+
+    def _crossed(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
+        """Cross all hyperplanes that are new, and solve for all rows again."""
+        tuning = self.tuning
+        known.solve()
+        crossings = BallCrossings(
+            self.look, self.radius, self.rng, tuning.moved, tuning.spots, tuning.ball
+        )
+        known.crossed = yield from crossings.run(known.crossed, known.part)
+        for i, chord in enumerate(known.chords):
+            known.chords[i] = yield from chord.settled(known.crossed)
+        known.solve()
+
+    def _along(self, known: KnownNeurons, u: Array) -> Generator[Round, Answers, int | None]:
+        """Search along a chord; return how many columns are new, None if it was read at once."""
+        p, ball, chords = known.point, self.tuning.ball, known.asking
+        root = np.sqrt((p @ u) ** 2 + (ball.end * self.radius) ** 2 - p @ p)
+        ends = np.array([p + (sign * root - p @ u) * u for sign in (-1.0, 1.0)])
+        shown = yield from self._ask(known, ends)
+        size = float(np.max(np.linalg.norm(shown.left, axis=1)))
+        if size <= shown.tuning.clear * shown.noise:
+            return 0
+        part, hidden = known.part, known.columns
+        chord = yield from chords.along(u, p, part, hidden, self.rng, size=size)
+        count = len(chord.kinks.t)
+        room = ball.hidden * len(known.value) - len(hidden)
+        if count <= min(ball.few * len(p), room):
+            columns, error = yield from chords.columns(chord, part)
+            return known.add_columns(columns, error)
+        if len(hidden):
+            chord = yield from chords.along(u, p, part, hidden[:0], self.rng, size=size)
+        start = len(part.found.rows)
+        known.add_chord((yield from read_chord(chord, part, start, self.tuning.cells, ball)))
+        yield from self._crossed(known)
+        return None
+
+    def _until_quiet(self, known: KnownNeurons) -> Generator[Round, Answers, int]:
+        """Ask tokens until they show nothing that is not known; return how many did."""
+        while True:
+            quiet = yield from self._hidden_columns(known)
+            if not len(known.columns):
+                return quiet
+            yield from self._hidden_rows(known)
+
+    def _hidden_columns(self, known: KnownNeurons) -> Generator[Round, Answers, int]:
+        """Find the columns of all hidden neurons."""
+        ball, quiet, idle = self.tuning.ball, 0, 0
+        wanted = max(ball.quiet, int(ball.quiet_share * len(known.part.found.rows)))
+        while quiet < wanted:
+            t = ball.end * self.radius * self._units(min(ball.batch, wanted - quiet))
+            others = (yield from self._ask(known, t)).values().others
+            if not np.any(others):
+                quiet += len(t)
+                continue
+            quiet = 0
+            u = t[int(np.argmax(others))] - known.point
+            new = yield from self._along(known, u / np.linalg.norm(u))
+            idle = idle + 1 if new == 0 else 0
+            if idle > ball.idle:
+                raise ModelMismatch(
+                    "Tokens show neurons that chords through them do not: the target is no "
+                    "feed-forward layer of one hidden layer of ReLUs, or neurons have parallel "
+                    "columns of B, or are too close to each other for these answers: another seed "
+                    "may separate them."
+                )
+        return quiet
+
+    def _hidden_rows(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
+        """Ask until the rows of all hidden neurons are told."""
+        for _ in range(self.tuning.ball.rows * (1 + len(known.columns))):
+            found, told = known.shown().told()
+            left = np.setdiff1d(np.arange(len(known.columns)), told)
+            if not len(left):
+                known.add_hidden(found)
+                yield from self._crossed(known)
+                return
+            yield from self._around(known, left)
+        raise ModelMismatch(
+            f"{len(left)} neurons bend answers along chords, and show at no token: the target is "
+            "no feed-forward layer of one hidden layer of ReLUs, or neurons are too close to each "
+            "other for these answers: another seed may separate them."
+        )
+
+    def _around(self, known: KnownNeurons, left: Indices) -> Generator[Round, Answers, None]:
+        """Ask around the token at which most of those that are left show."""
+        yield from self._ask(known, known.shown().towards(left, self.rng), "candidates")
+        token, lacking = known.shown().widest(left)
+        most = self.tuning.ball.around * self.radius
+        token = token * min(1.0, most / float(np.linalg.norm(token)))
+        yield from self._ask(known, self._beside(token, lacking), "rows")
+
+    def _strengthened(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
+        """Ask where neurons are active that are known less well than others."""
+        for _ in range(self.tuning.ball.strengthened):
+            weak = known.strengthen()
+            if not len(weak):
+                return
+            length = self.tuning.late.long * self.radius
+            token = where_active(known.part.found.taken(weak), length)
+            yield from self._ask(known, self._beside(token, len(token)), "rows")
+        known.strengthen()
+
+    def _beside(self, token: Array, count: int) -> Array:
+        """Return a token and others around it, hardly longer."""
+        Q = np.linalg.qr(self.rng.standard_normal((len(token), len(token))))[0].T
+        Q *= np.where(Q @ token > 0, -1.0, 1.0)[:, None]
+        step = self.tuning.hidden.apart * self.radius
+        return np.vstack([token[None], token + step * Q[:count]])

@@ -1,0 +1,159 @@
+"""Neurons that no chord read: known by their columns first, then by values wherever they show.
+
+Of answers less what is known, r(t) = Σ_j b_j max(0, z_j(t)) is left of neurons that are silent at
+p. While they are fewer than an answer has numbers, and their b_j are known, every answer tells all
+of max(0, z_j): one token tells as many numbers as neurons show there, and k + 1 tokens where
+z_j > 0 tell a_j and β_j. Tokens are chosen where many show: towards the sum of what is known of
+their a_j.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.probes import Array, Flags, Indices
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTuning:
+    """How hidden neurons are read."""
+
+    clear: float = 10.0
+    """What is left of an answer counts from so many errors on."""
+    alike: float = 1e-6
+    close: float = 1e-2
+    """Columns are one neuron's if they differ by no more than this, or by ``clear`` errors, of
+    which no more than the other counts; those that are off by more are looked for on another
+    chord."""
+    apart: float = 0.06
+    """Steps around a token, in radii. Longer: more of them leave a neuron silent; shorter: less
+    precise."""
+    flat: float = 0.1
+    """Tokens that span less than this share of a step, in some direction, do not tell a row."""
+    candidates: int = 8
+    """Tokens that the one to step around is chosen from, no more than one for four dimensions."""
+    long: float = 0.9
+    """Their lengths, in radii."""
+    estimated: float = 0.1
+    """Weight of a neuron's bias, in radii, in the first estimate of its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownValues:
+    """The values z of hidden neurons at tokens."""
+
+    z: Array
+    """(n, h): max(0, z_j), but for errors."""
+    error: Array
+    """(n, h)."""
+    shown: Flags
+    """(n, h): where each shows."""
+    others: Flags
+    """(n,): at which tokens other neurons do; nothing counts as shown there."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenNeurons:
+    """Columns of hidden neurons, and what answers say of them."""
+
+    tokens: Array
+    """(n, k)."""
+    left: Array
+    """(n, d_out): answers less what is known."""
+    columns: Array
+    """b_j (h, d_out), of norm 1."""
+    column_error: Array
+    noise: float
+    """What ``left`` is off by (2-norm)."""
+    radius: float
+    tuning: HiddenTuning = field(default=HiddenTuning(), kw_only=True)
+
+    def values(self) -> ShownValues:
+        """Solve for all values."""
+        inverse = np.linalg.pinv(self.columns.T)
+        z = self.left @ inverse.T
+        miss = np.linalg.norm(self.left - z @ self.columns, axis=1)
+        off = np.hypot(self.noise, np.linalg.norm(np.abs(z) * self.column_error, axis=1))
+        error = np.linalg.norm(inverse, axis=1) * off[:, None]
+        clear = self.tuning.clear
+        others = (miss > clear * off) | np.any(z < -clear * error, axis=1)
+        return ShownValues(z, error, (z > clear * error) & ~others[:, None], np.asarray(others))
+
+    def told(self) -> tuple[FoundNeurons, Indices]:
+        """Return all neurons that the tokens tell, and which they are."""
+        values, k = self.values(), self.tokens.shape[1]
+        rows, which = [np.zeros((0, k + 3))], []
+        least = self.tuning.flat * self.tuning.apart * self.radius
+        for j in range(len(self.columns)):
+            on = values.shown[:, j]
+            t, z = self.tokens[on], values.z[on, j]
+            if len(t) <= k:
+                continue
+            middle = t.mean(axis=0)
+            U, s, Vt = np.linalg.svd(t - middle, full_matrices=False)
+            if s[-1] < least:
+                continue
+            row = Vt.T @ ((U.T @ (z - z.mean())) / s)
+            own = float(np.median(values.error[on, j]))
+            error = own * float(np.linalg.norm(1 / s))
+            bias_error = error * float(np.linalg.norm(middle)) / np.sqrt(k) + own
+            rows.append(np.array([[*row, z.mean() - row @ middle, error, bias_error]]))
+            which.append(j)
+        solved, chosen = np.vstack(rows), np.array(which, dtype=np.intp)
+        found = FoundNeurons(
+            rows=solved[:, :k],
+            row_error=solved[:, k + 1],
+            bias=solved[:, k],
+            bias_error=solved[:, k + 2],
+            columns=self.columns[chosen],
+            column_error=self.column_error[chosen],
+            first=np.zeros((self.left.shape[1], k)),
+            first_error=0.0,
+        )
+        return found, chosen
+
+    def of(self, columns: Array, error: Array) -> Indices:
+        """Return which of these neurons columns are of, −1 of none."""
+        if not len(self.columns):
+            return np.full(len(columns), -1)
+        tuning = self.tuning
+        apart = np.linalg.norm(columns[:, None] - self.columns, axis=2)
+        limit = tuning.clear * np.minimum(error[:, None] + self.column_error, tuning.close)
+        nearest = np.argmin(apart, axis=1)
+        own = np.arange(len(columns)), nearest
+        return np.where(apart[own] < np.maximum(tuning.alike, limit[own]), nearest, -1)
+
+    def towards(self, wanted: Indices, rng: np.random.Generator) -> Array:
+        """Return tokens at which many of the wanted neurons may show."""
+        values, tuning = self.values(), self.tuning
+        ways, weight = [], tuning.estimated * self.radius
+        for j in wanted:
+            t, z = self.tokens[values.shown[:, j]], values.z[values.shown[:, j], j]
+            equations = np.column_stack([t, np.full(len(t), weight)])
+            row = np.linalg.lstsq(equations, z, rcond=1e-6)[0][:-1]
+            ways.append(row / (np.linalg.norm(row) or 1.0))
+        count = min(tuning.candidates, 1 + self.tokens.shape[1] // 4)
+        x = []
+        for c in range(count):
+            some = rng.permutation(len(ways))[: max(1, -(-len(ways) * (count - c) // count))]
+            way = np.sum(np.array(ways)[some], axis=0)
+            x.append(tuning.long * self.radius * way / (np.linalg.norm(way) or 1.0))
+        return np.array(x)
+
+    def widest(self, wanted: Indices) -> tuple[Array, int]:
+        """Return the token at which most of the wanted neurons show, and what they still lack.
+
+        The latter is how many tokens more one of them takes.
+        """
+        values = self.values()
+        shown = values.shown[:, wanted]
+        count = np.sum(shown, axis=1)
+        best = np.flatnonzero(count == np.max(count))
+        least = [np.min(values.z[i, wanted][shown[i]], initial=np.inf) for i in best]
+        at = best[int(np.argmax(least))]
+        seen = np.sum(values.shown[:, wanted[shown[at]]], axis=0)
+        dim = self.tokens.shape[1]
+        return self.tokens[at], int(np.clip(dim + 2 - np.min(seen, initial=dim), 2, dim))
