@@ -339,3 +339,22 @@ def test_a_file_that_lacks_a_part_is_damaged(tmp_path):
     files.write(tmp_path / "x.safetensors", "MultiHeadTransformer", {**arrays, "B": arrays["W"]})
     with pytest.raises(ValueError, match="damaged"):
         us.load(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("heads", [0, 1, 2])
+def test_certificates_hold_what_is_left_of_a_network_without_kinks(heads):
+    """A constant, a head or several: bounds on the network are bounds on v and c."""
+    rng = np.random.default_rng(3)
+    W, w = rng.standard_normal((2, 3, 3)), rng.standard_normal((2, 3))
+    B = np.zeros((2, 2, 3))
+    B[:heads, 0] = rng.standard_normal((heads, 3))
+    B[:, 1] = -B[:, 0]
+    step = 1e-6 * (B != 0)
+    step[:, 1] *= -1
+    a = us.MultiHeadTransformer(W, B, [1.0, -1.0], None, w, 1.0)
+    b = us.MultiHeadTransformer(W, B + step, [1.0, -1.0], None, w, 1.0 + 1e-6)
+    bounds = {"W": 0.0, "w": 0.0, "constant": 2e-6, "slope": 4e-6}
+    assert us.equivalent(a, b).verdict == "different"
+    assert us.equivalent(a, b, errors=bounds).verdict == "equal"
+    tight = {name: bound / 10 for name, bound in bounds.items()}
+    assert us.equivalent(a, b, errors=tight).verdict == "different"

@@ -122,8 +122,7 @@ def equivalent(
     """
     a, b = (_rule_of("equivalent compares", model, rules).simplest(model) for model in (a, b))
     tolerance = Tolerance(rtol, atol)
-    # a layer of one output is a sum of heads, whose v are its M
-    errors = {"v": errors["M"], **errors} if errors and "M" in errors else errors
+    errors = _with_affine_parts(errors or {})
     if a.dim == b.dim:
         for rule in rules:
             mine, other = rule.read(a), rule.read(b)
@@ -134,6 +133,15 @@ def equivalent(
                     return within_certificate(result, share, tolerance)
                 return result
     return Equivalence("different", None, float("inf"), "shape")
+
+
+def _with_affine_parts(errors: Mapping[str, float]) -> Mapping[str, float]:
+    """Add what bounds on a layer or a network say of heads alone."""
+    if "M" in errors:  # a layer of one output is a sum of heads, whose v are its M
+        return {"v": errors["M"], **errors}
+    if "constant" in errors:  # an affine network is v·p + c: at p = 0, and far out
+        return {"v": errors.get("slope", 0.0), "c": errors["constant"], **errors}
+    return errors
 
 
 def _rule_of(what: str, model: FrozenModel, rules: Rules) -> ModelEquality[Any]:
