@@ -179,7 +179,7 @@ def test_a_layer_without_positions_is_said_to_have_none():
 
 def test_the_certificate_holds(trials, evidence):
     shapes, shares = [(8, 2, 1, 4), (16, 4, 2, 4), (12, 3, 3, 4), (20, 4, 1, 6)], []
-    for seed in range(trials(4, 200)):
+    for seed in range(trials(4, 500)):
         turning = (1.0, 0.5)[seed % 5 == 0]
         target = rotary_layer(
             *shapes[seed % 4], seed, base=BASES[seed % 3], residual=seed % 2 == 0, turning=turning

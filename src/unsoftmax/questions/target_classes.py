@@ -492,7 +492,7 @@ CLASSES: dict[ClassName, TargetClass] = {
     "normalised vectors": TargetClass(
         "An attention layer with its residual connection and LayerNorm, if it is one, by "
         "AttentionLayerLearner from vectors; a feed-forward layer with its residual connection and "
-        'norm, by FeedForwardLearner(norm="post").'
+        "norm, by FeedForwardLearner."
     ),
     "normalised tokens": TargetClass(
         "An attention layer after a LayerNorm or RMSNorm, if it is one, with its residual "
