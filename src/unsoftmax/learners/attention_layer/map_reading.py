@@ -88,6 +88,9 @@ class MapReading:
                 if self._independent(answers, step):
                     return answers
                 counts = itertools.repeat(d)
+                if self.shared and count < 2 * max(answers.ranks):
+                    # as many offsets as ranks tell thin directions of a range badly
+                    counts = itertools.chain([2 * count], counts)
         return replace(answers, whole=True)
 
     def _counts(self, total: int, heads: int) -> Iterator[int]:

@@ -35,6 +35,7 @@ from unsoftmax.learners.rotary_layer.biased_score_reading import BiasedScoreRead
 from unsoftmax.learners.rotary_layer.head_groups import Groups, groups_of, shared_rows
 from unsoftmax.learners.rotary_layer.long_offsets import with_long_offsets
 from unsoftmax.learners.rotary_layer.mirrored_opening import MirroredOpening
+from unsoftmax.learners.rotary_layer.shared_values import with_shared_values
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
 from unsoftmax.learners.rotary_layer.turned_layer_conclusion import TurnedLayerConclusion
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
@@ -97,16 +98,21 @@ class TurnedLayerAnswers:
 
     values: ValueAnswers
     scores: TurnedAnswers
+    coarse: bool
+    """Whether maps are solved for once more, values being shared in groups."""
 
     def solved(self) -> TurnedLayer:
         """Compute the layer."""
         layer, values = self.values.layer(), self.values.solved()
+        if self.coarse:
+            values = with_shared_values(self.values, values, self.scores.groups)
         return TurnedLayer(layer, values, self.scores.solved(layer, values), self.scores.groups)
 
     def sampled(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedLayer:
         """Compute it from answers with errors drawn as large as theirs may be."""
         values = self.values.with_errors(noise, rng)
-        return TurnedLayerAnswers(values, self.scores.with_errors(noise, rng)).solved()
+        scores = self.scores.with_errors(noise, rng)
+        return TurnedLayerAnswers(values, scores, self.coarse).solved()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ class TurnedLayerTask:
             conclusion = yield from self._attempted(biased=False)
         except _REFUSALS as refused:
             still = isinstance(refused, HeadsStill)
-            if self.tokens.noise().relative > self.tuning.exact:
+            if self._coarse:
                 if not still:
                     raise
                 raise _naming_biases(refused, _COARSE) from refused
@@ -150,7 +156,9 @@ class TurnedLayerTask:
         """Search for heads with biases or without, once more where that fails."""
         for again in reversed(range(self.tuning.attempts)):
             try:
-                return (yield from self._searched(biased))
+                # ranges of trained heads may be too nearly dependent for fewer directions
+                dense = not again and self.tuning.attempts > 1 and self._coarse
+                return (yield from self._searched(biased, dense))
             except HeadsStill:
                 raise
             except _REFUSALS:
@@ -159,10 +167,18 @@ class TurnedLayerTask:
                     raise
         raise AssertionError("no attempts")
 
-    def _searched(self, biased: bool) -> Asking[TurnedLayerConclusion]:
-        """Search for all heads; what was found predicts a few fresh answers."""
+    @property
+    def _coarse(self) -> bool:
+        """Whether answers are coarser than those of float64."""
+        return self.tokens.noise().relative > self.tuning.exact
+
+    def _searched(self, biased: bool, dense: bool) -> Asking[TurnedLayerConclusion]:
+        """Search for all heads; what was found predicts a few fresh answers.
+
+        Where it is ``dense`` maps are read in all directions.
+        """
         noise = self.tokens.noise()
-        read = self._read(noise, biased)
+        read = self._read(noise, biased, dense)
         if not biased:
             whole, gain = LayerMap.of(self.tokens), self.turned.positions.gain
             read = with_long_offsets(read, whole, gain)
@@ -188,9 +204,10 @@ class TurnedLayerTask:
         deviations = turned.deviations if exact else self.tuning.deviations
         return replace(plain, pilot_tokens=turned.pilot_tokens, deviations=deviations)
 
-    def _read(self, noise: AnswerNoise, biased: bool) -> Asking[TurnedLayerAnswers]:
+    def _read(self, noise: AnswerNoise, biased: bool, dense: bool) -> Asking[TurnedLayerAnswers]:
         """Find heads, values, groups, keys and queries."""
         turned, rng, tuning = self.turned, self.rng, self._tuning_for(noise, biased)
+        exact = noise.relative <= self.tuning.exact
         effort = tuning.effort(self.profile, noise.relative)
         whole = LayerMap.of(self.tokens)
         found = yield from HeadSearch(whole, noise, self.most_heads, rng, tuning).run()
@@ -204,7 +221,7 @@ class TurnedLayerTask:
             found.gates,
             opening,
             self.head_dim,
-            effort.whole,
+            effort.whole or dense,
             rng,
             tuning,
             shared=True,
@@ -212,10 +229,13 @@ class TurnedLayerTask:
         values = maps.solved()
         allowed = max(turned.shared, turned.shared_noise * noise.relative)
         groups = groups_of(values, min(allowed, 0.5))
+        if not exact:
+            values = with_shared_values(maps, values, groups)
 
         def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
             other = maps.with_errors(noise, rng)
-            return other.layer(), other.solved()
+            found = other.solved()
+            return other.layer(), found if exact else with_shared_values(other, found, groups)
 
         reading = TurnedScoreReading(
             layer,
@@ -233,7 +253,7 @@ class TurnedLayerTask:
         )
         if biased:
             reading = BiasedScoreReading.of(reading)
-        return TurnedLayerAnswers(maps, (yield from reading.run()))
+        return TurnedLayerAnswers(maps, (yield from reading.run()), not exact)
 
 
 def _naming_biases(refused: Exception, reason: str) -> Exception:

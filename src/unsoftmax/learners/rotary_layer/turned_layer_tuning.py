@@ -72,6 +72,13 @@ class TurnedLayerTuning:
     scored: float = 30.0
     """Spare singular values of so many times what may be noise are scores: values have a lower
     rank than keys and queries, and more query tokens are asked."""
+    beside_spare: float = 8.0
+    """Where answers are coarse singular values above so many times the largest spare one count:
+    drawn errors make noise of a trained layer's scores twenty times as large as it is."""
+    slow: float = 4.0
+    """Where answers are coarse planes that turn, in m tokens, by no more than so many times what
+    drawn errors move planes as slow by are taken not to turn. Measured by the worst plane, half of
+    the planes of a trained layer would stand still: scores off by a tenth."""
     left_span: float = 0.05
     """Scores farther away may leave the span of those nearer by for this share: errors of float32
     answers make it a hundredth, queries of a lower rank than their planes a tenth and more."""

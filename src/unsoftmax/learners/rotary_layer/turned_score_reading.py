@@ -80,8 +80,13 @@ class TurnedScoreReading(KeyAsking):
             "together have a lower rank than its planes; or keys have biases, which exact answers "
             "show unless they are large. No learner here recovers these with positions."
             + coarse
-            * (self.noise.relative > self.tuning.exact)
+            * self._coarse
         )
+
+    @property
+    def _coarse(self) -> bool:
+        """Whether answers are coarser than those of float64."""
+        return self.noise.relative > self.tuning.exact
 
     def _frames(self) -> list[Array]:
         """Return what weights are read through: the values of each group once."""
@@ -140,6 +145,8 @@ class TurnedScoreReading(KeyAsking):
             spare = singular[most * len(group) :]
             if len(spare) and noise < spare[0] <= self.turned.scored * noise:
                 noise = self.tuning.over_spare * float(spare[0])
+            if len(spare) and self._coarse:
+                noise = min(noise, self.turned.beside_spare * float(spare[0]))
             ranks.append(int(np.count_nonzero(singular > noise)))
         return tuple(ranks)
 
@@ -150,8 +157,7 @@ class TurnedScoreReading(KeyAsking):
         steps = [one.near for one in answers.scores(self.layer, self.values)]
         angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
         alike = self.turned.alike
-        coarse = self.noise.relative > self.tuning.exact
-        longest = self.turned.longest_coarse if coarse else self.turned.longest
+        longest = self.turned.longest_coarse if self._coarse else self.turned.longest
         shifts = np.arange(1, longest + 1, 2)
         apart = np.array([min(_apart(one, m, alike) for one in angles) for m in shifts.tolist()])
         enough = apart >= self.turned.nearly * apart.max()
@@ -161,19 +167,23 @@ class TurnedScoreReading(KeyAsking):
         """Find the angles that all groups have, or compare them with those that were told."""
         assert answers.far is not None
         self._refuse_dependent(answers, seen)
-        unsure, between = self._unsure(answers, seen), answers.far.between
-        answers = replace(answers, still=unsure * between)
+        moved, between = self._moved(answers, seen), answers.far.between
+        unsure = self._unsure(moved, between)
+        still = self._slow(seen, moved) if self._coarse else unsure * between
+        answers = replace(answers, still=still)
         planes = answers.planes(seen)
+        if self._coarse:  # errors may make the slowest planes of one group look still
+            answers = replace(answers, turning=min(len(one.angles) for one in planes))
+            planes = answers.planes(seen)
         if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
             raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
-        every = TurningPlanes(
-            planes[0].P, common_angles(planes), max(one.off_circle for one in planes)
-        )
-        if every.off_circle > max(self.turned.positions.crooked, unsure * between):
+        off_circle = max(one.off_circle for one in planes)
+        if off_circle > max(self.turned.positions.crooked, unsure * between):
             raise ModelMismatch(
                 f"{between} tokens of distance lengthen or shorten scores by "
-                f"{every.off_circle:.1e}, which no plane that turns does. " + self._otherwise
+                f"{off_circle:.1e}, which no plane that turns does. " + self._otherwise
             )
+        every = TurningPlanes(planes[0].P, common_angles(planes), off_circle / between)
         told = self.told.of(answers.rank)
         angles = angles_of(every, told, unsure, self.turned.positions)
         answers = replace(answers, turning=len(planes[0].angles))
@@ -192,20 +202,35 @@ class TurnedScoreReading(KeyAsking):
                     f"rank {answers.rank} do where planes have more rows. " + self._otherwise
                 )
 
-    def _unsure(self, answers: TurnedAnswers, seen: list[GroupScores]) -> float:
-        """Return by how much angles of planes may be off, per token."""
-        assert answers.far is not None
+    def _moved(self, answers: TurnedAnswers, seen: list[GroupScores]) -> list[Array]:
+        """Return by how much drawn errors move what planes turn by in m tokens, the slowest first.
+
+        One array for each group; two entries a plane.
+        """
         off = answers.with_errors(self.noise, self.rng).scores(*self.redrawn(self.rng))
         pairs = zip(seen, off, strict=True)
-        moved = max(float(np.max(np.abs(x.long_angles - y.long_angles))) for x, y in pairs)
-        unsure = self.turned.safety * moved + self.turned.unread * self.noise.relative
-        if not unsure / answers.far.between <= self.turned.positions.unknown:
+        return [np.abs(x.long_angles - y.long_angles) for x, y in pairs]
+
+    def _slow(self, seen: list[GroupScores], moved: list[Array]) -> float:
+        """Return the largest angle in m tokens that errors of planes as slow may make of 0."""
+        still = self.turned.unread * self.noise.relative
+        for one, by in zip(seen, moved, strict=True):
+            hidden = one.long_angles <= self.turned.slow * np.maximum.accumulate(by)
+            first = np.cumprod(hidden).astype(bool)
+            still = max(still, float(np.max(one.long_angles[first], initial=0.0)))
+        return still
+
+    def _unsure(self, moved: list[Array], between: int) -> float:
+        """Return by how much angles of planes may be off, per token."""
+        largest = max(float(np.max(one, initial=0.0)) for one in moved)
+        unsure = self.turned.safety * largest + self.turned.unread * self.noise.relative
+        if not unsure / between <= self.turned.positions.unknown:
             raise NotIdentifiable(
                 "The answers do not determine how scores turn with distance: errors of "
                 f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
-        return unsure / answers.far.between
+        return unsure / between
 
     def _alike(self, planes: list[TurnedPlanes], unsure: float) -> bool:
         angles = np.array([one.angles for one in planes])

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
@@ -41,6 +42,32 @@ class TurnedPlanes:
     off_circle: float
     """How far eigenvalues of T_m are from the unit circle."""
 
+    def beside(self, reference: Array, shift: int) -> TurnedPlanes:
+        """Let planes go round as often as those of another group, whose angles are a reference.
+
+        mθ is read far better than one step, by which a plane may seem to go round once more, or
+        the other way.
+        """
+        count = len(self.angles)
+        if len(reference) != count:
+            return self
+        round_trip = 2 * np.pi / shift
+        signs = np.array([1.0, -1.0])[:, None, None]
+        apart = reference - signs * self.angles[:, None]
+        rounds = np.rint(apart / round_trip)
+        missed = np.abs(apart - round_trip * rounds) * shift
+        cost = missed.min(axis=0) + np.abs(reference - self.angles[:, None])
+        mine, its = linear_sum_assignment(cost)
+        order = mine[np.argsort(its)]
+        place = np.arange(count)
+        mirrored = missed[1, order, place] < missed[0, order, place]
+        sign = np.where(mirrored, -1.0, 1.0)
+        turns = rounds[mirrored.astype(np.intp), order, place]
+        P = self.P.copy()
+        P[:, : 2 * count] = P[:, np.stack([2 * order, 2 * order + 1], axis=1).ravel()]
+        P[:, 1 : 2 * count : 2] *= sign
+        return TurnedPlanes(P, sign * self.angles[order] + round_trip * turns, self.off_circle)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupScores:
@@ -54,6 +81,8 @@ class GroupScores:
     """T_1, (r, r)."""
     far: Array | None = None
     """T_m."""
+    table: Array | None = None
+    """L_1 of the first keys."""
 
     @classmethod
     def of(cls, here: Array, near: Array, far: Array | None, rank: int) -> GroupScores:
@@ -62,7 +91,7 @@ class GroupScores:
         Z = here @ V
         step = least_squares(Z[: len(near)], near @ V)
         long = None if far is None else least_squares(Z, far @ V)
-        return cls(Z, V, step, long)
+        return cls(Z, V, step, long, near)
 
     @property
     def long_angles(self) -> Array:
@@ -82,9 +111,8 @@ class GroupScores:
         assert self.far is not None
         found = turning_planes(self.far, still)
         P, count = found.P.copy(), len(found.angles)
-        seen = np.linalg.solve(P, self.near @ P)[: 2 * count, : 2 * count]
         x, y = np.arange(0, 2 * count, 2), np.arange(1, 2 * count, 2)
-        rough = np.arctan2(seen[y, x] - seen[x, y], seen[x, x] + seen[y, y])
+        rough = self._one_step(P, count)
         mirrored = rough < 0  # mθ is beyond π, the plane was taken to turn the other way
         P[:, y[mirrored]] *= -1
         turned = np.where(mirrored, -found.angles, found.angles)
@@ -94,6 +122,29 @@ class GroupScores:
         columns = np.stack([x[order], y[order]], axis=1).ravel()
         P[:, : 2 * count] = P[:, columns]
         return TurnedPlanes(P, angles[order], found.off_circle)
+
+    def _one_step(self, P: Array, count: int) -> Array:
+        """Return what the first ``count`` planes of P turn by in one token, in (−π, π].
+
+        With κ = Z P and q = P⁻¹ Vᵀ known, L_1 = Σ cos θ (κ_x q_x + κ_y q_y) + sin θ (κ_y q_x −
+        κ_x q_y) has two unknown numbers a plane: far fewer than the entries of T_1.
+        """
+        x, y = np.arange(0, 2 * count, 2), np.arange(1, 2 * count, 2)
+        if self.table is None:
+            seen = np.linalg.solve(P, self.near @ P)
+            return np.asarray(np.arctan2(seen[y, x] - seen[x, y], seen[x, x] + seen[y, y]))
+        keys, q = self.Z[: len(self.table)] @ P, np.linalg.solve(P, self.V.T)
+        left = self.table - keys[:, 2 * count :] @ q[2 * count :]
+
+        def products(one: Indices, other: Indices) -> Array:
+            each = np.einsum("ik,kc->kic", keys[:, one], q[other])
+            return np.asarray(each.reshape(count, left.size))
+
+        by_cosine = products(x, x) + products(y, y)
+        by_sine = products(y, x) - products(x, y)
+        terms = np.concatenate([by_cosine, by_sine])
+        cosine, sine = np.split(least_squares(terms.T, left.ravel()), 2)
+        return np.asarray(np.arctan2(sine, cosine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +210,9 @@ class TurnedAnswers:
         assert self.far is not None
         between, count = self.far.between, self.turning
         stills = [self.still if count is None else one.still_beside(count) for one in seen]
-        return [one.planes(between, still) for one, still in zip(seen, stills, strict=True)]
+        found = [one.planes(between, still) for one, still in zip(seen, stills, strict=True)]
+        clearest = min(found, key=lambda one: one.off_circle)
+        return [one.beside(clearest.angles, between) for one in found]
 
     def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
         """Return every group's K, and the queries of the first tokens."""
