@@ -196,6 +196,7 @@ class MultiHeadLearner(Configured):
         copies = tries * (H + 1) * (d + 2)
         fresh = tuning.conclusion.fresh
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
+        again = ", and H·r(2d − r) to polish them" if self.polish else ""
         entries, second = ("r(2d − r)", 0) if positions is None else ("2dr", H * r**2)
         return Plan(
             queries=None,
@@ -203,7 +204,7 @@ class MultiHeadLearner(Configured):
             tokens=2 * at_most + turned + 4 * copies + pole_tokens,
             rounds=tuning.plan.rounds
             * (tries + shorter + tuning.silence.tries + unlucky // tuning.restarts.search_counts),
-            formula=f"about H({entries} + 2d + 16) + d + 40 for H heads of rank r: "
+            formula=f"about H({entries} + 2d + 16) + d + 40 for H heads of rank r{again}: "
             f"{usual + second:,} for {H} of rank {r}",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
             most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *tuning.poles.lengths, *more),
