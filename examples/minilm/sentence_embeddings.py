@@ -162,4 +162,6 @@ def main(path: str, place: str = "0") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit("Say which recovered layer: python sentence_embeddings.py MODEL [LAYER]")
     main(*sys.argv[1:])
