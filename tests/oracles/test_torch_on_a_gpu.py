@@ -69,7 +69,7 @@ def test_tf32_is_named():
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         module, _ = drawn(64, 4, 0)
-        with pytest.raises(us.ModelMismatch, match="TF32 and autocast do"):
+        with pytest.raises(us.ModelMismatch, match="fewer bits than it answers with, as TF32"):
             us.learn(
                 us.oracles.from_torch(module.to("cuda")), us.learners.AttentionLayerLearner(64)
             )

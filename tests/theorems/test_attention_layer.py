@@ -343,11 +343,19 @@ def test_impostors_are_refused(trials, evidence):
     evidence("Impostors of a layer are refused", refused=refused, trials=refused)
 
 
+def test_float32_behind_float64_answers_is_refused_and_named():
+    target = layer(2, 4, 16, 0)
+    added = np.random.default_rng(0).standard_normal(16)
+    single = InFloat32(factors(2, 4, 16, 0), target.c)
+    with pytest.raises(us.ModelMismatch, match="float32 behind float64 answers"):
+        us.learn(lambda X: single(X) + added, Learner(16))
+
+
 @pytest.mark.parametrize("bits", [8, 11])
 def test_products_of_few_bits_are_refused_and_named(bits, trials):
     """TF32 and autocast, behind float32 answers."""
     for seed in range(trials(2, 20)):
-        with pytest.raises(us.ModelMismatch, match="TF32 and autocast do"):
+        with pytest.raises(us.ModelMismatch, match="fewer bits than it answers with, as TF32"):
             learned(in_tensor_cores(layer(2, 4, 16, seed), bits), 16)
 
 

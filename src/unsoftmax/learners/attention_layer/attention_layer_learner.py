@@ -401,9 +401,9 @@ class AttentionLayerLearner(Configured):
         if not np.max(shares) <= self.tuning.few_bits:
             return ""
         return (
-            f" Or it multiplies numbers of fewer bits than it answers with, as TF32 and autocast "
-            f"do (a share of {np.max(shares):.1e} is missed): switch that off, where you can, and "
-            "ask again."
+            f" Or it computes with fewer bits than it answers with, as TF32, autocast and float32 "
+            f"behind float64 answers do (a share of {np.max(shares):.1e} is missed): switch that "
+            "off where you can, or answer with as few bits."
         )
 
     @property
