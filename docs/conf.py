@@ -42,19 +42,28 @@ def displayed_formula(writer, node):
 
 
 class Measured(SphinxDirective):
-    """``{measured} CLAIM``: what evidence.md has beside that claim, copied into no page."""
+    """``{measured}`` with a claim as its body: what evidence.md has beside it, copied nowhere.
 
-    required_arguments = 1
+    The claim is the body because pages that don't know the directive show that, and no more.
+    """
+
+    has_content = True
+    optional_arguments = 1
     final_argument_whitespace = True
 
     def run(self):
         """Return a paragraph, or an error where there is no such row."""
+        if self.arguments or len(self.content) != 1:
+            raise self.error(
+                "Put the claim on a line of its own below ```{measured}, and nothing behind that: "
+                "GitHub shows only the block's body."
+            )
         evidence = Path(self.env.srcdir) / "evidence.md"
         self.env.note_dependency(str(evidence))
         lines = re.sub(" +", " ", evidence.read_text(encoding="utf-8")).splitlines()
         rows = [line.split("|") for line in lines]
         figures = {row[1].strip(): row[2].strip() for row in rows if len(row) == 6}
-        [claim] = self.arguments
+        [claim] = self.content
         if claim not in figures:
             raise self.error(f"No row of evidence.md claims {claim!r}.")
         text = f"Measured ([Evidence](/evidence.md)): *{claim}*: {figures[claim]}."
