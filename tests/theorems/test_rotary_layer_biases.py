@@ -139,6 +139,8 @@ def test_the_count_is_the_formula():
         ((16, 2, 1, 8), {"turning": 0.5}),  # partial rotary
         ((12, 2, 2, 12), {}),  # values of full rank: more rows than dimensions
         ((10, 1, 1, 4), {"base": 1e6}),  # one head
+        ((12, 1, 1, 2), {}),  # one plane: a query of a single key
+        ((16, 4, 4, 4), {"m": 8}),  # nothing shared, few outputs
     ],
 )
 def test_shapes(shape, settings):
@@ -173,6 +175,14 @@ def test_some_biases(kind):
     assert share_of_bounds(recovery, target) <= 1
     assert us.equivalent(recovery.model, target, errors=recovery.certificate.errors)
     assert whole_error(recovery.model, target) <= 1e-7
+
+
+def test_biases_that_noise_hides_are_said_to_count_to_no_bound():
+    target = rotary_layer(16, 4, 2, 4, 0, biases=1e-5)
+    target = changed(target, q_bias=0 * target.q_bias)
+    recovery = us.learn(InFloat32(target), us.learners.AttentionLayerLearner(16, rotary=True))
+    assert "w" not in recovery.certificate.errors
+    assert any("taken to have no biases" in sentence for sentence in recovery.certificate.assumes)
 
 
 def test_key_biases_of_slow_planes_may_be_large():

@@ -120,6 +120,12 @@ class MapReading:
         base, b = offsets.base, offsets.b[offsets.asked]
         coarser = round(-np.log2(self.tuning.nearer) * self.tuning.flip_rounds)
         _, steps = on_one_grid(base, steps, spare=4 + coarser)
+        if not np.all(np.any(steps, axis=1)):
+            raise ModelMismatch(
+                "Query tokens that open one head alone leave so little room that steps between "
+                "offsets are rounded away: two heads are too close to be told apart, or answers "
+                "are too coarse."
+            )
         y = np.zeros((0, len(steps), offsets.y.shape[2]))
         if len(b):
             y = yield from asked_beside(base + steps, b, "maps")

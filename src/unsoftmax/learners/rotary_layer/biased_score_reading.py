@@ -172,7 +172,7 @@ class BiasedScoreReading(TurnedScoreReading):
                     return self._lengths(wanted), True
                 return self._lengths(wanted * biased.spread / np.sqrt(shrinking)), False
             else:
-                longer = min(biased.spread / spread, biased.changed)
+                longer = min(biased.spread / spread, biased.changed) if spread else biased.changed
                 wanted *= longer
                 if longer < biased.changed:
                     return self._lengths(wanted), False
@@ -187,9 +187,10 @@ class BiasedScoreReading(TurnedScoreReading):
         asked = yield from self._answered(self.grid(*few), "pilot")
         if self._least_weight(asked) <= self.tuning.weight_noise * self.noise.relative:
             return np.inf
-        # a query token's own score is common to all keys
         scores = asked.scores(self.layer, self.values)
-        return float(np.std(scores, axis=2).mean(axis=0).max())
+        # a query token's own score is common to all keys, where there are several
+        spread = np.std(scores, axis=2) if scores.shape[2] > 1 else np.abs(scores[..., 0])
+        return float(spread.mean(axis=0).max())
 
     def _lengths(self, wanted: float) -> Lengths:
         """Return the length of keys L whose logits √(w²L² + (share·slope·L²)²) are so large."""

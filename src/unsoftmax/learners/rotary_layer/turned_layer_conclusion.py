@@ -73,7 +73,8 @@ class TurnedLayerConclusion:
         apart = nearest(np.reshape(scores, (model.H, (model.dim + 1) ** 2)))
         bounds, close = self.whole.close.bounds(errors, apart)
         longest = max((part.tokens for part in families), default=0)
-        assumed = (*self._assumed(longest), *close, *more_than_usual(widened))
+        unbiased = self._unbiased(judgement)
+        assumed = (*self._assumed(longest), *unbiased, *close, *more_than_usual(widened))
         return Found(self.model, Certificate(bounds, assumed), judgement.evidence, self._notes())
 
     # -- fresh sequences
@@ -199,6 +200,17 @@ class TurnedLayerConclusion:
             f"{self.tuning.samples} times, make of parameters.",
             f"Fresh sequences were of up to {longest} tokens: positions farther apart may be "
             "something else.",
+        )
+
+    def _unbiased(self, judgement: Judgement) -> tuple[str, ...]:
+        """Say what biases may be there where none were found."""
+        evidence = judgement.evidence
+        if has_biases(self.model) or not evidence.queries:
+            return ()
+        return (
+            "Keys and queries are taken to have no biases. Fresh answers may miss the model by "
+            f"{evidence.tolerance:.1e} of their size and pass: biases that move answers by less "
+            "are not seen, and no bound is one on them.",
         )
 
     def _notes(self) -> tuple[str, ...]:
