@@ -93,7 +93,9 @@ def in_words(found: Positions, learner: Any = None) -> str:
         f"before it does not: a sliding window. {NOT_HERE}",
         "labels": ". No learner here recovers positions from labels.",
         "distance": ", and a token's weight depends on its distance from the last one, whatever "
-        f"tokens are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE}",
+        f"tokens are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE} Biases "
+        "of keys and queries beside rotary positions look so where answers are noisy or rounded: "
+        "behind exact ones rotary=True recovers them.",
         "unclear": ". Rotary positions beside biases of keys and queries may do this: "
         "of one head LowRankHead recovers them, with rotary=True and biases=True. So may positions "
         "that are added to tokens, causal masks in more layers than one, and biases by distance, "

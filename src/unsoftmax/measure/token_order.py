@@ -198,7 +198,7 @@ def _read(
         return Positions("window", window=(int(distances[first - 1]), int(distances[first])))
     steady = np.flatnonzero(counts & (seen * seen[0] > 0))
     slopes = -np.diff(np.log(np.abs(seen[steady]))) / np.diff(distances[steady])
-    if len(slopes) > 1 and np.ptp(slopes) <= tuning.alike * slopes[0]:
+    if len(slopes) > 1 and slopes[0] > 0 and np.ptp(slopes) <= tuning.alike * slopes[0]:
         return Positions("slope", slope=float(slopes[0]))
     return Positions("distance")
 
