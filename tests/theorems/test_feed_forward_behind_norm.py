@@ -57,6 +57,17 @@ def test_nine_queries_for_each_neuron(trials, evidence):
     )
 
 
+@pytest.mark.parametrize("seed", [5, 6], ids=["kinks 4e-7 apart", "a crossing that goes astray"])
+def test_crossings_that_contradict_the_line_are_repeated_on_it(seed):
+    """A second line would make it 18 queries for each neuron or more."""
+    target = behind(layer(128, 512, 128, seed), seed)
+    oracle = Counted(hidden(target))
+    recovery = us.learn(oracle, learner(128, seed))
+    assert oracle.queries <= 12 * 512
+    assert off_by(recovery.model, target) < 1e-8
+    assert share_behind(recovery, target) < 1
+
+
 SHAPES = [(12, 24), (32, 64), (16, 40), (7, 9), (16, 2), (16, 1), (24, 48), (32, 8), (5, 5)]
 
 

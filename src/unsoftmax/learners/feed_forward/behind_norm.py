@@ -6,7 +6,7 @@ What a plain layer's answers tell by size, these tell by being in one plane:
 1. Along a line pieces span planes, and where two of them meet is a kink, which brings both to one
    scale (`arrangement.direction_kinks`). 2.9m queries.
 2. Steps beside the line: one unknown more for each, λ (`line_cells`, ``scaled=False``). 1.5m.
-3. Every hyperplane is crossed once more (`direction_spots`). 4m.
+3. Every hyperplane is crossed once more (`direction_spots`), 4m; some twice (`agreed_spots`).
 4. The Jacobian holds x: its share says what the unit is, and the sign of γ (`affine_part`).
 5. eps, from tokens at which u is small (`small_sums`). 16 queries.
 """
@@ -22,6 +22,7 @@ from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch
 from unsoftmax.arrangement.vector_kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
+from unsoftmax.learners.feed_forward.agreed_spots import AgreedSpots
 from unsoftmax.learners.feed_forward.direction_spots import DirectionSpots
 from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
@@ -39,7 +40,7 @@ from unsoftmax.learners.feed_forward.search_steps import (
 from unsoftmax.learners.feed_forward.small_sums import SmallSums
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
 
@@ -131,13 +132,15 @@ class SearchBehindNorm:
         )
         readings = yield from cells.run()
         columns, column_error, _ = cells.jumps()
-        rows = readings.solved(columns, column_error).along @ basis
-        bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
-        spots = yield from self._spots(rows, bias)
-        doubt = np.maximum(self.tuning.directions.errors * column_error, self.tuning.astray)
-        # of close kinks the line shows the places, and hardly the columns
-        doubt = np.where(column_error > self.tuning.unsure, np.inf, doubt)
+        met = x0 + kinks.t[:, None] * basis[0]
+
+        def cross(rows: Array, only: Indices | None) -> Generator[Round, Answers, Spots]:
+            return (yield from self._spots(rows, -np.sum(rows * met, axis=1), only))
+
+        crossing = AgreedSpots(readings, basis, columns, column_error, cross, self.tuning)
+        spots, doubt = yield from crossing.run()
         spots = checked_spots(spots, columns, doubt, look, self.tuning)
+        readings = cells.joined(readings, spots.columns[0])
         readings = yield from cells.settled(readings, *spots.columns)
         found = neurons_of(readings, spots, basis)
         sums = before_the_norm(found, readings.values, norm, self.tuning.affine)
@@ -181,7 +184,9 @@ class SearchBehindNorm:
         piece = kinks.pieces[int(np.searchsorted(kinks.t, t))]
         return self.normed.noise * float(np.linalg.norm(piece.at(t)))
 
-    def _spots(self, rows: Array, bias: Array) -> Generator[Round, Answers, Spots]:
+    def _spots(
+        self, rows: Array, bias: Array, only: Indices | None
+    ) -> Generator[Round, Answers, Spots]:
         own = self.normed.noise
         crossing = DirectionSpots(
             self._ask("crossings"),
@@ -190,6 +195,7 @@ class SearchBehindNorm:
             self.normed.look.length,
             lambda x: np.full(len(x), own),
             self.rng,
+            only=only,
             tuning=self.tuning.spots,
             systematic=self.normed.systematic,
         )

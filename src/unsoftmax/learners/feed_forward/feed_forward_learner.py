@@ -130,7 +130,7 @@ class FeedForwardLearner(Configured):
     seed: int = 0
     tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

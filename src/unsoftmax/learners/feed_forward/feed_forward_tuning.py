@@ -56,6 +56,10 @@ class FeedForwardTuning:
     """Behind a norm, columns that the line shows to no more than this are not compared with those
     of the crossings: kinks so close to each other have right places and wrong columns. What the
     crossings show must then explain answers beside hyperplanes, and fresh ones."""
+    recrossed: float = 0.2
+    recrossings: int = 2
+    """Behind a norm, crossings that contradict the line are repeated, and with them those that show
+    a column off by more than ``unsure``: where they are no larger a share of all, and how often."""
     unclear: float = 1.0
     """Neurons smaller than so many of their errors are none. Those that noise of
     1e-7 made had 0.2 to 0.5, real ones 10 or more where a line was of any use."""

@@ -73,6 +73,27 @@ class Spots:
             error=np.where(which, error, self.error),
         )
 
+    def crossed_again(self, which: Indices, more: Spots) -> Spots:
+        """Put crossings of some in the place of theirs; keep all that was asked."""
+
+        def put(mine: Array, its: Array) -> Array:
+            new = mine.copy()
+            new[which] = its
+            return new
+
+        crossed = self.crossed
+        if crossed is not None and more.crossed is not None:
+            crossed = put(crossed, more.crossed)
+        tokens, answers = (np.vstack(pair) for pair in zip(self.asked, more.asked, strict=True))
+        return Spots(
+            put(self.bends, more.bends),
+            put(self.error, more.error),
+            put(self.ways, more.ways),
+            put(self.points, more.points),
+            (tokens, answers),
+            crossed,
+        )
+
     def biases(self, rows: Array) -> Array:
         """Return the biases of neurons whose rows are known, b_i of norm 1."""
         if self.crossed is not None:

@@ -47,6 +47,9 @@ class LineCellTuning:
     """Jumps span no dimension in which none is more than this."""
     gain: float = 300.0
     """Condition of a group's columns beyond which it is divided: parallel columns."""
+    narrow: float = 100.0
+    """Once columns are known better, places whose readings are off by so many times what is usual
+    are left out, unless columns are parallel indeed: they were between two close kinks."""
     crossings: tuple[float, ...] = (1e-3, 0.02, 0.02, 0.02, 0.25)
     """Expected number of hyperplanes that a step crosses, if neurons have all directions alike, by
     the dimensions to spare between two places. Longer steps are more precise; more of them have to
@@ -381,6 +384,20 @@ class LineCells:
                 )
             readings = yield from self._asked(readings.shorter(left), left)
         return readings
+
+    def joined(self, readings: CellReadings, columns: Array) -> CellReadings:
+        """Leave out places of short steps where columns known better need none between kinks."""
+        cuts, errors = readings.cuts, np.median(readings.errors, axis=1)
+        kept, most = [0], self.tuning.narrow * float(np.median(errors))
+        for k in range(1, len(cuts) - 1):
+            group = columns[cuts[kept[-1]] : cuts[k + 1]]
+            close = errors[k] > most and len(group) <= self._group
+            if not close or np.linalg.cond(group) > self.tuning.gain:
+                kept.append(k)
+        if len(cuts) > 1:
+            kept.append(len(cuts) - 1)
+        names = ("cuts", "places", "values", "y", "errors", "step")
+        return replace(readings, **{name: getattr(readings, name)[kept] for name in names})
 
     def _asked(
         self, readings: CellReadings, directions: Indices

@@ -14,7 +14,7 @@ from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
-from unsoftmax.probes import Array, Round, Singles
+from unsoftmax.probes import Array, Flags, Round, Singles
 from unsoftmax.protocol import Answers
 
 
@@ -35,6 +35,14 @@ def drawn_line(dim: int, offset: float, rng: np.random.Generator) -> tuple[Array
     return basis, origin * (offset / np.linalg.norm(origin))
 
 
+def unlike(spots: Spots, columns: Array, column_error: Array, errors: float) -> Flags:
+    """Tell which crossings show other columns than these, by more than so many errors."""
+    again, error = spots.columns
+    moved = np.linalg.norm(again - columns, axis=1)
+    # of bends that are no numbers, too
+    return ~np.asarray(moved <= errors * np.hypot(column_error, error))
+
+
 def checked_spots(
     spots: Spots,
     columns: Array,
@@ -46,9 +54,7 @@ def checked_spots(
 
     Of coarse answers a few may: they are kept as the line showed them, for the fit to judge.
     """
-    again, error = spots.columns
-    moved = np.linalg.norm(again - columns, axis=1)
-    off = ~(moved <= tuning.moved * np.hypot(column_error, error))
+    off = unlike(spots, columns, column_error, tuning.moved)
     coarse = look.noise > tuning.fitted.coarse
     if np.sum(off) > (tuning.doubtful * len(off) if coarse else 0):
         raise ModelMismatch(
