@@ -204,3 +204,20 @@ def test_another_dimension_is_said_in_the_command_s_words(tmp_path, words, says,
     assert done.returncode == 3, done.stderr
     assert says in said
     assert not re.search(rf"\b({not_said})", said.replace("dimension", "").replace("--dim", ""))
+
+
+def test_what_is_missing_is_named_by_its_option(tmp_path):
+    shapes = {"q": (8, 12), "k": (4, 12), "v": (4, 12), "o": (12, 8)}
+    layer = {f"{n}_proj.weight": rng.standard_normal(s) for n, s in shapes.items()}
+    np.savez(tmp_path / "one.npz", **layer)  # type: ignore[arg-type]
+    both = {f"{i}.{n}": x for i in "ab" for n, x in layer.items()}
+    np.savez(tmp_path / "two.npz", **both)  # type: ignore[arg-type]
+    for words, says in (
+        (("one.npz", "--heads", 4), "where query heads share key heads, give --kv-heads"),
+        (("two.npz", "--heads", 4), "2 attention layers are there: name one with --layer: a, b."),
+    ):
+        refused = run(tmp_path, "convert", *words)
+        assert refused.returncode == 2
+        assert says in " ".join(refused.stderr.split())
+    done = run(tmp_path, "convert", "two.npz", "--heads", 4, "--layer", "b", "--kv-heads", 2)
+    assert done.returncode == 0, done.stderr

@@ -321,6 +321,10 @@ def test_heads_that_share_keys_alone_or_values_alone_do_not_share(own):
 def test_only_layers_go_back():
     with pytest.raises(TypeError, match="takes an AttentionLayer; this is a SingleHead"):
         us.to_projections(us.SingleHead([[1.0]], [1.0]))  # type: ignore[arg-type]
+    q = np.ones((2, 2))
+    turned = us.from_projections(q, q, q, q, heads=1, rotary_base=1e4)
+    with pytest.raises(TypeError, match=r"a RotaryLayer, whose own arrays, \.arrays\(\)"):
+        us.to_projections(turned)  # type: ignore[arg-type]
 
 
 # -- whole sub-layers by their names

@@ -346,3 +346,13 @@ def test_relative_errors_see_biases():
     other = changed(target, k_bias=target.k_bias + 1e-3)
     assert relative_errors(other, target)[1] == 0
     assert whole_error(other, target) > 1e-5
+
+
+def test_another_base_is_named_alone():
+    """Biases are read before frequencies are compared, so nothing is said of their size."""
+    target = rotary_layer(16, 4, 2, 4, 0, biases=0.3)
+    with pytest.raises(us.ModelMismatch, match="other frequencies") as refusal:
+        learn(target, rotary=False, rotary_base=1.1e4)
+    assert "too large" not in str(refusal.value)
+    found = refusal.value.determined["frequencies"]
+    assert np.allclose(found, target.rotary.frequencies, rtol=1e-6)

@@ -88,7 +88,9 @@ def convert(
 def _in_options(said: str) -> str:
     """Name options as the command line has them."""
     for mine, theirs in (
-        ("looked for q", "looked for W and v, for q"),
+        ("looked for q", "looked for W and v, for A, b, B and c, for q"),
+        ("give kv_heads", "give --kv-heads"),
+        ("layers are there: name one of", "layers are there: name one with --layer:"),
         ("leave coordinate out", "leave --coordinate out"),
         ("Without eps", "Without --norm-eps"),
         ("give eps with it", "give --norm-eps with --norm-before or --norm-behind"),

@@ -205,10 +205,9 @@ def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) ->
     for one in certified_bounds(recovery.model, recovery.certificate.errors):
         if not one.norm and not one.bound:
             continue  # assumed to be 0, not learned
-        relative = f", {one.bound / one.norm:.1e} of its norm" if one.norm else ""
+        relative = f", {one.bound / one.norm:.1e} of {one.beside}" if one.norm else ""
         told = f", {WITHIN}" if one.words == WITHIN else relative
-        label = f"{one.label}," if "," in one.label else one.label
-        rows.append((f"error of {label} at most", f"{one.bound:.1e}{told}"))
+        rows.append((f"error of {one.label} at most", f"{one.bound:.1e}{told}"))
     rows += [holdout_row(recovery), ("seconds", f"{seconds:.1f}")]
     checked = "" if recovery.evidence.passed else ", unchecked"
     show_table(f"Recovered{checked}: {recovery.model!r}", rows)

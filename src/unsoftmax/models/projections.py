@@ -370,7 +370,8 @@ def to_projections(
     """
     if not isinstance(layer, AttentionLayer):
         raise TypeError(
-            f"to_projections takes an AttentionLayer; this is a {type(layer).__name__}."
+            f"to_projections takes an AttentionLayer; this is a {type(layer).__name__}, whose own "
+            "arrays, .arrays(), are what it computes with."
         )
     if names is not None and scheme_of(names).square:
         heads, head_dim = _square(layer, heads, head_dim, names)

@@ -14,8 +14,11 @@ FUNCTION = {"constant": "the function at x = 0", "slope": "the function, more pe
 NETWORK = {"constant": "the network at p = 0", "slope": "the network, more per ‖p‖"}
 """What certificates bound that is no parameter; of several heads p is what all of them pool."""
 
-TURNED = {"W": "W(Δ), beside the norm of W(0)"}
+TURNED = {"W": "W(Δ)"}
 """Names of parameters of which there are many, one for each distance."""
+
+AT_HAND = {"W": "the norm of W(0)"}
+"""What their bounds stand beside, instead of their own norms."""
 
 BESIDE = {"w": ("W",), "b": ("A",), "c": ("v", "M", "B"), "shift": ("scale",)}
 """What a bias is added to: beside this a bound on it is large or small."""
@@ -32,6 +35,8 @@ class CertifiedBound:
     norm: float | None
     """Of the parameter; None of a function."""
     words: str
+    beside: str = "its norm"
+    """Which norm that is."""
 
 
 def certified_bounds(model: Model, errors: Mapping[str, float]) -> tuple[CertifiedBound, ...]:
@@ -46,9 +51,11 @@ def certified_bounds(model: Model, errors: Mapping[str, float]) -> tuple[Certifi
         norm = model.parameter_norm(name)
         beside = [model.parameter_norm(one) for one in BESIDE.get(name, ()) if one in errors]
         words = certainty(bound, norm, max(beside, default=0.0))
-        turned = isinstance(model, (RotaryHead, RotaryHeads, RotaryLayer))
-        label = TURNED.get(name, name) if turned else name
-        found.append(CertifiedBound(label, bound, norm, words))
+        if isinstance(model, (RotaryHead, RotaryHeads, RotaryLayer)) and name in TURNED:
+            words = words.replace("its norm", AT_HAND[name]).replace("its size", AT_HAND[name])
+            found.append(CertifiedBound(TURNED[name], bound, norm, words, AT_HAND[name]))
+        else:
+            found.append(CertifiedBound(name, bound, norm, words))
     return tuple(found)
 
 

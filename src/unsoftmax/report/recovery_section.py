@@ -13,7 +13,7 @@ from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import bounds_panel, course_panels, residuals_panel
 from unsoftmax.protocol import Course, FunctionBound
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
-from unsoftmax.report.certified_bounds import certified_bounds
+from unsoftmax.report.certified_bounds import CertifiedBound, certified_bounds
 from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.wording import parameter_rows, purpose_rows
 
@@ -103,14 +103,19 @@ def _recovered(recovery: Recovery[Any]) -> Part:
     )
 
 
+def _whose(one: CertifiedBound) -> str:
+    """Say whose norm stands in a row, where it is not the parameter's own."""
+    return "" if one.beside == "its norm" else f", {one.beside}"
+
+
 def _how_sure(recovery: Recovery[Any]) -> Part:
     bounds = certified_bounds(recovery.model, recovery.certificate.errors)
     rows = tuple(
         (
             one.label,
             scientific(one.bound),
-            "" if one.norm is None else scientific(one.norm),
-            one.words.removeprefix("known to ").removesuffix(" of its norm"),
+            "" if one.norm is None else scientific(one.norm) + _whose(one),
+            one.words.removeprefix("known to ").removesuffix(f" of {one.beside}"),
         )
         for one in bounds
     )

@@ -286,7 +286,8 @@ def _as_told(found: Array, told: Rotary, unsure: float) -> Array:
         raise ModelMismatch(
             "Scores turn with distance at other frequencies than those of the given rotary: "
             f"{_listed(found)} radians per token were found, {_listed(folded)} were given. "
-            "rotary=True without rotary_base finds them."
+            "rotary=True without rotary_base finds them.",
+            determined={"frequencies": found},
         )
     return np.asarray(given[: len(found)])
 

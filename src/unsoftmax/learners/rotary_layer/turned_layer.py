@@ -147,6 +147,8 @@ class TurnedLayerTask:
             try:
                 conclusion = yield from self._attempted(biased=True)
             except _REFUSALS as again:
+                if "frequencies" in getattr(again, "determined", {}):
+                    raise  # they are not the given ones: biases have been read
                 if not still:
                     raise refused from again
                 raise _naming_biases(again, _LARGE) from again
