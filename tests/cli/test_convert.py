@@ -129,7 +129,7 @@ def test_a_whole_sub_layer_and_one_with_other_weights(folder):
         (["verify", "service:layer", "--weights", "head.npz"], "convert head.npz --out"),
         (["convert", "head.npz", "--heads", "2"], "leave out --heads"),
         (["convert", "head.npz", "--kv-heads", "1"], "leave out --kv-heads"),
-        (["convert", "strange.npz"], "looked for W and v, for q, k, v and o"),
+        (["convert", "strange.npz"], "looked for W and v, for A, b, B and c, for q, k, v and o"),
         (["convert", "bent.npz"], "as a SingleHead: v must have shape"),
     ],
 )
