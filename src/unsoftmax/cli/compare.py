@@ -88,7 +88,7 @@ def _rows(result: Equivalence, values: list[float] | None) -> list[tuple[str, st
     rows = [
         ("verdict", said),
         ("decided by", result.by),
-        ("largest relative difference", f"{result.gap:.1e}"),
+        ("largest relative difference of parameters", f"{result.gap:.1e}"),
     ]
     if result.share is not None:
         rows.append(("largest difference", f"{result.share:.3g} times what the certificate allows"))
