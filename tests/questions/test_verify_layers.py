@@ -22,6 +22,7 @@ from tests.questions.layer_services import (
     served,
 )
 from tests.questions.services import LADDER
+from tests.rotary_layers import rotary_layer
 from tests.truth import Counted
 from unsoftmax.cli.commands import app
 from unsoftmax.cli.minilm import minilm_layer
@@ -358,3 +359,27 @@ def test_changed_weights_are_not_laid_to_the_arithmetic_alone():
     assert result.verdict == "different"
     assert "missed by the target's arithmetic" not in " ".join(result.notes)
     assert "roundoff" not in " ".join(us.verify(target, target).notes)
+
+
+def test_the_command_calls_other_shapes_different(tmp_path):
+    claimed, narrow = rotary_layer(8, 2, 2, 4, 0), rotary_layer(6, 2, 2, 4, 0)
+    claimed.save(tmp_path / "claimed.safetensors")
+    narrow.save(tmp_path / "narrow.safetensors")
+    arrays = claimed.arrays()
+    arrays |= {"O": arrays["O"][:, :5], "c": arrays["c"][:5], "residual": np.array(False)}
+    us.RotaryLayer.from_arrays(arrays).save(tmp_path / "fewer.safetensors")
+    weights = ["--weights", str(tmp_path / "claimed.safetensors"), "--json"]
+    for other in ("narrow", "fewer"):
+        done = CliRunner().invoke(app, ["verify", str(tmp_path / f"{other}.safetensors"), *weights])
+        said = json.loads(done.stdout)
+        assert (done.exit_code, said["status"], said["verdict"]) == (1, 1, "different"), other
+
+
+def test_an_m_beside_value_biases_is_said_to_move_c_as_well():
+    model, rng = attention("none", 0), np.random.default_rng(0)
+    changed, b = changed_array(model, "heads.1.M", 1e-3, rng), rng.standard_normal(model.dim)
+    a = changed.arrays()
+    moved = (a["heads.1.M"] - model.arrays()["heads.1.M"]) @ b
+    found = us.verify(us.AttentionLayer.from_arrays({**a, "c": a["c"] + moved}), model)
+    assert (found.verdict, found.tensor) == ("different", None)
+    assert "beside value biases" in found.notes[-1]

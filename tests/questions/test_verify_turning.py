@@ -135,6 +135,8 @@ def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, tria
         found = us.verify(laid_out, model, seed=seed)
         assert found.verdict == "different"
         assert found.tensor is None or "frequencies" not in found.tensor
+        if kind == "layer" and found.tensor is None and "no change of one" in found.notes[-1]:
+            assert "another layout" in found.notes[-1]
         if kind == "layer":
             without = us.RotaryLayer.from_arrays({**a, "residual": not model.residual})
             if model.outputs == model.dim:
@@ -168,6 +170,37 @@ def test_several_changed_tensors_are_not_called_one():
     assert us.verify(with_change(heads, "Q", 1e-3, 0), heads).tensor == "scores of every head"
     both = with_change(with_change(heads, "v", 1e-3, 0, 1), "c", 1e-3, 1)
     assert us.verify(us.RotaryHeads.from_arrays(both.arrays()), heads).tensor == "c, v of head 1"
+
+
+def test_an_output_beside_value_biases_is_said_to_move_c_as_well():
+    layer, b = rotary_layer(16, 4, 2, 4, 0), np.random.default_rng(0).standard_normal(4)
+    a = layer.arrays()
+    moved = np.array(a["O"])
+    moved[1, 2, 3] += 1e-3
+    served = us.RotaryLayer.from_arrays({**a, "O": moved, "c": a["c"] + (moved - a["O"])[1] @ b})
+    found = us.verify(served, layer)
+    assert (found.verdict, found.tensor) == ("different", None)
+    assert "so does one O beside value biases" in found.notes[-1]
+
+
+def test_plain_weights_of_a_rotary_layer_are_told_of_positions():
+    layer = rotary_layer(16, 4, 4, 4, 0)
+    a = layer.arrays()
+    values, scores = a["O"] @ a["V"], a["K"].transpose(0, 2, 1) @ a["Q"]
+    heads = [us.LayerHead(*one) for one in zip(values, scores, strict=True)]
+    plain = us.AttentionLayer(heads, a["c"], residual=layer.residual)
+    assert any("have no positions" in note for note in us.verify(layer, plain).notes)
+    assert not any("have no positions" in note for note in us.verify(layer, layer).notes)
+    assert not any("have no positions" in note for note in us.verify(plain, plain).notes)
+
+
+def test_of_many_tensors_the_command_shows_those_that_show_least(tmp_path):
+    layer = rotary_layer(16, 4, 4, 4, 0)
+    layer.save(tmp_path / "layer.safetensors")
+    words = ("verify", "layer.safetensors", "--weights", "layer.safetensors")
+    said = run(tmp_path, *words).stdout
+    assert said.count("smallest change of") == 6
+    assert "others (--out keeps them all), at most" in " ".join(said.replace("│", " ").split())
 
 
 def test_more_heads_than_dimensions_are_not_looked_at_one_by_one():

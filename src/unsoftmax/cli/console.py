@@ -67,6 +67,10 @@ class Refusal(Exception):
     """A user's mistake; its message says what to do instead."""
 
 
+class NotServed(ModelMismatch):
+    """The target takes or gives other shapes than the weights it is asked about: `verify`'s no."""
+
+
 def status_of(error: BaseException) -> int:
     """Return the exit status that tells programs what happened."""
     if isinstance(error, Terminated):
@@ -75,6 +79,7 @@ def status_of(error: BaseException) -> int:
         (Refusal, 2),
         (LedgerError, 2),
         (AlgorithmError, 2),
+        (NotServed, 1),
         (NotIdentifiable, 3),
         (ModelMismatch, 3),
         (BudgetExceeded, 4),
@@ -125,6 +130,8 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
     stderr.print(printable(said), markup=False, highlight=False, soft_wrap=True)
     if options.get("as_json"):
         content = {"error": name, "message": message, "status": status_of(error)}
+        if isinstance(error, NotServed):
+            content["verdict"] = "different"
         if isinstance(error, BudgetExceeded):
             content |= {"spent": error.spent, "needed": error.needed}
             content["needed_tokens"] = error.needed_tokens

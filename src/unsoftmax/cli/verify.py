@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
     Debug,
+    NotServed,
     Refusal,
     show_json,
     show_table,
@@ -42,6 +45,7 @@ from unsoftmax.cli.run_options import (
     Workers,
     sentences,
 )
+from unsoftmax.errors import DimensionRefused
 from unsoftmax.questions import Verification
 from unsoftmax.questions import verify as run
 from unsoftmax.questions.known_claims import can_be_claimed
@@ -103,7 +107,7 @@ def verify(
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
     began = time.monotonic()
-    with sentences(ledger), watching() as watcher:
+    with _answering_no(), sentences(ledger), watching() as watcher:
         result = run(
             oracle,
             model,
@@ -128,7 +132,7 @@ def verify(
         show_json(result.to_json())
     else:
         stdout.print(f"{target} and {weights}", markup=False, highlight=False, soft_wrap=True)
-        show_table("", _rows(result, time.monotonic() - began))
+        show_table("", _rows(result, time.monotonic() - began, kept=out is not None))
         for note in result.notes:
             stdout.print(f"Note: {note}", markup=False, highlight=False)
         if files:
@@ -136,12 +140,30 @@ def verify(
     raise typer.Exit(_STATUS[result.verdict])
 
 
-def _rows(result: Verification, seconds: float) -> list[tuple[str, str]]:
+@contextmanager
+def _answering_no() -> Iterator[None]:
+    """Turn a target of other shapes into the answer that it does not serve the weights."""
+    try:
+        yield
+    except DimensionRefused as error:
+        raise NotServed(" ".join([str(error), *getattr(error, "__notes__", ())])) from error
+
+
+def _rows(
+    result: Verification, seconds: float, *, kept: bool, most: int = 6
+) -> list[tuple[str, str]]:
+    """Return the rows of the table; of many tensors the ``most`` whose changes show least."""
     rows = [("verdict", result.verdict), ("queries", str(result.queries))]
     if result.tensor is not None:
         rows.append(("changed", result.tensor))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
     rows.append(("largest miss", f"{result.largest_miss:.2g} times what is allowed for"))
-    for name, change in result.power.items():
+    worst = list(result.power.items())
+    if len(worst) > most:
+        worst.sort(key=lambda item: -item[1])
+    for name, change in worst[:most]:
         rows.append((f"smallest change of {name} that would show", f"{change:.1e}"))
+    if rest := worst[most:]:
+        where = f"all are in {VERIFICATION_FILE}" if kept else "--out keeps them all"
+        rows.append((f"of {len(rest)} others ({where}), at most", f"{rest[0][1]:.1e}"))
     return [*rows, ("seconds", f"{seconds:.1f}")]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import scipy
 
-from unsoftmax.errors import OracleError
+from unsoftmax.errors import DimensionRefused
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences
@@ -29,6 +29,7 @@ MISSED = (
     "Identities that hold for every such model are missed, as coarse arithmetic misses them and "
     "other models do"
 )
+NOT_SERVED = "it does not serve them."
 STRANGE = (
     "Answers miss identities that hold for every such model by more than the arithmetic of their "
     "format explains: the target does something else as well."
@@ -99,14 +100,14 @@ def _refuse_width(claim: Claim, answers: Answers) -> None:
 
     Raises
     ------
-    OracleError
+    DimensionRefused
         The target does not answer with so many numbers.
     """
     width = answers[0].shape[1:]
     if claim.outputs is not None and width != (claim.outputs,):
-        raise OracleError(
-            f"The target answers with {width[0]} numbers, these weights with {claim.outputs}: it "
-            "does not serve them."
+        numbers = "1 number" if width[0] == 1 else f"{width[0]} numbers"
+        raise DimensionRefused(
+            f"The target answers with {numbers}, these weights with {claim.outputs}: {NOT_SERVED}"
         )
 
 

@@ -42,6 +42,7 @@ from unsoftmax.questions.located import NEAR, Located, Search
 RESIDUAL = "the residual connection"
 NEURONS = "A, b or B"
 SEVERAL = "no change of one tensor alone explains the answers."
+VALUE_BIAS = "M of one head beside value biases, which are part of c, changes two at once."
 NORM = "a norm before the layer is not looked at by itself."
 
 
@@ -478,5 +479,6 @@ def _named(names: list[str], claim: ServedVectors, tuning: ChangedPartTuning) ->
     if len(names) > tuning.most:
         return Located(None, NEAR)
     if not names:
-        return Located(None, SEVERAL if claim.before is None else f"{SEVERAL[:-1]}; {NORM}")
+        here = f"{SEVERAL[:-1]}; {NORM}" if claim.before is not None else SEVERAL
+        return Located(None, f"{here} {VALUE_BIAS}" if isinstance(claim, ServedLayer) else here)
     return Located(" or ".join(names))

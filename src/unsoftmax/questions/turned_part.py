@@ -38,6 +38,11 @@ from unsoftmax.questions.rotary_search import (
     with_value,
 )
 
+SEVERAL_HERE = (
+    f"{SEVERAL} Rows of K and Q in another layout change two tensors at once; so does one O beside "
+    "value biases, which are part of c."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TurnedPartTuning:
@@ -219,7 +224,9 @@ def _of_scores(
     """Tell which tensor the scores of heads were changed by."""
     names = _candidates(claim, heads)
     # what moves the scores of several groups may be more than one tensor: frequencies must show
-    unclear = Located(" or ".join(names)) if names != ["frequencies"] else Located(None, SEVERAL)
+    unclear = (
+        Located(" or ".join(names)) if names != ["frequencies"] else Located(None, SEVERAL_HERE)
+    )
     one = _alone(claim, heads, tuning)
     if one is None:
         return unclear
@@ -228,7 +235,7 @@ def _of_scores(
         return unclear
     told = [claim.named(name, heads[0]) for name in found.tensor.split(", ")]
     if len(heads) > 1 and not set(told) <= set(names):
-        return Located(None, SEVERAL)
+        return Located(None, SEVERAL_HERE)
     return Located(", ".join(told))
 
 
@@ -265,4 +272,4 @@ def _alone(
 def _named(names: list[str], tuning: ChangedPartTuning) -> Located:
     if len(names) > tuning.most:
         return Located(None, NEAR)
-    return Located(" or ".join(names)) if names else Located(None, SEVERAL)
+    return Located(" or ".join(names)) if names else Located(None, SEVERAL_HERE)

@@ -32,6 +32,7 @@ from unsoftmax.models.files import read_json, replace_file
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import (
+    NOT_SERVED,
     AnswerErrors,
     AnswerErrorTuning,
     Seen,
@@ -56,6 +57,10 @@ BUDGET_SPENT = "the budget is spent."
 ABSOLUTE = "What changes of these would show is said as norms, of others as shares."
 WITHIN_CERTIFICATE = (
     "The weights are a recovery's: answers were allowed what its certificate leaves open."
+)
+NO_POSITIONS = (
+    "The claimed weights have no positions: a target whose scores turn with distance (rotary "
+    "positions) would answer like this, and so would one with any others."
 )
 FEW_ANSWERS = "All answers are one of a few numbers: labels, or rounded too coarsely to tell."
 
@@ -352,6 +357,8 @@ def _notes(claim: Claim, errors: AnswerErrors) -> tuple[str, ...]:
     zeros = [name for name, (norm, _) in norms if 0 < norm <= bound(name)]
     if zeros:
         certified.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
+    if errors.strange and claim.attends and "frequencies" not in claim.tensors():
+        certified.append(NO_POSITIONS)
     return (*errors.notes(), *([claim.note] if claim.note else []), *certified)
 
 
@@ -456,7 +463,10 @@ def verify(
     ------
     TypeError, ValueError
         ``model`` is of no class that is known, or a setting is out of range.
-    BudgetExceeded, OracleError, LedgerError, LedgerMismatch, DimensionRefused
+    DimensionRefused
+        The target takes tokens of another dimension, or answers with another number of numbers: it
+        does not serve these weights. The command line's status is that of "different".
+    BudgetExceeded, OracleError, LedgerError, LedgerMismatch
         As `unsoftmax.learn` raises them.
 
     Examples
@@ -486,9 +496,10 @@ def verify(
         try:
             found = campaign.run(verifier.steps(0))
         except DimensionRefused as error:
-            said = str(error).replace("use that as dim.", "it does not serve these weights.")
-            error.args = (said,)
-            error.add_note(f"These weights take tokens of dimension {model.dim}.")
+            if not str(error).endswith(NOT_SERVED):
+                said = str(error).replace("use that as dim.", "it does not serve these weights.")
+                error.args = (said,)
+                error.add_note(f"These weights take tokens of dimension {model.dim}.")
             raise
         return replace(
             found,
