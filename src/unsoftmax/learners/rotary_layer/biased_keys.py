@@ -18,48 +18,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.key_answers import KeyAnswers, Weights
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers, KeyedTokens, Weights
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Design, Indices, Probes, Purpose
+from unsoftmax.probes import Array, Design, Indices, Purpose
 
 
 @dataclass(frozen=True, slots=True)
-class SpacedKeys(Probes):
+class SpacedKeys(KeyedTokens):
     """Sequences [s a_1; …; s a_n; 0 …; b] + base, made slice by slice.
 
     Attributes
     ----------
-    keys : ndarray (blocks, n, d)
-    queries : ndarray (T, d)
-    block, token : ndarray (Q,)
-        Which block is asked beside which query token.
-    scale : ndarray (Q,)
-        s.
     between : int
         Zero tokens between keys and query token.
     base : ndarray (d,)
         What is added to all tokens.
     """
 
-    keys: Array
-    queries: Array
-    block: Indices
-    token: Indices
-    scale: Array
-    between: int
-    base: Array
-
-    @property
-    def tokens(self) -> int:  # noqa: D102
-        return int(self.keys.shape[1]) + 1 + self.between
-
-    @property
-    def dim(self) -> int:  # noqa: D102
-        return int(self.keys.shape[2])
-
-    def __len__(self) -> int:
-        return len(self.block)
+    base: Array = field(kw_only=True)
 
     def __getitem__(self, span: slice) -> Array:
         b, n = self.queries[self.token[span]], self.keys.shape[1]
@@ -69,10 +46,7 @@ class SpacedKeys(Probes):
         return X + self.base
 
     def design(self) -> Design:  # noqa: D102
-        places = np.array([self.block, self.token], dtype=np.float64)
-        between = np.array([float(self.between)])
-        asked = {"keys": self.keys, "queries": self.queries, "places": places}
-        return {**asked, "scale": self.scale, "between": between, "base": self.base}
+        return {**KeyedTokens.design(self), "base": self.base}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +63,7 @@ class BiasedKeyAnswers(KeyAnswers):
 
     base: Array = field(kw_only=True)
 
-    def asked(self, which: Indices, phase: str, purpose: Purpose) -> Probes:
+    def asked(self, which: Indices, phase: str, purpose: Purpose) -> SpacedKeys:
         """Return what some of them are answers to."""
         return SpacedKeys(
             self.keys,
@@ -98,7 +72,7 @@ class BiasedKeyAnswers(KeyAnswers):
             self.token[which],
             self.scale[which],
             self.between,
-            self.base,
+            base=self.base,
             phase=phase,
             purpose=purpose,
         )

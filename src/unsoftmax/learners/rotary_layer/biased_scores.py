@@ -27,7 +27,6 @@ from unsoftmax.learners.rotary_layer.turned_scores import (
     TurnedAnswers,
     TurnedHeads,
     columns_of_groups,
-    common_angles,
     distances_of,
     least_squares,
 )
@@ -113,12 +112,8 @@ class BiasedTurnedAnswers(TurnedAnswers):
 
     def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
         """Return every group's K and b_k, and the queries of the first tokens."""
-        planes = self.planes(seen)
-        if len({len(one.angles) for one in planes}) > 1:
-            raise np.linalg.LinAlgError("other planes turn in one group than in another")
-        angles = common_angles(planes) if self.angles is None else self.angles
-        count = (self.rank + 1) // 2
-        rotary = Rotary(np.pad(angles, (0, count - len(angles))))
+        planes, count = self.planes(seen), (self.rank + 1) // 2
+        angles, rotary = self.common(planes)
         keys = self.first.keys.reshape(-1, self.first.keys.shape[2])
         homogeneous = np.hstack([keys, np.ones((len(keys), 1))])
         found: list[GroupKeys] = []

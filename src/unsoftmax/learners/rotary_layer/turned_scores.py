@@ -214,14 +214,17 @@ class TurnedAnswers:
         clearest = min(found, key=lambda one: one.off_circle)
         return [one.beside(clearest.angles, between) for one in found]
 
-    def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
-        """Return every group's K, and the queries of the first tokens."""
-        planes = self.planes(seen)
+    def common(self, planes: Sequence[TurnedPlanes]) -> tuple[Array, Rotary]:
+        """Return the angles of planes that turn, and the frequencies of all."""
         if len({len(one.angles) for one in planes}) > 1:
             raise np.linalg.LinAlgError("other planes turn in one group than in another")
         angles = common_angles(planes) if self.angles is None else self.angles
-        count = (self.rank + 1) // 2
-        rotary = Rotary(np.pad(angles, (0, count - len(angles))))
+        return angles, Rotary(np.pad(angles, (0, (self.rank + 1) // 2 - len(angles))))
+
+    def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
+        """Return every group's K, and the queries of the first tokens."""
+        planes, count = self.planes(seen), (self.rank + 1) // 2
+        _, rotary = self.common(planes)
         keys = self.first.keys.reshape(-1, self.first.keys.shape[2])
         found = []
         for one, plane in zip(seen, planes, strict=True):
