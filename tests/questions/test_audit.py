@@ -325,6 +325,22 @@ def test_the_learner_of_all_numbers_at_once_is_named():
     assert 'norm="pre"' in result.recoverable
 
 
+def test_the_command_goes_on_with_the_learner_of_all_numbers(tmp_path):
+    feed_forward(4, 3, 4, 0).save(tmp_path / "layer.safetensors")
+    done = run(tmp_path, "audit", "layer.safetensors", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    [line] = [one for one in done.stdout.splitlines() if one.startswith("Next: ")]
+    words = line.removeprefix("Next: unsoftmax ").split()
+    assert words == [
+        *("learn", "layer.safetensors", "--model", "feed-forward", "--dim", "4"),
+        *("--out", "out/whole"),
+    ]
+    assert run(tmp_path, *words).returncode == 0
+    again = Audit.load(tmp_path / "out").whole
+    assert again is not None
+    assert again.model == "feed-forward"
+
+
 def test_a_residual_connection_is_taken_off():
     model = several(2, 6, 0)
     shares = np.linspace(0.5, 1.5, 6)

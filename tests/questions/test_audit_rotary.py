@@ -7,7 +7,9 @@ import pytest
 
 import unsoftmax as us
 from tests.rotary_heads import answered, rotary_head, within_bounds
+from tests.rotary_layers import rotary_layer
 from tests.theorems.test_4_1 import hidden
+from tests.truth import Counted
 
 
 @pytest.mark.parametrize(("d", "r"), [(16, 8), (8, 8)])
@@ -63,3 +65,18 @@ def test_other_positions_are_named():
         found = us.audit(target, 8, recover=True)
         assert (found.target_class, found.recovery) == ("position-dependent", None)
         assert said in found.reasons[-1]
+
+
+@pytest.mark.parametrize("biases", [0.0, 0.3])
+def test_a_layer_with_positions_is_left_to_the_learner_of_vectors(biases):
+    layer = rotary_layer(16, 4, 2, 4, 0, biases=biases)
+    found = us.audit(lambda X: layer(X), 16, recover=True)
+    assert (found.target_class, found.certainty) == ("position-dependent", "certain")
+    assert found.whole is not None
+    assert (found.whole.model, found.whole.rotary) == ("attention-layer", True)
+    assert "AttentionLayerLearner" in found.reasons[-1]
+    assert "LowRankHead" not in found.reasons[-1]
+    assert any("Nothing was recovered" in note for note in found.notes)
+    target = Counted(layer)
+    us.learn(target, us.learners.AttentionLayerLearner(16, rotary=True))
+    assert found.whole.queries / 2 < target.queries < 2 * found.whole.queries

@@ -39,7 +39,7 @@ from unsoftmax.cli.run_options import (
 )
 from unsoftmax.questions import Audit
 from unsoftmax.questions import audit as run
-from unsoftmax.questions.exposure import AUDIT_FILE
+from unsoftmax.questions.exposure import AUDIT_FILE, WholeCost
 from unsoftmax.report.command_record import CommandRecord
 
 _STATUS = {"done": 0, "undecided": 3, "budget": 4}
@@ -118,8 +118,16 @@ def audit(
         files = [AUDIT_FILE, *([RECOVERY_FILE, MODEL_FILE] if result.recovery is not None else [])]
         said = and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
         stdout.print(f"Written: {said}", soft_wrap=True, markup=False)
+        if result.whole is not None:
+            stdout.print(
+                f"Next: {_whole_line(result.whole, target, int(known), out, auth)}",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
+            )
         if following := _following(result, Budget(budget, token_budget)):
-            stdout.print(f"Next: {following}", soft_wrap=True, markup=False, highlight=False)
+            label = "Next" if result.whole is None else "Or, one number of the answers alone"
+            stdout.print(f"{label}: {following}", soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(_STATUS[_end(result, recover)])
 
 
@@ -130,6 +138,13 @@ def _end(result: Audit, recover: bool) -> str:
     if not recover or result.recovery is not None or result.target_class == "constant":
         return "done"
     return "budget" if result.afforded is False else "undecided"
+
+
+def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | None) -> str:
+    """Say how to recover all numbers of the answers: the audit's folder keeps its own ledger."""
+    words = ["learn", target, "--model", whole.model, "--dim", str(dim)]
+    words += ["--rotary"] * whole.rotary + ["--out", str(out / "whole")]
+    return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 
 def _following(result: Audit, most: Budget) -> str:
@@ -162,11 +177,15 @@ def _show(target: str, result: Audit, seconds: float) -> None:
         ("answers", f"{answers['kind']}, {answers['width']} per sequence"),
         ("recoverable", result.recoverable),
     ]
+    if (whole := result.whole) is not None:
+        what = f"all {answers['width']} numbers ({whole.model}{' --rotary' * whole.rotary})"
+        rows.append((f"recovering {what}", f"about {whole.queries:,} queries"))
     if result.cost is not None:
         cost = result.cost
         price = f", {cost.money:,.2f} at these prices" if cost.money else ""
         said = f"about {cost.queries:,} queries, {cost.tokens:,} tokens{price}"
-        rows.append((f"recovering it ({cost.learner['learner']})", said))
+        it = "it" if whole is None else f"number {answers['coordinate']} alone"
+        rows.append((f"recovering {it} ({cost.learner['learner']})", said))
     paid = f"{result.queries:,} queries, {result.tokens:,} tokens"
     rows.append(("paid", paid + (f", {result.money:,.2f}" if result.money else "")))
     if result.recovery is not None:

@@ -28,6 +28,7 @@ from unsoftmax.measure.token_order import OrderQuestions, Positions
 from unsoftmax.protocol import Learner
 
 ORDER = "Scores depend on positions: answers change when tokens before the last one change places"
+WHOLE_LAYERS = "AttentionLayerLearner, which takes whole vectors,"
 NOT_HERE = "No learner here recovers that."
 
 
@@ -72,6 +73,10 @@ def _named(learner: Learner[Any]) -> Asking[str | None]:
     return in_words(found, learner)
 
 
+def _of_vectors(learner: Any) -> bool:
+    return getattr(learner, "outputs", "scalar") == "vector"
+
+
 def _knows_rotary(learner: Any) -> bool:
     """Whether a learner, or the one it is made of, learns rotary positions."""
     given = getattr(learner, "rotary", False) is not False
@@ -79,10 +84,17 @@ def _knows_rotary(learner: Any) -> bool:
     return given or (hasattr(learner, "of") and _knows_rotary(learner.of))
 
 
-def in_words(found: Positions, learner: Any = None) -> str:
-    """Say what positions a target has, and what a learner, or another one, does about them."""
-    takes = hasattr(learner, "rotary")
+def in_words(found: Positions, learner: Any = None, *, vectors: bool = False) -> str:
+    """Say what positions a target has, and what a learner, or another one, does about them.
+
+    ``vectors``: whether the target answers with vectors, as it does where a learner asks for them.
+    """
+    takes, vectors = hasattr(learner, "rotary"), vectors or _of_vectors(learner)
     whose = "" if takes else ", in learners of heads that take it, such as LowRankHead"
+    of_one = "of one head LowRankHead recovers them, with rotary=True and biases=True"
+    if vectors:
+        whose = "" if takes else f", in {WHOLE_LAYERS}"
+        of_one = f"{WHOLE_LAYERS} recovers them with rotary=True, from float64 answers"
     near, far = found.window
     said = {
         "products": ", and where the last token is 0 all others weigh the same, as with rotary "
@@ -97,7 +109,7 @@ def in_words(found: Positions, learner: Any = None) -> str:
         "of keys and queries beside rotary positions look so where answers are noisy or rounded: "
         "behind exact ones rotary=True recovers them.",
         "unclear": ". Rotary positions beside biases of keys and queries may do this: "
-        "of one head LowRankHead recovers them, with rotary=True and biases=True. So may positions "
+        f"{of_one}. So may positions "
         "that are added to tokens, causal masks in more layers than one, and biases by distance, "
         "which no learner here recovers.",
     }

@@ -35,6 +35,10 @@ AUDIT_FILE = "audit.json"
 AUDIT_FORMAT = 1
 
 NOT_AFFORDED = "Recovery was not begun, it is beyond the budget: it typically takes {beyond}."
+NOTHING_RECOVERED = (
+    "Nothing was recovered: this recovers one number of each answer, and of such a target no "
+    "learner of one number is known."
+)
 ONE_COORDINATE = (
     "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
     "most. us.oracles.coordinate chooses another one."
@@ -96,6 +100,25 @@ class RecoveryCost:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeCost:
+    """What recovering all numbers of every answer costs, by a learner of vectors.
+
+    Attributes
+    ----------
+    model : str
+        The learner's name in `unsoftmax.learners.MODELS`.
+    rotary : bool
+        Whether with rotary positions.
+    queries : int
+        What it typically takes, the hold-out included.
+    """
+
+    model: str
+    rotary: bool
+    queries: int
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """The result of `unsoftmax.audit`.
 
@@ -139,6 +162,8 @@ class Audit:
         When the answers came; no part of the result, which is the same at any speed.
     versions : dict of str to str
         What computed it.
+    whole : WholeCost or None
+        What all numbers of vector answers cost together, ``cost`` being that of one of them.
     """
 
     target_class: ClassName
@@ -156,6 +181,7 @@ class Audit:
     afforded: bool | None = None
     course: Course | None = field(default=None, compare=False)
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
+    whole: WholeCost | None = None
 
     @property
     def decided(self) -> bool:
@@ -184,6 +210,7 @@ class Audit:
             "reasons": list(self.reasons),
             "recoverable": self.recoverable,
             "cost": None if self.cost is None else asdict(self.cost),
+            "whole": None if self.whole is None else asdict(self.whole),
             "queries": self.queries,
             "tokens": self.tokens,
             "money": self.money,
@@ -242,6 +269,7 @@ class Audit:
             afforded=content["afforded"],
             course=Course.of_json(content["course"]) if "course" in content else None,
             versions={str(name): str(text) for name, text in content["versions"].items()},
+            whole=WholeCost(**content["whole"]) if content.get("whole") else None,
         )
 
 
@@ -344,6 +372,7 @@ def audit(
         afforded=not found.beyond if recover else None,
         course=course,
         versions=versions(),
+        whole=_whole(found, identifier),
     )
 
 
@@ -388,6 +417,27 @@ def _cost(found: Identity, identifier: Identifier, prices: Prices) -> RecoveryCo
     )
 
 
+def _whole(found: Identity, identifier: Identifier) -> WholeCost | None:
+    """Say what all numbers at once cost, where one of them shows what they are of."""
+    dim, holdout = int(identifier.dim), identifier.wish.holdout
+    width, heads = found.traits.width, found.facts.get("heads", 1)
+    if found.turning is not None:
+        # heads of a size of two, d numbers in all: others, or shared keys, change it little
+        several, biases = max(1, dim // 2), found.turning == "unclear"
+        queries = counts.rotary_layer_queries(dim, several, several, 2, biases=biases)
+        return WholeCost("attention-layer", True, queries + holdout)
+    if width == 1:
+        return None
+    if found.target_class == "ReLU network":
+        queries = counts.feed_forward_queries(dim, found.facts["neurons"], width)
+        return WholeCost("feed-forward", False, queries + holdout)
+    if found.target_class in ("single head", "several heads") and width >= heads:
+        rank = found.facts.get("rank", max(1, min(dim, width) // heads))
+        queries = counts.attention_layer_queries(dim, heads, rank)
+        return WholeCost("attention-layer", False, queries + holdout)
+    return None
+
+
 def _by_vectors(found: Identity, dim: int) -> list[str]:
     """Say which learner takes all numbers at once, where one of them shows what they are of."""
     width, heads = found.traits.width, found.facts.get("heads", 1)
@@ -410,6 +460,9 @@ def _notes(found: Identity, identifier: Identifier) -> list[str]:
         notes.append(RESIDUAL)
     if traits.width > 1:
         notes += _by_vectors(found, int(identifier.dim))
+    idle = identifier.wish.wanted and found.found is None and found.learner is None
+    if idle and found.target_class not in ("constant", "none of these", "undecided"):
+        notes.append(NOTHING_RECOVERED)
     if found.beyond:
         notes.append(NOT_AFFORDED.format(beyond="; ".join(found.beyond)))
     return notes

@@ -126,6 +126,8 @@ class Identity:
     learner: Learner[Any] | None = None
     found: Found[Any] | None = None
     beyond: tuple[str, ...] = ()
+    turning: str | None = None
+    """Of vectors whose scores may turn with distance: what answers show of it, as `Positions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,12 @@ class Identifier(Configured):
             found = yield from of_coordinate(look, traits)
         except OracleError:
             return identity
-        facts = {"rotary": 1} if found.kind == "products" else {}
-        return replace(identity, facts=facts, reasons=(*identity.reasons, in_words(found)))
+        vectors = traits.width > 1
+        facts = {"rotary": 1} if found.kind == "products" and not vectors else {}
+        said = in_words(found, vectors=vectors)
+        turning = found.kind in ("products", "unclear") and vectors
+        identity = replace(identity, facts=facts, reasons=(*identity.reasons, said))
+        return replace(identity, turning=found.kind) if turning else identity
 
     def _beyond(self, identity: Identity, asked: _Bill) -> tuple[str, ...]:
         """Say of which budgets too little is left to recover the whole."""

@@ -87,13 +87,18 @@ def _word(value: Any) -> str:
 
 def _recoverable(result: Audit) -> Part:
     blocks: list[Any] = [Paragraph(result.recoverable)]
-    cost = result.cost
+    cost, whole = result.cost, result.whole
+    if whole is not None:
+        of = f"{whole.model}, with rotary positions" if whole.rotary else whole.model
+        said = f"All numbers of the answers together take about {whole.queries:,} queries ({of})."
+        blocks.append(Paragraph(said))
     if cost is not None:
         rows = [
             ("typically, hold-out included", f"{cost.queries:,}", f"{cost.tokens:,}"),
             ("never more than", f"{cost.at_most:,}", ""),
         ]
-        caption = f"Recovering all of it with {cost.learner.get('learner', 'its learner')}"
+        it = "all of it" if whole is None else "one number of the answers"
+        caption = f"Recovering {it} with {cost.learner.get('learner', 'its learner')}"
         blocks.append(DataTable(caption, ("how many", "queries", "tokens"), tuple(rows)))
         if cost.money:
             blocks.append(Paragraph(f"At the prices given that is {cost.money:,.2f}."))
