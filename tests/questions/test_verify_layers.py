@@ -383,3 +383,13 @@ def test_an_m_beside_value_biases_is_said_to_move_c_as_well():
     found = us.verify(us.AttentionLayer.from_arrays({**a, "c": a["c"] + moved}), model)
     assert (found.verdict, found.tensor) == ("different", None)
     assert "beside value biases" in found.notes[-1]
+
+
+def test_missed_identities_of_a_changed_layer_may_be_the_change():
+    model, rng = feed_forward.layer(32, 16, 16, 0), np.random.default_rng(0)
+    A = np.array(model.A)
+    A[rng.integers(16), rng.integers(32)] += 1e-3
+    found = us.verify(us.FeedForward.from_arrays({**model.arrays(), "A": A}), model, locate=False)
+    assert found.verdict == "different"
+    assert any("may itself be why" in note for note in found.notes)
+    assert not any("may itself be why" in note for note in us.verify(model, model).notes)

@@ -32,6 +32,7 @@ from unsoftmax.models.files import read_json, replace_file
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import (
+    MISSED,
     NOT_SERVED,
     AnswerErrors,
     AnswerErrorTuning,
@@ -61,6 +62,10 @@ WITHIN_CERTIFICATE = (
 NO_POSITIONS = (
     "The claimed weights have no positions: a target whose scores turn with distance (rotary "
     "positions) would answer like this, and so would one with any others."
+)
+BY_THE_CHANGE = (
+    "The target is different, and what was changed may itself be why identities are missed: then "
+    "answers are more precise than is said here, and smaller changes than these would show."
 )
 FEW_ANSWERS = "All answers are one of a few numbers: labels, or rounded too coarsely to tell."
 
@@ -318,6 +323,8 @@ def judged(
     elif largest <= 1 and not errors.strange and not unseen:
         verdict = "same"
     doubts: list[str] = []
+    if verdict == "different" and any(MISSED in note for note in errors.notes()):
+        doubts.append(BY_THE_CHANGE)
     if verdict == "undecided":
         doubts += _doubts(largest, told_apart, tuning)
         doubts += _coarse(claim, seen, errors, unseen, tuning)
