@@ -375,7 +375,8 @@ def test_the_certificate_holds(rounding, trials, evidence):
             looseness.append(bounds["W"] / error)
         if rounding != "float64":
             assert recovery.notes
-    assert np.median(looseness) <= 30
+    # of a thousand heads; fewer scatter more
+    assert np.median(looseness) <= trials(35, 30)
     assert refused + unbounded <= (0.02 if rounding == "float64" else 0.35) * count
     evidence(
         f"certificate, {rounding} answers",

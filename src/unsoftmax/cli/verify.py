@@ -146,6 +146,8 @@ def _answering_no() -> Iterator[None]:
     try:
         yield
     except DimensionRefused as error:
+        if error.__cause__ is not None:  # an exception of the target's own may mean anything
+            raise
         raise NotServed(" ".join([str(error), *getattr(error, "__notes__", ())])) from error
 
 
