@@ -136,7 +136,7 @@ def test_the_shape_of_a_large_model(shape, trials, evidence):
     """Heads that share keys and values in groups, as Llama's; no d×d array for each head."""
     H, r, d, groups = shape
     if d > 32 and not trials(0, 1):
-        pytest.skip("more than an hour of one core: see make evidence")
+        pytest.skip("half an hour of one core: see make evidence")
     draw = np.random.default_rng(0).standard_normal
     target = us.from_projections(
         draw((H * r, d)) / np.sqrt(d),

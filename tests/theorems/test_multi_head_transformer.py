@@ -536,17 +536,26 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
     )
 
 
-def test_first_layers_that_are_nearly_alike_are_no_single_neuron(trials):
-    """A hundredth apart they still are told from one."""
+@pytest.mark.parametrize("share", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_first_layers_that_are_nearly_alike_are_no_single_neuron(share, trials):
+    """A thousandth apart they still are told from one; closer ones are, or hardly matter."""
     for seed in range(trials(3, 60)):
 
         def close(arrays, rng):
-            apart = rng.standard_normal(arrays["B"][:, 0].shape) / 100
+            apart = share * rng.standard_normal(arrays["B"][:, 0].shape)
             arrays["B"][:, 1] = arrays["B"][:, 0] + apart - apart.mean(axis=0)
             arrays["b"][1] = arrays["b"][0]
 
-        with pytest.raises(us.ModelMismatch):
-            learned(transformer(3, 5, 8, seed, close), seed)
+        target = transformer(3, 5, 8, seed, close)
+        try:
+            recovery = learned(target, seed)
+        except us.ModelMismatch:
+            continue
+        assert share < 1e-3, seed
+        assert any("may be one here" in said for said in recovery.certificate.assumes)
+        X = np.random.default_rng(seed).standard_normal((4000, 7, 5))
+        y = target(X)
+        assert np.max(np.abs(recovery.model(X) - y)) <= 1e-6 * np.sqrt(np.mean(y**2))
 
 
 @pytest.mark.parametrize("format", ["float32", "six decimals"])

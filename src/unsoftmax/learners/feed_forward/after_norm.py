@@ -68,8 +68,9 @@ class BallClaim(LayerClaim):
             "shift of that norm.",
             "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
             "column of B, in the order of the model; those of parallel neurons are of their sum.",
-            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖ for every x, n(x) "
-            "being the normalised token, shorter than √d.",
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖, n(x) being the "
+            "normalised token, shorter than √d, for every x that switches no neuron that was not "
+            "found (see below).",
             "Single tokens alone were asked: of a target that takes sequences (attention) nothing "
             "else is said.",
             "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "

@@ -31,7 +31,7 @@ from unsoftmax.probes import Array, Indices
 class StraddlingTuning:
     """How close to hyperplanes sequences are, and how they are made."""
 
-    sides: tuple[float, ...] = (0.02, -0.02, 1e-4, -1e-4)
+    sides: tuple[float, ...] = (0.02, -0.02, 1e-4, -1e-4, 1e-6, -1e-6)
     """δ, in turn. Of opposite weights a layer of one neuron for two misses this share of one's; of
     alike ones their whole difference, where first layers differ by a larger share."""
     tokens: int = 4
@@ -87,8 +87,11 @@ class StraddlingSequences:
         return made
 
     def _sides(self, group: Indices) -> list[Array] | None:
-        """Return sequences on all sides of some neurons' hyperplanes, None without any."""
-        tuning = self.tuning
+        """Return sequences beside some neurons' hyperplanes, None where a side is met by none.
+
+        Of one neuron alone those sides that are met.
+        """
+        tuning, most = self.tuning, list[Array]()
         signs = self.rng.choice([-1.0, 1.0], len(group))
         for attempt in range(tuning.tries):
             X: Array | None = self._first(attempt)
@@ -96,10 +99,11 @@ class StraddlingSequences:
             for side in tuning.sides:
                 X = None if X is None else self._beside(group, side * signs, X)
                 sides.append(X)
-            whole = [X for X in sides if X is not None]
-            if len(whole) == len(sides):
-                return whole
-        return None
+            met = [X for X in sides if X is not None]
+            if len(met) == len(sides):
+                return met
+            most = max(most, met, key=len)
+        return most if len(group) == 1 else None
 
     def _first(self, attempt: int) -> Array:
         model, tuning, d = self.found.model, self.tuning, self.found.model.dim
