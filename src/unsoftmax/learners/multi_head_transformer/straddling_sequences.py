@@ -31,7 +31,7 @@ from unsoftmax.probes import Array, Indices
 class StraddlingTuning:
     """How close to hyperplanes sequences are, and how they are made."""
 
-    sides: tuple[float, ...] = (0.02, -0.02, 1e-4, -1e-4, 1e-6, -1e-6)
+    sides: tuple[float, ...] = (0.02, -0.02, 2e-3, -2e-3, 2e-4, -2e-4, 2e-5, -2e-5, 1e-6, -1e-6)
     """δ, in turn. Of opposite weights a layer of one neuron for two misses this share of one's; of
     alike ones their whole difference, where first layers differ by a larger share."""
     tokens: int = 4
