@@ -97,6 +97,8 @@ class InPlane:
     """The longest offsets that were asked near each jump."""
     noise: Array
     """What answers' noise makes of a logit that is read there."""
+    shift: Array
+    """s_k: logits are T r_k(θ) + s_k, 0 unless both sides were asked."""
 
     @property
     def angle(self) -> Array:
@@ -116,10 +118,16 @@ def measure_in_plane(
     eta: float,
     lengths: TokenLengths,
     *,
+    mirrored: bool = False,
     tuning: InPlaneTuning,
 ) -> Asking[InPlane]:
-    """Measure every head in the plane from answers of error ``eta``; cut what hides several."""
-    rounds = _PlaneRounds(Crossings.unread(jumps), ask, eta, lengths, tuning, tuning.first_steeper)
+    """Measure every head in the plane from answers of error ``eta``; cut what hides several.
+
+    ``mirrored``: logits are shifted, T r_k(θ) + s_k, and every gate is read at −a as well.
+    """
+    rounds = _PlaneRounds(
+        Crossings.unread(jumps), ask, eta, lengths, tuning, tuning.first_steeper, mirrored
+    )
     for _ in range(tuning.rounds):
         crossings = rounds.crossings
         done = crossings.measured
@@ -133,7 +141,8 @@ def measure_in_plane(
             jumps = yield from isolate(jumps, circle)
             rounds.crossings = crossings.moved(jumps)
         elif done:
-            return InPlane(crossings.jumps, crossings.u, rounds.farthest_asked, rounds.noise)
+            shift = rounds.shift[-1] if mirrored else np.zeros(len(crossings))
+            return InPlane(crossings.jumps, crossings.u, rounds.farthest_asked, rounds.noise, shift)
     raise CoincidentJumps
 
 
@@ -148,7 +157,10 @@ class _PlaneRounds:
     tuning: InPlaneTuning
     steeper: float
     """How fast T comes down from where gates are steps, for the first head."""
+    mirrored: bool
     farthest_asked: Array = field(default_factory=lambda: np.zeros(0))
+    shift: Array = field(default_factory=lambda: np.zeros(0))
+    """s of what was read last, as the gates."""
 
     @property
     def farthest(self) -> float:
@@ -159,6 +171,20 @@ class _PlaneRounds:
         """What the noise of answers makes of a moderate logit of each head."""
         with np.errstate(divide="ignore"):
             return np.asarray(self.tuning.noises * self.eta / self.crossings.jump)
+
+    def _gates(self, chosen: Indices, theta: Array, T: Array) -> Asking[Array]:
+        """Ask angles θ (m, n) of n chosen heads; return the gates as they are without a shift."""
+        sides = np.stack([theta, theta + np.pi]) if self.mirrored else theta[None]
+        g = yield from self.ask(sides.ravel(), np.broadcast_to(T, sides.shape).ravel())
+        # the function is even but for the shift: σ(T r + s) here, σ(T r − s) at −a
+        gates = [
+            [self.crossings.gates(chosen, *at) for at in zip(theta, values, strict=True)]
+            for values in g.reshape(sides.shape)
+        ]
+        if not self.mirrored:
+            return np.array(gates[0])
+        found, self.shift = unshifted(np.array(gates), self.tuning.crossing.outside)
+        return found
 
     def advanced(self) -> Asking[Flags]:
         """Ask one round; return the intervals that do not look like one jump."""
@@ -190,7 +216,7 @@ class _PlaneRounds:
         crossings, tuning = self.crossings, self.tuning.crossing
         theta = np.array([crossings.unread_state(k).theta(self.eta, tuning) for k in chosen])
         T = self._lengths(chosen, theta)
-        gates = crossings.gates(chosen, theta, (yield from self.ask(theta, T)))
+        [gates] = yield from self._gates(chosen, theta[None], T)
         suspects = np.zeros(len(crossings), dtype=bool)
         for k, t, length, gate in zip(chosen, theta, T, gates, strict=True):
             now = crossings.unread_state(k).after(t, length, gate, steeper, tuning)
@@ -222,7 +248,7 @@ class _PlaneRounds:
 
     def _confirm(self, chosen: Indices) -> Asking[Flags]:
         """Ask twice for each head with an estimate, where all others are saturated."""
-        crossings, tuning, n = self.crossings, self.tuning, len(chosen)
+        crossings, tuning = self.crossings, self.tuning
         K = np.linalg.norm(crossings.u[chosen], axis=1)
         root = crossings.roots[chosen]
         with np.errstate(divide="ignore"):  # jumps side by side: as far out as may be
@@ -231,14 +257,13 @@ class _PlaneRounds:
         T = np.minimum(np.maximum(T, self.lengths.near), self.farthest)
         step = tuning.crossing.logit / (T * K)
         low, high = root - step, root + step
-        g = yield from self.ask(np.concatenate([low, high]), np.concatenate([T, T]))
-        below, above = crossings.gates(chosen, low, g[:n]), crossings.gates(chosen, high, g[n:])
+        below, above = yield from self._gates(chosen, np.stack([low, high]), T)
         for i, k in enumerate(chosen):
             state = crossings.states[k]
             assert isinstance(state, Estimated)
-            theta, gates = (low[i], high[i]), (below[i], above[i])
+            theta, read = (low[i], high[i]), (below[i], above[i])
             ends = crossings.interval(k)
-            crossings.states[k] = state.after(theta, T[i], gates, ends, tuning.crossing)
+            crossings.states[k] = state.after(theta, T[i], read, ends, tuning.crossing)
         return np.array([state.missed >= tuning.missed for state in crossings.states])
 
     def hiding(self) -> Asking[Flags]:
@@ -251,7 +276,7 @@ class _PlaneRounds:
         known = np.maximum(tuning.far / K, last * tuning.off / (tuning.noises * noise))
         T = np.minimum(np.maximum(tuning.further * last, seen), np.minimum(known, self.farthest))
         theta = root + tuning.far_logit / (T * K)
-        gates = crossings.gates(np.arange(len(K)), theta, (yield from self.ask(theta, T)))
+        [gates] = yield from self._gates(np.arange(len(K)), theta[None], T)
         with np.errstate(divide="ignore", invalid="ignore"):
             s = np.log(gates / (1 - gates))
         allowed = tuning.agrees + tuning.noises * noise * (1 + T / last)
@@ -261,3 +286,24 @@ class _PlaneRounds:
         crossings.states = [replace(x, u=row) for x, row in zip(measured, u, strict=True)]
         self.farthest_asked = T
         return np.asarray(suspects)
+
+
+def unshifted(gates: Array, outside: float) -> tuple[Array, Array]:
+    """Return σ(l) and s of gates σ(l + s) and σ(l − s); no gate where one of them is none.
+
+    NaN where one is saturated at 0 and the other at 1: s is then larger than answers can tell.
+
+    Examples
+    --------
+    >>> gates = 1 / (1 + np.exp(-np.array([[0.5 + 2.0], [0.5 - 2.0]])))
+    >>> gate, s = unshifted(gates, 0.01)
+    >>> gate.round(6).tolist(), s.round(6).tolist()
+    ([0.622459], [2.0])
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logits = np.log(np.clip(gates, 0, 1)) - np.log1p(-np.clip(gates, 0, 1))
+        gate = 1 / (1 + np.exp(-logits.mean(axis=0)))
+        shift = (logits[0] - logits[1]) / 2
+    worst = np.take_along_axis(gates, np.argmax(np.abs(gates - 0.5), axis=0)[None], axis=0)[0]
+    none = (worst < -outside) | (worst > 1 + outside)
+    return np.where(none, worst, gate), np.asarray(shift)

@@ -78,6 +78,8 @@ class OutOfPlaneReadings:
     y: Array
     in_plane: Array
     """u_h in the plane, as vectors (H, d)."""
+    shift: Array
+    """What logits are beside a·u_h (H,)."""
     tau: Array
 
     def outside(self, own: Array, others: Array) -> Array:
@@ -88,7 +90,8 @@ class OutOfPlaneReadings:
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((self.y - others) / own)
         s[np.isinf(s)] = np.nan
-        return np.asarray((s - np.einsum("hmd,hd->hm", self.a, self.in_plane)) / self.tau)
+        along = np.einsum("hmd,hd->hm", self.a, self.in_plane) + self.shift[:, None]
+        return np.asarray((s - along) / self.tau)
 
     def vectors(self, outside: Array) -> Array:
         """Return u (H, d) with these components out of the plane."""
@@ -167,7 +170,7 @@ def read_out_of_plane(
         tau[left] /= tuning.nearer_by
     if np.any(left):
         raise CoincidentJumps
-    readings = OutOfPlaneReadings(plane, a, y, heads.u @ plane.plane, tau)
+    readings = OutOfPlaneReadings(plane, a, y, heads.u @ plane.plane, heads.shift, tau)
     return readings.vectors(readings.outside(own, others)), readings
 
 
@@ -207,7 +210,9 @@ def _crossings(
     np.fill_diagonal(gates, 0.0)
     opened = np.sum((gates - np.sign(gates)) * (towards @ (v @ plane.plane.T).T), axis=1)
     own, others = T * (after - before) / 2, T * ((after + before) / 2 + opened)
-    return _CrossingOffsets(plane.offsets(angle, T), own, others, gates)
+    # out there a shift is a small step aside
+    aside = (heads.shift / heads.slope**2)[:, None] * (heads.u @ plane.plane)
+    return _CrossingOffsets(plane.offsets(angle, T) - aside, own, others, gates)
 
 
 def _lengths(

@@ -45,6 +45,8 @@ class SoughtHeads:
     biases: bool
     rank: int | None
     tuning: MultiHeadTuning
+    shifted: bool = False
+    """Whether logits of [(a+b); b] are a·u_h + s_h, as of heads with positions and biases."""
 
 
 def search(
@@ -111,13 +113,19 @@ class TokenSearch:
         circle = self.circle(self.tolerance, self.sought.max_heads)
         jumps = yield from find_jumps(circle, start, longer)
         if not len(jumps):
-            return InPlane(jumps, np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+            return InPlane(jumps, np.zeros((0, 2)), *np.zeros((3, 0)))
         # at logits of a few, offsets are about as long as query tokens are short
         T = max(1 / lengths.length, lengths.near)
         eta = max(self.coarse, self.reduced.error(T, lengths.length))
         return (
             yield from measure_in_plane(
-                jumps, circle, self._ask, eta, lengths, tuning=tuning.in_plane
+                jumps,
+                circle,
+                self._ask,
+                eta,
+                lengths,
+                mirrored=self.sought.shifted,
+                tuning=tuning.in_plane,
             )
         )
 

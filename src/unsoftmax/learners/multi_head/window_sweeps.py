@@ -52,6 +52,10 @@ class TokenHeads:
         """‖b‖."""
         return float(np.linalg.norm(self.b))
 
+    def offsets(self, h: int, rows: Indices) -> Array:
+        """Return rows of the window of head h, without what is beside their d entries."""
+        return self.seen.windows[h].a[rows, : self.reduced.dim]
+
 
 @dataclass(frozen=True, slots=True)
 class WindowAnswers:
@@ -81,12 +85,12 @@ class WindowAnswers:
         reduced, grids, tokens = self.token.reduced, [], []
         for h, rows, columns in wanted:
             b = self.token.b + self.t[h, columns, None] * self.directions[columns]
-            ones, a = np.ones(len(b)), self.token.seen.windows[h].a[rows]
+            ones, a = np.ones(len(b)), self.token.offsets(h, rows)
             grids.append(Grid(a, b, ones, ones, phase=phase, purpose="data"))
             tokens.append(b)
         answers = yield list(grids)
         for (h, rows, columns), grid, b, y in zip(wanted, grids, tokens, answers, strict=True):
-            a = self.token.seen.windows[h].a[rows]
+            a = self.token.offsets(h, rows)
             singles = reduced.c + b @ reduced.s
             here = np.ix_(np.array([h]), rows, columns)
             self.y[here] = 2 * (grid.table(y).T - singles) - (a @ reduced.s)[:, None]
@@ -102,7 +106,7 @@ def read_base(
     from ``values``.
     """
     H, d = token.seen.u.shape
-    answers = WindowAnswers.none(token, np.zeros((1, d)))
+    answers = WindowAnswers.none(token, np.zeros((1, token.reduced.dim)))
     yield from answers.ask([(h, np.arange(d), np.arange(1)) for h in range(H)], "base")
     seen, s, lost = settled_base(token.seen, answers.y, tuning, values)
     if np.any(lost):
