@@ -43,6 +43,8 @@ def fillers(
     v: Array,
     lengths: Array | float,
     tuning: FillerTuning = FillerTuning(),
+    *,
+    beside: Array | float = 0.0,
 ) -> Array | None:
     """Return the shortest tokens z, (m, d), that shut all heads but the first; None if some cannot.
 
@@ -56,6 +58,8 @@ def fillers(
         Norms of the offsets asked beside them.
     tuning : FillerTuning
         Knobs.
+    beside : float or ndarray (m, G)
+        What a filler's logits are beside z·u_g, as with biases.
 
     Examples
     --------
@@ -64,6 +68,7 @@ def fillers(
     """
     wanted = tuning.shut + tuning.reach * np.linalg.norm(u, axis=2) * np.reshape(lengths, (-1, 1))
     wanted[:, 0] = -tuning.closed
+    wanted = wanted - beside
     rows = u
     if u.shape[1] < u.shape[2]:
         size = np.linalg.norm(u[:, 0], axis=1) / np.linalg.norm(v)

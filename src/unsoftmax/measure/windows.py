@@ -142,6 +142,24 @@ def choose_windows(
     return [_WindowChoice(h, u, v, error, room, tuning).chosen(rng) for h in range(len(u))]
 
 
+def with_shift(window: Window, h: int, shifted: Array, v: Array, error: ReducedError) -> Window:
+    """Return the window of a head whose logits are a·u + s, for ``shifted`` (d + 1,), (u, s).
+
+    Its rows are (a, 1), one more than dimensions, with the logits that they had without a shift;
+    the last one is the first on the other side.
+    """
+    u, s = shifted[:-1], shifted[-1]
+    size = float(np.linalg.norm(u))
+    n = u / size
+    first = window.a[:1]
+    mirrored = 2 * (first @ n)[:, None] * n - first
+    a = np.concatenate([window.a, mirrored]) - s / size * n
+    rows = np.column_stack([a, np.ones(len(a))])
+    own = error.of_logits(a, v, h, rows @ shifted)
+    lost = float(np.linalg.norm(np.linalg.inv(rows) * own))
+    return Window(rows, window.t, lost / window.t)
+
+
 @dataclass(frozen=True, slots=True)
 class _WindowChoice:
     """The choice of one head's window."""

@@ -291,18 +291,23 @@ class ColumnTable:
             change = self.read(h, space.rows, now) - self.s[h, space.rows][:, None]
             self.W[h][:, now] = space.seen(window).solve(change) / t[now]
 
-    def errors(self, rng: np.random.Generator) -> Array:
+    def errors(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
         """Estimate ‖ΔW_h‖_F: what moves when answers and values are off by as much as they may be.
 
         One head's errors pass on to others, and those of the first columns to a column space.
+        Returns what each entry of W and u moves by as well.
         """
         tuning, errors = self.tuning, np.zeros(len(self.W))
+        W_off, u_off = np.zeros(self.W.shape), np.zeros(self.heads.u.shape)
         for _ in range(max(tuning.disturbed, tuning.seen // self.W[0].size)):
             other = self._perturbed(rng)
-            columns = np.linalg.norm(other.W - self.W, axis=(1, 2))
-            along = np.linalg.norm(other.heads.u - self.heads.u, axis=1) / self.heads.error.length
-            errors = np.maximum(errors, np.hypot(columns, along))
-        return np.hypot(errors, self._of_tails())
+            W, u = other.W - self.W, other.heads.u - self.heads.u
+            along = np.linalg.norm(u, axis=1) / self.heads.error.length
+            errors = np.maximum(errors, np.hypot(np.linalg.norm(W, axis=(1, 2)), along))
+            W_off, u_off = np.maximum(W_off, np.abs(W)), np.maximum(u_off, np.abs(u))
+        tails = self._of_tails()
+        spread = (tails / np.sqrt(self.W[0].size))[:, None, None]
+        return np.hypot(errors, tails), np.hypot(W_off, spread), u_off
 
     def _of_tails(self) -> Array:
         """Return what heads are off by for what their columns may leave beside their space."""

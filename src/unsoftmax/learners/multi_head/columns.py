@@ -30,6 +30,10 @@ class HeadColumns:
     error: Array
     """Estimated Frobenius norm of each head's error (H,)."""
     ranks: Indices
+    off: Array
+    """How far each entry was seen to move when answers did (H, d, k);"""
+    base_off: Array
+    """and those of u_h at b (H, d)."""
 
 
 def read_columns(
@@ -58,12 +62,14 @@ def read_columns(
     if np.any(table.lost) or last_move > tuning.sweep.unsettled:
         raise CoincidentJumps
     unsettled = last_move * np.linalg.norm(table.W, axis=(1, 2))
-    return HeadColumns(table.W, table.errors(rng) + unsettled, table.ranks)
+    errors, off, base_off = table.errors(rng)
+    return HeadColumns(table.W, errors + unsettled, table.ranks, off, base_off)
 
 
 def no_columns(dim: int) -> HeadColumns:
     """Return the columns of no heads."""
-    return HeadColumns(np.zeros((0, dim, dim)), np.zeros(0), np.zeros(0, dtype=np.intp))
+    W, u = np.zeros((0, dim, dim)), np.zeros((0, dim))
+    return HeadColumns(W, np.zeros(0), np.zeros(0, dtype=np.intp), W, u)
 
 
 def blocks(d: int, k: int, rank: int | None, tuning: ColumnTableTuning) -> list[tuple[int, int]]:

@@ -1,0 +1,249 @@
+"""W_h(2) of all heads with biases, once (u_h, s_h) are known: r(r + 1) queries a head.
+
+As `second_distance` does it without biases: [a; z; b] with a filler z that shuts all heads but h,
+which does not see z. What remains of the answer is
+
+    y = (e^t a·v_h + b·v_h)/(e^t + 1),    t = a·KᵀR(2) q(b) + b_k·R(2) q(b) − (K b + b_k)·q(b),
+
+b being an ordinary token. r + 1 offsets in the span of Kᵀ, beside v_h, tell both parts of t at
+each of r query tokens. *Source*: beyond Proposition 7.1; positions are in no paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsoftmax.errors import NotIdentifiable
+from unsoftmax.learners.compose import Asking, together
+from unsoftmax.learners.rotary_heads.second_distance import DEPENDENT
+from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
+from unsoftmax.measure import offsets
+from unsoftmax.measure.opened_heads import FillerTuning, fillers
+from unsoftmax.models.arrays import TINY
+from unsoftmax.probes import Array, Indices, Sequences
+from unsoftmax.solve.skeleton import rank_by_gap
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedStepTuning:
+    """Knobs of reading W_h(2) beside biases."""
+
+    fillers: FillerTuning = field(default=FillerTuning(shut=46.0, closed=46.0))
+    """What shifts a head's gate is known but for what is quadratic in a query token: six more than
+    without biases, and closed as much."""
+    pilot: float = 0.3
+    """Root mean square of the logits of a head's first token, if a step of distance leaves scores
+    of their size."""
+    logit: float = 1.0
+    """The same of the others, as the first one tells."""
+    largest: float = 8.0
+    """Tokens with larger logits are asked again with shorter offsets, closer to b."""
+    shorter: float = 4.0
+    """So many times shorter, and closer."""
+    tries: int = 8
+    """Times that a token is asked at most."""
+    draws: int = 64
+    """Draws of query tokens, of which the best is asked,"""
+    sizes: tuple[float, ...] = (1.0, 0.5, 0.25)
+    """at these distances, in lengths of b."""
+    counted: float = 3.0
+    """Singular values of W_h(1) above so many times its error count to its rank."""
+
+
+LARGE = (
+    "Logits of a token two before the query token were not read: answers to [a; z; b], with a "
+    "token z that takes all other heads' weight, are no head's, however short a is. The target is "
+    "no sum of attention heads with rotary positions, or its biases alone saturate them."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedStep:
+    """What was read of one head two tokens before some query tokens."""
+
+    basis: Array
+    """B, an orthonormal basis of the span of Kᵀ, (d, r)."""
+    tokens: Array
+    """b, (r, d)."""
+    offsets: Array
+    """a of every query token, (r, r + 1, d)."""
+    logits: Array
+    """t, (r, r + 1)."""
+    off: Array
+    """How far each may be off."""
+
+    @property
+    def there(self) -> Array:
+        """Bᵀ KᵀR(2) q(b), and what t is beside, at the query tokens; (r, r + 1)."""
+        ones = np.ones((*self.logits.shape, 1))
+        rows = np.concatenate([self.offsets @ self.basis, ones], axis=2)
+        return np.asarray(np.linalg.solve(rows, self.logits[:, :, None])[:, :, 0])
+
+    def moved(self, rng: np.random.Generator) -> ShiftedStep:
+        """Move all logits by as much as they may be off, of either sign."""
+        signs = rng.choice([-1.0, 1.0], self.off.shape)
+        return replace(self, logits=self.logits + signs * self.off)
+
+
+def read_shifted_steps(
+    found: ShiftedHeads,
+    ranks: Indices,
+    rng: np.random.Generator,
+    tuning: ShiftedStepTuning,
+) -> Asking[list[ShiftedStep]]:
+    """Read W_h(2) of all heads, of these ranks.
+
+    Raises
+    ------
+    NotIdentifiable
+        Nothing opens the heads one by one, or logits are out of reach.
+    """
+    opened = [_Opened.of(found, h, int(r), rng, tuning) for h, r in enumerate(ranks)]
+    asking = [one.read(rng) for one in opened]
+    return list((yield from together(asking)))
+
+
+def shifted_ranks(found: ShiftedHeads, tuning: ShiftedStepTuning) -> Indices:
+    """Return the ranks of the heads' keys, (H,)."""
+    d, ranks = found.reduced.dim, []
+    for h, off in enumerate(found.columns_off):
+        singular = np.asarray(np.linalg.svd(found.spanning(h), compute_uv=False))
+        ranks.append(rank_by_gap(singular, tuning.counted * float(np.linalg.norm(off[:d]))))
+    return np.array(ranks, dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """One head among all."""
+
+    found: ShiftedHeads
+    h: int
+    basis: Array
+    rows: Array
+    """Offsets (r + 1, d), of length about 1."""
+    tuning: ShiftedStepTuning
+
+    @classmethod
+    def of(
+        cls,
+        found: ShiftedHeads,
+        h: int,
+        rank: int,
+        rng: np.random.Generator,
+        tuning: ShiftedStepTuning,
+    ) -> _Opened:
+        """Choose offsets, which all see v_h by one sign."""
+        d, v = found.reduced.dim, found.v[h]
+        basis = np.linalg.svd(found.spanning(h), full_matrices=False)[0][:, :rank]
+        direction = v / np.linalg.norm(v)
+        within = basis.T @ direction
+        rows = offsets.balanced(within, rng).made() @ basis.T + (direction - basis @ within)
+        return cls(found, h, basis, np.concatenate([rows, rows[:1] / 2]), tuning)
+
+    def read(self, rng: np.random.Generator) -> Asking[ShiftedStep]:
+        """Ask; where logits are large shorter offsets, and query tokens closer together."""
+        tuning, found = self.tuning, self.found
+        centre, x = self._tokens(rng)
+        r = len(x)
+        alpha = tuning.pilot * np.sqrt(r) / np.linalg.norm(self._seen(centre + x)[0][:, 0], axis=1)
+        logits, off = np.full((r, r + 1), np.nan), np.zeros((r, r + 1))
+        # the first token tells how long offsets of the others had better be
+        missing = np.arange(1)
+        for _ in range(tuning.tries):
+            b = centre + x
+            logits[missing], off[missing] = yield from self._asked(b[missing], alpha[missing])
+            well = np.all(np.abs(logits) < tuning.largest, axis=1)
+            if np.all(well):
+                return ShiftedStep(self.basis, b, self._offsets(b, alpha), logits, off)
+            lost = np.isin(np.arange(r), missing) & ~well
+            alpha[lost] /= tuning.shorter
+            x[lost] /= tuning.shorter
+            if well[0] and len(missing) == 1 and missing[0] == 0:
+                moved = logits[0, :-1] - (2 * logits[0, -1] - logits[0, 0])
+                alpha[1:] *= np.clip(tuning.logit / np.sqrt(np.mean(moved**2)), 0.1, 10.0)
+            missing = np.flatnonzero(~well) if well[0] else np.arange(1)
+        raise NotIdentifiable(LARGE, determined={"v": found.v})
+
+    def _tokens(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Choose a centre (d,) and steps (r, d) from there to the query tokens.
+
+        Of some draws the one that answers tell most of: their columns u span best, fillers are
+        short, and shifts small.
+        """
+        found, r, tuning = self.found, self.basis.shape[1], self.tuning
+        rows = np.linalg.svd(self.basis.T @ found.spanning(self.h)[:, 1:])[2][:r]
+        within, length = rows @ found.directions, float(np.linalg.norm(found.b))
+        best, chosen = np.inf, None
+        for centre in (found.b, self._unshifted()):
+            for draw in range(tuning.draws):
+                x = np.linalg.qr(rng.standard_normal((r, r)))[0] @ within
+                x *= length * tuning.sizes[draw % len(tuning.sizes)]
+                u, beside = self._seen(centre + x)
+                z = self._fillers(centre + x, np.zeros(r))
+                if z is None:
+                    continue
+                open_by = np.cosh(np.clip(beside[:, 0] / 2, -300.0, 300.0)) ** 2
+                lost = np.linalg.norm(z, axis=1) * open_by
+                cost = float(np.linalg.norm(np.linalg.pinv(u[:, 0] @ self.basis), 2) * lost.max())
+                if cost < best:
+                    best, chosen = cost, (centre, x)
+        if chosen is None:
+            raise NotIdentifiable(DEPENDENT, determined={"v": found.v})
+        return chosen
+
+    def _unshifted(self) -> Array:
+        """Return where the head's own shift is about 0, no farther from b than b is long."""
+        found = self.found
+        shifts = self._seen(found.tokens)[1][:, 0]
+        slope = (shifts[1:] - shifts[0]) / found.t @ found.directions
+        step = -shifts[0] / max(float(slope @ slope), TINY) * slope
+        longest = float(np.linalg.norm(found.b))
+        return np.asarray(found.b + step * min(1.0, longest / max(float(np.linalg.norm(step)), TINY)))
+
+    def _seen(self, b: Array) -> tuple[Array, Array]:
+        """Return u_g and s_g − b·u_g of all heads, this one first, (m, H, d) and (m, H)."""
+        found, d = self.found, b.shape[1]
+        order = np.append(self.h, np.delete(np.arange(len(found.v)), self.h))
+        shifted = found.at(b)[:, order]
+        u = shifted[:, :, :d]
+        return u, shifted[:, :, d] - np.einsum("md,mgd->mg", b, u)
+
+    def _offsets(self, b: Array, alpha: Array) -> Array:
+        """Return what is asked two before each token, (m, r + 1, d).
+
+        It sees v_h by the other sign than b does: answers then lie between values of two signs.
+        """
+        signs = np.where(b @ self.found.v[self.h] > 0, -1.0, 1.0)
+        return np.asarray((signs * alpha)[:, None, None] * self.rows)
+
+    def _fillers(self, b: Array, alpha: Array) -> Array | None:
+        """Return the tokens that shut all other heads, (m, d)."""
+        u, beside = self._seen(b)
+        longest = alpha * float(np.linalg.norm(self.rows, axis=1).max())
+        v = self.found.v[self.h]
+        return fillers(u, v, longest, self.tuning.fillers, beside=beside)
+
+    def _asked(self, b: Array, alpha: Array) -> Asking[tuple[Array, Array]]:
+        """Ask [a; z; b] for some query tokens; return t and how far it may be off, (m, r + 1)."""
+        found, (m, d), n = self.found, b.shape, len(self.rows)
+        z = self._fillers(b, alpha)
+        if z is None:
+            raise NotIdentifiable(DEPENDENT, determined={"v": found.v})
+        X = np.empty((m, n, 3, d))
+        X[:, :, 0] = self._offsets(b, alpha)
+        X[:, :, 1], X[:, :, 2] = z[:, None], b[:, None]
+        [y] = yield [Sequences(X.reshape(-1, 3, d), phase="W(2)", purpose="data")]
+        v = found.v[self.h]
+        others = found.v.sum(axis=0) - v
+        Y = y.reshape(m, n) - found.reduced.c - (z @ others)[:, None]
+        A, B = X[:, :, 0] @ v, (b @ v)[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            t = np.log((B - Y) / (Y - A))
+            slope = (A - B) / (4 * np.cosh(t / 2) ** 2)
+        longest = np.linalg.norm(z, axis=1)[:, None] + np.linalg.norm(X[:, :, 0], axis=2)
+        precision, terms = found.reduced.precision, found.reduced.scale * longest
+        wrong = precision.error(terms + abs(found.reduced.c))
+        wrong = wrong + found.v_error * np.sqrt(len(found.v) / d) * longest
+        return t, np.asarray(wrong / np.abs(slope))
