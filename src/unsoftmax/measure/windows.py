@@ -263,6 +263,8 @@ class WindowedHeads:
     windows: list[Window]
     error: ReducedError
     tuning: WindowTuning = WindowTuning()
+    shifted: bool = False
+    """Whether logits are a·u + s: u, v and the windows' rows then have an entry more, for s."""
 
     @property
     def order(self) -> Indices:

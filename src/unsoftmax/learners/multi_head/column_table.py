@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import scipy.linalg
 
 from unsoftmax.learners.multi_head.column_rests import (
     ColumnRests,
@@ -131,6 +132,18 @@ class ColumnTable:
         lost, W = np.zeros(answers.y.shape, dtype=bool), np.zeros(answers.y.shape)
         return cls(answers, answers.token.seen, s, W, lost, lost.copy(), tuning, {})
 
+    def first(self, count: int) -> ColumnTable:
+        """Return the table of the first columns alone, which were read in full."""
+        now = slice(count)
+        return replace(
+            self,
+            answers=self.answers.first(count),
+            W=self.W[:, :, now],
+            lost=self.lost[:, :, now],
+            wide=self.wide[:, :, now],
+            spaces={},
+        )
+
     @property
     def ranks(self) -> Indices:
         """Ranks of all W_h (H,), d where they were not found to be lower."""
@@ -162,12 +175,18 @@ class ColumnTable:
         with np.errstate(divide="ignore"):
             off = window.error * np.append(window.t, np.ones(known)) / length
         share = min(self.tuning.loosely, self.tuning.counted * float(np.max(off)))
-        basis = basis_of(vectors, share=share)[:, : d if rank is None else rank]
+        basis = self._spanned(vectors, share, rank)
         noise = self.heads.error.of_logits(window.a, self.heads.v, h, self.s[h])
         rows = telling_rows(window.a, noise, basis, self.tuning.choices)
         others = np.setdiff1d(np.arange(d), rows)
         quiet = others[np.argsort((noise / np.linalg.norm(window.a, axis=1))[others])]
         return ColumnSpace(basis, rows, np.sort(quiet[: self.tuning.extra]), known)
+
+    def _spanned(self, vectors: Array, share: float, rank: int | None) -> Array:
+        """Return a basis of what columns span; of a shift nothing is known beforehand."""
+        if not self.heads.shifted:
+            return basis_of(vectors, share=share)[:, :rank]
+        return scipy.linalg.block_diag(basis_of(vectors[:-1], share=share)[:, :rank], np.eye(1))
 
     def close(self, h: int, known: int, rank: int | None = None) -> None:
         """Take the span of u_h and the first columns as the column space of head h."""

@@ -42,8 +42,13 @@ def read_columns(
     rank: int | None,
     rng: np.random.Generator,
     tuning: ColumnTableTuning,
+    *,
+    spanning: bool = False,
 ) -> Asking[HeadColumns]:
-    """Read W_h q for all heads and directions; ``s`` (H, d) are the logits at b."""
+    """Read W_h q for all heads and directions; ``s`` (H, d) are the logits at b.
+
+    ``spanning``: read only the first columns, as many as span all of every head.
+    """
     table = ColumnTable.empty(answers, s, tuning)
     H, d, k = table.W.shape
     for first, last in blocks(d, k, rank, tuning):
@@ -53,11 +58,15 @@ def read_columns(
                 table.close(h, first, rank)
         elif rank is None and first + 2 < d and 2 * first <= d:
             yield from _try_rank(table, first)
+        if spanning and len(table.spaces) == H:
+            yield from _read_whole(table, list(table.spaces), np.arange(first))
+            table = table.first(first)
+            break
         yield from answers.ask(_wanted(table, now, rank), "columns")
         yield from _settle(table, now)
     last_move = table.settle_all()
     while tailed := table.tailed(given=rank is not None):
-        yield from _read_whole(table, tailed)
+        yield from _read_whole(table, tailed, np.arange(k))
         last_move = table.settle_all()
     if np.any(table.lost) or last_move > tuning.sweep.unsettled:
         raise CoincidentJumps
@@ -124,21 +133,21 @@ def _try_rank(table: ColumnTable, column: int) -> Asking[None]:
             if table.predicts(h, column, spaces[h], loosely=loosely):
                 predicted.append(h)
     for h in predicted:
-        if column + 1 >= table.tuning.ample * spaces[h].basis.shape[1]:
+        rank = spaces[h].basis.shape[1] - table.heads.shifted
+        if column + 1 >= table.tuning.ample * rank:
             table.close(h, column)
 
 
-def _read_whole(table: ColumnTable, tailed: list[int]) -> Asking[None]:
-    """Ask for what is left of all columns of some heads: more than their rank shows."""
-    k = table.W.shape[2]
-    for h in tailed:
+def _read_whole(table: ColumnTable, heads: list[int], columns: Indices) -> Asking[None]:
+    """Ask for what is left of some columns of some heads: more than their rank shows."""
+    for h in heads:
         table.open(h)
     missing: list[WindowCells] = [
         (h, np.flatnonzero(~table.answers.asked[h, :, j]), np.array([j]))
-        for h, j in itertools.product(tailed, range(k))
+        for h, j in itertools.product(heads, columns)
     ]
     yield from table.answers.ask(missing, "columns")
-    yield from _settle(table, np.arange(k))
+    yield from _settle(table, columns)
 
 
 def _settle(table: ColumnTable, columns: Indices) -> Asking[None]:

@@ -172,16 +172,19 @@ class Estimated:
         gates: tuple[float, float],
         ends: tuple[float, float],
         tuning: CrossingTuning,
+        *,
+        shift: float = 0.0,
     ) -> Bracketed | Estimated | Measured:
         """Return the state after two gates, at angles meant for the logits ∓2.
 
-        ``ends`` are those of the interval, from which is begun anew where the gates tell nothing.
+        ``ends`` are those of the interval, from which is begun anew where the gates tell nothing;
+        ``shift`` was taken off the gates.
         """
         one, two = (GateReading.of(t, T, g) for t, g in zip(theta, gates, strict=True))
         s, wanted = np.array([one.r, two.r]) * T, tuning.logit * np.array([-1.0, 1.0])
         with np.errstate(invalid="ignore"):
             if np.all(np.abs(s - wanted) < tuning.near):
-                return Measured(through(one, two), T, self.slope, self.missed)
+                return Measured(through(one, two), T, self.slope, self.missed, shift)
         if all(tuning.saturated < gate < 1 - tuning.saturated for gate in gates):
             u = through(one, two)
             if grows(u, *ends):
@@ -197,6 +200,8 @@ class Measured:
     T: float
     slope: float
     missed: int = 0
+    shift: float = 0.0
+    """s, where logits are T r(θ) + s."""
 
 
 Crossing = Bracketed | ReadOnce | Estimated | Measured

@@ -123,7 +123,7 @@ def measure_in_plane(
 ) -> Asking[InPlane]:
     """Measure every head in the plane from answers of error ``eta``; cut what hides several.
 
-    ``mirrored``: logits are shifted, T r_k(θ) + s_k, and every gate is read at −a as well.
+    ``mirrored``: logits are shifted, T r_k(θ) + s_k, and gates that confirm are read at −a as well.
     """
     rounds = _PlaneRounds(
         Crossings.unread(jumps), ask, eta, lengths, tuning, tuning.first_steeper, mirrored
@@ -141,8 +141,9 @@ def measure_in_plane(
             jumps = yield from isolate(jumps, circle)
             rounds.crossings = crossings.moved(jumps)
         elif done:
-            shift = rounds.shift[-1] if mirrored else np.zeros(len(crossings))
-            return InPlane(crossings.jumps, crossings.u, rounds.farthest_asked, rounds.noise, shift)
+            return InPlane(
+                crossings.jumps, crossings.u, rounds.farthest_asked, rounds.noise, rounds.shift
+            )
     raise CoincidentJumps
 
 
@@ -158,9 +159,9 @@ class _PlaneRounds:
     steeper: float
     """How fast T comes down from where gates are steps, for the first head."""
     mirrored: bool
+    """Whether heads are confirmed at −a as well."""
     farthest_asked: Array = field(default_factory=lambda: np.zeros(0))
     shift: Array = field(default_factory=lambda: np.zeros(0))
-    """s of what was read last, as the gates."""
 
     @property
     def farthest(self) -> float:
@@ -171,20 +172,6 @@ class _PlaneRounds:
         """What the noise of answers makes of a moderate logit of each head."""
         with np.errstate(divide="ignore"):
             return np.asarray(self.tuning.noises * self.eta / self.crossings.jump)
-
-    def _gates(self, chosen: Indices, theta: Array, T: Array) -> Asking[Array]:
-        """Ask angles θ (m, n) of n chosen heads; return the gates as they are without a shift."""
-        sides = np.stack([theta, theta + np.pi]) if self.mirrored else theta[None]
-        g = yield from self.ask(sides.ravel(), np.broadcast_to(T, sides.shape).ravel())
-        # the function is even but for the shift: σ(T r + s) here, σ(T r − s) at −a
-        gates = [
-            [self.crossings.gates(chosen, *at) for at in zip(theta, values, strict=True)]
-            for values in g.reshape(sides.shape)
-        ]
-        if not self.mirrored:
-            return np.array(gates[0])
-        found, self.shift = unshifted(np.array(gates), self.tuning.crossing.outside)
-        return found
 
     def advanced(self) -> Asking[Flags]:
         """Ask one round; return the intervals that do not look like one jump."""
@@ -216,7 +203,7 @@ class _PlaneRounds:
         crossings, tuning = self.crossings, self.tuning.crossing
         theta = np.array([crossings.unread_state(k).theta(self.eta, tuning) for k in chosen])
         T = self._lengths(chosen, theta)
-        [gates] = yield from self._gates(chosen, theta[None], T)
+        gates = crossings.gates(chosen, theta, (yield from self.ask(theta, T)))
         suspects = np.zeros(len(crossings), dtype=bool)
         for k, t, length, gate in zip(chosen, theta, T, gates, strict=True):
             now = crossings.unread_state(k).after(t, length, gate, steeper, tuning)
@@ -257,14 +244,35 @@ class _PlaneRounds:
         T = np.minimum(np.maximum(T, self.lengths.near), self.farthest)
         step = tuning.crossing.logit / (T * K)
         low, high = root - step, root + step
-        below, above = yield from self._gates(chosen, np.stack([low, high]), T)
+        below, above, shift = yield from self._both(chosen, low, high, T)
         for i, k in enumerate(chosen):
             state = crossings.states[k]
             assert isinstance(state, Estimated)
             theta, read = (low[i], high[i]), (below[i], above[i])
             ends = crossings.interval(k)
-            crossings.states[k] = state.after(theta, T[i], read, ends, tuning.crossing)
+            crossings.states[k] = state.after(
+                theta, T[i], read, ends, tuning.crossing, shift=float(shift[i])
+            )
         return np.array([state.missed >= tuning.missed for state in crossings.states])
+
+    def _both(
+        self, chosen: Indices, low: Array, high: Array, T: Array
+    ) -> Asking[tuple[Array, Array, Array]]:
+        """Ask two angles of each head; return the gates as they are without a shift, and it."""
+        angles = np.stack([low, high])
+        # the function is even but for the shift: σ(T r + s) here, σ(T r − s) at −a
+        sides = np.stack([angles, angles + np.pi]) if self.mirrored else angles[None]
+        g = yield from self.ask(sides.ravel(), np.broadcast_to(T, sides.shape).ravel())
+        gates = np.array(
+            [
+                [self.crossings.gates(chosen, *at) for at in zip(angles, values, strict=True)]
+                for values in g.reshape(sides.shape)
+            ]
+        )
+        if not self.mirrored:
+            return *gates[0], np.zeros(len(chosen))
+        found, shifts = unshifted(gates, self.tuning.crossing.outside)
+        return *found, shifts.mean(axis=0)
 
     def hiding(self) -> Asking[Flags]:
         """Ask once for each head, far out; say which intervals hide more than one jump."""
@@ -276,15 +284,16 @@ class _PlaneRounds:
         known = np.maximum(tuning.far / K, last * tuning.off / (tuning.noises * noise))
         T = np.minimum(np.maximum(tuning.further * last, seen), np.minimum(known, self.farthest))
         theta = root + tuning.far_logit / (T * K)
-        [gates] = yield from self._gates(np.arange(len(K)), theta[None], T)
+        gates = crossings.gates(np.arange(len(K)), theta, (yield from self.ask(theta, T)))
+        shift = np.array([state.shift for state in measured])
         with np.errstate(divide="ignore", invalid="ignore"):
-            s = np.log(gates / (1 - gates))
+            s = np.log(gates / (1 - gates)) - shift
         allowed = tuning.agrees + tuning.noises * noise * (1 + T / last)
         suspects = ~(np.abs(s - tuning.far_logit) < allowed)
         away = np.where(suspects, 0.0, s / T - along(u, theta)[0])
         u = u + away[:, None] * np.stack([np.cos(theta), np.sin(theta)], axis=1)
         crossings.states = [replace(x, u=row) for x, row in zip(measured, u, strict=True)]
-        self.farthest_asked = T
+        self.farthest_asked, self.shift = T, shift
         return np.asarray(suspects)
 
 

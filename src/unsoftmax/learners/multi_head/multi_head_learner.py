@@ -47,6 +47,7 @@ from unsoftmax.learners.multi_head.searches import HeadSearches, searched_at_len
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.rotary_head.rotary_learner import told_frequencies
+from unsoftmax.learners.rotary_heads.biased_rotary_heads import learn_biased
 from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTask
 from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
 from unsoftmax.models import MultiHead, Rotary
@@ -65,7 +66,7 @@ class MultiHeadLearner(Configured):
     max_heads : int
         More distinct heads than this are refused.
     biases : bool
-        Also learn w_h and c.
+        Also learn w_h and c; with rotary positions b_k and b_q of every head instead of w_h.
     rank : int, optional
         Rank of all W_h, of [W_h w_h] with biases. Found if it is not given: that takes no more
         queries, but more rounds. Either way the rank counts as far as answers show it: a W of low
@@ -83,9 +84,9 @@ class MultiHeadLearner(Configured):
     seed : int
         Decides query tokens, planes and the hold-out: the same seed asks the same.
     rotary : bool or Rotary
-        Scores turn with distance: the model is a `RotaryHeads`, c included; biases of keys and
-        queries are refused, and more heads than dimensions. The frequencies are found, or said by
-        rotary_base; in Python also by a `Rotary` here.
+        Scores turn with distance: the model is a `RotaryHeads`, c included; with biases those of
+        keys and queries as well. More heads than dimensions are refused. The frequencies are found,
+        or said by rotary_base; in Python also by a `Rotary` here.
     rotary_base : float, optional
         Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
         not be given beside it, rank must be.
@@ -104,13 +105,13 @@ class MultiHeadLearner(Configured):
     H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
     times where heads hardly switch; as many again where heads are close; about 1.5 times where
     answers are of float32 and H·d is more than 900, 2.5 times where it is less; with rotary
-    positions r² more for each head. `plan` gives what is never exceeded.
+    positions r² more for each head, 2r + r²/d with biases as well. `plan` gives what is never exceeded.
     *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
     a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
     told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
     more for each of a few lines. *With rotary positions up to* order, and in each head one complex
-    number per plane, by which that of K is multiplied and that of Q divided, and the sign of a
-    frequency and multiples of 2π: all W_h(Δ) are determined. *Source*: beyond Proposition
+    number per plane, by which that of K is multiplied and that of Q divided, b_k of planes that do
+    not turn, and the sign of a frequency and multiples of 2π: all W_h(Δ) are determined. *Source*: beyond Proposition
     7.1 of arXiv 2601.16873.
 
     Examples
@@ -154,10 +155,10 @@ class MultiHeadLearner(Configured):
     def _refuse_beside_rotary(self) -> None:
         if self.dim < 2:
             raise ValueError("dim must be 2 or more beside rotary: a plane has two coordinates.")
-        if self.biases:
+        if self.biases and self.polish:
             raise ValueError(
-                "biases are not recovered of several heads with rotary positions: leave out one "
-                "of biases and rotary. LowRankHead takes both, of one head."
+                "polish is for heads without positions or without biases: leave out one of polish, "
+                "biases and rotary."
             )
         if self.functional or self.radius is not None:
             raise ValueError(
@@ -177,7 +178,9 @@ class MultiHeadLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the heads."""
         tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
         r = d if self.rank is None else int(self.rank)
-        bulk = H * r * (2 * d + self.biases - r)
+        positions = self._positions()
+        shifted = self.biases and positions is not None
+        bulk = H * (r + shifted) * (2 * d + self.biases - r)
         tries = len(tuning.restarts.starts) + len(tuning.search.precisions) * self.functional
         soft = TokenLengths.under(self.radius, self.biases, tuning.lengths).soft
         unlucky = tuning.restarts.most_unlucky if soft else 0
@@ -189,15 +192,16 @@ class MultiHeadLearner(Configured):
         at_most += tuning.silence.at_most(H, d, bulk + whole)
         turned = 0
         more: tuple[int, ...] = ()
-        if (positions := self._positions()) is not None:
-            turned, more = positions.queries(H, r), (tuning.rotary.holdout.most_tokens(d),)
+        if positions is not None:
+            turned = positions.queries(H, r, biases=shifted) * (tries if shifted else 1)
+            more = (tuning.rotary.holdout.most_tokens(d),)
         at_most += turned
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         fresh = tuning.conclusion.fresh
         usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
         again = ", and H·r(2d − r) to polish them" if self.polish else ""
-        entries, second = ("r(2d − r)", 0) if positions is None else ("2dr", H * r**2)
+        entries, second = ("r(2d − r)", 0) if positions is None else ("2dr", H * r * (r + shifted))
         return Plan(
             queries=None,
             at_most=at_most + by_poles,
@@ -223,8 +227,10 @@ class MultiHeadLearner(Configured):
     def _steps(self, checks: int) -> Steps[Any]:
         rng = np.random.default_rng(self.seed)
         if (positions := self._positions()) is not None:
-            search = self._found(rng, self.tuning.with_positions())
-            return (yield from positions.steps(search, checks, rng))
+            tuning = self.tuning.with_positions()
+            if self.biases:
+                return (yield from self._biased(positions, checks, rng, tuning))
+            return (yield from positions.steps(self._found(rng, tuning), checks, rng))
         tuning, biases = self.tuning, self.biases
         searches, found = yield from self._searched(rng, tuning)
         reduced, conclusion = searches.reduced, tuning.conclusion
@@ -236,6 +242,19 @@ class MultiHeadLearner(Configured):
                 return (yield from predicting(best, share, reduced, checks, rng, tuning=conclusion))
         found = found or (yield from self._by_poles(searches))
         return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
+
+    def _biased(
+        self,
+        positions: RotaryHeadsTask,
+        checks: int,
+        rng: np.random.Generator,
+        tuning: MultiHeadTuning,
+    ) -> Steps[Any]:
+        """Learn heads with positions and biases."""
+        lengths = TokenLengths(tuning=tuning.lengths)
+        reduced = yield from read_head_sums(self.dim, True, lengths, rng, tuning.sums)
+        sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
+        return (yield from learn_biased(sought, reduced, positions.told, checks, rng))
 
     def _found(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
@@ -319,7 +338,7 @@ class MultiHeadLearner(Configured):
             yield (
                 "Or scores change with distance otherwise than rotary ones do, as with ALiBi, "
                 "learned biases or positions counted from the other end; or keys or queries have "
-                "biases."
+                "biases: then biases=True."
             )
         elif not self.functional:
             yield "With functional=True what predicts answers well is returned."

@@ -19,7 +19,7 @@ from unsoftmax.learners.multi_head.silent_readings import SilentReadingTuning
 from unsoftmax.learners.multi_head.token_lengths import TokenLengthTuning
 from unsoftmax.learners.multi_head.unseen_logits import UnseenLogitsTuning
 from unsoftmax.learners.multi_head.value_system import ValueTuning
-from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTuning
+from unsoftmax.learners.rotary_heads.rotary_heads_tuning import RotaryHeadsTuning
 from unsoftmax.measure.silent_offsets import SilentWindowTuning
 from unsoftmax.measure.windows import WindowTuning
 

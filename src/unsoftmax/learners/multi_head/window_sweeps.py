@@ -77,6 +77,17 @@ class WindowAnswers:
         t = np.repeat(t[:, None], len(directions), axis=1)
         return cls(token, directions, np.zeros(shape), np.zeros(shape, dtype=bool), t)
 
+    def first(self, count: int) -> WindowAnswers:
+        """Return the answers at the first directions."""
+        now = slice(count)
+        return replace(
+            self,
+            directions=self.directions[now],
+            y=self.y[:, :, now],
+            asked=self.asked[:, :, now],
+            t=self.t[:, now],
+        )
+
     def ask(self, wanted: list[WindowCells], phase: str) -> Asking[None]:
         """Ask for each (head, rows, columns) in one round, and enter the answers."""
         wanted = [(h, rows, columns) for h, rows, columns in wanted if len(rows) and len(columns)]

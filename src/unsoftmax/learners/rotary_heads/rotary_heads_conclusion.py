@@ -43,6 +43,11 @@ class RecoveredRotaryHeads:
     """The certificate's bound is for distances up to this."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def biases(self) -> bool:
+        """Whether biases of keys and queries were looked for."""
+        return any(errors.biases for errors in self.turned)
+
 
 def conclude_heads(
     found: RecoveredRotaryHeads,
@@ -82,7 +87,8 @@ def _compared(
         weights, tokens = softmax(head.scores.of(X)), X @ head.v
         answer = np.einsum("bn,bn->b", weights, tokens)
         off = met * errors.at(distances) if np.isfinite(errors.near) else np.zeros(len(distances))
-        moved = lengths * lengths[:, -1:] * (off + off[-1])
+        seen = np.hypot(lengths, 1.0) if errors.biases else lengths
+        moved = seen * seen[:, -1:] * (off + off[-1])
         deviations = np.abs(tokens - answer[:, None])
         rounded = score_rounding(head, lengths, distances, precision)
         own += mean_shift(weights, deviations, np.minimum(rounded, most_moved))
@@ -119,8 +125,9 @@ def _refuse(found: RecoveredRotaryHeads, judgement: Judgement) -> None:
         f"The recovered heads miss a fresh answer by {missed:.1e} of its size where {allowed:.1e} "
         "is expected. The target is no sum of attention heads with rotary positions; or these "
         "change beyond some distance, as with windows or scaled frequencies, or are counted from "
-        "the other end; or something else is added to scores, as ALiBi does; or keys or queries "
-        "have biases, which are not recovered of several heads." + why
+        "the other end; or something else is added to scores, as ALiBi does"
+        + ("." if found.biases else "; or keys or queries have biases: then biases=True.")
+        + why
     )
 
 
@@ -130,18 +137,27 @@ def _certificate(found: RecoveredRotaryHeads, longest: int, safety: float) -> Ce
     ends = np.array([0.0, farthest])
     W = max((float(one.at(ends).max()) for one in found.turned), default=0.0)
     turning = max((one.turning for one in found.turned), default=0.0)
+    bounds = {
+        "W": W,
+        "v": found.v_error,
+        "c": safety * float(found.reduced.precision.error(abs(found.model.c))),
+    }
+    if found.biases:
+        bounds["w"] = W
+    without = "" if found.biases else ", without biases of keys and queries"
     return Certificate(
-        {
-            "W": W,
-            "v": found.v_error,
-            "c": safety * float(found.reduced.precision.error(abs(found.model.c))),
-        },
+        bounds,
         (
-            "The target is a sum of attention heads with rotary positions, without biases of keys "
-            "and queries, and all heads were found: what the hold-out tests, it cannot prove.",
+            f"The target is a sum of attention heads with rotary positions{without}, and all heads "
+            "were found: what the hold-out tests, it cannot prove.",
             f"Answers are precise to {found.reduced.eta:.1e} of the size of their terms.",
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head for distances Δ from 0 to "
-            f"{farthest}; beyond it grows by {turning:.1e} a token.",
+            f"{farthest}; beyond it grows by {turning:.1e} a token."
+            + (
+                " The bound on w is one on Kᵀ R(Δ) b_q and on (Q, b_q)ᵀ (R(−Δ) − I) b_k."
+                if found.biases
+                else ""
+            ),
             "It is several times what W(Δ) moves by when readings move by as much as they may be "
             "off, in a few random directions, errors of answers being independent.",
             *found.reduced.precision.why,

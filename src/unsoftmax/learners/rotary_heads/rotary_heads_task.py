@@ -14,7 +14,7 @@ one complex number per plane and head. Source: beyond Proposition 7.1; positions
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,50 +22,20 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, heads_apart
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
 from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors, RotaryTuning, StepReadings
 from unsoftmax.learners.rotary_heads.one_apart import one_apart
 from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
     RecoveredRotaryHeads,
     conclude_heads,
 )
-from unsoftmax.learners.rotary_heads.second_distance import SecondDistanceTuning, read_steps
+from unsoftmax.learners.rotary_heads.rotary_heads_tuning import RotaryHeadsTuning
+from unsoftmax.learners.rotary_heads.second_distance import read_steps
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Found
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryHeadsTuning:
-    """Knobs of several heads with positions, beside those of heads without."""
-
-    second: SecondDistanceTuning = field(default=SecondDistanceTuning())
-    positions: RotaryTuning = field(default=RotaryTuning())
-    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
-    checked: int = 0
-    """Columns asked with more rows than the rank of W(1): W(2), which has to have the same range,
-    and fresh sequences show what they would."""
-    extra: int = 2
-    """Rows more than its rank that a column is asked with while the rank is found."""
-    line: int = 3
-    """Single tokens of each of two norms that tell the answers' precision, fewer than of heads
-    without positions: [g a; b/g] loses nothing beside b, and the search has digits to spare."""
-    move: float = 0.3
-    """Logit that a step out of the plane of the half circle makes where u_h is as long there as in
-    it, shorter than of heads without positions: fewer are too large and asked again. What it
-    costs in digits ..."""
-    value_over_jump: float = 1e4
-    """... offsets further out make up for: here they may be as long as they like."""
-    slower: float = 8.0
-    """The first head's slope is found by so much a reading once one overshot."""
-    pairs: int = 2
-    """Pairs of tokens that tell the size of the values."""
-    confirm: int = 3
-    """Answers that heads must predict before W(2) is asked for: one at each size of logits. Fresh
-    sequences of the hold-out follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +47,10 @@ class RotaryHeadsTask:
     tuning: RotaryHeadsTuning
     conclusion: HeadsConclusionTuning
 
-    def queries(self, heads: int, rank: int) -> int:
+    def queries(self, heads: int, rank: int, *, biases: bool) -> int:
         """Return what W(2) takes at most."""
-        return heads * rank**2 * self.tuning.second.tries
+        tries = self.tuning.biased.steps.tries if biases else self.tuning.second.tries
+        return heads * rank * (rank + biases) * tries
 
     def steps(
         self,

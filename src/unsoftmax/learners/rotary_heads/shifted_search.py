@@ -9,13 +9,15 @@ as heads without positions answer, but for the *shift* s_h: scores do not vanish
 
     half a circle of huge a          sees no shift: its jumps are where a·u_h = 0
     every crossing at a and −a       half the difference of two logits is a·u_h, half the sum s_h
-    windows of d + 1 rows            (u_h, s_h) at b, and at b + t q for all directions q
-    [b; a+b; b]                      a second b weighs on one side: tells (u, s, v) from (−u, −s, −v)
+    windows of d + 1 rows            (u_h, s_h) at b, and at b + t q
+    Σ ±v_h = Σv                      tells (u, s, v) from (−u, −s, −v); as [b; a+b; b] does, where
+                                     a second b weighs on one side
 
-All heads share the tokens b + t q: what moves a head's nearly shut gate is then known exactly.
+All heads share the tokens b + t q: what moves a head's nearly shut gate is then known exactly. Only
+as many directions q are read so as span W_h(1): `shifted_rest` reads the others with fewer rows.
 
-*Queries*: about H(d + 1)(r + 1 + …) as heads without positions take, a row more for each column,
-and H for the signs. Source: beyond Proposition 7.1; positions are in no paper.
+*Queries*: (d + 1)r for each head, and what heads without positions take to be found. Source:
+beyond Proposition 7.1 of arXiv 2601.16873; positions are in no paper.
 """
 
 from __future__ import annotations
@@ -32,25 +34,27 @@ from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.value_system import HeadValues
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
+from unsoftmax.learners.rotary_heads.rotary_heads_tuning import BiasedHeadsTuning
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
 from unsoftmax.probes import Array, Sequences
 
 
+class UnseenValues(CoincidentJumps):
+    """Values that switch, with their signs, do not add up to Σv."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShiftedHeads:
-    """(u_h, s_h) of all heads at query tokens b and b + t q, as they are: signs are told."""
+    """(u_h, s_h) of all heads at query tokens b and b + t q, with the signs that they have."""
 
-    reduced: ReducedAnswers
-    b: Array
-    t: float
-    directions: Array
-    """q, orthonormal, (d, d)."""
+    answers: WindowAnswers
+    """To the heads' windows at all directions q (d, d); only the first are asked in full."""
     v: Array
     """(H, d)."""
     base: Array
     """(u_h, s_h) at b, (H, d + 1)."""
     columns: Array
-    """What they move by from b to b + t q, over t, (H, d + 1, d)."""
+    """What they move by from b to b + t q, over t, for the first directions (H, d + 1, n)."""
     base_off: Array
     """How far each entry may be off."""
     columns_off: Array
@@ -58,12 +62,32 @@ class ShiftedHeads:
     """Of every v_h, norm."""
 
     @property
+    def reduced(self) -> ReducedAnswers:
+        """What reduces answers."""
+        return self.answers.token.reduced
+
+    @property
+    def b(self) -> Array:
+        """The query token that all others are near."""
+        return self.answers.token.b
+
+    @property
+    def t(self) -> float:
+        """How far they are from it."""
+        return float(self.answers.t.flat[0])
+
+    @property
+    def directions(self) -> Array:
+        """The first q, (n, d)."""
+        return self.answers.directions[: self.columns.shape[2]]
+
+    @property
     def tokens(self) -> Array:
-        """All query tokens (d + 1, d), b first."""
+        """The query tokens at which all heads were read, b first, (n + 1, d)."""
         return np.vstack([self.b, self.b + self.t * self.directions])
 
     def at(self, b: Array) -> Array:
-        """Return (u_h, s_h) of all heads at query tokens (m, d), (m, H, d + 1).
+        """Return (u_h, s_h) of all heads at query tokens (m, d) in their span, (m, H, d + 1).
 
         s is linear only near by: farther away it is off by what is quadratic in it.
         """
@@ -71,7 +95,7 @@ class ShiftedHeads:
         return np.asarray(self.base + np.einsum("hej,mj->mhe", self.columns, steps))
 
     def spanning(self, h: int) -> Array:
-        """Return u_h at b over ‖b‖, and W_h(1) along all directions: columns (d, d + 1)."""
+        """Return u_h at b over ‖b‖, and W_h(1) along the first directions: columns (d, n + 1)."""
         base = self.base[h, :-1] / np.linalg.norm(self.b)
         return np.column_stack([base, self.columns[h, :-1]])
 
@@ -91,45 +115,38 @@ def search_shifted(
     reduced: ReducedAnswers,
     start: tuple[int, float],
     rng: np.random.Generator,
-) -> Asking[ShiftedHeads]:
+) -> Asking[ShiftedHeads | None]:
     """Go through all steps with one query token; see `multi_head.token_search.search`.
+
+    None if nothing switches.
 
     Raises
     ------
     Exception
         One of `search_outcomes.ENDINGS`: nothing was found, another query token may do better.
     """
-    d, length = reduced.dim, reduced.lengths.length
-    plane = SearchPlane.random(d, length, rng)
+    plane = SearchPlane.random(reduced.dim, reduced.lengths.length, rng)
     one = TokenSearch(sought, reduced, plane, 0.0, rng)
     crossings = yield from one.crossings(*start)
     if not len(crossings.u):
-        return _none(reduced, plane)
+        return None
     values, u = yield from one.values(crossings)
     token, logits = yield from _base(one, values, np.column_stack([u, crossings.shift]))
     answers = WindowAnswers.none(token, one.directions(token))
-    rank = None if sought.rank is None else sought.rank + 1
-    columns = yield from read_columns(answers, logits, rank, rng, sought.tuning.columns)
+    columns = yield from read_columns(
+        answers, logits, sought.rank, rng, sought.tuning.columns, spanning=True
+    )
     if np.ptp(answers.t) > 0:  # some were asked again closer to b, and others' shifts not
         raise CoincidentJumps
     one.refuse_vague(token, columns)
-    signs = yield from _signs(token, logits)
-    return _oriented(token, values, columns, signs, answers)
+    signs = yield from _signs(token, logits, sought.tuning.rotary.biased)
+    return _oriented(answers, values, columns, signs)
 
 
-def _none(reduced: ReducedAnswers, plane: SearchPlane) -> ShiftedHeads:
-    d = reduced.dim
-    base, columns = np.zeros((0, d + 1)), np.zeros((0, d + 1, d))
-    none = np.zeros((0, d))
-    return ShiftedHeads(
-        reduced, plane.b, 1.0, np.eye(d), none, base, columns, base, columns, 0.0
-    )
-
-
-def _base(one: TokenSearch, values: HeadValues, shifted: Array) -> Asking[tuple[TokenHeads, Array]]:
-    """Choose windows of d + 1 rows, and read (u, s) in them: ``shifted`` (H, d + 1), roughly."""
+def _base(one: TokenSearch, values: HeadValues, rough: Array) -> Asking[tuple[TokenHeads, Array]]:
+    """Choose windows of d + 1 rows, and read (u, s) in them: ``rough`` (H, d + 1) beforehand."""
     reduced, tuning, b = one.reduced, one.tuning, one.plane.b
-    u, v = shifted[:, :-1], values.v
+    u, v = rough[:, :-1], values.v
     error = reduced.errors_at(one.plane.length, values.error, u)
     step = reduced.lengths.step(error.length)
     room = OffsetRoom(step, reduced.lengths.longest(error.length, step))
@@ -137,16 +154,30 @@ def _base(one: TokenSearch, values: HeadValues, shifted: Array) -> Asking[tuple[
     # one t for all heads: what shifts the others at a token is known at that token alone
     t = min(window.t for window in windows)
     windows = [
-        with_shift(replace(window, t=t), h, shifted[h], v, error)
-        for h, window in enumerate(windows)
+        with_shift(replace(window, t=t), h, rough[h], v, error) for h, window in enumerate(windows)
     ]
     beside = np.column_stack([v, np.zeros(len(v))])
-    heads = WindowedHeads(shifted, beside, windows, error, tuning.windows)
+    heads = WindowedHeads(rough, beside, windows, error, tuning.windows, shifted=True)
     return (yield from read_base(TokenHeads(reduced, b, heads), None, tuning.columns.sweep))
 
 
-def _signs(token: TokenHeads, logits: Array) -> Asking[Array]:
-    """Ask [b; a+b; b] in every window; return the sign (H,) by which (u, s, v) are as they are.
+def _signs(token: TokenHeads, logits: Array, tuning: BiasedHeadsTuning) -> Asking[Array]:
+    """Return the signs (H,) by which (u, s, v) are as they are: Σ ±v_h = Σv, as a rule.
+
+    Values that depend on each other are asked for theirs.
+    """
+    v, reduced = token.seen.v[:, :-1], token.reduced
+    least = np.linalg.lstsq(v.T, reduced.s, rcond=None)[0]
+    if np.max(np.abs(np.abs(least) - 1)) > tuning.summed:
+        least = yield from _asked_signs(token, logits)
+    signs = np.sign(least)
+    if np.linalg.norm(signs @ v - reduced.s) > tuning.summed * reduced.scale:
+        raise UnseenValues
+    return np.asarray(signs)
+
+
+def _asked_signs(token: TokenHeads, logits: Array) -> Asking[Array]:
+    """Ask [b; a+b; b] in every window; return numbers of the heads' signs (H,).
 
     Beside a second b, which weighs e^m, the gate of a head is σ(l − log(1 + e^m)).
     """
@@ -160,31 +191,23 @@ def _signs(token: TokenHeads, logits: Array) -> Asking[Array]:
     X = np.stack([np.tile(b, (H, 1)), a + b, np.tile(b, (H, 1))], axis=1)
     [y] = yield [Sequences(X, phase="signs", purpose="data")]
     terms = (rows @ seen.v.T) * np.tanh(rows @ seen.u.T / 2)
-    own = np.einsum("he,he->h", rows, seen.v)
     rest = terms.sum(axis=1) - np.diag(terms)
+    own = np.einsum("he,he->h", rows, seen.v)
     with np.errstate(invalid="ignore", divide="ignore"):
         beside = 2 * np.arctanh((reduced.of(y, a, b) - rest) / own)
-    signs = np.sign(np.einsum("he,he->h", rows, seen.u) - beside)
-    if not np.all(np.abs(signs) == 1):
-        raise CoincidentJumps
-    return np.asarray(signs)
+    return np.asarray(np.einsum("he,he->h", rows, seen.u) - beside)
 
 
 def _oriented(
-    token: TokenHeads,
-    values: HeadValues,
-    columns: HeadColumns,
-    signs: Array,
-    answers: WindowAnswers,
+    answers: WindowAnswers, values: HeadValues, columns: HeadColumns, signs: Array
 ) -> ShiftedHeads:
+    token, sign = answers.token, signs[:, None]
+    seen = replace(token.seen, u=sign * token.seen.u, v=sign * token.seen.v)
     return ShiftedHeads(
-        token.reduced,
-        token.b,
-        float(answers.t.flat[0]),
-        answers.directions,
-        signs[:, None] * values.v,
-        signs[:, None] * token.seen.u,
-        signs[:, None, None] * columns.W,
+        replace(answers, token=replace(token, seen=seen)),
+        sign * values.v,
+        seen.u,
+        sign[:, None] * columns.W,
         columns.base_off,
         columns.off,
         values.error,

@@ -11,52 +11,24 @@ each of r query tokens. *Source*: beyond Proposition 7.1; positions are in no pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking, together
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.rotary_heads.rotary_heads_tuning import ShiftedStepTuning
 from unsoftmax.learners.rotary_heads.second_distance import DEPENDENT
 from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
 from unsoftmax.measure import offsets
-from unsoftmax.measure.opened_heads import FillerTuning, fillers
+from unsoftmax.measure.opened_heads import fillers
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
 
-
-@dataclass(frozen=True, slots=True)
-class ShiftedStepTuning:
-    """Knobs of reading W_h(2) beside biases."""
-
-    fillers: FillerTuning = field(default=FillerTuning(shut=46.0, closed=46.0))
-    """What shifts a head's gate is known but for what is quadratic in a query token: six more than
-    without biases, and closed as much."""
-    pilot: float = 0.3
-    """Root mean square of the logits of a head's first token, if a step of distance leaves scores
-    of their size."""
-    logit: float = 1.0
-    """The same of the others, as the first one tells."""
-    largest: float = 8.0
-    """Tokens with larger logits are asked again with shorter offsets, closer to b."""
-    shorter: float = 4.0
-    """So many times shorter, and closer."""
-    tries: int = 8
-    """Times that a token is asked at most."""
-    draws: int = 64
-    """Draws of query tokens, of which the best is asked,"""
-    sizes: tuple[float, ...] = (1.0, 0.5, 0.25)
-    """at these distances, in lengths of b."""
-    counted: float = 3.0
-    """Singular values of W_h(1) above so many times its error count to its rank."""
-
-
-LARGE = (
-    "Logits of a token two before the query token were not read: answers to [a; z; b], with a "
-    "token z that takes all other heads' weight, are no head's, however short a is. The target is "
-    "no sum of attention heads with rotary positions, or its biases alone saturate them."
-)
+class OutOfReach(CoincidentJumps):
+    """Logits of a token two before the query token that no offset brings within reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +70,9 @@ def read_shifted_steps(
     Raises
     ------
     NotIdentifiable
-        Nothing opens the heads one by one, or logits are out of reach.
+        Nothing opens the heads one by one.
+    OutOfReach
+        Another query token may do better.
     """
     opened = [_Opened.of(found, h, int(r), rng, tuning) for h, r in enumerate(ranks)]
     asking = [one.read(rng) for one in opened]
@@ -164,7 +138,7 @@ class _Opened:
                 moved = logits[0, :-1] - (2 * logits[0, -1] - logits[0, 0])
                 alpha[1:] *= np.clip(tuning.logit / np.sqrt(np.mean(moved**2)), 0.1, 10.0)
             missing = np.flatnonzero(~well) if well[0] else np.arange(1)
-        raise NotIdentifiable(LARGE, determined={"v": found.v})
+        raise OutOfReach
 
     def _tokens(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Choose a centre (d,) and steps (r, d) from there to the query tokens.
@@ -173,12 +147,13 @@ class _Opened:
         short, and shifts small.
         """
         found, r, tuning = self.found, self.basis.shape[1], self.tuning
-        rows = np.linalg.svd(self.basis.T @ found.spanning(self.h)[:, 1:])[2][:r]
-        within, length = rows @ found.directions, float(np.linalg.norm(found.b))
-        best, chosen = np.inf, None
+        columns = self.basis.T @ found.spanning(self.h)[:, 1:]
+        within = np.linalg.svd(columns)[2][:r] @ found.directions
+        length, best, chosen = float(np.linalg.norm(found.b)), np.inf, None
         for centre in (found.b, self._unshifted()):
             for draw in range(tuning.draws):
-                x = np.linalg.qr(rng.standard_normal((r, r)))[0] @ within
+                # as many as there are directions are orthogonal to each other
+                x = np.linalg.qr(rng.standard_normal((r, len(within))))[0] @ within
                 x *= length * tuning.sizes[draw % len(tuning.sizes)]
                 u, beside = self._seen(centre + x)
                 z = self._fillers(centre + x, np.zeros(r))

@@ -1,0 +1,185 @@
+"""Several heads with positions and biases of keys and queries, from scalar answers.
+
+It is what `MultiHeadLearner` does with ``rotary`` and ``biases``.
+
+    f([0]) = c, f([x]) = x·Σ v_h + c      c, Σ v_h
+    [(a+b); b] at b and b + t q           v_h, and KᵀR(1) q(b) with what shifts gates, as far as
+                                          W_h(1) is spanned (`shifted_search`)
+    [a; z; b], z shuts all heads but h    the same at two tokens' distance: K, b_k and the planes
+                                          (`shifted_steps`, `shifted_solution`)
+    [(a+b); b] at the other b + t q       Q and b_q, r rows a token (`shifted_rest`)
+    fresh sequences of 1 to 512 tokens    whether to believe it
+
+*Queries*: 2dr for each head, r(r + 1) more where W(1) is spanned, and what finds the heads.
+*Determined up to*: order, one complex number per plane and head, and b_k where a plane does not
+turn. *Source*: beyond Proposition 7.1 of arXiv 2601.16873; positions are in no paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
+from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, CoincidentJumps, SearchOutcome
+from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
+from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
+    RecoveredRotaryHeads,
+    conclude_heads,
+)
+from unsoftmax.learners.rotary_heads.shifted_rest import read_rest
+from unsoftmax.learners.rotary_heads.shifted_search import (
+    ShiftedHeads,
+    UnseenValues,
+    search_shifted,
+)
+from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings, solved
+from unsoftmax.learners.rotary_heads.shifted_steps import read_shifted_steps, shifted_ranks
+from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
+from unsoftmax.protocol import Found
+
+UNSEEN = (
+    "The values of the heads whose scores change do not add up to what single tokens are answered "
+    "by: some head scores all tokens alike, or two score oppositely. Beside biases and rotary "
+    "positions these are not told apart."
+)
+NONE = (
+    "No search along half a circle gave heads with rotary positions and biases. Two of them may "
+    "score as multiples of each other, or biases be so large that no query token opens gates one "
+    "by one; or the target is no sum of attention heads with rotary positions."
+)
+
+
+def learn_biased(
+    sought: SoughtHeads,
+    reduced: ReducedAnswers,
+    told: Rotary | None,
+    checks: int,
+    rng: np.random.Generator,
+) -> Asking[Found[RotaryHeads]]:
+    """Find the heads, or refuse; then ask fresh sequences."""
+    found = yield from _BiasedSearches(sought, reduced, told, rng).run()
+    tuning = sought.tuning
+    return (yield from conclude_heads(found, checks, rng, tuning.rotary.holdout, tuning.conclusion))
+
+
+@dataclass(frozen=True, slots=True)
+class _BiasedSearches:
+    """All searches of one recovery."""
+
+    sought: SoughtHeads
+    reduced: ReducedAnswers
+    told: Rotary | None
+    rng: np.random.Generator
+
+    @property
+    def tuning(self) -> MultiHeadTuning:
+        return self.sought.tuning
+
+    def run(self) -> Asking[RecoveredRotaryHeads]:
+        """Search with one query token after another until one shows all heads."""
+        restarts, unseen = Restarts(self.tuning.restarts), False
+        while restarts.state is SearchState.SEARCHING:
+            try:
+                return (yield from self._searched(restarts.start, restarts.failures))
+            except tuple(ENDINGS) as ending:
+                unseen |= isinstance(ending, UnseenValues)
+                outcome = ENDINGS.get(type(ending), SearchOutcome.COINCIDENT)
+            restarts = restarts.after(outcome, soft=False)
+        if restarts.state is SearchState.TOO_MANY_HEADS:
+            raise ModelMismatch(
+                "Along half a circle the answers change more than "
+                f"{self.sought.max_heads} times: the target has more heads (raise max_heads), or "
+                "is no sum of attention heads."
+            )
+        if unseen:
+            raise NotIdentifiable(UNSEEN)
+        raise ModelMismatch(" ".join([NONE, *self.reduced.precision.why]))
+
+    def _searched(
+        self, start: tuple[int, float], failures: int
+    ) -> Asking[RecoveredRotaryHeads]:
+        lengths, each = self.reduced.lengths, self.tuning.rotary.biased.lengths
+        lengths = replace(lengths, length=lengths.length * each[failures % len(each)])
+        reduced = replace(self.reduced, lengths=lengths)
+        found = None
+        if reduced.scale > 0:
+            found = yield from search_shifted(self.sought, reduced, start, self.rng)
+        if found is None:
+            return _unswitched(reduced)
+        self._refuse_more_heads(found)
+        steps_tuning, positions = self.tuning.rotary.biased.steps, self.tuning.rotary.positions
+        ranks = shifted_ranks(found, steps_tuning)
+        steps = yield from read_shifted_steps(found, ranks, self.rng, steps_tuning)
+        read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
+        sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
+        if not max(missed) <= self.tuning.rotary.biased.missed:
+            raise CoincidentJumps
+        rest = yield from read_rest(found, list(sides), ranks, self.tuning.columns)
+        both = [
+            solved(replace(one, rest=of), _values(found, h), self.told, positions)
+            for h, (one, of) in enumerate(zip(read, rest, strict=True))
+        ]
+        model = RotaryHeads.of([head for head, _ in both], reduced.dim, reduced.c)
+        errors = tuple(error for _, error in both)
+        return self._recovered(model, errors, found)
+
+    def _recovered(
+        self, model: RotaryHeads, errors: tuple[PositionErrors, ...], found: ShiftedHeads
+    ) -> RecoveredRotaryHeads:
+        tuning = self.tuning
+        far = max(float(one.near) for one in errors)
+        if far > tuning.conclusion.close.share * _apart(model):
+            errors = (PositionErrors(np.inf, np.inf, True),) * len(errors)
+        return RecoveredRotaryHeads(
+            model,
+            errors,
+            tuning.conclusion.safety * found.v_error,
+            found.reduced,
+            tuning.rotary.positions.farthest,
+        )
+
+    def _refuse_more_heads(self, found: ShiftedHeads) -> None:
+        heads, dim = len(found.v), self.reduced.dim
+        if heads > dim:
+            raise NotIdentifiable(
+                f"The target has {heads} heads with scores, more than its {dim} dimensions: with "
+                "rotary positions heads are opened one by one by a token that shuts the others, "
+                "and there is none for so many.",
+                determined={"v": found.v},
+            )
+
+
+def _unswitched(reduced: ReducedAnswers) -> RecoveredRotaryHeads:
+    """Return what is left where no gate switches: one head that weighs all tokens alike."""
+    none = np.zeros((0, reduced.dim))
+    heads = [RotaryHead(none, none, reduced.s, Rotary([]))] if reduced.scale > 0 else []
+    model = RotaryHeads.of(heads, reduced.dim, reduced.c)
+    error = float(reduced.precision.error(reduced.scale))
+    errors = (PositionErrors(0.0, 0.0, True),) * model.H
+    return RecoveredRotaryHeads(model, errors, error, reduced, 0)
+
+
+def _values(found: ShiftedHeads, h: int) -> Values:
+    """Return what is known of the values of one head."""
+    reduced = found.reduced
+    off = np.full(reduced.dim, found.v_error)
+    return Values(found.v[h], reduced.c, off, 0.0, reduced.precision)
+
+
+def _apart(model: RotaryHeads) -> float:
+    """Return the smallest distance between two heads' W(1) with biases; inf of fewer than two."""
+    whole = [head.scores.whole(1) for head in model.heads]
+    distances = [
+        float(np.linalg.norm(one - other)) for n, one in enumerate(whole) for other in whole[:n]
+    ]
+    return min(distances, default=np.inf)

@@ -1,0 +1,81 @@
+"""Knobs of learning several heads with positions, beside those of heads without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
+from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
+from unsoftmax.learners.rotary_heads.second_distance import SecondDistanceTuning
+from unsoftmax.measure.opened_heads import FillerTuning
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedStepTuning:
+    """Knobs of reading W_h(2) beside biases."""
+
+    fillers: FillerTuning = field(default=FillerTuning(shut=46.0, closed=46.0))
+    """What shifts a head's gate is known but for what is quadratic in a query token: six more than
+    without biases, and closed as much."""
+    pilot: float = 0.3
+    """Root mean square of the logits of a head's first token, if a step of distance leaves scores
+    of their size."""
+    logit: float = 1.0
+    """The same of the others, as the first one tells."""
+    largest: float = 8.0
+    """Tokens with larger logits are asked again with shorter offsets, closer to b."""
+    shorter: float = 4.0
+    """So many times shorter, and closer."""
+    tries: int = 8
+    """Times that a token is asked at most."""
+    draws: int = 64
+    """Draws of query tokens, of which the best is asked,"""
+    sizes: tuple[float, ...] = (1.0, 0.5, 0.25)
+    """at these distances, in lengths of b."""
+    counted: float = 3.0
+    """Singular values of W_h(1) above so many times its error count to its rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedHeadsTuning:
+    """Knobs of heads with biases."""
+
+    steps: ShiftedStepTuning = field(default=ShiftedStepTuning())
+    summed: float = 1e-6
+    """Values with their signs add up to Σv to this share of their size."""
+    missed: float = 1e-3
+    """Key biases that miss their equations by more than this share of the shifts are none."""
+    lengths: tuple[float, ...] = (1.0, 0.25, 1.0, 0.25, 0.0625, 1.0)
+    """Norms of the query token of each search: biases that open no gate beside a long one may
+    beside a short one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryHeadsTuning:
+    """Knobs of several heads with positions, beside those of heads without."""
+
+    second: SecondDistanceTuning = field(default=SecondDistanceTuning())
+    biased: BiasedHeadsTuning = field(default=BiasedHeadsTuning())
+    positions: RotaryTuning = field(default=RotaryTuning())
+    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
+    checked: int = 0
+    """Columns asked with more rows than the rank of W(1): W(2), which has to have the same range,
+    and fresh sequences show what they would."""
+    extra: int = 2
+    """Rows more than its rank that a column is asked with while the rank is found."""
+    line: int = 3
+    """Single tokens of each of two norms that tell the answers' precision, fewer than of heads
+    without positions: [g a; b/g] loses nothing beside b, and the search has digits to spare."""
+    move: float = 0.3
+    """Logit that a step out of the plane of the half circle makes where u_h is as long there as in
+    it, shorter than of heads without positions: fewer are too large and asked again. What it
+    costs in digits ..."""
+    value_over_jump: float = 1e4
+    """... offsets further out make up for: here they may be as long as they like."""
+    slower: float = 8.0
+    """The first head's slope is found by so much a reading once one overshot."""
+    pairs: int = 2
+    """Pairs of tokens that tell the size of the values."""
+    confirm: int = 3
+    """Answers that heads must predict before W(2) is asked for: one at each size of logits. Fresh
+    sequences of the hold-out follow."""
