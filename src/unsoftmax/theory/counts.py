@@ -140,17 +140,22 @@ def multi_head(dim: int, heads: int, rank: int | None = None, *, biases: bool = 
     return heads * (r * (dim + width - r) + dim) + biases
 
 
-def rotary_heads(dim: int, heads: int, rank: int, *, told: bool = False) -> int:
-    """Count the free parameters of several heads with rotary positions, without biases.
+def rotary_heads(
+    dim: int, heads: int, rank: int, *, told: bool = False, biases: bool = False
+) -> int:
+    """Count the free parameters of several heads with rotary positions.
 
-    Those of each, and r/2 frequencies each where these are not told.
+    Those of each, and r/2 frequencies each where these are not told; with biases one c for all.
 
     Examples
     --------
     >>> rotary_heads(16, 4, 16), rotary_heads(16, 4, 4), rotary_heads(16, 4, 4, told=True)
     (2080, 568, 560)
+    >>> rotary_heads(16, 4, 16, biases=True), rotary_heads(16, 4, 4, biases=True)
+    (2209, 601)
     """
-    return heads * (rotary_head(dim, rank) + (0 if told else rank // 2))
+    each = rotary_head(dim, rank, biases=biases) + (0 if told else rank // 2)
+    return heads * each - (heads - 1) * biases
 
 
 def of_rank(dim: int, rank: int) -> int:

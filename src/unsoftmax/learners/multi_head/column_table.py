@@ -28,6 +28,7 @@ from unsoftmax.learners.multi_head.window_sweeps import (
     swept,
 )
 from unsoftmax.measure.windows import Window, WindowedHeads, predicted
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices
 from unsoftmax.solve.skeleton import Skeleton, basis_of
 
@@ -50,6 +51,9 @@ class ColumnTableTuning:
     steps: int = 8
     """Larger ranks are tried in steps of the columns known over this, up to half of d: fewer
     rounds, and at most an eighth more queries."""
+    spanned: float = 2e-3
+    """Where only columns that span a head are read, their least singular value, over the largest:
+    further columns cost a few queries, dependent ones digits of all that is read after."""
     noises: float = 9.0
     """A column is predicted by those before if what is left of its rows is up to so many times
     what noise may leave there (exact ranks left 7 at most, 800 heads). Fewer: noise counts as rank;
@@ -193,9 +197,16 @@ class ColumnTable:
         if h not in self.spaces:
             self.spaces[h] = self.space(h, known, rank)
 
-    def open(self, h: int) -> None:
-        """Take a head whose columns leave something beside the space for one of full rank."""
-        del self.spaces[h]
+    def spanned_well(self, ranks: Indices, known: int) -> bool:
+        """Tell whether u_h and the first columns span all heads, of these ranks, far from badly."""
+        for h, rank in enumerate(ranks):
+            vectors = np.column_stack([self.heads.u[h], self.W[h, :, :known]])
+            vectors = vectors[:-1] if self.heads.shifted else vectors
+            length = np.linalg.norm(vectors, axis=0)
+            singular = np.linalg.svd(vectors / np.maximum(length, TINY), compute_uv=False)
+            if singular[min(rank, len(singular)) - 1] < self.tuning.spanned * singular[0]:
+                return False
+        return True
 
     def predicts(self, h: int, column: int, space: ColumnSpace, *, loosely: bool) -> bool:
         """Tell whether the column of head h that was asked lies in a space; enter it."""

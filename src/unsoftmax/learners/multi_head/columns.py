@@ -59,8 +59,7 @@ def read_columns(
         elif rank is None and first + 2 < d and 2 * first <= d:
             yield from _try_rank(table, first)
         if spanning and len(table.spaces) == H:
-            yield from _read_whole(table, list(table.spaces), np.arange(first))
-            table = table.first(first)
+            table = yield from _spanning(table, first)
             break
         yield from answers.ask(_wanted(table, now, rank), "columns")
         yield from _settle(table, now)
@@ -138,10 +137,20 @@ def _try_rank(table: ColumnTable, column: int) -> Asking[None]:
             table.close(h, column)
 
 
+def _spanning(table: ColumnTable, known: int) -> Asking[ColumnTable]:
+    """Read the first columns in full, and more where they span a head badly; return these alone."""
+    ranks, heads = table.ranks - table.heads.shifted, list(range(len(table.W)))
+    yield from _read_whole(table, heads, np.arange(known))
+    while known < table.W.shape[2] and not table.spanned_well(ranks, known):
+        yield from _read_whole(table, heads, np.array([known]))
+        known += 1
+    return table.first(known)
+
+
 def _read_whole(table: ColumnTable, heads: list[int], columns: Indices) -> Asking[None]:
     """Ask for what is left of some columns of some heads: more than their rank shows."""
     for h in heads:
-        table.open(h)
+        table.spaces.pop(h, None)  # if it leaves something beside it is of full rank
     missing: list[WindowCells] = [
         (h, np.flatnonzero(~table.answers.asked[h, :, j]), np.array([j]))
         for h, j in itertools.product(heads, columns)

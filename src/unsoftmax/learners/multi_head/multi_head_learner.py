@@ -29,7 +29,7 @@ It may not know anything of the target but its answers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -105,14 +105,15 @@ class MultiHeadLearner(Configured):
     H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
     times where heads hardly switch; as many again where heads are close; about 1.5 times where
     answers are of float32 and H·d is more than 900, 2.5 times where it is less; with rotary
-    positions r² more for each head, 2r + r²/d with biases as well. `plan` gives what is never exceeded.
+    positions r² more for each head, with biases as well r² + d + 2r. `plan` gives what is never
+    exceeded.
     *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
     a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
     told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
     more for each of a few lines. *With rotary positions up to* order, and in each head one complex
     number per plane, by which that of K is multiplied and that of Q divided, b_k of planes that do
-    not turn, and the sign of a frequency and multiples of 2π: all W_h(Δ) are determined. *Source*: beyond Proposition
-    7.1 of arXiv 2601.16873.
+    not turn, and the sign of a frequency and multiples of 2π: all W_h(Δ) are determined. *Source*:
+    beyond Proposition 7.1 of arXiv 2601.16873.
 
     Examples
     --------
@@ -199,20 +200,31 @@ class MultiHeadLearner(Configured):
         by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         fresh = tuning.conclusion.fresh
-        usual = bulk * (1 + self.polish) + H * (2 * d + 16) + d + 40
-        again = ", and H·r(2d − r) to polish them" if self.polish else ""
-        entries, second = ("r(2d − r)", 0) if positions is None else ("2dr", H * r * (r + shifted))
+        usual, formula = self._usual(r)
         return Plan(
             queries=None,
             at_most=at_most + by_poles,
             tokens=2 * at_most + turned + 4 * copies + pole_tokens,
             rounds=tuning.plan.rounds
             * (tries + shorter + tuning.silence.tries + unlucky // tuning.restarts.search_counts),
-            formula=f"about H({entries} + 2d + 16) + d + 40 for H heads of rank r{again}: "
-            f"{usual + second:,} for {H} of rank {r}",
+            formula=f"{formula}: {usual:,} for {H} of rank {r}",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
             most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *tuning.poles.lengths, *more),
         )
+
+    def _usual(self, r: int) -> tuple[int, str]:
+        """Return what max_heads heads of rank r take, and how that is counted."""
+        d, H = int(self.dim), int(self.max_heads)
+        if self._positions() is None:
+            entries, each = "r(2d − r)", r * (2 * d + self.biases - r)
+        elif self.biases:
+            entries, each = "2dr + 3r", 2 * d * r + 3 * r
+        else:
+            entries, each = "2dr", 2 * d * r
+        again = ", and H·r(2d − r) to polish them" if self.polish else ""
+        usual = H * (each + 2 * d + 16) + d + 40
+        usual += H * r * (2 * d + self.biases - r) * self.polish
+        return usual, f"about H({entries} + 2d + 16) + d + 40 for H heads of rank r{again}"
 
     def steps(self, checks: int) -> Steps[MultiHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -253,6 +265,8 @@ class MultiHeadLearner(Configured):
         """Learn heads with positions and biases."""
         lengths = TokenLengths(tuning=tuning.lengths)
         reduced = yield from read_head_sums(self.dim, True, lengths, rng, tuning.sums)
+        columns = replace(tuning.columns, extra=tuning.rotary.biased.extra)
+        tuning = replace(tuning, columns=columns)
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
         return (yield from learn_biased(sought, reduced, positions.told, checks, rng))
 

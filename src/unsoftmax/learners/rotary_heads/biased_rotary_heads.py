@@ -33,6 +33,7 @@ from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
     RecoveredRotaryHeads,
     conclude_heads,
 )
+from unsoftmax.learners.rotary_heads.rotary_heads_task import STILL
 from unsoftmax.learners.rotary_heads.shifted_rest import read_rest
 from unsoftmax.learners.rotary_heads.shifted_search import (
     ShiftedHeads,
@@ -40,22 +41,38 @@ from unsoftmax.learners.rotary_heads.shifted_search import (
     search_shifted,
 )
 from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings, solved
-from unsoftmax.learners.rotary_heads.shifted_steps import read_shifted_steps, shifted_ranks
+from unsoftmax.learners.rotary_heads.shifted_steps import (
+    OutOfReach,
+    read_shifted_steps,
+    shifted_ranks,
+)
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.protocol import Found
 
+NONE = (
+    "No search along half a circle gave heads with rotary positions and biases. Biases may be so "
+    "large that no query token opens gates one by one, two heads may score as multiples of each "
+    "other, or one by its key bias alone; or the target is no sum of attention heads with rotary "
+    "positions."
+)
 UNSEEN = (
     "The values of the heads whose scores change do not add up to what single tokens are answered "
     "by: some head scores all tokens alike, or two score oppositely. Beside biases and rotary "
     "positions these are not told apart."
 )
-NONE = (
-    "No search along half a circle gave heads with rotary positions and biases. Two of them may "
-    "score as multiples of each other, or biases be so large that no query token opens gates one "
-    "by one; or the target is no sum of attention heads with rotary positions."
+LARGE = (
+    "Logits of a token two before the query token were not read: answers to [a; z; b], with a "
+    "token z that takes all other heads' weight, are no head's, however short a is. Biases alone "
+    "saturate a head there, or the target is no sum of attention heads with rotary positions."
+)
+CROOKED = (
+    "Scores change with distance, and not as planes that turn: what biases add to them contradicts "
+    "the planes. These are no rotary positions alone, or the rank is above the one given (leave "
+    "rank out and it is found), or keys or queries of a plane depend on those of others and have a "
+    "lower rank than their planes, which no learner here recovers."
 )
 
 
@@ -70,6 +87,10 @@ def learn_biased(
     found = yield from _BiasedSearches(sought, reduced, told, rng).run()
     tuning = sought.tuning
     return (yield from conclude_heads(found, checks, rng, tuning.rotary.holdout, tuning.conclusion))
+
+
+class Crooked(CoincidentJumps):
+    """Shifts that no key bias gives beside the planes that were found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +108,15 @@ class _BiasedSearches:
 
     def run(self) -> Asking[RecoveredRotaryHeads]:
         """Search with one query token after another until one shows all heads."""
-        restarts, unseen = Restarts(self.tuning.restarts), False
+        restarts, endings = Restarts(self.tuning.restarts), list[type[Exception]]()
         while restarts.state is SearchState.SEARCHING:
             try:
                 return (yield from self._searched(restarts.start, restarts.failures))
             except tuple(ENDINGS) as ending:
-                unseen |= isinstance(ending, UnseenValues)
-                outcome = ENDINGS.get(type(ending), SearchOutcome.COINCIDENT)
+                endings.append(type(ending))
+            if endings.count(endings[-1]) == self.tuning.rotary.biased.sure:
+                self._refuse_named(endings[-1])
+            outcome = ENDINGS.get(endings[-1], SearchOutcome.COINCIDENT)
             restarts = restarts.after(outcome, soft=False)
         if restarts.state is SearchState.TOO_MANY_HEADS:
             raise ModelMismatch(
@@ -101,13 +124,19 @@ class _BiasedSearches:
                 f"{self.sought.max_heads} times: the target has more heads (raise max_heads), or "
                 "is no sum of attention heads."
             )
-        if unseen:
-            raise NotIdentifiable(UNSEEN)
         raise ModelMismatch(" ".join([NONE, *self.reduced.precision.why]))
 
-    def _searched(
-        self, start: tuple[int, float], failures: int
-    ) -> Asking[RecoveredRotaryHeads]:
+    def _refuse_named(self, ending: type[Exception]) -> None:
+        """Refuse for a reason that another query token hardly changes."""
+        why = " ".join(["", *self.reduced.precision.why])
+        if ending is UnseenValues:
+            raise NotIdentifiable(UNSEEN + why, determined={"c": self.reduced.c})
+        if ending is OutOfReach:
+            raise NotIdentifiable(LARGE + why, determined={"c": self.reduced.c})
+        if ending is Crooked:
+            raise ModelMismatch(CROOKED + why)
+
+    def _searched(self, start: tuple[int, float], failures: int) -> Asking[RecoveredRotaryHeads]:
         lengths, each = self.reduced.lengths, self.tuning.rotary.biased.lengths
         lengths = replace(lengths, length=lengths.length * each[failures % len(each)])
         reduced = replace(self.reduced, lengths=lengths)
@@ -123,7 +152,7 @@ class _BiasedSearches:
         read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
         sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
         if not max(missed) <= self.tuning.rotary.biased.missed:
-            raise CoincidentJumps
+            raise Crooked
         rest = yield from read_rest(found, list(sides), ranks, self.tuning.columns)
         both = [
             solved(replace(one, rest=of), _values(found, h), self.told, positions)
@@ -146,6 +175,7 @@ class _BiasedSearches:
             tuning.conclusion.safety * found.v_error,
             found.reduced,
             tuning.rotary.positions.farthest,
+            () if np.any(model.frequencies) else (STILL,),
         )
 
     def _refuse_more_heads(self, found: ShiftedHeads) -> None:

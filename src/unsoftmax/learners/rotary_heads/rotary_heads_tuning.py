@@ -41,10 +41,16 @@ class BiasedHeadsTuning:
     """Knobs of heads with biases."""
 
     steps: ShiftedStepTuning = field(default=ShiftedStepTuning())
+    extra: int = 1
+    """Rows more than its rank that a column is asked with while the rank is found: the shift is a
+    row more already."""
     summed: float = 1e-6
     """Values with their signs add up to Σv to this share of their size."""
     missed: float = 1e-3
     """Key biases that miss their equations by more than this share of the shifts are none."""
+    sure: int = 2
+    """So many searches have to end for one and the same reason that another query token hardly
+    changes."""
     lengths: tuple[float, ...] = (1.0, 0.25, 1.0, 0.25, 0.0625, 1.0)
     """Norms of the query token of each search: biases that open no gate beside a long one may
     beside a short one."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.column_rests import telling_rows
-from unsoftmax.learners.multi_head.multi_head_tuning import ColumnTableTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import swept
 from unsoftmax.learners.rotary_head.biased_answers import KeySide
@@ -48,8 +48,8 @@ class RestReadings:
     def moved(self, rng: np.random.Generator) -> RestReadings:
         """Move all logits by as much as they may be off, of either sign."""
         logits = [
-            l + off * rng.choice([-1.0, 1.0], off.shape)
-            for l, off in zip(self.logits, self.off, strict=True)
+            one + off * rng.choice([-1.0, 1.0], off.shape)
+            for one, off in zip(self.logits, self.off, strict=True)
         ]
         return replace(self, logits=logits)
 
@@ -62,7 +62,7 @@ def read_rest(
 ) -> Asking[list[RestReadings]]:
     """Ask the tokens that are left; ``sides`` have what is known of each head."""
     answers, n = found.answers, found.columns.shape[2]
-    seen, d = answers.token.seen, found.reduced.dim
+    seen = answers.token.seen
     rest = np.arange(n, len(answers.directions))
     b = found.b + found.t * answers.directions[rest]
     wanted = []
@@ -99,12 +99,12 @@ def _read(found: ShiftedHeads, h: int, b: Array, rest: Indices, shifted: Array) 
     for place, j in enumerate(rest):
         which = np.flatnonzero(answers.asked[h][:, j])
         a = seen.windows[h].a[which]
-        l, lost = seen.logits(h, a, answers.y[h][which, j, None], moves[:, :, [place]])
+        one, lost = seen.logits(h, a, answers.y[h][which, j, None], moves[:, :, [place]])
         if np.any(lost):
             raise CoincidentJumps
         rows.append(a[:, :-1])
-        logits.append(l[:, 0])
-        off.append(seen.error.of_logits(a, seen.v, h, l[:, 0]))
+        logits.append(one[:, 0])
+        off.append(seen.error.of_logits(a, seen.v, h, one[:, 0]))
     return RestReadings(rows, b, logits, off)
 
 

@@ -27,6 +27,7 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
 
+
 class OutOfReach(CoincidentJumps):
     """Logits of a token two before the query token that no offset brings within reach."""
 
@@ -109,7 +110,7 @@ class _Opened:
         tuning: ShiftedStepTuning,
     ) -> _Opened:
         """Choose offsets, which all see v_h by one sign."""
-        d, v = found.reduced.dim, found.v[h]
+        v = found.v[h]
         basis = np.linalg.svd(found.spanning(h), full_matrices=False)[0][:, :rank]
         direction = v / np.linalg.norm(v)
         within = basis.T @ direction
@@ -118,7 +119,7 @@ class _Opened:
 
     def read(self, rng: np.random.Generator) -> Asking[ShiftedStep]:
         """Ask; where logits are large shorter offsets, and query tokens closer together."""
-        tuning, found = self.tuning, self.found
+        tuning = self.tuning
         centre, x = self._tokens(rng)
         r = len(x)
         alpha = tuning.pilot * np.sqrt(r) / np.linalg.norm(self._seen(centre + x)[0][:, 0], axis=1)
@@ -175,7 +176,9 @@ class _Opened:
         slope = (shifts[1:] - shifts[0]) / found.t @ found.directions
         step = -shifts[0] / max(float(slope @ slope), TINY) * slope
         longest = float(np.linalg.norm(found.b))
-        return np.asarray(found.b + step * min(1.0, longest / max(float(np.linalg.norm(step)), TINY)))
+        return np.asarray(
+            found.b + step * min(1.0, longest / max(float(np.linalg.norm(step)), TINY))
+        )
 
     def _seen(self, b: Array) -> tuple[Array, Array]:
         """Return u_g and s_g − b·u_g of all heads, this one first, (m, H, d) and (m, H)."""
