@@ -27,8 +27,8 @@ TUNING = InPlaneTuning()
 class HalfCircle:
     """Heads u, v in the plane (H, 2): g(θ) = Σ (v·e) tanh(T e·u / 2) at e = (cos θ, sin θ)."""
 
-    def __init__(self, u, v, eta=ETA, seed=0, lengths=None):
-        self.u, self.v, self.eta = np.asarray(u), np.asarray(v), eta
+    def __init__(self, u, v, eta=ETA, seed=0, lengths=None, shift=0.0):
+        self.u, self.v, self.eta, self.shift = np.asarray(u), np.asarray(v), eta, shift
         self.rng = np.random.default_rng([seed, 9])
         self.lengths = lengths or TokenLengths()
         self.asked = self.rounds = 0
@@ -36,7 +36,7 @@ class HalfCircle:
     def values(self, theta, T):
         e = np.stack([np.cos(theta), np.sin(theta)], axis=1)
         self.asked, self.rounds = self.asked + len(theta), self.rounds + 1
-        g = np.sum((e @ self.v.T) * np.tanh(T[:, None] * (e @ self.u.T) / 2), axis=1)
+        g = np.sum((e @ self.v.T) * np.tanh((T[:, None] * (e @ self.u.T) + self.shift) / 2), axis=1)
         return g + self.eta * self.rng.uniform(-1, 1, len(g))
 
     def ask(self, theta, T):
@@ -51,7 +51,15 @@ class HalfCircle:
     def measured(self, tuning=TUNING):
         circle = JumpSearch(self.far, self.eta, 40, self.lengths.baseline)
         jumps = finished(find_jumps(circle, 1))
-        steps = measure_in_plane(jumps, circle, self.ask, self.eta, self.lengths, tuning=tuning)
+        steps = measure_in_plane(
+            jumps,
+            circle,
+            self.ask,
+            self.eta,
+            self.lengths,
+            mirrored=np.any(self.shift),
+            tuning=tuning,
+        )
         return finished(steps)
 
 
@@ -123,6 +131,26 @@ def test_two_jumps_side_by_side_are_found_to_be_two(apart):
     u[1] = 1.3 * turn @ u[0]
     found = HalfCircle(u, [[1.0, 0.2], [0.4, 1.0], [0.5, 0.5]]).measured()
     assert matched(found, u) < 1e-2
+
+
+@pytest.mark.parametrize("size", [0.1, 2.0, 6.0])
+def test_shifts_are_found_beside_the_vectors(size):
+    """Gates that confirm are read on both sides: half the difference of their logits is T r(θ)."""
+    for seed in range(10):
+        u, v = drawn(3, seed)
+        shift = size * np.random.default_rng(seed).uniform(-1, 1, 3)
+        found = HalfCircle(u, v, shift=shift, seed=seed).measured()
+        assert matched(found, u) < 1e-4
+        for mine, s in zip(found.u, found.shift, strict=True):
+            cosine = u @ mine / np.linalg.norm(u, axis=1) / np.linalg.norm(mine)
+            h = np.argmax(np.abs(cosine))
+            assert s == pytest.approx(np.sign(cosine[h]) * shift[h], abs=1e-6)
+
+
+def test_shifts_beyond_what_gates_tell_are_refused():
+    u, v = drawn(3, 0)
+    with pytest.raises(CoincidentJumps):
+        HalfCircle(u, v, shift=np.array([60.0, 0.0, 0.0])).measured()
 
 
 def test_one_hyperplane_of_two_heads_is_refused():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -161,7 +163,7 @@ def test_under_a_cap_values_come_from_cells(heads, dim, radius):
 def test_tokens_too_short_to_leave_the_plane_are_refused():
     scene = Scene.random(1, 6, radius=30.0)
     plane, crossings = in_plane(scene)
-    weak = type(crossings)(crossings.jumps, 1e-9 * crossings.u, crossings.T, crossings.noise)
+    weak = replace(crossings, u=1e-9 * crossings.u)
     with pytest.raises(UnsaturatedGates):
         driven(read_out_of_plane(scene.reduced, plane, weak, scene.model.v, PLANE), scene.model)
     assert scene.reduced.eta == pytest.approx(ETA)
