@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-
 from dataclasses import replace
 
 import numpy as np

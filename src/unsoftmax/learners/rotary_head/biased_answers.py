@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.learners.rotary_head.turned_keys import TurnedKeys
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array
@@ -102,10 +103,8 @@ class BiasedAnswers:
         basis = self.basis
         planes, here = self.planes(basis, still)
         angles = planes.angles if told is None else told
-        K, turned_once = (basis @ planes.P).T, np.linalg.solve(planes.P, here)
-        rotary, odd = Rotary(np.pad(angles, (0, (len(K) + 1) // 2 - len(angles)))), len(K) % 2
-        K, turned_once = (np.pad(x, ((0, odd), (0, 0))) for x in (K, turned_once))
-        queries = rotary.turned(turned_once.T, np.array(-1.0))  # (r, rows)
+        keys = TurnedKeys.of(basis, planes, angles)
+        K, rotary, queries = keys.K, keys.rotary, keys.queries(here)
         own = np.sum((self.first.b @ K.T) * queries, axis=1)
         turns = [rotary.turned(queries, np.array(n)) - queries for n in (1.0, 2.0)]
         gammas = [np.log(weight) + own for weight in self.fillers]

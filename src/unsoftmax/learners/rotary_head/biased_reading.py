@@ -23,6 +23,7 @@ from unsoftmax.learners.rotary_head.rotary_reading import (
     angles_of,
     unsure_of,
     unturned,
+    whole_errors,
 )
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -247,7 +248,7 @@ def _errors(
 
     Several times what is between it and those of answers that are moved, whose planes all turn.
     """
-    rng, first, scores = np.random.default_rng(0), answers.first, head.scores
+    first, scores = answers.first, head.scores
     longest = float(np.max(np.linalg.norm(first.b, axis=1))) * 2
     size = longest * values.norm + abs(values.c)
     key, query = (
@@ -257,19 +258,13 @@ def _errors(
     off = float(np.max(values.precision.error(size, first.y)))
     off += KAPPA * values.precision.unit * float(key * query) * longest * values.norm / 4
     shared = values.among_others
-    distances = (0.0, 1.0, 2.0, float(tuning.farthest))
-    mine = [scores.whole(n) for n in distances]
-    near = turning = 0.0
-    for _ in range(tuning.perturbed):
+
+    def moved(rng: np.random.Generator) -> RotaryHead:
         with np.errstate(invalid="ignore", divide="ignore"):
             other = answers.moved(rng, off, shared.v, shared.c)
-            if not np.all(np.isfinite([*other.fillers])) or np.any(np.array(other.fillers) <= 0):
-                return PositionErrors(np.inf, np.inf, True)
-            try:
-                others = other.head(0.0).scores
-            except (np.linalg.LinAlgError, ValueError):
-                return PositionErrors(np.inf, np.inf, True)
-        moved = [np.linalg.norm(x - others.whole(n)) for x, n in zip(mine, distances, strict=True)]
-        near = max(near, float(max(moved[:3])))
-        turning = max(turning, float(moved[3]) / (tuning.farthest - 1))
-    return PositionErrors(tuning.margin * near, tuning.margin * turning, True)
+            fillers = np.array(other.fillers)
+            if not np.all(np.isfinite(fillers) & (fillers > 0)):
+                raise ValueError("Zeros weigh nothing that a head gives them.")
+            return other.head(0.0)
+
+    return whole_errors(head, moved, tuning)

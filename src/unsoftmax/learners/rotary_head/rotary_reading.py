@@ -13,12 +13,14 @@ several times the most that W(Δ) moved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.rotary_head.turned_keys import TurnedKeys
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
@@ -188,11 +190,30 @@ class StepReadings:
 
     def _of(self, planes: TurningPlanes, angles: Array, values: Values) -> RotaryHead:
         """Return the head with Kᵀ = B P and R(1) Q = P⁻¹ L."""
-        K, turned_once = (self.basis @ planes.P).T, np.linalg.solve(planes.P, self.L)
-        rotary, odd = Rotary(_padded(angles, len(K))), len(K) % 2
-        K, turned_once = (np.pad(x, ((0, odd), (0, 0))) for x in (K, turned_once))
-        Q = rotary.turned(turned_once.T, np.array(-1.0)).T
-        return RotaryHead(K, Q, values.v, rotary, c=values.c)
+        keys = TurnedKeys.of(self.basis, planes, angles)
+        return RotaryHead(keys.K, keys.queries(self.L).T, values.v, keys.rotary, c=values.c)
+
+
+def whole_errors(
+    head: RotaryHead, moved: Callable[[np.random.Generator], RotaryHead], tuning: RotaryTuning
+) -> PositionErrors:
+    """Bound what W(Δ) with biases may be off by: several times what it moves by.
+
+    ``moved`` draws the heads of readings that are moved by as much as they may be off, and raises
+    an error where there is none.
+    """
+    rng, distances = np.random.default_rng(0), (0.0, 1.0, 2.0, float(tuning.farthest))
+    mine = [head.scores.whole(n) for n in distances]
+    near = turning = 0.0
+    for _ in range(tuning.perturbed):
+        try:
+            others = moved(rng).scores
+        except (np.linalg.LinAlgError, ValueError):
+            return PositionErrors(np.inf, np.inf, True)
+        away = [np.linalg.norm(x - others.whole(n)) for x, n in zip(mine, distances, strict=True)]
+        near = max(near, float(max(away[:3])))
+        turning = max(turning, float(away[3]) / (tuning.farthest - 1))
+    return PositionErrors(tuning.margin * near, tuning.margin * turning, True)
 
 
 def _turned_to(

@@ -171,7 +171,8 @@ def _signs(token: TokenHeads, logits: Array, tuning: BiasedHeadsTuning) -> Askin
     if np.max(np.abs(np.abs(least) - 1)) > tuning.summed:
         least = yield from _asked_signs(token, logits)
     signs = np.sign(least)
-    if np.linalg.norm(signs @ v - reduced.s) > tuning.summed * reduced.scale:
+    # not so either where a sign was not read
+    if not np.linalg.norm(signs @ v - reduced.s) <= tuning.summed * reduced.scale:
         raise UnseenValues
     return np.asarray(signs)
 

@@ -22,7 +22,9 @@ from unsoftmax.learners.rotary_head.rotary_reading import (
     RotaryTuning,
     angles_of,
     unsure_of,
+    whole_errors,
 )
+from unsoftmax.learners.rotary_head.turned_keys import TurnedKeys
 from unsoftmax.learners.rotary_heads.shifted_rest import RestReadings
 from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
 from unsoftmax.learners.rotary_heads.shifted_steps import ShiftedStep
@@ -65,16 +67,10 @@ class ShiftedReadings:
         """
         found, planes = self.found, turning_planes(self.turn, still)
         angles = planes.angles if told is None else told
-        K = (self.step.basis @ planes.P).T
-        rotary, odd = Rotary(np.pad(angles, (0, (len(K) + 1) // 2 - len(angles)))), len(K) % 2
-        K = np.pad(K, ((0, odd), (0, 0)))
-
-        def queries(b: Array) -> Array:
-            once = np.linalg.solve(planes.P, self._coordinates(b))
-            return rotary.turned(np.pad(once, ((0, odd), (0, 0))).T, np.array(-1.0))
-
+        keys = TurnedKeys.of(self.step.basis, planes, angles)
+        K, rotary = keys.K, keys.rotary
         near, far = found.tokens, self.step.tokens
-        at_near, at_far = queries(near), queries(far)
+        at_near, at_far = (keys.queries(self._coordinates(b)) for b in (near, far))
         once = rotary.turned(at_near, np.array(1.0)) - at_near
         twice = rotary.turned(at_far, np.array(2.0)) - at_far
         s = found.base[self.h, -1] + found.t * np.append(0.0, found.columns[self.h, -1])
@@ -112,25 +108,9 @@ def solved(
 ) -> tuple[RotaryHead, PositionErrors]:
     """Return the head with bounds on its errors; planes too slow to tell are taken not to turn."""
     head = read.head(0.0)
-    errors = _errors(read, head, tuning)
+    errors = whole_errors(head, lambda rng: read.moved(rng).head(0.0), tuning)
     unsure = unsure_of(errors, float(np.linalg.norm(head.W_at(1))), values, tuning)
     planes: TurningPlanes = turning_planes(read.turn, unsure)
     angles = angles_of(planes, told, unsure, tuning)
     head = read.head(unsure, None if told is None else angles)
-    return head, _errors(read, head, tuning)
-
-
-def _errors(read: ShiftedReadings, head: RotaryHead, tuning: RotaryTuning) -> PositionErrors:
-    """Bound what W(Δ) with biases may be off by: what it moves by when readings do."""
-    rng, distances = np.random.default_rng(0), (0.0, 1.0, 2.0, float(tuning.farthest))
-    mine = [head.scores.whole(n) for n in distances]
-    near = turning = 0.0
-    for _ in range(tuning.perturbed):
-        try:
-            others = read.moved(rng).head(0.0).scores
-        except (np.linalg.LinAlgError, ValueError):
-            return PositionErrors(np.inf, np.inf, True)
-        moved = [np.linalg.norm(x - others.whole(n)) for x, n in zip(mine, distances, strict=True)]
-        near = max(near, float(max(moved[:3])))
-        turning = max(turning, float(moved[3]) / (tuning.farthest - 1))
-    return PositionErrors(tuning.margin * near, tuning.margin * turning, True)
+    return head, whole_errors(head, lambda rng: read.moved(rng).head(0.0), tuning)
