@@ -114,6 +114,8 @@ def _compared(
 def _refuse(found: RecoveredRotaryHeads, judgement: Judgement) -> None:
     """Say why the heads are not believed."""
     why = "".join(f" {sentence}" for sentence in found.reduced.precision.why)
+    if found.biases:
+        why = f" Biases that nearly saturate a head leave few digits of it.{why}"
     if judgement.blunt or not all(np.isfinite(one.near) for one in found.turned):
         raise NotIdentifiable(
             "The answers do not determine how several heads' scores turn with distance: what they "
