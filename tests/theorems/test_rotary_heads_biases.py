@@ -76,6 +76,24 @@ def test_nearly_as_many_queries_as_parameters(d, r, given, most, trials, evidenc
     )
 
 
+def test_twelve_heads_of_a_small_language_model_s_shape(trials, evidence):
+    if trials(0, 1) == 0:
+        pytest.skip("two minutes: run with --trials claimed")
+    target = biased(12, 384, 32, 0, 0.3)
+    recovery = learn(target, biases=True, max_heads=16, rank=32)
+    asked = recovery.queries - recovery.counts["check"]
+    near = wholly_apart(recovery.model, target, range(21))
+    assert by_certificate(recovery, target).verdict == "equal"
+    assert near <= 1e-8
+    evidence(
+        "12 rotary heads with biases, d = 384, r = 32 given",
+        queries=f"{asked:,}, {asked / us.theory.counts.rotary_heads(384, 12, 32, biases=True):.3f} "
+        "× the parameters",
+        W_0_to_20=f"{near:.1e}",
+        W_to_2000=f"{wholly_apart(recovery.model, target, (100, 500, 2000)):.1e}",
+    )
+
+
 def test_the_certificate_holds(trials, evidence):
     looseness, refused = [], 0
     shapes = [(1, 8, 4), (3, 5, 2), (3, 6, 6), (3, 12, 4), (6, 6, 4)]

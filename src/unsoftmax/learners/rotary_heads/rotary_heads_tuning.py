@@ -21,7 +21,9 @@ class ShiftedStepTuning:
     """Root mean square of the logits of a head's first token, if a step of distance leaves scores
     of their size."""
     logit: float = 1.0
-    """The same of the others, as the first one tells."""
+    """The same of the others, as the first one tells ..."""
+    changed: float = 10.0
+    """... but for at most so many times the first one's length."""
     largest: float = 8.0
     """Tokens with larger logits are asked again with shorter offsets, closer to b."""
     shorter: float = 4.0

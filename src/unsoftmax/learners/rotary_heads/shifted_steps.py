@@ -137,7 +137,9 @@ class _Opened:
             x[lost] /= tuning.shorter
             if well[0] and len(missing) == 1 and missing[0] == 0:
                 moved = logits[0, :-1] - (2 * logits[0, -1] - logits[0, 0])
-                alpha[1:] *= np.clip(tuning.logit / np.sqrt(np.mean(moved**2)), 0.1, 10.0)
+                alpha[1:] *= np.clip(
+                    tuning.logit / np.sqrt(np.mean(moved**2)), 1 / tuning.changed, tuning.changed
+                )
             missing = np.flatnonzero(~well) if well[0] else np.arange(1)
         raise OutOfReach
 
