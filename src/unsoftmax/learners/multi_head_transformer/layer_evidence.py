@@ -282,7 +282,7 @@ def _assumes(learned: LearnedNetwork, looked: str, checks: int) -> tuple[str, ..
         "single tokens show all of its neurons: what the hold-out tests, it cannot prove.",
         "The network's error is bounded by constant + slope·‖p‖, p being what all heads pool. Two "
         "neurons that switch together at single tokens, and whose first layers differ by less than "
-        "1e-3 of what they are, may be one here: no bound counts what they differ by.",
+        "5e-3 of what they are, may be one here: no bound counts what they differ by.",
         *learned.precision.why,
         looked if checks else "Nothing was checked: exact float64 answers are taken for granted.",
     )
