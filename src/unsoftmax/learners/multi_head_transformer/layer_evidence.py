@@ -48,7 +48,7 @@ class LayerEvidenceTuning:
 
     closing: ClosingSequenceTuning = field(default=ClosingSequenceTuning())
     """Which sequences are asked last."""
-    confirm: int = 4
+    confirm: int = 3
     """Fresh sequences that a layer must predict before it is believed, the hold-out apart, and
     those beside its hyperplanes."""
     straddling: StraddlingTuning = field(default=StraddlingTuning())

@@ -81,7 +81,7 @@ class MultiHeadTransformerTuning:
     first sequences, which tell the precision of the answers; half as many repeat these."""
     network: ReluNetworkTuning = field(
         default=ReluNetworkTuning(
-            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=12, count=16)),
+            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=10, count=12)),
             claims=NetworkClaimTuning(rehearsed=0),
         )
     )

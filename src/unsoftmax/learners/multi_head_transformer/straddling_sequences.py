@@ -34,10 +34,9 @@ class StraddlingTuning:
     sides: tuple[float, ...] = (0.02, -0.02, 2e-3, -2e-3, 2e-4, -2e-4, 2e-5, -2e-5, 1e-6, -1e-6)
     """δ, in turn. Of opposite weights a layer of one neuron for two misses this share of one's; of
     alike ones their whole difference, where first layers differ by a larger share."""
-    tokens: int = 8
-    per_dim: int = 4
-    """Neurons per sequence, over d: with 8 tokens half of the numbers are to spare. With 4 tokens and
-    half as many neurons each there are twice as many sequences, which showed no more."""
+    tokens: int = 4
+    per_dim: int = 2
+    """Neurons per sequence, over d: with 4 tokens half of the numbers are to spare."""
     within: float = 0.5
     """δ is met to this share."""
     steps: int = 30
