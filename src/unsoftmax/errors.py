@@ -151,11 +151,20 @@ class ModelMismatch(UnsoftmaxError):
     ----------
     determined : dict
         What the learner found all the same, by name; most find nothing.
+    names_positions : bool
+        Whether the message says already how scores depend on positions.
     """
 
-    def __init__(self, message: str, *, determined: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        determined: Mapping[str, Any] | None = None,
+        names_positions: bool = False,
+    ) -> None:
         super().__init__(message)
         self.determined = dict(determined or {})
+        self.names_positions = names_positions
 
 
 class DimensionRefused(ModelMismatch, OracleError):

@@ -235,7 +235,11 @@ def test_a_learner_without_positions_names_them():
     ("settings", "error", "named"),
     [
         ({"rotary": 1.0}, TypeError, "rotary"),
-        ({"biases": True, "polish": True}, ValueError, "leave out one of polish, biases"),
+        (
+            {"biases": True, "polish": True},
+            ValueError,
+            "polish is for heads without positions, or without biases",
+        ),
         ({"functional": True}, ValueError, "functional"),
         ({"radius": 100.0}, ValueError, "radius"),
         ({"dim": 1}, ValueError, "dim"),

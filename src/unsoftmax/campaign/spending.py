@@ -63,7 +63,8 @@ class Spending:
             wanted = f"{needed:,} more queries are needed for the next step"
             enough += (
                 " that step can be asked; how many follow depends on the target, and the plan "
-                f"allows {self.at_most:,} in all."
+                f"allows {self.at_most:,} in all. Every start asks {self._to_recognise()} recorded "
+                "questions again: a budget well above this one saves them."
             )
         else:
             wanted = f"about {needed:,} more queries are needed"

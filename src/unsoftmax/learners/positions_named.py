@@ -47,6 +47,8 @@ def naming_positions(steps: Asking[T], learner: Learner[Any]) -> Asking[T]:
     except (NotIdentifiable, ModelMismatch) as refusal:
         if not np.any(refusal.determined.get("v", 1.0)):
             raise  # no answer depends on scores
+        if getattr(refusal, "names_positions", False):
+            raise
         try:
             said = yield from _named(learner)
         except (OracleError, BudgetExceeded):
@@ -91,7 +93,10 @@ def in_words(found: Positions, learner: Any = None, *, vectors: bool = False) ->
     """
     takes, vectors = hasattr(learner, "rotary"), vectors or _of_vectors(learner)
     whose = "" if takes else ", in learners of heads that take it, such as LowRankHead"
-    of_one = "of one head LowRankHead recovers them, with rotary=True and biases=True"
+    of_one = (
+        "LowRankHead (one head) and MultiHeadLearner (several) recover them with rotary=True and "
+        "biases=True, from float64 answers"
+    )
     if vectors:
         whose = "" if takes else f", in {WHOLE_LAYERS}"
         of_one = f"{WHOLE_LAYERS} recovers them with rotary=True, from float64 answers"
@@ -106,8 +111,8 @@ def in_words(found: Positions, learner: Any = None, *, vectors: bool = False) ->
         "labels": ". No learner here recovers positions from labels.",
         "distance": ", and a token's weight depends on its distance from the last one, whatever "
         f"tokens are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE} Biases "
-        "of keys and queries beside rotary positions look so where answers are noisy or rounded: "
-        "behind exact ones rotary=True recovers them.",
+        "of keys and queries beside rotary positions look so where they are small, or answers "
+        "noisy or rounded: behind exact ones rotary=True and biases=True recover them.",
         "unclear": ". Rotary positions beside biases of keys and queries may do this: "
         f"{of_one}. So may positions "
         "that are added to tokens, causal masks in more layers than one, and biases by distance, "

@@ -329,14 +329,15 @@ class ColumnTable:
         """
         tuning, errors = self.tuning, np.zeros(len(self.W))
         W_off, u_off = np.zeros(self.W.shape), np.zeros(self.heads.u.shape)
-        for _ in range(max(tuning.disturbed, tuning.seen // self.W[0].size)):
+        entries = max(1, self.W[0].size)  # of a head of rank 1 u alone may have been read
+        for _ in range(max(tuning.disturbed, tuning.seen // entries)):
             other = self._perturbed(rng)
             W, u = other.W - self.W, other.heads.u - self.heads.u
             along = np.linalg.norm(u, axis=1) / self.heads.error.length
             errors = np.maximum(errors, np.hypot(np.linalg.norm(W, axis=(1, 2)), along))
             W_off, u_off = np.maximum(W_off, np.abs(W)), np.maximum(u_off, np.abs(u))
         tails = self._of_tails()
-        spread = (tails / np.sqrt(self.W[0].size))[:, None, None]
+        spread = (tails / np.sqrt(entries))[:, None, None]
         return np.hypot(errors, tails), np.hypot(W_off, spread), u_off
 
     def _of_tails(self) -> Array:

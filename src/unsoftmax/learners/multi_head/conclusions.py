@@ -133,12 +133,7 @@ def _assumed(
     """Say what the bounds on the parameters rest on."""
     precision = reduced.precision
     absolute = f", and {precision.absolute:.1e} beside it" if precision.absolute else ""
-    unseen = ""
-    if evidence.queries:
-        unseen = (
-            f" Heads that add less than {evidence.tolerance:.1e} of their size to answers like the "
-            "hold-out's, or change them by as little when they are one with others, may be missing."
-        )
+    unseen = unseen_heads(evidence) if evidence.queries else ""
     return (
         "The target is a sum of attention heads, and all of them were found: what the hold-out "
         "tests, it cannot prove." + unseen,
@@ -149,6 +144,14 @@ def _assumed(
         "no answer was asked for twice.",
         *precision.why,
         looked if evidence.queries else "Nothing was checked.",
+    )
+
+
+def unseen_heads(evidence: Evidence) -> str:
+    """Say how small or close heads may be that are missing."""
+    return (
+        f" Heads that add less than {evidence.tolerance:.1e} of their size to answers like the "
+        "hold-out's, or change them by as little when they are one with others, may be missing."
     )
 
 

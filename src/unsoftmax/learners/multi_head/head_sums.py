@@ -201,6 +201,8 @@ def read_head_sums(
         [stepped] = yield [tokens.pairs(tokens.offset)]
         first = replace(first, tokens=tokens, stepped=stepped)
     form = Precision.of_format([first.moderate, first.straight, first.stepped, gates])
+    if first.scale == 0:
+        form = Precision()  # one constant, which may be as round as it likes
     _refuse_bent(first.bent, form, lengths, tuning)
     yield from _refuse_repeating(form, first)
     eta = max(tuning.float64, form.relative, 2 * form.unit, tuning.by_chance * first.bent)

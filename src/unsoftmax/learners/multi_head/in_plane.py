@@ -272,7 +272,8 @@ class _PlaneRounds:
         if not self.mirrored:
             return *gates[0], np.zeros(len(chosen))
         found, shifts = unshifted(gates, self.tuning.crossing.outside)
-        return *found, shifts.mean(axis=0)
+        with np.errstate(invalid="ignore"):  # infinite ones of both signs
+            return *found, shifts.mean(axis=0)
 
     def hiding(self) -> Asking[Flags]:
         """Ask once for each head, far out; say which intervals hide more than one jump."""

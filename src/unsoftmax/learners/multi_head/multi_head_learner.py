@@ -68,8 +68,9 @@ class MultiHeadLearner(Configured):
     biases : bool
         Also learn w_h and c; with rotary positions b_k and b_q of every head instead of w_h.
     rank : int, optional
-        Rank of all W_h, of [W_h w_h] with biases. Found if it is not given: that takes no more
-        queries, but more rounds. Either way the rank counts as far as answers show it: a W of low
+        Rank of all W_h, of [W_h w_h] with biases; with rotary positions the head size, rows of K
+        and Q. Found if it is not given: that takes no more queries, but more rounds. Without
+        positions the rank counts as far as answers show it, either way: a W of low
         rank that is stored as float32, say, has all of its columns read in full.
     polish : bool
         Correct all W_h at moderate logits: as many queries again, errors of 1e-14 instead of 1e-12.
@@ -137,7 +138,7 @@ class MultiHeadLearner(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -158,13 +159,13 @@ class MultiHeadLearner(Configured):
             raise ValueError("dim must be 2 or more beside rotary: a plane has two coordinates.")
         if self.biases and self.polish:
             raise ValueError(
-                "polish is for heads without positions or without biases: leave out one of polish, "
-                "biases and rotary."
+                "polish is for heads without positions, or without biases: leave it out "
+                "beside both."
             )
         if self.functional or self.radius is not None:
             raise ValueError(
-                "functional and radius are for heads without positions: with rotary offsets are "
-                "2⁸⁰ times as long as query tokens."
+                "functional and radius are for heads without positions: leave them out beside "
+                "rotary."
             )
 
     def _positions(self) -> RotaryHeadsTask | None:
@@ -173,7 +174,7 @@ class MultiHeadLearner(Configured):
         turns, told = told_frequencies(self.rotary, self.rotary_base, rank)
         if not turns:
             return None
-        return RotaryHeadsTask(told, self.tuning.rotary, self.tuning.conclusion)
+        return RotaryHeadsTask(int(self.dim), told, self.tuning.rotary, self.tuning.conclusion)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""

@@ -78,6 +78,8 @@ class LayerLook:
     """How sequences beside its hyperplanes are made, …"""
     missed: tuple[tuple[Array, float], ...]
     """… and those that were asked, with what their answers are missed by."""
+    answered: list[Answered]
+    """All that was asked, now and of earlier layers."""
 
     def switches_apart(self, hinges: NetworkHinges) -> Asking[bool]:
         """Tell whether what is missed beside hyperplanes is predicted far away from all of them."""
@@ -93,17 +95,22 @@ class LayerLook:
 def first_look(
     found: RecoveredTransformer,
     learned: LearnedNetwork,
+    earlier: list[Answered],
     rng: np.random.Generator,
     tuning: LayerEvidenceTuning,
 ) -> Asking[LayerLook]:
-    """Ask a few fresh sequences of a layer, some beside its hyperplanes; judge it by them."""
+    """Ask a few fresh sequences of a layer, some beside its hyperplanes; judge it by them.
+
+    What was asked of ``earlier`` layers it has to predict as well.
+    """
     beside = StraddlingSequences(found, learned.length, rng, tuning.straddling)
     close, bounds = beside.drawn(), bounds_of(found, learned, tuning)
     parts = [*_short(found.model, learned, tuning.confirm, rng, tuning)]
     drawn = [X for part in parts for X in part.X]
     answered = yield from fresh_answers(by_length([*close, *drawn], "check", "pilot"))
-    judgement = judge(layer_residuals(found.model, bounds, answered, tuning), len(drawn))
-    return LayerLook(judgement, beside, tuple(_missed(found.model, close, answered)))
+    known = [*answered, *earlier]
+    judgement = judge(layer_residuals(found.model, bounds, known, tuning), len(drawn))
+    return LayerLook(judgement, beside, tuple(_missed(found.model, close, answered)), known)
 
 
 def _missed(

@@ -65,6 +65,7 @@ from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
+from unsoftmax.validate.judge import Answered
 from unsoftmax.validate.sequences import DriftTuning
 
 
@@ -256,6 +257,7 @@ class MultiHeadTransformerLearner(Configured):
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
         too_many = unpooled = apart = 0
+        answered: list[Answered] = []
         for number, together in self._searches():
             try:
                 layer = yield from search.run(number, together)
@@ -268,7 +270,8 @@ class MultiHeadTransformerLearner(Configured):
                 continue
             if together and (yield from search.meets_unseen_neuron()):
                 raise self._unseen()  # the ball in which heads were read may lie beside its kinks
-            layer, seen = yield from self._looked_at(layer, learned, rng)
+            layer, seen = yield from self._looked_at(layer, learned, answered, rng)
+            answered = seen.answered
             if not seen.judgement.refuses:
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
@@ -299,11 +302,15 @@ class MultiHeadTransformerLearner(Configured):
         yield from ((number, True) for number in range(tuning.by_poles))
 
     def _looked_at(
-        self, layer: RecoveredTransformer, learned: LearnedNetwork, rng: np.random.Generator
+        self,
+        layer: RecoveredTransformer,
+        learned: LearnedNetwork,
+        answered: list[Answered],
+        rng: np.random.Generator,
     ) -> Asking[tuple[RecoveredTransformer, LayerLook]]:
         """Compare a layer with fresh answers; polish it where that is wanted or needed."""
         tuning = self.tuning
-        seen = yield from first_look(layer, learned, rng, tuning.evidence)
+        seen = yield from first_look(layer, learned, answered, rng, tuning.evidence)
         missed = seen.judgement.evidence.max_residual
         vague = layer.vagueness > tuning.vague or missed > tuning.precise
         wanted = self.polish or seen.judgement.refuses or vague
@@ -313,7 +320,8 @@ class MultiHeadTransformerLearner(Configured):
         if better is None:
             note = "Polishing the layer gained nothing, or it has too many parameters for it."
             return replace(layer, notes=(*layer.notes, note)), seen
-        return better, (yield from first_look(better, learned, rng, tuning.evidence))
+        again = yield from first_look(better, learned, seen.answered, rng, tuning.evidence)
+        return better, again
 
     def _too_many(self, what: str) -> ModelMismatch:
         return ModelMismatch(

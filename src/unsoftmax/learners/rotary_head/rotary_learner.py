@@ -130,7 +130,10 @@ def told_frequencies(
         Settings are out of range, not of their type, or do not go together.
     """
     if rotary_base is not None and rank is None and not isinstance(rotary, Rotary):
-        raise ValueError("rank must be given beside rotary_base: it is as many frequencies.")
+        raise ValueError(
+            "rank must be given beside rotary_base: it is the head size, twice as many as there "
+            "are frequencies."
+        )
     refuse_contrary(rotary, rotary_base, "rank", rank)
     told = rotary if isinstance(rotary, Rotary) else None
     if rotary_base is not None and rank is not None:

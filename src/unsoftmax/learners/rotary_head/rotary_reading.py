@@ -251,7 +251,9 @@ def unsure_of(errors: PositionErrors, size: float, values: Values, tuning: Rotar
     if not unsure <= tuning.unknown:
         raise NotIdentifiable(
             "The answers do not determine how scores turn with distance: what they leave open is "
-            f"{unsure:.1e} of the scores per token. v is determined." + why(values.precision),
+            f"{unsure:.1e} of the scores per token. v is determined."
+            + why(values.precision)
+            + ("" if values.precision.exact else " Ask for float64 answers."),
             determined={"v": values.v, "c": values.c},
         )
     return unsure

@@ -40,7 +40,7 @@ from unsoftmax.learners.rotary_heads.shifted_search import (
     UnseenValues,
     search_shifted,
 )
-from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings, solved
+from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings, solved, unexplained
 from unsoftmax.learners.rotary_heads.shifted_steps import (
     OutOfReach,
     read_shifted_steps,
@@ -64,9 +64,10 @@ UNSEEN = (
     "positions these are not told apart."
 )
 LARGE = (
-    "Logits of a token two before the query token were not read: answers to [a; z; b], with a "
-    "token z that takes all other heads' weight, are no head's, however short a is. Biases alone "
-    "saturate a head there, or the target is no sum of attention heads with rotary positions."
+    "How a head weighs a token two before the query token was not read: no token is short enough "
+    "to leave its weight between 0 and 1, or to leave the other heads to one token alone. Biases "
+    "alone saturate a head there, as large ones do, or scores are very large, or the target is no "
+    "sum of attention heads with rotary positions. Another seed asks other tokens, which may do."
 )
 CROOKED = (
     "Scores change with distance, and not as planes that turn: what biases add to them contradicts "
@@ -146,26 +147,40 @@ class _BiasedSearches:
         if found is None:
             return _unswitched(reduced)
         self._refuse_more_heads(found)
-        steps_tuning, positions = self.tuning.rotary.biased.steps, self.tuning.rotary.positions
-        ranks = shifted_ranks(found, steps_tuning)
-        steps = yield from read_shifted_steps(found, ranks, self.rng, steps_tuning)
+        biased, positions = self.tuning.rotary.biased, self.tuning.rotary.positions
+        ranks = shifted_ranks(found, biased.steps)
+        steps = yield from read_shifted_steps(found, ranks, self.rng, biased.steps)
         read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
         sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
-        if not max(missed) <= self.tuning.rotary.biased.missed:
+        if not max(missed) <= biased.missed or any(
+            unexplained(one, positions) > biased.unexplained for one in read
+        ):
             raise Crooked
         rest = yield from read_rest(found, list(sides), ranks, self.tuning.columns)
-        both = [
-            solved(replace(one, rest=of), _values(found, h), self.told, positions)
-            for h, (one, of) in enumerate(zip(read, rest, strict=True))
-        ]
-        model = RotaryHeads.of([head for head, _ in both], reduced.dim, reduced.c)
-        errors = tuple(error for _, error in both)
-        return self._recovered(model, errors, found)
+        read = [replace(one, rest=of) for one, of in zip(read, rest, strict=True)]
+        return self._recovered(self._solved(read), found)
+
+    def _solved(self, read: list[ShiftedReadings]) -> list[tuple[RotaryHead, PositionErrors]]:
+        """Solve for all heads; what fillers turn out to leave open counts to the bounds."""
+        biased, positions = self.tuning.rotary.biased, self.tuning.rotary.positions
+
+        def heads(read: list[ShiftedReadings]) -> list[tuple[RotaryHead, PositionErrors]]:
+            return [solved(one, _values(one.found, one.h), self.told, positions) for one in read]
+
+        first = heads(read)
+        leaking = [one.step.leaking([head for head, _ in first], one.h) for one in read]
+        more = [step.off - one.step.off for step, one in zip(leaking, read, strict=True)]
+        if not all(np.all(off <= biased.leaking) for off in more):
+            raise OutOfReach
+        if all(np.all(off <= one.step.off) for off, one in zip(more, read, strict=True)):
+            return first
+        return heads([replace(one, step=of) for one, of in zip(read, leaking, strict=True)])
 
     def _recovered(
-        self, model: RotaryHeads, errors: tuple[PositionErrors, ...], found: ShiftedHeads
+        self, heads: list[tuple[RotaryHead, PositionErrors]], found: ShiftedHeads
     ) -> RecoveredRotaryHeads:
-        tuning = self.tuning
+        tuning, errors = self.tuning, tuple(error for _, error in heads)
+        model = RotaryHeads.of([head for head, _ in heads], found.reduced.dim, found.reduced.c)
         far = max(float(one.near) for one in errors)
         if far > tuning.conclusion.close.share * _apart(model):
             errors = (PositionErrors(np.inf, np.inf, True),) * len(errors)

@@ -12,7 +12,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
+from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, unseen_heads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.rotary_head.rotary_conclusion import (
     RotaryHoldoutTuning,
@@ -24,9 +24,11 @@ from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
 from unsoftmax.models.attention import mean_shift, pooled_tokens, softmax
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Certificate, Found
+from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate.head_comparison import JudgeTuning, sum_rounding
 from unsoftmax.validate.judge import Judgement, Residuals, judge
+
+FLOAT64 = " Positions need float64 answers: ask for these where they are to be had."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def conclude_heads(
         _refuse(found, judgement)
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     left = left_open(found.model.heads, found.turned, found.farthest, holdout)
-    certificate = _certificate(found, longest, tuning.safety)
+    certificate = _certificate(found, judgement.evidence, longest, tuning.safety)
     return Found(found.model, certificate, judgement.evidence, (*found.notes, *left))
 
 
@@ -119,7 +121,7 @@ def _refuse(found: RecoveredRotaryHeads, judgement: Judgement) -> None:
     if judgement.blunt or not all(np.isfinite(one.near) for one in found.turned):
         raise NotIdentifiable(
             "The answers do not determine how several heads' scores turn with distance: what they "
-            "leave open moves every fresh answer more than can be told apart." + why,
+            "leave open moves every fresh answer more than can be told apart." + why + FLOAT64,
             determined={"v": found.model.v},
         )
     missed, allowed = judgement.worst
@@ -133,7 +135,9 @@ def _refuse(found: RecoveredRotaryHeads, judgement: Judgement) -> None:
     )
 
 
-def _certificate(found: RecoveredRotaryHeads, longest: int, safety: float) -> Certificate:
+def _certificate(
+    found: RecoveredRotaryHeads, evidence: Evidence, longest: int, safety: float
+) -> Certificate:
     """Bound W_h(Δ), v_h and c; say what that assumes."""
     farthest = found.farthest
     ends = np.array([0.0, farthest])
@@ -147,11 +151,12 @@ def _certificate(found: RecoveredRotaryHeads, longest: int, safety: float) -> Ce
     if found.biases:
         bounds["w"] = W
     without = "" if found.biases else ", without biases of keys and queries"
+    unseen = unseen_heads(evidence) if evidence.queries else ""
     return Certificate(
         bounds,
         (
             f"The target is a sum of attention heads with rotary positions{without}, and all heads "
-            "were found: what the hold-out tests, it cannot prove.",
+            f"were found: what the hold-out tests, it cannot prove.{unseen}",
             f"Answers are precise to {found.reduced.eta:.1e} of the size of their terms.",
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head for distances Δ from 0 to "
             f"{farthest}; beyond it grows by {turning:.1e} a token."

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, heads_apart
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
@@ -34,7 +35,7 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Sequences, Singles
 from unsoftmax.protocol import Found
 
 
@@ -42,6 +43,7 @@ from unsoftmax.protocol import Found
 class RotaryHeadsTask:
     """What is learned of positions once the heads' W(1) is known."""
 
+    dim: int
     told: Rotary | None
     """The frequencies, where they are known."""
     tuning: RotaryHeadsTuning
@@ -61,6 +63,7 @@ class RotaryHeadsTask:
         """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
         tuning = self.tuning
         gain = tuning.positions.gain
+        yield from refuse_query_biases(self.dim, gain)
         (reduced, found), c = yield from one_apart(search, gain)
         readings = yield from read_steps(found, (reduced.precision, c), gain, rng, tuning.second)
         read = self._turned(readings, found, replace(reduced, c=c))
@@ -92,6 +95,33 @@ class RotaryHeadsTask:
             turned, tuple(errors), v_error, reduced, positions.farthest, notes
         )
 
+
+def refuse_query_biases(dim: int, gain: float) -> Asking[None]:
+    """Refuse query biases by four questions: a long offset beside short query tokens b and −b.
+
+    Gates σ(±a·W(1) b) are unlike, but beside a query bias both are the same step.
+    """
+    rng = np.random.default_rng([dim, BIASED])
+    a, b = rng.standard_normal((2, dim)) / np.sqrt(dim)
+    pairs = np.array([[gain * a, b / gain], [gain * a, -b / gain]])
+    asked = [
+        Sequences(pairs, phase="query biases", purpose="pilot"),
+        Singles(gain * np.stack([a, 0 * a]), phase="query biases", purpose="pilot"),
+    ]
+    pair, single = yield asked
+    here, there, alone = (float(y - single[1]) for y in (*pair, single[0]))
+    size = max(abs(here), abs(there), abs(alone))
+    alike, evenly = abs(here - there) <= ALIKE * size, abs(here - alone / 2) <= EVENLY * size
+    if size and alike and not evenly:
+        raise ModelMismatch(
+            "Queries have biases: beside long tokens attention weights are the same for a query "
+            "token and its opposite. Learn with biases=True.",
+            names_positions=True,
+        )
+
+
+BIASED, ALIKE, EVENLY = 0x626961, 1e-12, 1e-6
+"""Seed of those questions; answers that agree to such shares of their size are the same."""
 
 STILL = "Scores do not turn with distance: all frequencies are 0, heads without positions."
 

@@ -50,6 +50,12 @@ class BiasedHeadsTuning:
     """Values with their signs add up to Σv to this share of their size."""
     missed: float = 1e-3
     """Key biases that miss their equations by more than this share of the shifts are none."""
+    unexplained: float = 0.7
+    """Nor are those that miss them by more than this share of what they miss them by once all that
+    was read is moved by as much as it may be off: 0.3 at most in 201 heads, and 1 where a plane has
+    a key bias and no keys."""
+    leaking: float = 1e-6
+    """Logits that open fillers may have moved by more were not read."""
     sure: int = 2
     """So many searches have to end for one and the same reason that another query token hardly
     changes."""

@@ -103,6 +103,14 @@ class ShiftedReadings:
         )
 
 
+def unexplained(read: ShiftedReadings, tuning: RotaryTuning) -> float:
+    """Return how many times more b_k misses its equations by than what was read may be off."""
+    rng = np.random.default_rng(0)
+    missed = read.keys(0.0)[1]
+    moved = [read.moved(rng).keys(0.0)[1] for _ in range(tuning.perturbed)]
+    return missed / max(*moved, TINY)
+
+
 def solved(
     read: ShiftedReadings, values: Values, told: Rotary | None, tuning: RotaryTuning
 ) -> tuple[RotaryHead, PositionErrors]:

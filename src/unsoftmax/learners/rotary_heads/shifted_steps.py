@@ -11,6 +11,7 @@ each of r query tokens. *Source*: beyond Proposition 7.1; positions are in no pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
 from unsoftmax.measure import offsets
 from unsoftmax.measure.opened_heads import fillers
 from unsoftmax.models.arrays import TINY
+from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
 
@@ -46,6 +48,28 @@ class ShiftedStep:
     """t, (r, r + 1)."""
     off: Array
     """How far each may be off."""
+    fillers: Array
+    """z, (r, d)."""
+    slopes: Array
+    """How much answers move with t, (r, r + 1)."""
+
+    def leaking(self, heads: Sequence[RotaryHead], h: int) -> ShiftedStep:
+        """Count what the fillers leave open of other heads, and of head h, as ``heads`` have it.
+
+        Shifts are known but roughly where a token is chosen: with large scores that is not enough.
+        """
+        r, n, d = self.offsets.shape
+        X = np.empty((r, n, 3, d))
+        X[:, :, 0] = self.offsets
+        X[:, :, 1], X[:, :, 2] = self.fillers[:, None], self.tokens[:, None]
+        asked, left = X.reshape(-1, 3, d), np.zeros(r * n)
+        for g, head in enumerate(heads):
+            alpha, values = head.attention(asked), asked @ head.v
+            if g == h:
+                left += alpha[:, 1] * np.abs(values - values[:, 1:2]).max(axis=1)
+            else:
+                left += np.sum(alpha * np.abs(values - values[:, 1:2]), axis=1)
+        return replace(self, off=self.off + left.reshape(r, n) / np.abs(self.slopes))
 
     @property
     def there(self) -> Array:
@@ -86,6 +110,8 @@ def shifted_ranks(found: ShiftedHeads, tuning: ShiftedStepTuning) -> Indices:
     for h, off in enumerate(found.columns_off):
         singular = np.asarray(np.linalg.svd(found.spanning(h), compute_uv=False))
         ranks.append(rank_by_gap(singular, tuning.counted * float(np.linalg.norm(off[:d]))))
+    if not all(ranks):  # a head of which errors leave nothing
+        raise CoincidentJumps
     return np.array(ranks, dtype=np.intp)
 
 
@@ -123,15 +149,19 @@ class _Opened:
         centre, x = self._tokens(rng)
         r = len(x)
         alpha = tuning.pilot * np.sqrt(r) / np.linalg.norm(self._seen(centre + x)[0][:, 0], axis=1)
-        logits, off = np.full((r, r + 1), np.nan), np.zeros((r, r + 1))
+        logits, off, slopes = np.full((r, r + 1), np.nan), *np.zeros((2, r, r + 1))
+        z = np.zeros(x.shape)
         # the first token tells how long offsets of the others had better be
         missing = np.arange(1)
         for _ in range(tuning.tries):
             b = centre + x
-            logits[missing], off[missing] = yield from self._asked(b[missing], alpha[missing])
+            z[missing] = self._filled(b[missing], alpha[missing])
+            answered = yield from self._asked(b[missing], alpha[missing], z[missing])
+            logits[missing], off[missing], slopes[missing] = answered
             well = np.all(np.abs(logits) < tuning.largest, axis=1)
             if np.all(well):
-                return ShiftedStep(self.basis, b, self._offsets(b, alpha), logits, off)
+                a = self._offsets(b, alpha)
+                return ShiftedStep(self.basis, b, a, logits, off, z, slopes)
             lost = np.isin(np.arange(r), missing) & ~well
             alpha[lost] /= tuning.shorter
             x[lost] /= tuning.shorter
@@ -205,12 +235,18 @@ class _Opened:
         v = self.found.v[self.h]
         return fillers(u, v, longest, self.tuning.fillers, beside=beside)
 
-    def _asked(self, b: Array, alpha: Array) -> Asking[tuple[Array, Array]]:
-        """Ask [a; z; b] for some query tokens; return t and how far it may be off, (m, r + 1)."""
-        found, (m, d), n = self.found, b.shape, len(self.rows)
+    def _filled(self, b: Array, alpha: Array) -> Array:
         z = self._fillers(b, alpha)
         if z is None:
-            raise NotIdentifiable(DEPENDENT, determined={"v": found.v})
+            raise NotIdentifiable(DEPENDENT, determined={"v": self.found.v})
+        return z
+
+    def _asked(self, b: Array, alpha: Array, z: Array) -> Asking[tuple[Array, Array, Array]]:
+        """Ask [a; z; b] for some query tokens.
+
+        Returns t, how far it may be off, and how much answers move with it, (m, r + 1) each.
+        """
+        found, (m, d), n = self.found, b.shape, len(self.rows)
         X = np.empty((m, n, 3, d))
         X[:, :, 0] = self._offsets(b, alpha)
         X[:, :, 1], X[:, :, 2] = z[:, None], b[:, None]
@@ -226,4 +262,4 @@ class _Opened:
         precision, terms = found.reduced.precision, found.reduced.scale * longest
         wrong = precision.error(terms + abs(found.reduced.c))
         wrong = wrong + found.v_error * np.sqrt(len(found.v) / d) * longest
-        return t, np.asarray(wrong / np.abs(slope))
+        return t, np.asarray(wrong / np.abs(slope)), slope
