@@ -246,6 +246,44 @@ def test_special_heads(changes):
     assert still == any("do not turn with distance" in note for note in recovery.notes)
 
 
+def test_scores_so_large_that_fillers_leak_are_within_bounds_or_refused(trials):
+    """Shifts are quadratic in a query token, and known far from b but roughly."""
+    for seed in range(trials(2, 60)):
+        like = biased(3, 8, 6, seed, 0.3)
+        target = changed(like, K=(50.0, 200.0)[seed % 2] * like.K)
+        try:
+            recovery = learn(target, biases=True, seed=seed)
+        except (us.ModelMismatch, us.NotIdentifiable):
+            continue
+        assert by_certificate(recovery, target).verdict == "equal", seed
+
+
+def test_a_faint_key_bias_of_a_plane_without_keys_is_within_bounds_or_refused(trials):
+    for seed in range(trials(2, 60)):
+        like = biased(3, 6, 4, seed, 0.3)
+        K, k_bias = np.array(like.K), np.array(like.k_bias)
+        K[0, 2:], k_bias[0, 2:] = 0.0, (1e-7, 1e-8, 3e-9)[seed % 3] * np.array([1.0, -0.7])
+        target = changed(like, K=K, k_bias=k_bias)
+        try:
+            recovery = learn(target, biases=True, seed=seed)
+        except (us.ModelMismatch, us.NotIdentifiable):
+            continue
+        assert by_certificate(recovery, target).verdict == "equal", seed
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_heads_of_rank_one(rank):
+    rng = np.random.default_rng(0)
+    K, Q = rng.standard_normal((2, 2, 2, 5))
+    k_bias, q_bias = 0.3 * rng.standard_normal((2, 2, 2))
+    K[:, 1], k_bias[:, 1] = 0.0, 0.0
+    target = us.RotaryHeads(
+        K, Q, rng.standard_normal((2, 5)), us.Rotary([0.0]), k_bias=k_bias, q_bias=q_bias, c=0.1
+    )
+    recovery = learn(target, biases=True, rank=rank)
+    assert by_certificate(recovery, target).verdict == "equal"
+
+
 def test_heads_of_equal_scores_are_one():
     like = biased(3, 6, 4, 0, 0.3)
     arrays = {name: np.array(array) for name, array in like.arrays().items()}
@@ -338,7 +376,22 @@ def test_coarse_answers_are_recovered_within_bounds_or_refused():
     assert by_certificate(recovery, target).verdict == "equal"
 
 
-def test_biases_that_were_not_announced_are_named():
-    target = biased(2, 6, 4, 0, 0.3)
-    with pytest.raises(us.ModelMismatch, match="biases=True"):
-        learn(changed(target, c=0.0), max_heads=2)
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
+def test_query_biases_that_were_not_announced_are_named_at_once(size):
+    like = biased(2, 6, 4, 0, 0.3)
+    oracle = Counted(lambda_of(changed(like, c=0.0, q_bias=size * like.q_bias), 6))
+    with pytest.raises(us.ModelMismatch, match=r"Queries have biases.*biases=True"):
+        us.learn(oracle, us.learners.MultiHeadLearner(6, 2, rotary=True))
+    assert oracle.queries == 4
+
+
+def test_key_biases_that_were_not_announced_are_named():
+    like = biased(2, 6, 4, 0, 0.3)
+    with pytest.raises(us.ModelMismatch, match="have biases: then biases=True"):
+        learn(changed(like, c=0.0, q_bias=0 * like.q_bias), max_heads=2)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_constant_has_no_heads(biases):
+    constant = lambda_of(lambda X: np.full(len(X), 0.5), 4)
+    assert learn(constant, biases=biases).model.H == 0

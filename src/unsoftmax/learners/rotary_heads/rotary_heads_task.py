@@ -29,7 +29,7 @@ from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
     RecoveredRotaryHeads,
     conclude_heads,
 )
-from unsoftmax.learners.rotary_heads.rotary_heads_tuning import RotaryHeadsTuning
+from unsoftmax.learners.rotary_heads.rotary_heads_tuning import QueryBiasTuning, RotaryHeadsTuning
 from unsoftmax.learners.rotary_heads.second_distance import read_steps
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
@@ -63,7 +63,7 @@ class RotaryHeadsTask:
         """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
         tuning = self.tuning
         gain = tuning.positions.gain
-        yield from refuse_query_biases(self.dim, gain)
+        yield from refuse_query_biases(self.dim, gain, tuning.query_biases)
         (reduced, found), c = yield from one_apart(search, gain)
         readings = yield from read_steps(found, (reduced.precision, c), gain, rng, tuning.second)
         read = self._turned(readings, found, replace(reduced, c=c))
@@ -96,12 +96,12 @@ class RotaryHeadsTask:
         )
 
 
-def refuse_query_biases(dim: int, gain: float) -> Asking[None]:
+def refuse_query_biases(dim: int, gain: float, tuning: QueryBiasTuning) -> Asking[None]:
     """Refuse query biases by four questions: a long offset beside short query tokens b and −b.
 
     Gates σ(±a·W(1) b) are unlike, but beside a query bias both are the same step.
     """
-    rng = np.random.default_rng([dim, BIASED])
+    rng = np.random.default_rng([dim, tuning.seed])
     a, b = rng.standard_normal((2, dim)) / np.sqrt(dim)
     pairs = np.array([[gain * a, b / gain], [gain * a, -b / gain]])
     asked = [
@@ -111,7 +111,8 @@ def refuse_query_biases(dim: int, gain: float) -> Asking[None]:
     pair, single = yield asked
     here, there, alone = (float(y - single[1]) for y in (*pair, single[0]))
     size = max(abs(here), abs(there), abs(alone))
-    alike, evenly = abs(here - there) <= ALIKE * size, abs(here - alone / 2) <= EVENLY * size
+    alike = abs(here - there) <= tuning.alike * size
+    evenly = abs(here - alone / 2) <= tuning.evenly * size
     if size and alike and not evenly:
         raise ModelMismatch(
             "Queries have biases: beside long tokens attention weights are the same for a query "
@@ -119,9 +120,6 @@ def refuse_query_biases(dim: int, gain: float) -> Asking[None]:
             names_positions=True,
         )
 
-
-BIASED, ALIKE, EVENLY = 0x626961, 1e-12, 1e-6
-"""Seed of those questions; answers that agree to such shares of their size are the same."""
 
 STILL = "Scores do not turn with distance: all frequencies are 0, heads without positions."
 

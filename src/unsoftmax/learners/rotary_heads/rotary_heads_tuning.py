@@ -39,6 +39,18 @@ class ShiftedStepTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryBiasTuning:
+    """Knobs of the questions that show query biases where none are expected."""
+
+    seed: int = 0x626961
+    """Of their tokens."""
+    alike: float = 1e-12
+    """Answers that differ by this share of their size at most are the same, ..."""
+    evenly: float = 1e-6
+    """... and are half of a single token's to this share where all tokens weigh alike."""
+
+
+@dataclass(frozen=True, slots=True)
 class BiasedHeadsTuning:
     """Knobs of heads with biases."""
 
@@ -70,6 +82,7 @@ class RotaryHeadsTuning:
 
     second: SecondDistanceTuning = field(default=SecondDistanceTuning())
     biased: BiasedHeadsTuning = field(default=BiasedHeadsTuning())
+    query_biases: QueryBiasTuning = field(default=QueryBiasTuning())
     positions: RotaryTuning = field(default=RotaryTuning())
     holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
     checked: int = 0
