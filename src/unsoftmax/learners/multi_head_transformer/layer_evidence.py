@@ -81,6 +81,12 @@ class LayerLook:
     answered: list[Answered]
     """All that was asked, now and of earlier layers."""
 
+    @property
+    def outlying(self) -> bool:
+        """Whether one sequence is missed by far more than others are that were made alike."""
+        missed = [each for _, each in self.missed]
+        return bool(missed and max(missed) > self.beside.tuning.outlying * np.median(missed))
+
     def switches_apart(self, hinges: NetworkHinges) -> Asking[bool]:
         """Tell whether what is missed beside hyperplanes is predicted far away from all of them."""
         if not self.missed:

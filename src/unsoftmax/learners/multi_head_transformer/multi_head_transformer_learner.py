@@ -272,11 +272,13 @@ class MultiHeadTransformerLearner(Configured):
                 raise self._unseen()  # the ball in which heads were read may lie beside its kinks
             layer, seen = yield from self._looked_at(layer, learned, answered, rng)
             answered = seen.answered
-            if not seen.judgement.refuses:
+            suspect = seen.judgement.refuses or seen.outlying
+            switched = suspect and (yield from seen.switches_apart(hinges))
+            if not seen.judgement.refuses and not switched:
                 if self.max_heads < layer.model.H:
                     raise self._too_many(f"The target has {layer.model.H} distinct heads.")
                 return layer
-            apart += yield from seen.switches_apart(hinges)
+            apart += switched
             if apart > 1:  # the first one may have left its cell
                 raise self._sharing(learned)
         if unpooled == sum(1 for _ in self._searches()):

@@ -54,6 +54,9 @@ class StraddlingTuning:
     away: float = 20.0
     """The way to the nearest hyperplane is so many times as far as tokens differ, once they are
     moved, both ways along the widest of so many random directions."""
+    outlying: float = 1e3
+    """A sequence that is missed by so many times what half of the others are is looked at, even if
+    bounds allow it: 5 at most in 72 layers, 5,000 and more where neurons are nearly alike."""
     alike: float = 0.01
     """There answers are missed by at most this share of what they are beside the hyperplanes."""
 
