@@ -340,3 +340,16 @@ def test_what_float64_cannot_tell_is_undecided():
 def test_only_models_have_a_canonical_form(other):
     with pytest.raises(TypeError, match="canonical takes models"):
         us.canonical(other)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-14])
+def test_a_small_head_is_matched_by_what_a_certificate_allows(size):
+    model = several(4, 3)
+    v = model.v.copy()
+    v[1] *= size
+    W = model.W + 1e-7 * np.random.default_rng(0).standard_normal(model.W.shape)
+    target, found = (us.MultiHead(x, v, model.w, model.c) for x in (model.W, W))
+    errors = {"W": 1e-5, "w": 1e-5, "v": 1e-3 * np.linalg.norm(v[1]), "c": 1e-3}
+    result = us.equivalent(found, target, rtol=0, errors=errors)
+    assert (result.verdict, result.by) == ("equal", "certificate")
+    assert result.share < 1

@@ -78,6 +78,43 @@ def test_what_does_not_change_the_function():
     assert all(np.allclose(form.arrays()[n], x, atol=1e-14) for n, x in again.arrays().items())
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_rounding_does_not_change_the_order_of_heads(seed):
+    model = heads(H=4, seed=seed)
+    rng = np.random.default_rng(seed)
+    off = {
+        name: x * (1 + 1e-15 * rng.standard_normal(x.shape)) for name, x in model.arrays().items()
+    }
+    other = us.RotaryHeads.from_arrays({n: x[::-1] if x.ndim else x for n, x in off.items()})
+    mine, its = us.canonical(model), us.canonical(other)
+    assert all(np.allclose(its.arrays()[n], x, atol=1e-12) for n, x in mine.arrays().items())
+    # values that heads share are no reason to order them by what rounds
+    alike = [us.canonical(changed(one, v=np.ones((4, 5)))) for one in (model, other)]
+    assert np.allclose(alike[0].K, alike[1].K, atol=1e-12)
+
+
+@pytest.mark.parametrize("small", [{"v": 1e-8}, {"v": 1e-14}, {"c": 1e10}])
+def test_heads_are_matched_by_what_a_certificate_allows(small):
+    """A value that is small beside all others' is no reason to leave a head alone."""
+    model, rng = heads(), np.random.default_rng(1)
+    v, c = model.v.copy(), small.get("c", 0.3)
+    v[1] *= small.get("v", 1.0)
+    target = changed(model, v=v, c=c)
+    errors = {"W": 1e-5, "w": 1e-5, "v": 1e-3 * np.linalg.norm(v[1]), "c": 1e-3}
+    near = {n: x + 1e-7 * rng.standard_normal(x.shape) for n, x in (("K", model.K), ("Q", model.Q))}
+    found = changed(target, **near)
+    result = us.equivalent(found, target, rtol=0, errors=errors)
+    assert (result.verdict, result.by) == ("equal", "certificate")
+    assert 0 < result.share < 1
+    far = changed(target, K=model.K + 1e-2)
+    assert us.equivalent(far, target, rtol=0, errors=errors).verdict != "equal"
+    # within its bound a value may be 0
+    without = us.RotaryHeads.of([target.heads[0], target.heads[2]], 5, c)
+    wide = {**errors, "v": 2 * np.linalg.norm(v[1])}
+    assert us.equivalent(without, target, rtol=0, errors=wide).share == pytest.approx(0.5)
+    assert us.equivalent(target, without, rtol=0, errors=errors).verdict != "equal"
+
+
 @pytest.mark.parametrize("name", ["K", "Q", "v", "k_bias", "q_bias", "c", "frequencies"])
 @pytest.mark.parametrize("by", [1.0, 1e-4])
 def test_any_change_has_a_witness(name, by):

@@ -129,7 +129,7 @@ def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, tria
             type(model).from_arrays({**a, "frequencies": other.copy()}), model, seed=seed
         )
         assert found.verdict == "different"
-        assert found.tensor == ("frequencies" if kind == "layer" else "scores of every head")
+        assert found.tensor == "frequencies"
         halves = np.concatenate([np.arange(0, r, 2), np.arange(1, r, 2)])
         laid_out = type(model).from_arrays({**a, "K": a["K"][:, halves], "Q": a["Q"][:, halves]})
         found = us.verify(laid_out, model, seed=seed)
@@ -142,6 +142,51 @@ def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, tria
             if model.outputs == model.dim:
                 found = us.verify(without, model, seed=seed)
                 assert (found.verdict, found.tensor) == ("different", "the residual connection")
+
+
+def with_frequencies(model, frequencies):
+    every = np.broadcast_to(frequencies, model.frequencies.shape).copy()
+    return us.RotaryHeads.from_arrays({**model.arrays(), "frequencies": every})
+
+
+@pytest.mark.parametrize("base", [10_001, 10_100, 11_000, 500_000])
+def test_another_base_of_all_heads_is_named(base, trials):
+    for seed in range(trials(4, 50)):
+        model = claimed("heads", seed)
+        other = with_frequencies(model, us.Rotary.of(base, model.K.shape[1]).frequencies)
+        found = us.verify(other, model, seed=seed)
+        assert (found.verdict, found.tensor) == ("different", "frequencies")
+        if base > 10_100:
+            assert us.verify(in_float32(other), model, seed=seed).tensor == "frequencies"
+        # frequencies of a recovery differ in their last digits, and planes stand in an order
+        assert us.verify(other, us.canonical(model), seed=seed).tensor == "frequencies"
+
+
+@pytest.mark.parametrize("H", [3, 12])
+def test_other_frequencies_that_all_heads_share_are_named(H):
+    model = several_rotary(H, 48, 4 if H == 12 else 16, H)
+    theta = model.frequencies[0]
+    ramp = np.linspace(1.0, 0.25, len(theta))
+    for other in (theta / 4, theta * ramp, np.append(theta[:-1], 0.03)):
+        assert us.verify(with_frequencies(model, other), model).tensor == "frequencies"
+    rng = np.random.default_rng(0)
+    # every head has got its own
+    own = theta * (1 + 1e-3 * rng.standard_normal(model.frequencies.shape))
+    assert us.verify(with_frequencies(model, own), model).tensor == "scores of every head"
+
+
+def test_planes_that_are_turned_alike_at_all_distances_are_no_frequencies():
+    """Queries of the next position, or planes turned by any angle, in all heads."""
+    for seed in range(4):
+        model = claimed("heads", seed)
+        angles = 1e-2 * np.random.default_rng(seed).standard_normal(model.frequencies.shape[1])
+        for turn in (us.Rotary(1e-2 * model.frequencies[0]), us.Rotary(angles)):
+            Q = turn.turned(model.Q.transpose(0, 2, 1), np.array(1.0)).transpose(0, 2, 1)
+            q_bias = turn.turned(model.q_bias, np.array(1.0))
+            other = us.RotaryHeads.from_arrays({**model.arrays(), "Q": Q, "q_bias": q_bias})
+            found = us.verify(other, model, seed=seed)
+            assert found.verdict == "different"
+            assert "frequencies" not in str(found.tensor)
 
 
 def test_the_gauge_is_no_change():
@@ -167,7 +212,10 @@ def test_several_changed_tensors_are_not_called_one():
     assert (found.verdict, found.tensor) == ("different", None)
     assert any("no change of one tensor alone" in note for note in found.notes)
     heads = several_rotary(4, 16, 8, 0)
-    assert us.verify(with_change(heads, "Q", 1e-3, 0), heads).tensor == "scores of every head"
+    for tensor in ("K", "Q"):
+        for size in (1e-10, 1e-3):
+            other = with_change(heads, tensor, size, 0)
+            assert us.verify(other, heads).tensor == "scores of every head"
     both = with_change(with_change(heads, "v", 1e-3, 0, 1), "c", 1e-3, 1)
     assert us.verify(us.RotaryHeads.from_arrays(both.arrays()), heads).tensor == "c, v of head 1"
 

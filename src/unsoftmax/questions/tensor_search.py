@@ -43,6 +43,10 @@ from unsoftmax.questions.rotary_search import (
     changed_rotary,
     with_value,
 )
+from unsoftmax.questions.shared_turning import (
+    SharedTurningTuning,
+    shared_frequencies_changed,
+)
 from unsoftmax.questions.turned_part import TurnedPartTuning, changed_turned_part
 
 DIVIDED = "how B is divided among heads"
@@ -73,7 +77,9 @@ class TensorSearchTuning:
     rotary: RotarySearchTuning = field(default=RotarySearchTuning())
     """How a head with rotary positions is,"""
     turned: TurnedPartTuning = field(default=TurnedPartTuning())
-    """and a layer with them."""
+    """and a layer with them,"""
+    shared: SharedTurningTuning = field(default=SharedTurningTuning())
+    """and frequencies of several heads."""
 
 
 def changed_tensor(
@@ -224,7 +230,10 @@ class TensorSearch:
     # -- several heads with rotary positions
 
     def among_turning_heads(self, claim: ServedRotaryHeads) -> Search:
-        """Tell c, the v and the scores head by head, and look at one head's scores alone."""
+        """Tell c, the v and the scores head by head, and look at one head's scores alone.
+
+        Where several heads' were changed, their frequencies may have been, which they share.
+        """
         singles = [_direction(claim, self.rng)[None] for _ in range(self.tuning.singles)]
         zero, H = np.zeros(claim.dim), len(claim.v)
         seen = yield from seen_at(claim, [zero[None], *singles], "which tensor")
@@ -237,9 +246,21 @@ class TensorSearch:
             named = [*names, "v"] if values else names
             return Located.of(named, _unlooked(claim, found))
         flags = yield from self._scored(found, (query,), values)
-        if FAR in flags:
+        far = FAR in flags
+        scored = flags.pop(FAR if far else "first")
+        if sum(scored) > 1 and not (names or values):
+            shared = shared_frequencies_changed(
+                claim,
+                self.errors,
+                left,
+                self.rng,
+                probes=self.probes,
+                tuning=self.tuning.shared,
+            )
+            if (yield from shared):
+                return Located("frequencies")
+        if far:
             return Located.of([*names, FAR_SCORES])
-        scored = flags.pop("first")
         if values and not any(flags["v"]):
             names.append("v")
         names += [_of_heads(claim, "v", flags["v"])] if any(flags["v"]) else []

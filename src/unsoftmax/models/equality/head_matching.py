@@ -2,18 +2,18 @@
 
 Heads with equal (W, w) are one. With a tolerance heads are matched by their [W w] at the least
 cost in all; all v and c then count as one block, in which a head without a partner differs by
-its v.
+its v. With a certificate heads are matched by the shares of its bounds that they differ by.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from unsoftmax.models.equality.equivalence import Tolerance, largest_of, octave
+from unsoftmax.models.equality.equivalence import Tolerance, largest_of, norm_of, octave, share_of
 from unsoftmax.models.equality.exact_products import fingerprint_of, same_scores
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
@@ -42,6 +42,7 @@ def canonical_heads(model: MultiHead) -> MultiHead:
 
     Heads with equal (W, w) are one and their v is added up, rounded once; those with v = 0 are
     left out; the rest is ordered by W, then w, entry by entry. W = KᵀQ is rounded first.
+    Heads whose first entries are nearly the same may change places where these round otherwise.
     """
     scores = score_rows(model) + 0.0  # −0 becomes 0
     kept: list[int] = []
@@ -150,6 +151,28 @@ class HeadMatching:
         total = np.zeros((len(label), self.v[0].shape[1]))
         np.add.at(total, label, np.concatenate([self.v[0], -self.v[1]]))
         return math.hypot(np.linalg.norm(total), self.constant)
+
+
+def largest_share(
+    v: tuple[Array, Array], share: Callable[[int, int], float], errors: Mapping[str, float]
+) -> float:
+    """Return the largest share of a certificate's bounds that heads take, matched one to one.
+
+    ``share`` says what two heads take of them; a head without a partner takes ‖v‖ over the bound
+    on v. If heads can be matched within all bounds, they are.
+    """
+    cost = np.array([[share(g, h) for h in range(len(v[1]))] for g in range(len(v[0]))])
+    cost = cost.reshape(len(v[0]), len(v[1]))
+    alone, missing = (np.array([share_of(norm_of(x), errors, "v") for x in rows]) for rows in v)
+    # one share above 1 weighs more than any number below; beyond, shares differ by many orders
+    count = 1.0 + sum(cost.shape)
+
+    def weight(x: Array) -> Array:
+        return np.where(x <= 1, x / count, 1 + np.log(np.clip(x, 1, np.finfo(float).max)))
+
+    places = match(weight(cost), weight(alone), weight(missing))
+    whole = np.block([[cost, alone[:, None]], [missing, np.zeros(1)]])
+    return max((float(whole[g, h]) for _, g, h in places), default=0.0)
 
 
 def matched_heads(a: MultiHead, b: MultiHead, tolerance: Tolerance) -> HeadMatching:

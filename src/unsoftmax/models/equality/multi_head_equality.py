@@ -30,6 +30,7 @@ from unsoftmax.models.equality.head_matching import (
     HeadPairs,
     canonical_heads,
     equal_exactly,
+    largest_share,
     matched_heads,
     pairs_of,
 )
@@ -98,14 +99,13 @@ class MultiHeadEquality(ModelEquality[MultiHead]):
         if "W" not in errors and {"constant", "slope"} & errors.keys():
             return self._share_of_function(a, b, errors)
         a, b = canonical_heads(a), canonical_heads(b)
-        _, differing = matched_heads(a, b, Tolerance(0.0, 0.0)).gap()
-        heads = SingleHeadEquality(witnesses=self.witnesses)
-        shares = [share_of(abs(a.c - b.c), errors, "c")]
-        for mine, other in pairs_of(a, b, differing):
-            alone = not (np.any(mine.v) and np.any(other.v))
-            apart = share_of(norm_of(np.asarray(mine.v - other.v)), errors, "v")
-            shares.append(apart if alone else heads.share(mine, other, errors))
-        return max(shares)
+        rule = SingleHeadEquality(witnesses=self.witnesses)
+        heads, others = a.heads, b.heads
+
+        def share(g: int, h: int) -> float:
+            return rule.share(heads[g], others[h], errors)
+
+        return max(share_of(abs(a.c - b.c), errors, "c"), largest_share((a.v, b.v), share, errors))
 
     def _share_of_function(self, a: MultiHead, b: MultiHead, errors: Mapping[str, float]) -> float:
         """Compare answers to aimed sequences with constant + slope·max‖x_i‖."""

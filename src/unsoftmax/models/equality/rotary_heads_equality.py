@@ -3,6 +3,11 @@
 Heads of equal scores are one, whose v is the sum of theirs, and heads with v = 0 are none. What
 is left is matched one to one by all W(Δ), as heads without positions are by W (Proposition 7.1):
 at distance 1 alone these are linearly independent functions of offsets that are long.
+
+The canonical form orders heads by the size of v times that of their keys, the largest first:
+rounding changes it in the last digits only. Heads for which it is nearly the same, as for copies of
+one head in other coordinates, may still stand in another order in a recovery than in its target;
+`equivalent` matches heads, wherever they stand.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from unsoftmax.models.equality.equivalence import (
     norm_of,
     share_of,
 )
-from unsoftmax.models.equality.head_matching import HeadMatching, Places, sum_of_rows
+from unsoftmax.models.equality.head_matching import HeadMatching, Places, largest_share, sum_of_rows
 from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality, scores_apart
 from unsoftmax.models.equality.witnesses import witness_of
 from unsoftmax.models.model import FrozenModel
@@ -51,14 +56,13 @@ class RotaryHeadsEquality(ModelEquality[RotaryHeads]):
         groups: dict[bytes, list[RotaryHead]] = {}
         for head in model.heads:
             form = _without_empty_planes(self.head.canonical(head))
-            scores = [form.rotary.frequencies, form.K, form.Q, form.k_bias, form.q_bias]
-            groups.setdefault(b"".join((x + 0.0).tobytes() for x in scores), []).append(form)
+            groups.setdefault(_score_bytes(form), []).append(form)
         kept = []
-        for _, group in sorted(groups.items()):
+        for group in groups.values():
             v = sum_of_rows(np.array([head.v for head in group]))
             if np.any(v):
                 kept.append(_with_value(group[0], v))
-        return RotaryHeads.of(kept, model.dim, model.c)
+        return RotaryHeads.of(sorted(kept, key=_place), model.dim, model.c)
 
     def simplest(self, model: RotaryHeads) -> FrozenModel:
         """Return heads of which no plane turns as heads without positions."""
@@ -95,15 +99,19 @@ class RotaryHeadsEquality(ModelEquality[RotaryHeads]):
         return Equivalence.unequal(witness_of(a, b, families, self._rounding), gap)
 
     def share(self, a: RotaryHeads, b: RotaryHeads, errors: Mapping[str, float]) -> float:
-        """Compare heads one to one with the bound on each parameter; c with its own."""
+        """Compare heads one to one with the bound on each parameter; c with its own.
+
+        A head without a partner may be one whose v is within the bound on v.
+        """
         a, b = self.canonical(a), self.canonical(b)
-        matching = self._matching(a, b, Tolerance(0.0, 0.0))
-        shares = [share_of(abs(a.c - b.c), errors, "c")]
-        for mine, other in _pairs_of(a, b, matching.gap()[1]):
-            alone = not (np.any(mine.v) and np.any(other.v))
-            apart = share_of(norm_of(np.asarray(mine.v - other.v)), errors, "v")
-            shares.append(apart if alone else self.head.share(mine, other, errors))
-        return max(shares)
+        nearly = [[head.scores.whole(1)[:-1, :-1] for head in model.heads] for model in (a, b)]
+
+        def share(g: int, h: int) -> float:
+            # where bounds on W(1) tell heads apart, all other distances need not be looked at
+            near = share_of(norm_of(nearly[0][g] - nearly[1][h]), errors, "W")
+            return near if near > 1 else self.head.share(a.heads[g], b.heads[h], errors)
+
+        return max(share_of(abs(a.c - b.c), errors, "c"), largest_share((a.v, b.v), share, errors))
 
     def _matching(self, a: RotaryHeads, b: RotaryHeads, tolerance: Tolerance) -> HeadMatching:
         """Match heads by W(Δ), with biases, at as many distances as tell any two apart."""
@@ -152,6 +160,20 @@ def _without_empty_planes(head: RotaryHead) -> RotaryHead:
     biases = {"k_bias": head.k_bias[both], "q_bias": head.q_bias[both]}
     rotary = Rotary(head.rotary.frequencies[kept])
     return RotaryHead(head.K[both], head.Q[both], head.v, rotary, **biases, c=head.c)
+
+
+def _score_bytes(head: RotaryHead) -> bytes:
+    scores = [head.rotary.frequencies, head.K, head.Q, head.k_bias, head.q_bias]
+    return b"".join((x + 0.0).tobytes() for x in scores)
+
+
+def _place(head: RotaryHead) -> tuple[float, list[float], bytes]:
+    """Return what heads are ordered by; what follows the weight decides exact ties alone.
+
+    The size of keys counts beside that of v, which heads may share.
+    """
+    keys = norm_of(np.column_stack([head.K, head.k_bias]))
+    return -norm_of(head.v) * keys, head.v.tolist(), _score_bytes(head)
 
 
 def _with_value(head: RotaryHead, v: Array) -> RotaryHead:
