@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.cli.test_cli import run
 from tests.rotary_heads import answered, rotary_head, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.theorems.test_4_1 import hidden
@@ -144,3 +145,27 @@ def test_a_layer_with_positions_is_left_to_the_learner_of_vectors(biases):
     target = Counted(layer)
     us.learn(target, us.learners.AttentionLayerLearner(16, rotary=True))
     assert found.whole.queries / 2 < target.queries < 2 * found.whole.queries
+
+
+@pytest.mark.parametrize(
+    ("heads", "model", "known"),
+    [
+        ((1, 0.0, 0.0), "low-rank --rotary", "rotary yes, rank 4"),
+        ((1, 0.3, 0.2), "multi-head --rotary --biases --max-heads 16", "heads 1"),
+        ((4, 0.3, 0.2), "multi-head --rotary --biases --max-heads 16", "heads 4"),
+        ((4, 0.0, 0.2), "multi-head --rotary --biases --max-heads 16", "heads 4"),
+    ],
+)
+def test_the_command_says_what_it_takes_and_does_it(heads, model, known, tmp_path):
+    several_heads(*heads, 0).save(tmp_path / "heads.safetensors")
+    words = ("audit", "heads.safetensors", "--out", "out", "--no-report")
+    done = run(tmp_path, *words)
+    said = " ".join(done.stdout.replace("│", " ").split())
+    assert done.returncode == 0, done.stderr
+    assert f"recovering it ({model})" in said
+    assert "if it is one head of rank 16" in said
+    assert f"Next: unsoftmax {' '.join(words)} --recover" in done.stdout
+    done = run(tmp_path, *words, "--recover")
+    assert done.returncode == 0, done.stderr
+    assert known in " ".join(done.stdout.replace("│", " ").split())
+    assert (tmp_path / "out" / "model.safetensors").is_file()
