@@ -222,3 +222,19 @@ def test_what_is_missing_is_named_by_its_option(tmp_path):
         assert says in " ".join(refused.stderr.split())
     done = run(tmp_path, "convert", "two.npz", "--heads", 4, "--layer", "b", "--kv-heads", 2)
     assert done.returncode == 0, done.stderr
+
+
+def test_compare_says_that_a_layer_is_not_one_number_of_it(folder):
+    for more, name in (((), "whole"), (("--coordinate", 3), "one")):
+        done = run(folder, "convert", "layer.npz", "--heads", 2, "--rotary-base", 1e4, *more,
+                   "--out", f"{name}.safetensors")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    for files, said in (
+        (("whole", "one"), "vectors of 5 numbers and one number: a whole layer"),
+        (("one", "whole"), "one number and vectors of 5 numbers: a whole layer"),
+    ):
+        done = run(folder, "compare", *(f"{name}.safetensors" for name in files))
+        shown = " ".join(done.stdout.replace("│", " ").split())
+        assert (done.returncode, said in shown) == (1, True), shown
+        assert "convert --coordinate" in shown
+        assert "inf" not in shown

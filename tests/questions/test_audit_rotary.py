@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.cli.test_cli import run
 from tests.rotary_heads import answered, rotary_head, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.theorems.test_4_1 import hidden
@@ -35,12 +36,76 @@ def test_a_rotary_head_is_recovered(d, r, trials, evidence):
     )
 
 
-def test_what_is_no_single_rotary_head_stays_position_dependent():
-    one, two = rotary_head(8, 8, 1), rotary_head(8, 4, 2)
-    found = us.audit(lambda X: one(X) + two(X), 8, recover=True)
+SEVERAL = {
+    "one with biases": (1, 0.3, 0.2),
+    "one with a constant": (1, 0.0, 0.2),
+    "four with biases": (4, 0.3, 0.2),
+    "four with a constant": (4, 0.0, 0.2),
+    "four alone": (4, 0.0, 0.0),
+}
+
+
+def several_heads(H, biases, c, seed, d=16, r=4):
+    heads = [rotary_head(d, r, 100 * seed + h, biases=biases) for h in range(H)]
+    return us.RotaryHeads.of(heads, d, c)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_heads_with_biases_and_several_are_recovered(name, trials, evidence):
+    H, biases, c = SEVERAL[name]
+    queries = []
+    for seed in range(count := trials(1, 25)):
+        target = several_heads(H, biases, c, seed)
+        found = us.audit(hidden(target), 16)
+        simple = not biases and not c
+        assert (found.target_class, found.whole) == ("position-dependent", None)
+        assert found.cost is not None
+        tried = "LowRankHead" if simple else "MultiHeadLearner"
+        assert found.cost.learner["learner"] == tried
+        assert "if it is one head of rank 16" in found.cost.counted
+        assert "H(2dr + 3r + 2d + 16) + d + 40" in found.cost.counted
+        whole = us.audit(hidden(target), 16, recover=True)
+        assert whole.recovery is not None
+        assert whole.certainty == "certain"
+        told = {"rotary": 1, "heads": H, "rank": 4, "biases": int(not simple)}
+        assert (dict(whole.facts), whole.notes) == (told, ())
+        assert whole.cost.counted == ""
+        assert whole.cost.queries / 1.4 < whole.queries - found.queries < 2 * whole.cost.queries
+        assert us.equivalent(whole.recovery.model, target, errors=whole.recovery.certificate.errors)
+        queries.append(whole.queries)
+    evidence(
+        f"audit, rotary heads recovered, {name}, d = 16, r = 4",
+        recovered=f"{count} of {count}",
+        median_queries=f"{np.median(queries):.0f}",
+    )
+
+
+def test_a_recovery_of_several_heads_keeps_to_its_budget():
+    """One head is afforded, and refused; what several typically take is not left then."""
+    found = us.audit(hidden(several_heads(4, 0.0, 0.0, 0)), 16, recover=True, budget=1200)
+    assert (found.afforded, found.recovery) == (False, None)
+    assert found.queries < 1200
+    assert found.reasons[0].startswith("Not one head with rotary positions and without biases: ")
+    assert found.cost.learner["learner"] == "MultiHeadLearner"
+
+
+def test_positions_that_are_not_rotary_are_refused_with_a_reason():
+    rng = np.random.default_rng(0)
+    head = us.SingleHead(rng.standard_normal((8, 8)) / 3, rng.standard_normal(8))
+    added = 0.5 * rng.standard_normal((1024, 8))
+    found = us.audit(lambda X: head(X + added[: X.shape[1]]), 8, recover=True)
     assert (found.target_class, found.certainty) == ("position-dependent", "certain")
     assert (found.recovery, found.cost) == (None, None)
     assert found.reasons[0].startswith("The whole target was not recovered")
+    assert any("the first reason says why" in note for note in found.notes)
+
+
+def test_coarser_answers_of_heads_with_biases_are_not_asked_in_vain():
+    target = several_heads(1, 0.3, 0.2, 0)
+    found = us.audit(lambda X: target(X).astype(np.float32).astype(float), 16, recover=True)
+    assert (found.recovery, found.cost) == (None, None)
+    assert found.queries < 200
+    assert any("float64 answers alone" in note for note in found.notes)
 
 
 def test_other_positions_are_named():
@@ -58,13 +123,13 @@ def test_other_positions_are_named():
         return biased(X)
 
     for target, said in (
-        (hidden(biased), "with rotary=True and biases=True"),
         (alibi, "0.25 per token"),
         (short, "no attention without positions"),
     ):
         found = us.audit(target, 8, recover=True)
         assert (found.target_class, found.recovery) == ("position-dependent", None)
         assert said in found.reasons[-1]
+        assert any("these positions, or these answers" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("biases", [0.0, 0.3])
@@ -76,7 +141,31 @@ def test_a_layer_with_positions_is_left_to_the_learner_of_vectors(biases):
     assert (found.whole.model, found.whole.rotary) == ("attention-layer", True)
     assert "AttentionLayerLearner" in found.reasons[-1]
     assert "LowRankHead" not in found.reasons[-1]
-    assert any("Nothing was recovered" in note for note in found.notes)
+    assert any("left to AttentionLayerLearner" in note for note in found.notes)
     target = Counted(layer)
     us.learn(target, us.learners.AttentionLayerLearner(16, rotary=True))
     assert found.whole.queries / 2 < target.queries < 2 * found.whole.queries
+
+
+@pytest.mark.parametrize(
+    ("heads", "model", "known"),
+    [
+        ((1, 0.0, 0.0), "low-rank --rotary", "rotary yes, rank 4"),
+        ((1, 0.3, 0.2), "multi-head --rotary --biases --max-heads 16", "heads 1"),
+        ((4, 0.3, 0.2), "multi-head --rotary --biases --max-heads 16", "heads 4"),
+        ((4, 0.0, 0.2), "multi-head --rotary --biases --max-heads 16", "heads 4"),
+    ],
+)
+def test_the_command_says_what_it_takes_and_does_it(heads, model, known, tmp_path):
+    several_heads(*heads, 0).save(tmp_path / "heads.safetensors")
+    words = ("audit", "heads.safetensors", "--out", "out", "--no-report")
+    done = run(tmp_path, *words)
+    said = " ".join(done.stdout.replace("│", " ").split())
+    assert done.returncode == 0, done.stderr
+    assert f"recovering it ({model})" in said
+    assert "if it is one head of rank 16" in said
+    assert f"Next: unsoftmax {' '.join(words)} --recover" in done.stdout
+    done = run(tmp_path, *words, "--recover")
+    assert done.returncode == 0, done.stderr
+    assert known in " ".join(done.stdout.replace("│", " ").split())
+    assert (tmp_path / "out" / "model.safetensors").is_file()

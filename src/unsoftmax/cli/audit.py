@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,6 +38,7 @@ from unsoftmax.cli.run_options import (
     Workers,
     sentences,
 )
+from unsoftmax.learners import MODELS
 from unsoftmax.questions import Audit
 from unsoftmax.questions import audit as run
 from unsoftmax.questions.exposure import AUDIT_FILE, WholeCost
@@ -167,6 +169,16 @@ def _following(result: Audit, most: Budget) -> str:
     return f"the same command with {' '.join(flags)}" if flags else ""
 
 
+def _model_words(settings: Mapping[str, Any]) -> str:
+    """Name a learner as the command line does: its --model, and the options that say what it is."""
+    names = {learner: model for model, learner in MODELS.items()}
+    name = str(settings["learner"])
+    said = [names.get(name, name)]
+    said += [f"--{option}" for option in ("rotary", "biases") if settings.get(option) is True]
+    said += [f"--max-heads {settings['max_heads']}"] if "max_heads" in settings else []
+    return " ".join(said)
+
+
 def _show(target: str, result: Audit, seconds: float) -> None:
     facts = [f"{name} {value}" for name, value in result.known]
     answers = result.answers
@@ -184,8 +196,9 @@ def _show(target: str, result: Audit, seconds: float) -> None:
         cost = result.cost
         price = f", {cost.money:,.2f} at these prices" if cost.money else ""
         said = f"about {cost.queries:,} queries, {cost.tokens:,} tokens{price}"
+        said += f", {cost.counted}" if cost.counted else ""
         it = "it" if whole is None else f"number {answers['coordinate']} alone"
-        rows.append((f"recovering {it} ({cost.learner['learner']})", said))
+        rows.append((f"recovering {it} ({_model_words(cost.learner)})", said))
     paid = f"{result.queries:,} queries, {result.tokens:,} tokens"
     rows.append(("paid", paid + (f", {result.money:,.2f}" if result.money else "")))
     if result.recovery is not None:

@@ -50,6 +50,8 @@ def compare(
         rows = _rows(result, values)
         if first.dim != second.dim:
             rows[2] = ("dimensions", f"{first.dim} and {second.dim}")
+        elif said := _other_answers(first, second):
+            rows[2] = ("answers", said)
         stdout.print(f"{a} and {b}", markup=False, highlight=False, soft_wrap=True)
         show_table("", rows)
     raise typer.Exit(_STATUS[result.verdict])
@@ -60,6 +62,18 @@ def _told_apart(first: FrozenModel, second: FrozenModel, witness: Array) -> list
     answers = np.array([np.ravel(model(witness[None])) for model in (first, second)])
     most = int(np.argmax(np.abs(answers[0] - answers[1])))
     return [float(value) for value in answers[:, most]]
+
+
+def _other_answers(*models: FrozenModel) -> str | None:
+    """Say that one model answers with vectors and the other with one number, if that is so."""
+    sizes = [np.shape(model(np.zeros((1, 1, model.dim))))[1:] for model in models]
+    if len({*map(len, sizes)}) == 1:
+        return None
+    first, second = (f"vectors of {size[0]} numbers" if size else "one number" for size in sizes)
+    return (
+        f"{first} and {second}: a whole layer, and what may be one number of its answers. "
+        "`unsoftmax convert --coordinate` makes the model of one number"
+    )
 
 
 def _bounds(*paths: Path) -> dict[str, float]:

@@ -18,7 +18,7 @@ nearly the same. *Queries*: 57, and 57 more where the order matters.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -84,11 +84,14 @@ class Positions:
         What a token more of distance takes off a score, of the kind "slope".
     window : tuple of int
         A distance whose tokens count, and one whose tokens do not, of the kind "window".
+    constant : float
+        What tokens that are all zeros are answered, by the number that varies most.
     """
 
     kind: PositionKind
     slope: float = 0.0
     window: tuple[int, int] = (0, 0)
+    constant: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,8 @@ class OrderQuestions:
             return Positions("labels")
         # a direction at right angles to v says nothing
         told = int(np.argmax(np.max(np.abs(here), axis=(1, 2))))
-        return _read(here[told], np.abs(beside - here)[told], distances, lengths, tuning)
+        found = _read(here[told], np.abs(beside - here)[told], distances, lengths, tuning)
+        return replace(found, constant=float(nothing[0, widest]))
 
 
 def _read(

@@ -39,6 +39,15 @@ NOTHING_RECOVERED = (
     "Nothing was recovered: this recovers one number of each answer, and of such a target no "
     "learner of one number is known."
 )
+LEFT_TO_VECTORS = (
+    "Nothing was recovered: this recovers one number of each answer, and such a target is left to "
+    "AttentionLayerLearner with rotary=True, which recovers all numbers together."
+)
+OTHER_POSITIONS = (
+    "Nothing was recovered: this recovers rotary positions, with biases or in several heads from "
+    "float64 answers alone, and these positions, or these answers, are not such."
+)
+REFUSED = "Nothing was recovered: the first reason says why."
 ONE_COORDINATE = (
     "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
     "most. us.oracles.coordinate chooses another one."
@@ -90,6 +99,9 @@ class RecoveryCost:
         Queries that the learner never exceeds.
     money : float
         ``queries`` and ``tokens`` at the prices given; 0 without prices.
+    counted : str
+        What they are counted for, where it is not known how many heads there are or of which
+        rank: the case, and a formula; "" where that is known.
     """
 
     learner: Mapping[str, Any]
@@ -97,6 +109,7 @@ class RecoveryCost:
     tokens: int
     at_most: int
     money: float
+    counted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,12 +421,14 @@ def _cost(found: Identity, identifier: Identifier, prices: Prices) -> RecoveryCo
         return None
     holdout = identifier.wish.holdout
     queries, tokens = typical_cost(found, holdout, identifier.tuning.sketches)
+    counted = CLASSES[found.target_class].counted
     return RecoveryCost(
         learner=found.learner.settings(),
         queries=queries,
         tokens=tokens,
         at_most=found.learner.plan().at_most + holdout,
         money=prices.of(queries, tokens),
+        counted="" if counted is None else counted(found.learner, found.facts),
     )
 
 
@@ -421,7 +436,7 @@ def _whole(found: Identity, identifier: Identifier) -> WholeCost | None:
     """Say what all numbers at once cost, where one of them shows what they are of."""
     dim, holdout = int(identifier.dim), identifier.wish.holdout
     width, heads = found.traits.width, found.facts.get("heads", 1)
-    if found.turning is not None:
+    if found.of_vectors:
         # heads of a size of two, d numbers in all: others, or shared keys, change it little
         several, biases = max(1, dim // 2), found.turning == "unclear"
         queries = counts.rotary_layer_queries(dim, several, several, 2, biases=biases)
@@ -451,6 +466,15 @@ def _by_vectors(found: Identity, dim: int) -> list[str]:
     return [WHOLE_LAYER.format(queries=queries, **named)]
 
 
+def _why_nothing(found: Identity) -> str:
+    """Say why a recovery that was asked for gave nothing, of a class that is known."""
+    if found.refused:
+        return REFUSED
+    if found.of_vectors:
+        return LEFT_TO_VECTORS
+    return OTHER_POSITIONS if found.traits.ordered else NOTHING_RECOVERED
+
+
 def _notes(found: Identity, identifier: Identifier) -> list[str]:
     notes, traits = [], found.traits
     if traits.width > 1:
@@ -462,7 +486,7 @@ def _notes(found: Identity, identifier: Identifier) -> list[str]:
         notes += _by_vectors(found, int(identifier.dim))
     idle = identifier.wish.wanted and found.found is None and found.learner is None
     if idle and found.target_class not in ("constant", "none of these", "undecided"):
-        notes.append(NOTHING_RECOVERED)
+        notes.append(_why_nothing(found))
     if found.beyond:
         notes.append(NOT_AFFORDED.format(beyond="; ".join(found.beyond)))
     return notes

@@ -7,13 +7,14 @@ anything was known of the target, at other lengths of tokens and sizes of scores
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models import MultiHead, ReluNetwork, RotaryHead, SingleHead
+from unsoftmax.models import MultiHead, ReluNetwork, RotaryHead, RotaryHeads, SingleHead
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Answers, Found
 from unsoftmax.questions.answer_traits import Traits
@@ -90,10 +91,14 @@ def beyond_bounds(
     if "slope" in errors:
         longest = np.linalg.norm(X, axis=2).max(axis=1)
         allowed = allowed + errors["constant"] + errors["slope"] * longest
-    if isinstance(model, (SingleHead, MultiHead)):
+    if isinstance(model, (SingleHead, MultiHead, RotaryHeads)):
         rng = np.random.default_rng(0)
         for _ in range(tuning.moves):
-            moved = _moved(model, errors, rng)
+            moved: SingleHead | MultiHead | RotaryHeads
+            if isinstance(model, RotaryHeads):
+                moved = _moved_turned(model, errors, rng)
+            else:
+                moved = _moved(model, errors, rng)
             allowed = allowed + tuning.moved * np.abs(moved(X) - model(X))
     return np.asarray(np.abs(y - model(X)) > allowed)
 
@@ -110,8 +115,26 @@ def _moved(
     return type(model)(arrays["W"], arrays["v"], arrays["w"], float(arrays["c"]))
 
 
+def _moved_turned(
+    model: RotaryHeads, errors: Mapping[str, float], rng: np.random.Generator
+) -> RotaryHeads:
+    """Move every head's queries so that W(Δ) moves by about its bound, and v by its own."""
+
+    def step(shape: tuple[int, ...], bound: float) -> Array:
+        x = rng.standard_normal(shape)
+        return np.asarray(bound * x / (np.linalg.norm(x) or 1.0))
+
+    arrays = {name: np.array(array) for name, array in model.arrays().items()}
+    for h, K in enumerate(model.K):
+        unit = float(np.linalg.norm(K, 2)) or 1.0
+        arrays["Q"][h] += step(arrays["Q"][h].shape, errors.get("W", 0.0) / unit)
+        arrays["q_bias"][h] += step(arrays["q_bias"][h].shape, errors.get("w", 0.0) / unit)
+        arrays["v"][h] += step(arrays["v"][h].shape, errors.get("v", 0.0))
+    return RotaryHeads.from_arrays(arrays)
+
+
 def _slope(model: Any) -> float:
     """Return about what an answer grows by per length of a token."""
-    if isinstance(model, (SingleHead, MultiHead, RotaryHead)):
+    if isinstance(model, (SingleHead, MultiHead, RotaryHead, RotaryHeads)):
         return float(np.linalg.norm(model.v))
     return 0.0

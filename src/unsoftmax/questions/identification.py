@@ -46,10 +46,16 @@ from unsoftmax.questions.target_classes import (
     holdout_tokens,
     is_sharp,
     read,
+    several_turning,
     sketches,
 )
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
+
+NOT_RECOVERED = "The whole target was not recovered: "
+"""How the reason begins why recovering the whole was tried, and refused,"""
+NOT_ONE_HEAD = "Not one head with rotary positions and without biases: "
+"""and where one head was, and more are tried after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,17 @@ class Identity:
     found: Found[Any] | None = None
     beyond: tuple[str, ...] = ()
     turning: str | None = None
-    """Of vectors whose scores may turn with distance: what answers show of it, as `Positions`."""
+    """Where scores may turn with distance: what answers show of it, as the kind of `Positions`."""
+
+    @property
+    def of_vectors(self) -> bool:
+        """Whether scores may turn, and a learner of vectors takes all numbers at once."""
+        return self.turning is not None and self.traits.width > 1
+
+    @property
+    def refused(self) -> bool:
+        """Whether recovering the whole was tried, and refused."""
+        return bool(self.reasons) and self.reasons[0].startswith(NOT_RECOVERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +238,26 @@ class Identifier(Configured):
         learner = of_class.learner
         if learner is None or not identity.facts.keys() >= {*of_class.needed}:
             return identity
+        if traits.ordered and not _may_be_learned(identity, int(self.dim)):
+            return identity
         identity = replace(
             identity, learner=learner(int(self.dim), identity.facts, traits, self.seed)
         )
         if identity.found is not None or not self.wish.wanted:
             return identity
+        recovered = yield from self._afforded(identity, asked)
+        again = recovered.refused and traits.ordered and traits.kind == "float64"
+        if not again or isinstance(identity.learner, MultiHeadLearner):
+            return recovered
+        # several heads, and biases of keys alone, are not told from one head beforehand
+        refusal, *others = recovered.reasons
+        reasons = (f"{NOT_ONE_HEAD}{refusal.removeprefix(NOT_RECOVERED)}", *others)
+        several = several_turning(int(self.dim), self.seed)
+        identity = replace(recovered, facts=identity.facts, reasons=reasons, learner=several)
+        return (yield from self._afforded(identity, asked))
+
+    def _afforded(self, identity: Identity, asked: _Bill) -> Asking[Identity]:
+        """Recover the whole target, where what that typically takes is left of the budget."""
         if beyond := self._beyond(identity, asked):
             return replace(identity, beyond=beyond)
         return (yield from self._recovered(identity))
@@ -243,8 +274,10 @@ class Identifier(Configured):
             return identity
         vectors = traits.width > 1
         facts = {"rotary": 1} if found.kind == "products" and not vectors else {}
+        if facts and found.constant:  # a learner without biases takes no constant either
+            facts["biases"] = 1
         said = in_words(found, vectors=vectors)
-        turning = found.kind in ("products", "unclear") and vectors
+        turning = found.kind in ("products", "unclear")
         identity = replace(identity, facts=facts, reasons=(*identity.reasons, said))
         return replace(identity, turning=found.kind) if turning else identity
 
@@ -386,7 +419,7 @@ class Identifier(Configured):
         except DimensionRefused:
             raise
         except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
-            reasons = (f"The whole target was not recovered: {refusal}", *identity.reasons)
+            reasons = (f"{NOT_RECOVERED}{refusal}", *identity.reasons)
             identity = replace(identity, reasons=reasons)
             if traits.ordered:
                 return replace(identity, facts={}, learner=None)  # of that kind it is all the same
@@ -419,6 +452,14 @@ class _Bill:
         self.queries += sum(len(probes) for probes in asked)
         self.tokens += sum(len(probes) * probes.tokens for probes in asked)
         return asked
+
+
+def _may_be_learned(identity: Identity, dim: int) -> bool:
+    """Whether a learner of one number takes such positions from such answers."""
+    if identity.turning is None or identity.of_vectors or dim < 2:
+        return False
+    plain = identity.facts.get("rotary") and not identity.facts.get("biases")
+    return bool(plain) or identity.traits.kind == "float64"
 
 
 def _of_a_model(traits: Traits) -> Certainty:

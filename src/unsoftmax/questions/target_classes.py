@@ -32,6 +32,7 @@ from unsoftmax.models import (
     MultiHeadTransformer,
     ReluNetwork,
     RotaryHead,
+    RotaryHeads,
     SingleHead,
     Transformer,
 )
@@ -287,6 +288,9 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
         [model] = model.heads
     if isinstance(model, RotaryHead):
         return "position-dependent", {"rotary": 1, "rank": len(model.K)}
+    if isinstance(model, RotaryHeads):
+        facts = {"rotary": 1, "heads": model.H, "rank": model.K.shape[1]}
+        return "position-dependent", {**facts, "biases": _biases_of_turning(model, errors)}
     assert isinstance(model, SingleHead)
     if np.linalg.norm(model.W) <= errors["W"] and np.linalg.norm(model.w) <= errors["w"]:
         return "linear", {"biases": _biases(model, errors)}
@@ -297,6 +301,13 @@ def _biases(model: Any, errors: Mapping[str, float]) -> int:
     """Whether answers show a query bias, or a constant."""
     seen = np.linalg.norm(model.w) > errors.get("w", 0.0) or abs(model.c) > errors.get("c", 0.0)
     return int(seen)
+
+
+def _biases_of_turning(model: RotaryHeads, errors: Mapping[str, float]) -> int:
+    """Whether answers show biases of keys or queries, or a constant."""
+    heads, bound = model.heads, errors.get("w", 0.0)
+    seen = bool(heads) and max(head.parameter_norm("w") for head in heads) > bound
+    return int(seen or abs(model.c) > errors.get("c", 0.0))
 
 
 def _ranks(W: Array, error: float, dim: int) -> dict[str, int]:
@@ -356,6 +367,9 @@ class TargetClass:
         How many of those have one token, from the same; the others have two. None: none.
     needed : tuple of str
         Facts without which there is no learner: what would have found them has refused.
+    counted : callable or None
+        What those queries are counted for, in words, where facts that decide are not known; from
+        the same. None, and no words: they are known.
     """
 
     recoverable: str
@@ -363,6 +377,7 @@ class TargetClass:
     queries: Callable[[Learner[Any], Facts], int] | None = None
     singles: Callable[[Learner[Any], Facts], int] | None = None
     needed: tuple[str, ...] = ()
+    counted: Callable[[Learner[Any], Facts], str] | None = None
 
 
 def _linear(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
@@ -396,6 +411,20 @@ def _behind_several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[
     return MultiHeadTransformerLearner(d, most, seed=seed)
 
 
+def several_turning(d: int, seed: int) -> MultiHeadLearner:
+    """Return what learns any heads with rotary positions: several or one, biases or none."""
+    # more heads than dimensions it refuses anyway
+    most = min(d, SketchTuning().most_heads)
+    return MultiHeadLearner(d, most, biases=True, rotary=True, seed=seed)
+
+
+def _turning(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
+    """Return the learner of one head where nothing speaks against it: it takes fewer queries."""
+    if facts.get("rotary") and not facts.get("biases"):
+        return LowRankHead(d, rotary=True, seed=seed)
+    return several_turning(d, seed)
+
+
 def _queries_of_heads(learner: Learner[Any], facts: Facts) -> int:
     d, heads = int(learner.dim), facts.get("heads", 1)
     free = counts.multi_head(d, heads, facts.get("rank"), biases=bool(facts["biases"]))
@@ -409,10 +438,28 @@ def _queries_of_head(learner: Learner[Any], facts: Facts) -> int:
     return counts.low_rank_head(d, facts["rank"], biases=bool(facts["biases"])) + 2 * d
 
 
-def _queries_of_rotary_head(learner: Learner[Any], facts: Facts) -> int:
-    """Return what a head takes whose rank is found, up to d of them."""
+def _queries_of_turning(learner: Learner[Any], facts: Facts) -> int:
+    """Return what one head takes, or as many as are known, of rank d unless that is known."""
     d = int(learner.dim)
-    return counts.rotary_head_queries(d, facts.get("rank", d)) + 2 * d
+    heads, rank = facts.get("heads", 1), facts.get("rank", d)
+    if isinstance(learner, MultiHeadLearner):
+        return counts.rotary_heads_queries(d, heads, rank, biases=True)
+    return counts.rotary_head_queries(d, rank) + 2 * d
+
+
+def _counted_of_turning(learner: Learner[Any], facts: Facts) -> str:
+    """Say that how many heads there are, and of which rank, is not known before."""
+    if "rank" in facts:
+        return ""
+    d = int(learner.dim)
+    formula = "about H(2dr + 3r + 2d + 16) + d + 40"
+    if isinstance(learner, MultiHeadLearner):
+        return f"if it is one head of rank {d}; H heads of rank r take {formula}"
+    return (
+        f"if it is one head of rank {d} without biases, fewer if its rank is lower; H heads of "
+        "rank r, which MultiHeadLearner recovers from float64 answers where one does not answer "
+        f"so, take {formula} more"
+    )
 
 
 def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
@@ -499,12 +546,12 @@ CLASSES: dict[ClassName, TargetClass] = {
         'connection or without, by AttentionLayerLearner (norm="pre") from vectors.'
     ),
     "position-dependent": TargetClass(
-        "Where positions are rotary: a single head by LowRankHead and ExactHead, several by "
+        "Where positions are rotary: a single head by LowRankHead and ExactHead, one or several by "
         "MultiHeadLearner, of vectors a layer without a norm by AttentionLayerLearner, each with "
-        "rotary=True.",
-        lambda d, facts, traits, seed: LowRankHead(d, rotary=True, seed=seed),
-        _queries_of_rotary_head,
-        needed=("rotary",),
+        "rotary=True; biases of keys and queries too, of heads with biases=True.",
+        _turning,
+        _queries_of_turning,
+        counted=_counted_of_turning,
     ),
     "none of these": TargetClass("Nothing, by a learner that there is."),
     "undecided": TargetClass("Not known."),

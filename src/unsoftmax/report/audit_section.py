@@ -100,6 +100,8 @@ def _recoverable(result: Audit) -> Part:
         it = "all of it" if whole is None else "one number of the answers"
         caption = f"Recovering {it} with {cost.learner.get('learner', 'its learner')}"
         blocks.append(DataTable(caption, ("how many", "queries", "tokens"), tuple(rows)))
+        if cost.counted:
+            blocks.append(Paragraph(f"That is {cost.counted}."))
         if cost.money:
             blocks.append(Paragraph(f"At the prices given that is {cost.money:,.2f}."))
     if result.recovery is not None:

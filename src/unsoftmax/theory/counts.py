@@ -75,6 +75,19 @@ def rotary_head_queries(dim: int, rank: int, *, biases: bool = False) -> int:
     return dim + 2 * dim * rank + biases * (1 + 3 * rank)
 
 
+def rotary_heads_queries(dim: int, heads: int, rank: int, *, biases: bool = False) -> int:
+    """Count what several heads with rotary positions take, typically: measured, no theorem.
+
+    H(2dr + 2d + 16) + d + 40; 3r more for each head with biases.
+
+    Examples
+    --------
+    >>> rotary_heads_queries(16, 4, 4), rotary_heads_queries(16, 4, 4, biases=True)
+    (760, 808)
+    """
+    return heads * (2 * dim * rank + 3 * rank * biases + 2 * dim + 16) + dim + 40
+
+
 def rotary_layer(
     dim: int,
     heads: int,
