@@ -69,7 +69,7 @@ def test_right_weights_are_never_called_different(service, trials, evidence):
         assert verdict != "different"
         same += verdict == "same"
     assert same >= (0.9 if "float" in service else 0.5) * count
-    evidence(f"verify rotary heads: right, {service}", same=f"{same} of {count}")
+    evidence(f"verify, one rotary head: right, {service}", same=f"{same} of {count}")
 
 
 @pytest.mark.parametrize("tensor", TENSORS)
@@ -83,7 +83,7 @@ def test_a_changed_tensor_is_named(tensor, trials, evidence):
         assert found.tensor in (tensor, None), (found.tensor, seed, size)
         named += found.tensor == tensor
     assert named >= 0.9 * count
-    evidence(f"verify rotary heads: {tensor} changed", named=f"{named} of {count}")
+    evidence(f"verify, one rotary head: {tensor} changed", named=f"{named} of {count}")
 
 
 @pytest.mark.parametrize("tensor", ["K", "Q", "frequencies"])
@@ -96,7 +96,9 @@ def test_a_changed_tensor_of_float32_services_is_named(tensor, trials, evidence)
         assert found.tensor in (tensor, None)
         named += found.tensor == tensor
     assert named >= 0.5 * count
-    evidence(f"verify rotary heads: {tensor} changed by 0.1, float32", named=f"{named} of {count}")
+    evidence(
+        f"verify, one rotary head: {tensor} changed by 0.1, float32", named=f"{named} of {count}"
+    )
 
 
 def test_the_gauge_is_no_change_and_a_base_one_percent_off_is_one():
