@@ -76,7 +76,12 @@ def test_values_that_depend_on_each_other_are_asked_for_their_signs():
     v[2] = v[0] + v[1]
     target = changed(like, v=v)
     asked = []
-    found, heads, _ = searched(SimpleTarget(lambda X: asked.append(X) or target(X), target))
+
+    def listening(X):
+        asked.append(X)
+        return target(X)
+
+    found, heads, _ = searched(SimpleTarget(listening, target))
     # beside a second b
     assert sum(np.all(X[:, 0] == X[:, 2]) for X in asked if X.shape[1] == 3) == 1
     for h, head in enumerate(heads):
@@ -163,6 +168,7 @@ def test_fillers_allow_for_what_logits_are_beside():
     u = np.random.default_rng(0).standard_normal((2, 3, 6))
     beside = np.array([[1.0, -2.0, 3.0], [0.0, 5.0, -4.0]])
     z = fillers(u, np.ones(6), 0.0, beside=beside)
+    assert z is not None
     logits = np.einsum("mgd,md->mg", u, z) + beside
     assert np.allclose(logits, [[-12.0, 40.0, 40.0]] * 2)
     assert np.allclose(z @ np.ones(6), 0.0, atol=1e-9)

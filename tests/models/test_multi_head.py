@@ -349,7 +349,8 @@ def test_a_small_head_is_matched_by_what_a_certificate_allows(size):
     v[1] *= size
     W = model.W + 1e-7 * np.random.default_rng(0).standard_normal(model.W.shape)
     target, found = (us.MultiHead(x, v, model.w, model.c) for x in (model.W, W))
-    errors = {"W": 1e-5, "w": 1e-5, "v": 1e-3 * np.linalg.norm(v[1]), "c": 1e-3}
+    errors = {"W": 1e-5, "w": 1e-5, "v": 1e-3 * float(np.linalg.norm(v[1])), "c": 1e-3}
     result = us.equivalent(found, target, rtol=0, errors=errors)
     assert (result.verdict, result.by) == ("equal", "certificate")
+    assert result.share is not None
     assert result.share < 1

@@ -100,17 +100,18 @@ def test_heads_are_matched_by_what_a_certificate_allows(small):
     v, c = model.v.copy(), small.get("c", 0.3)
     v[1] *= small.get("v", 1.0)
     target = changed(model, v=v, c=c)
-    errors = {"W": 1e-5, "w": 1e-5, "v": 1e-3 * np.linalg.norm(v[1]), "c": 1e-3}
+    errors = {"W": 1e-5, "w": 1e-5, "v": 1e-3 * float(np.linalg.norm(v[1])), "c": 1e-3}
     near = {n: x + 1e-7 * rng.standard_normal(x.shape) for n, x in (("K", model.K), ("Q", model.Q))}
     found = changed(target, **near)
     result = us.equivalent(found, target, rtol=0, errors=errors)
     assert (result.verdict, result.by) == ("equal", "certificate")
+    assert result.share is not None
     assert 0 < result.share < 1
     far = changed(target, K=model.K + 1e-2)
     assert us.equivalent(far, target, rtol=0, errors=errors).verdict != "equal"
     # within its bound a value may be 0
     without = us.RotaryHeads.of([target.heads[0], target.heads[2]], 5, c)
-    wide = {**errors, "v": 2 * np.linalg.norm(v[1])}
+    wide = {**errors, "v": 2 * float(np.linalg.norm(v[1]))}
     assert us.equivalent(without, target, rtol=0, errors=wide).share == pytest.approx(0.5)
     assert us.equivalent(target, without, rtol=0, errors=errors).verdict != "equal"
 

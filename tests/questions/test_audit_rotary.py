@@ -69,6 +69,7 @@ def test_heads_with_biases_and_several_are_recovered(name, trials, evidence):
         assert whole.certainty == "certain"
         told = {"rotary": 1, "heads": H, "rank": 4, "biases": int(not simple)}
         assert (dict(whole.facts), whole.notes) == (told, ())
+        assert whole.cost is not None
         assert whole.cost.counted == ""
         assert whole.cost.queries / 1.4 < whole.queries - found.queries < 2 * whole.cost.queries
         assert us.equivalent(whole.recovery.model, target, errors=whole.recovery.certificate.errors)
@@ -86,6 +87,7 @@ def test_a_recovery_of_several_heads_keeps_to_its_budget():
     assert (found.afforded, found.recovery) == (False, None)
     assert found.queries < 1200
     assert found.reasons[0].startswith("Not one head with rotary positions and without biases: ")
+    assert found.cost is not None
     assert found.cost.learner["learner"] == "MultiHeadLearner"
 
 
@@ -157,7 +159,8 @@ def test_a_layer_with_positions_is_left_to_the_learner_of_vectors(biases):
     ],
 )
 def test_the_command_says_what_it_takes_and_does_it(heads, model, known, tmp_path):
-    several_heads(*heads, 0).save(tmp_path / "heads.safetensors")
+    count, biases, c = heads
+    several_heads(count, biases, c, 0).save(tmp_path / "heads.safetensors")
     words = ("audit", "heads.safetensors", "--out", "out", "--no-report")
     done = run(tmp_path, *words)
     said = " ".join(done.stdout.replace("│", " ").split())

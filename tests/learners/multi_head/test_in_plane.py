@@ -57,7 +57,7 @@ class HalfCircle:
             self.ask,
             self.eta,
             self.lengths,
-            mirrored=np.any(self.shift),
+            mirrored=bool(np.any(self.shift)),
             tuning=tuning,
         )
         return finished(steps)
