@@ -174,7 +174,9 @@ class MultiHeadLearner(Configured):
         turns, told = told_frequencies(self.rotary, self.rotary_base, rank)
         if not turns:
             return None
-        return RotaryHeadsTask(int(self.dim), told, self.tuning.rotary, self.tuning.conclusion)
+        return RotaryHeadsTask(
+            int(self.dim), int(self.seed), told, self.tuning.rotary, self.tuning.conclusion
+        )
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""

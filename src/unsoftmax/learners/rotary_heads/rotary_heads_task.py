@@ -44,6 +44,7 @@ class RotaryHeadsTask:
     """What is learned of positions once the heads' W(1) is known."""
 
     dim: int
+    seed: int
     told: Rotary | None
     """The frequencies, where they are known."""
     tuning: RotaryHeadsTuning
@@ -63,7 +64,7 @@ class RotaryHeadsTask:
         """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
         tuning = self.tuning
         gain = tuning.positions.gain
-        yield from refuse_query_biases(self.dim, gain, tuning.query_biases)
+        yield from refuse_query_biases(self.dim, self.seed, gain, tuning.query_biases)
         (reduced, found), c = yield from one_apart(search, gain)
         readings = yield from read_steps(found, (reduced.precision, c), gain, rng, tuning.second)
         read = self._turned(readings, found, replace(reduced, c=c))
@@ -96,12 +97,12 @@ class RotaryHeadsTask:
         )
 
 
-def refuse_query_biases(dim: int, gain: float, tuning: QueryBiasTuning) -> Asking[None]:
+def refuse_query_biases(dim: int, seed: int, gain: float, tuning: QueryBiasTuning) -> Asking[None]:
     """Refuse query biases by four questions: a long offset beside short query tokens b and −b.
 
     Gates σ(±a·W(1) b) are unlike, but beside a query bias both are the same step.
     """
-    rng = np.random.default_rng([dim, tuning.seed])
+    rng = np.random.default_rng([seed, tuning.seed])
     a, b = rng.standard_normal((2, dim)) / np.sqrt(dim)
     pairs = np.array([[gain * a, b / gain], [gain * a, -b / gain]])
     asked = [

@@ -43,7 +43,7 @@ class QueryBiasTuning:
     """Knobs of the questions that show query biases where none are expected."""
 
     seed: int = 0x626961
-    """Of their tokens."""
+    """Of their tokens, beside the learner's own."""
     alike: float = 1e-12
     """Answers that differ by this share of their size at most are the same, ..."""
     evenly: float = 1e-6
