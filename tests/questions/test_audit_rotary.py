@@ -71,7 +71,8 @@ def test_heads_with_biases_and_several_are_recovered(name, trials, evidence):
         assert (dict(whole.facts), whole.notes) == (told, ())
         assert whole.cost is not None
         assert whole.cost.counted == ""
-        assert whole.cost.queries / 1.4 < whole.queries - found.queries < 2 * whole.cost.queries
+        asked, most = whole.queries - found.queries, 3 if simple else 2  # one head is tried first
+        assert whole.cost.queries / 1.4 < asked < most * whole.cost.queries
         assert us.equivalent(whole.recovery.model, target, errors=whole.recovery.certificate.errors)
         queries.append(whole.queries)
     evidence(

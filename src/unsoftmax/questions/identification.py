@@ -265,7 +265,7 @@ class Identifier(Configured):
     def _of_positions(self, identity: Identity) -> Asking[Identity]:
         """Ask whether positions are rotary, where a head that has such is looked for."""
         traits = identity.traits
-        if traits.singles != "affine" or traits.coarse or traits.radius is not None:
+        if traits.singles in ("bent", "smooth") or traits.coarse or traits.radius is not None:
             return identity
         look = OrderQuestions(int(self.dim)).position_kind()
         try:
