@@ -525,9 +525,16 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
                 arrays["w_o"][1] = -arrays["w_o"][0] / abs(factor)
 
         target = transformer(heads, dim, neurons, seed, shared)
-        with pytest.raises(us.ModelMismatch) as refusal:
-            learned(target, seed)
-        named += "switch apart" in str(refusal.value) or "cancel there" in str(refusal.value)
+        try:
+            model = learned(target, seed).model
+        except us.ModelMismatch as refusal:
+            said = str(refusal)
+            named += "switch apart" in said or "cancel there" in said
+            continue
+        # another search may have found them apart, and then all is right
+        X = np.random.default_rng(seed).standard_normal((4000, 7, dim))
+        y = target(X)
+        assert np.max(np.abs(model(X) - y)) <= 1e-9 * np.sqrt(np.mean(y**2)), seed
     assert named >= 0.9 * count
     evidence(
         f"Heads before a network, neurons that share a hyperplane, {kind}: refused by name",
