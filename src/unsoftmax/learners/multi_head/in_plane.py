@@ -161,11 +161,20 @@ class _PlaneRounds:
     mirrored: bool
     """Whether heads are confirmed at −a as well."""
     farthest_asked: Array = field(default_factory=lambda: np.zeros(0))
-    shift: Array = field(default_factory=lambda: np.zeros(0))
 
     @property
     def farthest(self) -> float:
         return self.lengths.far(self.lengths.length)
+
+    @property
+    def measured(self) -> list[Measured]:
+        """The crossings in their last state."""
+        return [state for state in self.crossings.states if isinstance(state, Measured)]
+
+    @property
+    def shift(self) -> Array:
+        """What the logits of measured crossings are beside T r(θ)."""
+        return np.array([state.shift for state in self.measured])
 
     @property
     def noise(self) -> Array:
@@ -278,7 +287,7 @@ class _PlaneRounds:
     def hiding(self) -> Asking[Flags]:
         """Ask once for each head, far out; say which intervals hide more than one jump."""
         crossings, tuning, noise = self.crossings, self.tuning, self.noise
-        measured = [state for state in crossings.states if isinstance(state, Measured)]
+        measured = self.measured
         u, root, last = crossings.u, crossings.roots, np.array([state.T for state in measured])
         K = np.linalg.norm(u, axis=1)
         seen = np.maximum(tuning.far, tuning.quiet_reach * noise / self.eta) / K
@@ -286,15 +295,14 @@ class _PlaneRounds:
         T = np.minimum(np.maximum(tuning.further * last, seen), np.minimum(known, self.farthest))
         theta = root + tuning.far_logit / (T * K)
         gates = crossings.gates(np.arange(len(K)), theta, (yield from self.ask(theta, T)))
-        shift = np.array([state.shift for state in measured])
         with np.errstate(divide="ignore", invalid="ignore"):
-            s = np.log(gates / (1 - gates)) - shift
+            s = np.log(gates / (1 - gates)) - self.shift
         allowed = tuning.agrees + tuning.noises * noise * (1 + T / last)
         suspects = ~(np.abs(s - tuning.far_logit) < allowed)
         away = np.where(suspects, 0.0, s / T - along(u, theta)[0])
         u = u + away[:, None] * np.stack([np.cos(theta), np.sin(theta)], axis=1)
         crossings.states = [replace(x, u=row) for x, row in zip(measured, u, strict=True)]
-        self.farthest_asked, self.shift = T, shift
+        self.farthest_asked = T
         return np.asarray(suspects)
 
 

@@ -98,7 +98,7 @@ class RotaryHeadsTask:
 
 
 def refuse_query_biases(dim: int, seed: int, gain: float, tuning: QueryBiasTuning) -> Asking[None]:
-    """Refuse query biases by four questions: a long offset beside short query tokens b and −b.
+    """Refuse query biases by five questions: a long offset beside short query tokens b and −b.
 
     Gates σ(±a·W(1) b) are unlike, but beside a query bias both are the same step.
     """
@@ -114,10 +114,13 @@ def refuse_query_biases(dim: int, seed: int, gain: float, tuning: QueryBiasTunin
     size = max(abs(here), abs(there), abs(alone))
     alike = abs(here - there) <= tuning.alike * size
     evenly = abs(here - alone / 2) <= tuning.evenly * size
-    if size and alike and not evenly:
+    if not size or not alike or evenly:
+        return
+    [half] = yield [Singles(gain / 2 * a[None], phase="query biases", purpose="pilot")]
+    if abs(float(half[0] - single[1]) - alone / 2) <= tuning.evenly * size:  # not clipped
         raise ModelMismatch(
-            "Queries have biases: beside long tokens attention weights are the same for a query "
-            "token and its opposite. Learn with biases=True.",
+            "Beside long tokens attention weights are the same for a query token and its opposite, "
+            "as where queries have biases. Learn with biases=True.",
             names_positions=True,
         )
 
