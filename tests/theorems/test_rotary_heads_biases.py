@@ -301,6 +301,18 @@ def test_one_head_that_weighs_all_tokens_alike():
     assert us.equivalent(learn(target, biases=True).model, target)
 
 
+def test_scores_too_small_to_switch_a_gate_are_bounded_by_what_would_show():
+    like = biased(1, 6, 4, 0, 0.3)
+    tiny = {name: 1e-12 * array for name, array in like.arrays().items() if name[0] in "KQkq"}
+    target = changed(like, **tiny)
+    recovery = learn(target, biases=True)
+    assert recovery.model.H == 1
+    [scores] = [head.scores for head in target.heads]
+    largest = max(float(np.linalg.norm(scores.whole(n))) for n in range(21))
+    assert 0 < largest < recovery.certificate.errors["W"] < 1e-9
+    assert "one with others, may be missing" in recovery.certificate.assumes[0]
+
+
 # -- what is refused
 
 

@@ -88,12 +88,7 @@ class HeadSearches:
     def refuse_many(self) -> None:
         """Refuse a target that has more heads than allowed."""
         if self.restarts.state is SearchState.TOO_MANY_HEADS:
-            raise ModelMismatch(
-                "Along half a circle the answers change more than "
-                f"{self.sought.max_heads} times: the target has more heads (raise max_heads), "
-                "or W so small that the longest offsets asked do not switch a head, or is no "
-                "sum of attention heads."
-            )
+            raise too_many_heads(self.sought.max_heads)
 
     def _searched(
         self,
@@ -168,6 +163,15 @@ class HeadSearches:
                 tuning=tuning.conclusion.fresh,
             )
             self.contradicted.append((float(fresh.missed.max()), found))
+
+
+def too_many_heads(most: int) -> ModelMismatch:
+    """Say that answers change more often than so many heads do."""
+    return ModelMismatch(
+        f"Along half a circle the answers change more than {most} times: the target has more heads "
+        "(raise max_heads), or W so small that the longest offsets asked do not switch a head, or "
+        "is no sum of attention heads."
+    )
 
 
 def searched_at_lengths(

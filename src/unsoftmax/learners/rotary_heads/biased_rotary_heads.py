@@ -27,6 +27,7 @@ from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, CoincidentJumps, SearchOutcome
+from unsoftmax.learners.multi_head.searches import too_many_heads
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
 from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
@@ -120,11 +121,7 @@ class _BiasedSearches:
             outcome = ENDINGS.get(endings[-1], SearchOutcome.COINCIDENT)
             restarts = restarts.after(outcome, soft=False)
         if restarts.state is SearchState.TOO_MANY_HEADS:
-            raise ModelMismatch(
-                "Along half a circle the answers change more than "
-                f"{self.sought.max_heads} times: the target has more heads (raise max_heads), or "
-                "is no sum of attention heads."
-            )
+            raise too_many_heads(self.sought.max_heads)
         raise ModelMismatch(" ".join([NONE, *self.reduced.precision.why]))
 
     def _refuse_named(self, ending: type[Exception]) -> None:
@@ -145,7 +142,7 @@ class _BiasedSearches:
         if reduced.scale > 0:
             found = yield from search_shifted(self.sought, reduced, start, self.rng)
         if found is None:
-            return _unswitched(reduced)
+            return self._unswitched(reduced)
         self._refuse_more_heads(found)
         biased, positions = self.tuning.rotary.biased, self.tuning.rotary.positions
         ranks = shifted_ranks(found, biased.steps)
@@ -193,6 +190,19 @@ class _BiasedSearches:
             () if np.any(model.frequencies) else (STILL,),
         )
 
+    def _unswitched(self, reduced: ReducedAnswers) -> RecoveredRotaryHeads:
+        """Return what is left where no gate switches: one head that weighs all tokens alike.
+
+        Of scores it is known that they move no far answer by more than counts as a jump.
+        """
+        none, tuning = np.zeros((0, reduced.dim)), self.tuning
+        heads = [RotaryHead(none, none, reduced.s, Rotary([]))] if reduced.scale > 0 else []
+        model = RotaryHeads.of(heads, reduced.dim, reduced.c)
+        error = float(reduced.precision.error(reduced.scale))
+        unseen = tuning.conclusion.safety * tuning.jumps.deviations * reduced.eta
+        errors = (PositionErrors(unseen, 0.0, True),) * model.H
+        return RecoveredRotaryHeads(model, errors, error, reduced, tuning.rotary.positions.farthest)
+
     def _refuse_more_heads(self, found: ShiftedHeads) -> None:
         heads, dim = len(found.v), self.reduced.dim
         if heads > dim:
@@ -202,16 +212,6 @@ class _BiasedSearches:
                 "and there is none for so many.",
                 determined={"v": found.v},
             )
-
-
-def _unswitched(reduced: ReducedAnswers) -> RecoveredRotaryHeads:
-    """Return what is left where no gate switches: one head that weighs all tokens alike."""
-    none = np.zeros((0, reduced.dim))
-    heads = [RotaryHead(none, none, reduced.s, Rotary([]))] if reduced.scale > 0 else []
-    model = RotaryHeads.of(heads, reduced.dim, reduced.c)
-    error = float(reduced.precision.error(reduced.scale))
-    errors = (PositionErrors(0.0, 0.0, True),) * model.H
-    return RecoveredRotaryHeads(model, errors, error, reduced, 0)
 
 
 def _values(found: ShiftedHeads, h: int) -> Values:
