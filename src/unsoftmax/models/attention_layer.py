@@ -16,8 +16,10 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import exponentials, pooled_tokens, softmax, token_scores
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Composition
 from unsoftmax.models.layer_bounds import heads_moved_at_most
-from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, sublayer
 from unsoftmax.models.model import FrozenArrays, FrozenModel
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
@@ -238,6 +240,11 @@ class AttentionLayer(FrozenModel):
     """
 
     _noun = "layer"
+    _tensors: ClassVar[Mapping[str, str]] = {
+        **{f"{name} of head {{}}": f"heads.{name}" for name in ("M", "W", "w")},
+        "c": "heads.c",
+        **NORM_TENSORS,
+    }
     _numbers_at_once: ClassVar[int] = 2**22
     """How many entries of the vectors W_h x_N + w_h are made at a time: 32 MiB.
 
@@ -399,6 +406,15 @@ class AttentionLayer(FrozenModel):
             answers[part] = self._answers(X[part])
         return answers
 
+    def _composed(self) -> Composition:
+        each = [head.arrays() for head in self._heads]
+        Q, K = _stack(each, "W", ("Q", "K"), self._dim)
+        O, V = _stack(each, "M", ("O", "V"), self._dim)  # noqa: E741
+        w = np.reshape([one["w"] for one in each], (len(each), self._dim))
+        if not each:
+            O = np.zeros((0, len(self._c), self._dim))  # noqa: E741
+        return sublayer("heads", Attention(Q, K, w, O, V, self._c), self._residual, self._norm)
+
     def _answers(self, X: Array) -> Array:
         tokens = self._seen(X)
         answers = np.tile(self._c, (len(X), 1))
@@ -469,3 +485,19 @@ def _flat(
     yield "residual", frozen("residual", residual)
     if norm is not None:
         yield from ((f"norm.{name}", array) for name, array in norm.arrays().items())
+
+
+def _stack(
+    heads: Sequence[Mapping[str, Array]], whole: str, factors: tuple[str, str], dim: int
+) -> tuple[Array, Array | None]:
+    """Stack heads' W or M, or factors of the largest rank: of a whole matrix I is the other."""
+    if all(whole in one for one in heads):
+        return np.array([one[whole] for one in heads] or np.zeros((0, dim, dim))), None
+    stacks = []
+    for k, name in enumerate(factors):
+        each = [one[name] if name in one else np.eye(dim) if k else one[whole] for one in heads]
+        axis = 1 if name == "O" else 0
+        rank = max(x.shape[axis] for x in each)
+        widths = [[(0, rank - x.shape[a]) if a == axis else (0, 0) for a in (0, 1)] for x in each]
+        stacks.append(np.array([np.pad(x, w) for x, w in zip(each, widths, strict=True)]))
+    return stacks[0], stacks[1]

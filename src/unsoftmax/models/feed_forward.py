@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, points
-from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.composition import Composition
+from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, sublayer
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 
 
@@ -58,6 +60,13 @@ class FeedForward(FrozenModel):
            [ 3.5, -3. ]])
     """
 
+    _tensors: ClassVar[Mapping[str, str]] = {
+        "A": "neurons.A",
+        "b": "neurons.a",
+        "B": "neurons.B",
+        "c": "neurons.c",
+        **NORM_TENSORS,
+    }
     _needed = frozenset({"A", "b", "B", "c"})
     _optional = frozenset({"residual"})
 
@@ -156,6 +165,15 @@ class FeedForward(FrozenModel):
         if self._norm is not None and name in ("scale", "shift", "eps"):
             return self._norm.parameter_norm(name)
         return super().parameter_norm(name)
+
+    def _composed(self) -> Composition:
+        neurons = Neurons(self.A, self.b, self.B, self.c)
+        return sublayer("neurons", neurons, self.residual, self._norm)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers an answer has, d_out."""
+        return len(self.c)
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to vectors (B, d_out)."""

@@ -8,8 +8,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen
+from unsoftmax.models.composition import Composition, Map
+from unsoftmax.models.linearised import (
+    Changes,
+    Direct,
+    Gradients,
+    Linearised,
+    Pullback,
+    Size,
+    at_last,
+)
 from unsoftmax.models.model import FrozenArrays
 from unsoftmax.probes import Array
+
+NORM_TENSORS = {f"{name} of the norm": f"norm.{name}" for name in ("scale", "shift", "eps")}
+"""What a sub-layer's answers depend on of its norm, as `sublayer` composes them."""
 
 
 class LayerNorm(FrozenArrays):
@@ -128,6 +141,53 @@ class LayerNorm(FrozenArrays):
         variance = np.mean(z * z, axis=-1, keepdims=True) + self.eps / unit / unit
         return np.asarray(z / np.sqrt(np.where(variance > 0, variance, 1.0)))
 
+    def size(self, name: str) -> Size:
+        """Return the size of an array."""
+        return Size.of(self._arrays.get(name))
+
+    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+        """Return the map at sequences (B, N, m): at all positions, or at the last.
+
+        With ẑ = (u − mean u)/σ and σ² = var u + eps, ∂n/∂u = diag(γ)/σ·(1 − 11ᵀ/m − ẑẑᵀ/m), without
+        11ᵀ/m for RMSNorm. ``sizes`` (B, N, m) are those of the terms that tokens are made of.
+        """
+        u = X if every else X[:, -1:]
+        mean = u.mean(axis=2, keepdims=True) if self.centred else 0.0
+        sigma = np.sqrt(np.mean((u - mean) ** 2, axis=2, keepdims=True) + self.eps)
+        sigma, z = np.where(sigma > 0, sigma, 1.0), self.normalised(u)
+
+        def through(g: Array) -> Array:
+            """Return (1 − 11ᵀ/m − ẑẑᵀ/m)/σ·g."""
+            g = g - g.mean(axis=-1, keepdims=True) if self.centred else g
+            return np.asarray((g - z * np.mean(g * z, axis=-1, keepdims=True)) / sigma)
+
+        def jvp(change: Changes, dX: Array | None = None) -> Array:
+            moved = np.zeros_like(u)
+            if dX is not None:
+                moved = self.scale * through(dX if every else dX[:, -1:])
+            moved = moved + change.get("scale", 0.0) * z + change.get("shift", 0.0)
+            return np.asarray(moved - self.scale * z * change.get("eps", 0.0) / (2 * sigma**2))
+
+        def vjp(y: Array) -> Pullback:
+            by_eps = -np.sum(y * self.scale * z / (2 * sigma**2), axis=(2, 3))
+            by: dict[str, Gradients] = {
+                "scale": (Direct(np.sum(y * z, axis=2)),),
+                "shift": (Direct(y.sum(axis=2)),),
+                "eps": (Direct(by_eps),),
+            }
+            of_x = through(y * self.scale)
+            return Pullback(by, of_x if every else at_last(of_x, X.shape[1]))
+
+        if sizes is None:  # tokens are given exactly
+            terms = np.abs(z) + np.abs(mean) / sigma
+        else:
+            made_of, own = sizes if every else sizes[:, -1:], np.abs(z)
+            common = float(self.centred) * made_of.mean(axis=2, keepdims=True)
+            along = own * np.mean(own * made_of, axis=2, keepdims=True)
+            terms = (made_of + common + along) / sigma + 2 * own
+        rounding = np.abs(self.scale) * terms + np.abs(self.shift)
+        return Linearised(self.shift + self.scale * z, rounding, jvp, vjp)
+
     def moved_at_most(self, u: Array, moved: Array, errors: Mapping[str, float]) -> Array:
         """Bound how far normalised answers are off (2-norms, (B,)) where u (B, m) is by ``moved``.
 
@@ -149,3 +209,10 @@ class LayerNorm(FrozenArrays):
             *(("before",) if self.before else ()),
             *(() if self.centred else ("centred=False",)),
         )
+
+
+def sublayer(name: str, inside: Map, residual: bool, norm: LayerNorm | None) -> Composition:
+    """Compose a sub-layer: a norm before, the map inside, the residual, a norm behind."""
+    before = norm if norm is not None and norm.before else None
+    whole = Composition.of({"norm": before, name: inside}, residual)
+    return whole if norm is before else Composition.of({"": whole, "norm": norm})

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +20,17 @@ from numpy.typing import ArrayLike
 from unsoftmax.models import files
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import softmax
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Composition
+from unsoftmax.models.linearised import (
+    Changes,
+    Direct,
+    Gradient,
+    Gradients,
+    Linearised,
+    OnDemand,
+    Pullback,
+)
 from unsoftmax.models.scores import BilinearScores
 from unsoftmax.probes import Array
 
@@ -54,8 +67,29 @@ class FrozenArrays(ABC):
         self.__dict__ = type(self).from_arrays(state["arrays"]).__dict__
 
 
+class Tensor(NamedTuple):
+    """An array of a model, or one head's part of one, by the name that people know it by."""
+
+    path: str
+    """The array of the model's maps, such as ``heads.W``."""
+    place: int | None
+    """Which head or group of it; None: all of it."""
+    norm: float
+    """2-norm of its entries."""
+    shape: tuple[int, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many numbers it has."""
+        return int(np.prod(self.shape))
+
+
 class FrozenModel(FrozenArrays):
     """A function of batches, determined by named arrays that nobody can change."""
+
+    _tensors: ClassVar[Mapping[str, str]] = {}
+    """Arrays of the model's maps by the names of its tensors; ``{}`` stands for a head or group,
+    and ``.T`` behind a path for the transpose."""
 
     _needed: ClassVar[frozenset[str]]
     _optional: ClassVar[frozenset[str]]
@@ -70,6 +104,87 @@ class FrozenModel(FrozenArrays):
     def __call__(self, X: Array) -> Array:
         """Map a batch of B inputs to numbers (B,), or to vectors (B, m)."""
 
+    @property
+    def outputs(self) -> int | None:
+        """How many numbers an answer has; None where it is one that is no vector."""
+        return None
+
+    @abstractmethod
+    def _composed(self) -> Composition:
+        """Return the maps that the model is made of."""
+
+    @cached_property
+    def maps(self) -> Composition:
+        """The maps that the model is made of: what it answers, and its derivatives."""
+        return self._composed()
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """What the answers depend on, by name: of several heads "W of head 3"."""
+        found = {}
+        for name, path in self._tensors.items():
+            shape, norms, each = self.maps.size(path.removesuffix(".T"))
+            if "{}" in name or (each and len(norms) == 1):
+                for h, norm in enumerate(norms):
+                    found[name.format(h)] = Tensor(path, h, norm, shape[1:])
+            elif norms:  # what heads or groups share counts once
+                shape = shape[1:] if each else shape[::-1] if path.endswith(".T") else shape
+                found[name] = Tensor(path, None, norms[0], shape)
+        return found
+
+    def linearise(self, X: ArrayLike) -> Linearised:
+        """Return the model at sequences: its answers, their derivatives, and what may round.
+
+        Parameters
+        ----------
+        X : array_like, shape (B, N, d)
+            Sequences; points (B, d) for models of single tokens.
+
+        Returns
+        -------
+        Linearised
+            ``value`` (B,) or (B, m) and ``rounding``, alike; ``jvp(changes, dX)`` of changes of
+            `tensors` by name, and of X; ``vjp(y)`` of covectors y (C, B) or (C, B, m).
+
+        Examples
+        --------
+        >>> from unsoftmax.models import SingleHead
+        >>> at = SingleHead(W=[[1.0]], v=[2.0]).linearise([[[1.0], [0.0]]])
+        >>> at.value, at.jvp({"v": np.array([1.0])}, None)  # half of the second token is 0
+        (array([1.]), array([0.5]))
+        >>> float(at.vjp(np.ones((1, 1))).by["v"][0].norms[0, 0])
+        0.5
+        """
+        X = np.asarray(X, dtype=np.float64)
+        X = X[:, None] if X.ndim == 2 else X
+        at, scalar = self.maps.linearise(X), self.outputs is None
+
+        def shown(answers: Array) -> Array:
+            return answers[:, 0, 0] if scalar else answers[:, 0]
+
+        def jvp(changes: Changes, dX: Array | None = None) -> Array:
+            moved: dict[str, Array] = {}
+            for name, change in changes.items():
+                tensor = self.tensors[name]
+                path = tensor.path.removesuffix(".T")
+                own, shape = np.reshape(change, tensor.shape), self.maps.size(path).shape
+                if tensor.place is None:
+                    own = own.T if path != tensor.path else own
+                    moved[path] = np.broadcast_to(own, shape)
+                else:
+                    moved.setdefault(path, np.zeros(shape))[tensor.place] = own.reshape(shape[1:])
+            return shown(at.jvp(moved, None if dX is None else np.reshape(dX, X.shape)))
+
+        def vjp(y: Array) -> Pullback:
+            back = at.vjp(y[:, :, None, None] if scalar else y[:, :, None])
+
+            def by(tensor: Tensor) -> Callable[[], Gradients]:
+                return lambda: (_one(back.by[tensor.path.removesuffix(".T")], tensor.place),)
+
+            return Pullback(OnDemand({n: by(t) for n, t in self.tensors.items()}), back.X)
+
+        return Linearised(shown(at.value), shown(at.rounding), jvp, vjp)
+
     @classmethod
     def has_parameters(cls, names: Iterable[str]) -> bool:
         """Tell whether `from_arrays` takes arrays of these names."""
@@ -78,6 +193,10 @@ class FrozenModel(FrozenArrays):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file that `unsoftmax.load` reads."""
         files.write(path, type(self).__name__, self._arrays)
+
+
+ROTARY_PARTS = ("K", "Q", "k_bias", "q_bias", "frequencies")
+"""What scores with rotary positions are made of."""
 
 
 class TurnedProjections(FrozenModel):
@@ -144,6 +263,13 @@ class AttentionModel(FrozenModel):
         """Return a parameter's norm (Frobenius for W), without forming W; 0 for what is none."""
         return self._scores.norm if name == "W" else super().parameter_norm(name)
 
+    def _attention(self) -> Attention:
+        """Return what weighs tokens, of one head as of several."""
+        own = self._scores.arrays
+        one = own["w"].ndim == 1
+        whole = {name: x[None] if one else x for name, x in own.items()}
+        return Attention(whole["Q" if "Q" in whole else "W"], whole.get("K"), whole["w"])
+
     def scores_of(self, x: Array) -> Array:
         """Map query tokens (B, d) to the vectors W x + w, (B, d) or (B, H, d).
 
@@ -203,6 +329,17 @@ class ValuedAttention(AttentionModel):
         """Dimension d of a token."""
         return int(self.v.shape[-1])
 
+    _tensors: ClassVar[Mapping[str, str]] = {
+        "W": "heads.W",
+        "w": "heads.w",
+        "v": "heads.M",
+        "c": "heads.c",
+    }
+
+    def _composed(self) -> Composition:
+        O = np.atleast_2d(self.v)[:, None]  # noqa: E741
+        return Composition.of({"heads": replace(self._attention(), O=O, c=np.array([self.c]))})
+
     @property
     def v(self) -> Array:
         """Value vector (d,), of H heads (H, d)."""
@@ -212,3 +349,12 @@ class ValuedAttention(AttentionModel):
     def c(self) -> float:
         """Constant added to every answer."""
         return float(self._arrays["c"])
+
+
+def _one(gradients: Gradients, place: int | None) -> Gradient:
+    """Return the gradient of one head or group, or of what all of them share."""
+    if place is not None:
+        return gradients[place]
+    if len(gradients) == 1:
+        return gradients[0]
+    return Direct(np.sum([one.whole for one in gradients], axis=0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self, overload
 
 import numpy as np
@@ -52,6 +52,12 @@ class MultiHead(ValuedAttention):
     """
 
     _leading = ("H",)
+    _tensors: ClassVar[Mapping[str, str]] = {
+        "W of head {}": "heads.W",
+        "w of head {}": "heads.w",
+        "v of head {}": "heads.M",
+        "c": "heads.c",
+    }
     _numbers_at_once: ClassVar[int] = 2**22
     """How many entries of the vectors W_h x_N + w_h are made at a time: 32 MiB.
 

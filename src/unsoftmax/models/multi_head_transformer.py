@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,7 +11,9 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import exponentials, pooled_tokens
+from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import AttentionModel
+from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.scores import BilinearScores, least
 from unsoftmax.models.transformer import Transformer
@@ -66,6 +69,15 @@ class MultiHeadTransformer(AttentionModel):
     """
 
     _noun = "Transformer of several heads"
+    _tensors: ClassVar[Mapping[str, str]] = {
+        "W of head {}": "heads.W",
+        "w of head {}": "heads.w",
+        "B of head {}": "heads.M",
+        "w_o": "network.B",
+        "b": "heads.c",
+        "c": "network.c",
+        "residual": "heads.R",
+    }
     _needed = frozenset({"W", "B", "w_o"})
     _optional = frozenset({"b", "w", "c", "residual"})
     _numbers_at_once: ClassVar[int] = 2**22
@@ -238,6 +250,12 @@ class MultiHeadTransformer(AttentionModel):
         if name in ("w", "B"):
             return least(np.array([np.linalg.norm(part) for part in self._arrays[name]]))
         return super().parameter_norm(name)
+
+    def _composed(self) -> Composition:
+        heads = replace(self._attention(), O=self.B, c=self.b, R=self.residual)
+        m = len(self.b)
+        network = Neurons(None, np.zeros(m), self.w_o[None], np.array([self.c]))
+        return Composition.of({"heads": heads, "network": network})
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, points
+from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 
 
@@ -43,6 +48,12 @@ class ReluNetwork(FrozenModel):
     array([2.5, 3.5])
     """
 
+    _tensors: ClassVar[Mapping[str, str]] = {
+        "A": "network.A.T",
+        "w_o": "network.B",
+        "b": "network.a",
+        "c": "network.c",
+    }
     _needed = frozenset({"A", "w_o"})
     _optional = frozenset({"b", "c"})
 
@@ -90,6 +101,10 @@ class ReluNetwork(FrozenModel):
     def c(self) -> float:
         """Constant added to every answer."""
         return float(self._arrays["c"])
+
+    def _composed(self) -> Composition:
+        neurons = Neurons(self.A.T, self.b, self.w_o[None], np.array([self.c]))
+        return Composition.of({"network": neurons})
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to numbers (B,)."""

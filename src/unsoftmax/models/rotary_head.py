@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import exponentials, softmax
-from unsoftmax.models.model import TurnedProjections
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Composition
+from unsoftmax.models.model import ROTARY_PARTS, TurnedProjections
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
@@ -53,6 +55,11 @@ class RotaryHead(TurnedProjections):
     (array([5.]), array([[0.018, 0.982]]))
     """
 
+    _tensors: ClassVar[Mapping[str, str]] = {
+        **{f"{name}": f"heads.{name}" for name in ROTARY_PARTS},
+        "v": "heads.M",
+        "c": "heads.c",
+    }
     _needed = frozenset({"K", "Q", "v", "frequencies"})
     _optional = frozenset({"k_bias", "q_bias", "c"})
 
@@ -124,6 +131,12 @@ class RotaryHead(TurnedProjections):
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, N)."""
         return softmax(self._scores.of(sequences(X, self.dim, "head")))
+
+    def _composed(self) -> Composition:
+        parts: dict[str, Any] = {name: self._arrays[name][None] for name in ROTARY_PARTS}
+        return Composition.of(
+            {"heads": Attention(O=self.v[None, None], c=np.array([self.c]), **parts)}
+        )
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""

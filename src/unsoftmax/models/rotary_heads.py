@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
-from unsoftmax.models.model import TurnedProjections
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Composition
+from unsoftmax.models.model import ROTARY_PARTS, TurnedProjections
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.scores import least
@@ -54,6 +56,11 @@ class RotaryHeads(TurnedProjections):
     (array([4., 5.]), RotaryHead(d=2, rank ≤ 2, rotary))
     """
 
+    _tensors: ClassVar[Mapping[str, str]] = {
+        **{f"{name} of head {{}}": f"heads.{name}" for name in ROTARY_PARTS},
+        "v of head {}": "heads.M",
+        "c": "heads.c",
+    }
     _needed = frozenset({"K", "Q", "v", "frequencies"})
     _optional = frozenset({"k_bias", "q_bias", "c"})
 
@@ -166,6 +173,12 @@ class RotaryHeads(TurnedProjections):
         X = sequences(X, self.dim, "model")
         each = [head.attention(X) for head in self.heads]
         return np.stack(each, axis=1) if each else np.zeros((len(X), 0, X.shape[1]))
+
+    def _composed(self) -> Composition:
+        parts: dict[str, Any] = {name: self._arrays[name] for name in ROTARY_PARTS}
+        return Composition.of(
+            {"heads": Attention(O=self.v[:, None], c=np.array([self.c]), **parts)}
+        )
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""

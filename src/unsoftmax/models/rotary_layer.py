@@ -7,13 +7,15 @@ query heads share. The arrays here are stacked as theirs: keys and values once p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences
 from unsoftmax.models.attention import softmax
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import TurnedProjections
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
@@ -83,6 +85,12 @@ class RotaryLayer(TurnedProjections):
     (RotaryLayer(H=4, G=2, d=6, residual, rotary), (3, 6))
     """
 
+    _tensors: ClassVar[Mapping[str, str]] = {
+        **{f"{name} of group {{}}": f"heads.{name}" for name in ("K", "k_bias", "V")},
+        **{f"{name} of head {{}}": f"heads.{name}" for name in ("Q", "q_bias", "O")},
+        "frequencies": "heads.frequencies",
+        "c": "heads.c",
+    }
     _needed = frozenset({"O", "V", "K", "Q", "c", "frequencies"})
     _optional = frozenset({"k_bias", "q_bias", "groups", "residual"})
     _noun = "layer"
@@ -247,6 +255,14 @@ class RotaryLayer(TurnedProjections):
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, H, N)."""
         return softmax(self.scores(X))
+
+    def _composed(self) -> Composition:
+        parts: dict[str, Any] = {
+            name: self._arrays[name] for name in ("O", "V", "K", "Q", "k_bias", "q_bias", "c")
+        }
+        theta = np.tile(self.rotary.frequencies, (self.G, 1))
+        heads = Attention(**parts, frequencies=theta, groups=self.groups)
+        return Composition.of({"heads": heads}, self._residual)
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map sequences (B, N, d) to answers (B, m)."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import sequences
 from unsoftmax.models.attention import exponentials, pooled_tokens
+from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import AttentionModel
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.scores import BilinearScores
@@ -51,6 +52,11 @@ class Transformer(AttentionModel):
     """
 
     _noun = "Transformer"
+    _tensors: ClassVar[Mapping[str, str]] = {
+        "W": "heads.W",
+        "w": "heads.w",
+        **{f"{_PART}{name}": path for name, path in ReluNetwork._tensors.items()},
+    }
     _needed = frozenset({"W", *(f"{_PART}{name}" for name in ReluNetwork._needed)})
     _optional = frozenset({"w", *(f"{_PART}{name}" for name in ReluNetwork._optional)})
 
@@ -108,6 +114,9 @@ class Transformer(AttentionModel):
             if name in ("W", "w")
             else self._network.parameter_norm(name)
         )
+
+    def _composed(self) -> Composition:
+        return Composition.of({"heads": self._attention(), **dict(self._network.maps.parts)})
 
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,)."""

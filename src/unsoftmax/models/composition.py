@@ -1,0 +1,129 @@
+"""Maps one after the other, with what is added beside: sub-layers, blocks, heads and a network.
+
+f = f_K ∘ … ∘ f_1, each f_k(X) + X where it has a residual: the chain rule, and no mathematics of
+its own. The last map answers at the last position unless all are asked for; those before it answer
+at all positions where a later one attends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.linearised import (
+    Changes,
+    Gradients,
+    Linearised,
+    OnDemand,
+    Pullback,
+    Size,
+)
+from unsoftmax.probes import Array
+
+
+class Map(Protocol):
+    """What is composed: `Attention`, `Neurons`, `LayerNorm`, and compositions."""
+
+    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+        """Return the map at sequences (B, N, d)."""
+        ...
+
+    def size(self, name: str) -> Size:
+        """Return the size of an array by its name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Named maps in order; with ``residual`` the tokens that came in are added to the answer."""
+
+    parts: tuple[tuple[str, Map], ...]
+    residual: bool = False
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Map | None], residual: bool = False) -> Composition:
+        """Compose the maps that are there."""
+        return cls(tuple((name, one) for name, one in parts.items() if one is not None), residual)
+
+    @property
+    def attends(self) -> bool:
+        """Whether answers depend on more than the position they are asked at."""
+        return any(_attends(part) for _, part in self.parts)
+
+    @cached_property
+    def leaves(self) -> dict[str, Map]:
+        """The maps that are no compositions, by what their arrays' names begin with."""
+        found: dict[str, Map] = {}
+        for name, part in self.parts:
+            prefix = f"{name}." if name else ""
+            inner = part.leaves if isinstance(part, Composition) else {"": part}
+            found |= {prefix + own: leaf for own, leaf in inner.items()}
+        return found
+
+    def size(self, name: str) -> Size:
+        """Return the size of an array by its path, such as ``heads.W``."""
+        prefix, _, own = name.rpartition(".")
+        leaf = self.leaves.get(f"{prefix}." if prefix else "")
+        return Size((), ()) if leaf is None else leaf.size(own)
+
+    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+        """Return the composition at sequences (B, N, d): at all positions, or at the last."""
+        value, made_of, steps = X, sizes, []
+        for k, (name, part) in enumerate(self.parts):
+            wide = every or any(_attends(later) for _, later in self.parts[k + 1 :])
+            at = part.linearise(value, wide, made_of)
+            steps.append((f"{name}." if name else "", at))
+            value, made_of = at.value, at.rounding
+        if not steps:
+            value = X if every else X[:, -1:]
+            made_of = np.abs(value) if sizes is None else sizes if every else sizes[:, -1:]
+        assert made_of is not None
+        if self.residual:
+            value = value + (X if every else X[:, -1:])
+            beside = np.abs(X) if sizes is None else sizes
+            made_of = made_of + (beside if every else beside[:, -1:])
+
+        def jvp(change: Changes, dX: Array | None = None) -> Array:
+            moved = dX
+            for name, at in steps:
+                own = {n[len(name) :]: x for n, x in change.items() if n.startswith(name)}
+                moved = at.jvp(own, moved)
+            beside = 0.0 if dX is None or not self.residual else dX if every else dX[:, -1:]
+            if moved is None:
+                return np.zeros_like(value) + beside
+            return np.asarray(moved + beside)
+
+        def vjp(y: Array) -> Pullback:
+            made: dict[str, Callable[[], Gradients]] = {}
+            covector = y
+            for name, at in reversed(steps):
+                # a part answers at the positions that the next one is given
+                back = at.vjp(covector[:, :, -at.value.shape[1] :])
+                made |= {name + own: _of(back, own) for own in back.by}
+                covector = back.X
+            if self.residual:
+                covector = np.array(covector)
+                covector[:, :, -y.shape[2] :] += y
+            return Pullback(OnDemand(made), covector)
+
+        return Linearised(value, made_of, jvp, vjp)
+
+
+def _of(back: Pullback, name: str) -> Callable[[], Gradients]:
+    return lambda: back.by[name]
+
+
+def _attends(part: Map) -> bool:
+    if isinstance(part, Attention):
+        return True
+    return isinstance(part, Composition) and part.attends
+
+
+def chain(parts: Sequence[Map]) -> Composition:
+    """Compose maps without names of their own."""
+    return Composition(tuple((str(k), part) for k, part in enumerate(parts)))

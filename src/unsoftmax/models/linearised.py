@@ -1,0 +1,167 @@
+"""What a map knows of itself at given inputs: its value, its derivatives, what may round.
+
+A map takes sequences X (B, N, d) to answers (B, P, m) at P positions: the last one, or all. With
+θ one of its arrays and y a covector of an answer, `jvp` gives ∂f/∂θ·δθ + ∂f/∂X·δX and `vjp` the
+products y·∂f/∂θ and y·∂f/∂X. Arrays that multiply tokens have gradients of few outer products,
+Σ_t l_t r_tᵀ, which are kept as such: their norms and inner products need no array of θ's size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from unsoftmax.probes import Array
+
+Changes: TypeAlias = Mapping[str, Array]
+"""Changes of a map's arrays by their names, of their shapes; what is not there does not change."""
+
+
+class Size(NamedTuple):
+    """How large an array of a map is."""
+
+    shape: tuple[int, ...]
+    norms: tuple[float, ...]
+    """Of every head or group, where it has an axis for them; none of an array that is not there."""
+    each: bool = False
+    """Whether it has one."""
+
+    @classmethod
+    def of(cls, array: Array | None) -> Size:
+        """Measure an array that all share."""
+        return cls((), ()) if array is None else cls(array.shape, (float(np.linalg.norm(array)),))
+
+    @classmethod
+    def of_each(cls, stack: Array | None) -> Size:
+        """Measure an array with an axis for heads or groups."""
+        if stack is None:
+            return cls((), ())
+        return cls(stack.shape, tuple(float(np.linalg.norm(one)) for one in stack), True)
+
+
+class Gradient(ABC):
+    """The products of C covectors of each of B answers with the derivative by one array."""
+
+    @property
+    @abstractmethod
+    def norms(self) -> Array:
+        """Their norms (C, B)."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> Array:
+        """The products themselves (C, B, …), an array of θ's shape each."""
+
+    def dot(self, change: Array) -> Array:
+        """Return their inner products (C, B) with a change of the array."""
+        own = self.whole
+        return np.asarray(np.tensordot(own, change, axes=own.ndim - 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Direct(Gradient):
+    """Gradients as they are."""
+
+    values: Array
+    """(C, B, …)."""
+
+    @property
+    def norms(self) -> Array:  # noqa: D102
+        C, B = self.values.shape[:2]
+        return np.asarray(np.linalg.norm(self.values.reshape(C, B, -1), axis=2))
+
+    @property
+    def whole(self) -> Array:  # noqa: D102
+        return self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Outer(Gradient):
+    """Gradients Σ_t l_t r_tᵀ of a matrix."""
+
+    left: Array
+    """l, (C, B, T, o)."""
+    right: Array
+    """r, (B, T, i)."""
+
+    @property
+    def norms(self) -> Array:  # noqa: D102
+        T, o, i = *self.left.shape[2:], self.right.shape[2]
+        if T == 1:
+            return np.asarray(
+                np.linalg.norm(self.left[:, :, 0], axis=2)
+                * np.linalg.norm(self.right[:, 0], axis=1)
+            )
+        if o * i < T * T:
+            return Direct(self.whole).norms
+        gram = self.right @ self.right.swapaxes(1, 2)
+        squares = np.sum(self.left * (gram @ self.left), axis=(2, 3))
+        return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
+
+    @property
+    def whole(self) -> Array:  # noqa: D102
+        return np.asarray(self.left.swapaxes(2, 3) @ self.right)
+
+    def dot(self, change: Array) -> Array:  # noqa: D102
+        return np.asarray(np.sum(self.left * (self.right @ change.T), axis=(2, 3)))
+
+
+Gradients: TypeAlias = tuple[Gradient, ...]
+"""By one array: a gradient for every head or group of an array that has one for each."""
+
+
+class OnDemand(Mapping[str, Gradients]):
+    """Gradients by name, computed when they are asked for: few are needed at a time."""
+
+    def __init__(self, made: Mapping[str, Callable[[], Gradients]]) -> None:
+        self._made = made
+
+    def __getitem__(self, name: str) -> Gradients:
+        return self._made[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass(frozen=True, slots=True)
+class Pullback:
+    """The products of covectors with all derivatives."""
+
+    by: Mapping[str, Gradients]
+    """By arrays."""
+    X: Array
+    """By the tokens, (C, B, N, d)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linearised:
+    """A map at sequences X."""
+
+    value: Array
+    """f(X), (B, P, m)."""
+    rounding: Array
+    """The size of the terms that are added up, (B, P, m): their errors in units of the roundoff."""
+    jvp: Callable[[Changes, Array | None], Array]
+    """Changes of arrays, and of X (B, N, d) or None, to the change of the answer (B, P, m)."""
+    vjp: Callable[[Array], Pullback]
+    """Covectors (C, B, P, m) to their products with the derivatives."""
+
+    @property
+    def every(self) -> Pullback:
+        """The products with the m unit covectors, of answers at one position."""
+        B, P, m = self.value.shape
+        return self.vjp(np.broadcast_to(np.eye(m)[:, None, None], (m, B, P, m)))
+
+
+def at_last(of_x: Array, tokens: int) -> Array:
+    """Return products by the last token as products by all of them, (C, B, N, d)."""
+    whole = np.zeros((*of_x.shape[:2], tokens, of_x.shape[3]))
+    whole[:, :, -1:] = of_x
+    return whole

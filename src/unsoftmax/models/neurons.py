@@ -1,0 +1,173 @@
+"""Neurons: B φ(A x + a) + c at every position, and gated, B (φ(G x + g) ⊙ (A x + a)) + c.
+
+With z = A x + a and t = G x + g, h = φ(z) or φ(t) ⊙ z and its derivative D = φ'(z), or
+∂h/∂z = φ(t) and ∂h/∂t = φ'(t) ⊙ z. A covector y of the answer is Bᵀy of h, and goes on to the
+tokens through A and G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from unsoftmax.models.linearised import (
+    Changes,
+    Direct,
+    Gradients,
+    Linearised,
+    Outer,
+    Pullback,
+    Size,
+    at_last,
+)
+from unsoftmax.probes import Array
+
+
+class Activation(NamedTuple):
+    """φ and its derivative."""
+
+    of: Callable[[Array], Array]
+    slope: Callable[[Array], Array]
+
+
+def _sigmoid(z: Array) -> Array:
+    from scipy.special import expit  # SciPy takes longer to load than all of this package
+
+    return np.asarray(expit(z))
+
+
+def _normal(z: Array) -> Array:
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(z))
+
+
+def _silu_slope(z: Array, rate: float = 1.0) -> Array:
+    s = _sigmoid(rate * z)
+    return s * (1 + rate * z * (1 - s))
+
+
+# GELU by tanh: z/2·(1 + tanh(√(2/π)(z + 0.044715 z³))), which is z σ(2√(2/π)(…)).
+_RATE, _CUBIC = 2 * np.sqrt(2 / np.pi), 0.044715
+
+
+def _by_tanh(z: Array) -> Array:
+    return np.asarray(z * _sigmoid(_RATE * (z + _CUBIC * z**3)))
+
+
+def _by_tanh_slope(z: Array) -> Array:
+    s = _sigmoid(_RATE * (z + _CUBIC * z**3))
+    return np.asarray(s + z * s * (1 - s) * _RATE * (1 + 3 * _CUBIC * z**2))
+
+
+def _gelu_slope(z: Array) -> Array:
+    return np.asarray(_normal(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+
+
+ACTIVATIONS = {
+    "relu": Activation(lambda z: np.maximum(z, 0.0), lambda z: (z > 0).astype(np.float64)),
+    "gelu": Activation(lambda z: z * _normal(z), _gelu_slope),
+    "gelu_tanh": Activation(_by_tanh, _by_tanh_slope),
+    "silu": Activation(lambda z: z * _sigmoid(z), _silu_slope),
+    "quick_gelu": Activation(lambda z: z * _sigmoid(1.702 * z), lambda z: _silu_slope(z, 1.702)),
+    "sigmoid": Activation(_sigmoid, lambda z: _sigmoid(z) * _sigmoid(-z)),
+    "tanh": Activation(np.tanh, lambda z: 1 - np.tanh(z) ** 2),
+    "softplus": Activation(lambda z: np.logaddexp(0.0, z), _sigmoid),
+    "identity": Activation(lambda z: z, np.ones_like),
+}
+"""Every φ by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neurons:
+    """B φ(A x + a) + c, or B (φ(G x + g) ⊙ (A x + a)) + c, position by position.
+
+    Shapes: A and G (m, d), a and g (m,), B (d_out, m), c (d_out,). Without A neurons are given
+    their sums, z = x + a.
+    """
+
+    A: Array | None
+    a: Array
+    B: Array
+    c: Array
+    activation: str = "relu"
+    G: Array | None = None
+    g: Array | float = 0.0
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Its arrays by name."""
+        names = ("A", "a", "B", "c", "G", "g")
+        missing = (["A"] if self.A is None else []) + (["G", "g"] if self.G is None else [])
+        return {name: getattr(self, name) for name in names if name not in missing}
+
+    def size(self, name: str) -> Size:
+        """Return the size of an array."""
+        return Size.of(self.arrays.get(name))
+
+    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+        """Return the map at sequences (B, N, d): at all positions, or at the last.
+
+        ``sizes`` (B, N, d) are those of the terms that tokens are made of.
+        """
+        x = X if every else X[:, -1:]
+        made_of = np.abs(x) if sizes is None else sizes if every else sizes[:, -1:]
+        phi, A, B = ACTIVATIONS[self.activation], self.A, self.B
+        z, G = (x if A is None else x @ A.T) + self.a, self.G
+        if gated := G is not None:
+            t = x @ G.T + self.g
+            by_z, by_t = phi.of(t), phi.slope(t) * z
+            h = by_z * z
+        else:
+            h, by_z, by_t = phi.of(z), phi.slope(z), np.zeros_like(z)
+
+        def change_of(W: Array | None, name: str, bias: str, change: Changes, dx: Array) -> Array:
+            moved = dx if W is None else dx @ W.T
+            if name in change:
+                moved = moved + x @ change[name].T
+            return moved + change[bias] if bias in change else moved
+
+        def jvp(change: Changes, dX: Array | None = None) -> Array:
+            dx = np.zeros_like(x) if dX is None else dX if every else dX[:, -1:]
+            dh = by_z * change_of(A, "A", "a", change, dx)
+            if gated:
+                dh = dh + by_t * change_of(G, "G", "g", change, dx)
+            dy = dh @ B.T
+            if "B" in change:
+                dy = dy + h @ change["B"].T
+            return np.asarray(dy + change.get("c", 0.0))
+
+        def vjp(y: Array) -> Pullback:
+            of_h = y @ B
+            of_z = of_h * by_z
+            by: dict[str, Gradients] = {
+                "B": (Outer(y, h),),
+                "c": (Direct(y.sum(axis=2)),),
+                "a": (Direct(of_z.sum(axis=2)),),
+            }
+            of_x = of_z if A is None else of_z @ A
+            if A is not None:
+                by["A"] = (Outer(of_z, x),)
+            if G is not None:
+                of_t = of_h * by_t
+                by |= {"G": (Outer(of_t, x),), "g": (Direct(of_t.sum(axis=2)),)}
+                of_x = of_x + of_t @ G
+            return Pullback(by, of_x if every else at_last(of_x, X.shape[1]))
+
+        value = h @ B.T + self.c
+        inside = self._inside(made_of, by_z, by_t)
+        rounding = inside + np.abs(value) + np.abs(self.c)
+        return Linearised(value, rounding, jvp, vjp)
+
+    def _inside(self, sizes: Array, by_z: Array, by_t: Array) -> Array:
+        """Return the sizes of the terms of the neurons' sums, which round one by one."""
+        length = np.linalg.norm(sizes, axis=2, keepdims=True)
+        sums = sizes if self.A is None else length * np.linalg.norm(self.A, axis=1)
+        squares = ((sums + np.abs(self.a)) * by_z) ** 2
+        if self.G is not None:
+            gates = length * np.linalg.norm(self.G, axis=1) + np.abs(self.g)
+            squares = squares + (gates * by_t) ** 2
+        return np.asarray(2 * np.sqrt(squares @ np.square(self.B).T))
