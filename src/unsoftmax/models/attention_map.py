@@ -11,11 +11,15 @@ and queries q̂_p = R(p)q_p, and a covector y of the answer at p:
 
     ∂/∂s_hi = γ_hi = α_hi (y·O_h V_g x_i − mean),    ∂/∂k̂_i = Σ γ_hi q̂_p,    ∂/∂q̂_p = Σ γ_hi k̂_i,
 
-turned back for k and q; θ_k turns plane k of each by its position times a right angle J.
+turned back for k and q; θ_k turns plane k of each by its position times a right angle J. Gradients
+by W_h and M_h are there whatever they are made of. With positions, where all W(Δ) and the biases'
+part of the scores may be off by themselves, sums of sizes take the place of those by W and w: what
+errors so large move an answer by at most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -38,6 +42,9 @@ from unsoftmax.probes import Array, Indices
 
 # Sums over a sequence's tokens may round more than few terms do from this many tokens on.
 _SHORT_SUMS = 32
+
+
+WHOLE, BIASES = "W at any distance", "biases at any distance"
 
 
 class _At(NamedTuple):
@@ -156,6 +163,17 @@ class Attention:
             return np.asarray(pooled.sum(axis=1))
         return np.asarray(np.einsum("bhps,hms->bpm", pooled, self.O, optimize=True))
 
+    def scored(self, x: Array) -> Array:
+        """Return what query tokens (B, d) score the token before them with, (B, H, d)."""
+        at = self._at(np.stack([0.0 * x, x], axis=1), False)
+        u = at.queries[:, :, 0]
+        if self.K is not None:
+            one = np.ones(1)
+            u = np.einsum(
+                "bhr,hrd->bhd", self._turned(at.queries, one)[:, :, 0], self.K[self._places]
+            )
+        return np.asarray(u if self.w is None else u + self.w)
+
     def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 
@@ -243,76 +261,75 @@ class Attention:
         # γ, (C, B, H, P, N)
         worth = of_pooled @ at.values.swapaxes(2, 3)
         gamma = at.alpha * (worth - np.sum(at.alpha * worth, axis=4, keepdims=True))
-        of_q, of_k = gamma @ at.keys, gamma.swapaxes(3, 4) @ at.queries
-        own_q, own_k = self._turned(of_q, -last), self._turned(of_k, -where)
-        of_v = at.alpha.swapaxes(2, 3) @ of_pooled
-        shared_k = own_k if self.K is None else self._by_group(own_k)
 
         def scored() -> Array:
             return np.asarray(gamma @ X[:, None])  # Σ γ x_i, (C, B, H, P, d)
 
-        def per_head(left: Array, right: Array) -> Gradients:
-            return tuple(Outer(left[:, :, h], right) for h in range(left.shape[2]))
+        def by_queries() -> Array:
+            return self._turned(gamma @ at.keys, -last)
 
-        def summed(left: Array) -> Gradients:
-            return tuple(Direct(left[:, :, h].sum(axis=2)) for h in range(left.shape[2]))
+        def by_keys() -> Array:
+            return self._by_group(self._turned(gamma.swapaxes(3, 4) @ at.queries, -where))
+
+        def by_values() -> Array:
+            return self._by_group(at.alpha.swapaxes(2, 3) @ of_pooled)
 
         def by_output(tokens: Array) -> Gradients:
             return tuple(Outer(y, (at.alpha[:, h] @ tokens[:, h])) for h in range(H))
 
         def by_angles() -> Gradients:
-            by_key = _planes(of_k, _right_angle(at.keys), where)
-            by_query = _planes(of_q, _right_angle(at.queries), last)
-            whole = self._by_group((by_key + by_query)[:, :, :, None])[:, :, :, 0]
+            of_key = _planes(gamma.swapaxes(3, 4) @ at.queries, _right_angle(at.keys), where)
+            of_query = _planes(gamma @ at.keys, _right_angle(at.queries), last)
+            whole = self._by_group((of_key + of_query)[:, :, :, None])[:, :, :, 0]
             return tuple(Direct(whole[:, :, g]) for g in range(whole.shape[2]))
 
-        made = {
-            "W": lambda: per_head(scored(), x),
-            "w": lambda: summed(scored()),
+        def at_any_distance(join: Callable[[Array, Array], Array]) -> Gradients:
+            lengths = np.linalg.norm(X, axis=2)
+            sizes = join(lengths[:, None, :], lengths[:, -len(last) :, None])
+            each = np.sum(np.abs(gamma) * sizes[:, None], axis=(3, 4))
+            return tuple(Direct(each[:, :, [h]]) for h in range(H))
+
+        made: dict[str, Callable[[], Gradients]] = {
+            "W": lambda: _per_head(scored(), x),
+            "w": lambda: _summed(scored()),
             "M": lambda: by_output(np.broadcast_to(X[:, None], (len(X), H, *X.shape[1:]))),
-            "Q": lambda: per_head(own_q, x),
-            "q_bias": lambda: summed(own_q),
-            "K": lambda: per_head(shared_k, X),
-            "k_bias": lambda: summed(shared_k),
+            "Q": lambda: _per_head(by_queries(), x),
+            "q_bias": lambda: _summed(by_queries()),
+            "K": lambda: _per_head(by_keys(), X),
+            "k_bias": lambda: _summed(by_keys()),
             "frequencies": by_angles,
             "O": lambda: by_output(at.values),
-            "V": lambda: per_head(self._by_group(of_v), X),
+            "V": lambda: _per_head(by_values(), X),
             "c": lambda: (Direct(y.sum(axis=2)),),
             "R": lambda: (Outer(y, x),),
         }
-        own = {"W", "w", "M", *self.arrays} - ({"K"} if self.K is None else set())
-        by = OnDemand({name: made[name] for name in made if name in own})
-        return Pullback(by, self._by_tokens(X, y, own_q, shared_k, gamma, of_v, every))
-
-    def _by_tokens(
-        self,
-        X: Array,
-        y: Array,
-        own_q: Array,
-        of_k: Array,
-        gamma: Array,
-        of_v: Array,
-        every: bool,
-    ) -> Array:
-        """Return products by the tokens, (C, B, N, d)."""
-        at_x = np.einsum("cbhpr,hrd->cbpd", own_q, self.Q, optimize=True)
-        if self.R is not None:
-            at_x = at_x + y @ self.R
-        whole = (
-            of_k.sum(axis=2)
-            if self.K is None
-            else np.einsum("cbgnr,grd->cbnd", of_k, self.K, optimize=True)
-        )
-        if self.w is not None:
-            whole = whole + np.einsum("cbhpn,hd->cbnd", gamma, self.w, optimize=True)
-        if self.V is None:
-            whole = whole + of_v.sum(axis=2)
+        own = {"w", "M", *self.arrays}
+        if self.frequencies is None:
+            own |= {"W"}
         else:
-            whole = whole + np.einsum(
-                "cbgns,gsd->cbnd", self._by_group(of_v), self.V, optimize=True
-            )
-        whole[:, :, slice(None) if every else slice(-1, None)] += at_x
-        return np.asarray(whole)
+            made[WHOLE] = partial(at_any_distance, np.multiply)
+            made[BIASES] = partial(at_any_distance, np.hypot)
+            own |= {WHOLE, BIASES}
+        by = OnDemand({name: made[name] for name in made if name in own})
+
+        def by_tokens() -> Array:
+            at_x = np.einsum("cbhpr,hrd->cbpd", by_queries(), self.Q, optimize=True)
+            if self.R is not None:
+                at_x = at_x + y @ self.R
+            if self.K is None:  # without positions
+                whole = np.einsum("cbhpn,bhpd->cbnd", gamma, at.queries, optimize=True)
+            else:
+                whole = np.einsum("cbgnr,grd->cbnd", by_keys(), self.K, optimize=True)
+            if self.w is not None:
+                whole = whole + np.einsum("cbhpn,hd->cbnd", gamma, self.w, optimize=True)
+            if self.V is None:
+                whole = whole + np.einsum("bhpn,cbhpd->cbnd", at.alpha, of_pooled, optimize=True)
+            else:
+                whole = whole + np.einsum("cbgns,gsd->cbnd", by_values(), self.V, optimize=True)
+            whole[:, :, slice(None) if every else slice(-1, None)] += at_x
+            return np.asarray(whole)
+
+        return Pullback(by, by_tokens)
 
     def _by_group(self, x: Array) -> Array:
         """Add up what heads of a group have, (C, B, H, …) to (C, B, G, …)."""
@@ -374,6 +391,15 @@ class Attention:
         squares += np.square(of_query) @ np.square(key).swapaxes(2, 3)
         squares += np.square(angles[:, None] * query) @ np.square(key).swapaxes(2, 3)
         return np.asarray(np.sqrt(squares))
+
+
+def _per_head(left: Array, right: Array) -> Gradients:
+    """Return Σ_t l_t r_tᵀ of every head or group, l (C, B, H, T, o)."""
+    return tuple(Outer(left[:, :, h], right) for h in range(left.shape[2]))
+
+
+def _summed(left: Array) -> Gradients:
+    return tuple(Direct(left[:, :, h].sum(axis=2)) for h in range(left.shape[2]))
 
 
 def _right_angle(x: Array) -> Array:

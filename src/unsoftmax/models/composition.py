@@ -100,16 +100,19 @@ class Composition:
 
         def vjp(y: Array) -> Pullback:
             made: dict[str, Callable[[], Gradients]] = {}
-            covector = y
+            back = Pullback({}, lambda: y)
             for name, at in reversed(steps):
                 # a part answers at the positions that the next one is given
-                back = at.vjp(covector[:, :, -at.value.shape[1] :])
+                back = at.vjp(back.X[:, :, -at.value.shape[1] :])
                 made |= {name + own: _of(back, own) for own in back.by}
-                covector = back.X
-            if self.residual:
-                covector = np.array(covector)
-                covector[:, :, -y.shape[2] :] += y
-            return Pullback(OnDemand(made), covector)
+
+            def by_tokens() -> Array:
+                whole = np.array(back.X)
+                if self.residual:
+                    whole[:, :, -y.shape[2] :] += y
+                return whole
+
+            return Pullback(OnDemand(made), by_tokens)
 
         return Linearised(value, made_of, jvp, vjp)
 

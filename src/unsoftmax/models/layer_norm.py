@@ -175,8 +175,12 @@ class LayerNorm(FrozenArrays):
                 "shift": (Direct(y.sum(axis=2)),),
                 "eps": (Direct(by_eps),),
             }
-            of_x = through(y * self.scale)
-            return Pullback(by, of_x if every else at_last(of_x, X.shape[1]))
+
+            def by_tokens() -> Array:
+                of_x = through(y * self.scale)
+                return of_x if every else at_last(of_x, X.shape[1])
+
+            return Pullback(by, by_tokens)
 
         if sizes is None:  # tokens are given exactly
             terms = np.abs(z) + np.abs(mean) / sigma

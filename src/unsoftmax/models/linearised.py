@@ -136,8 +136,12 @@ class Pullback:
 
     by: Mapping[str, Gradients]
     """By arrays."""
-    X: Array
-    """By the tokens, (C, B, N, d)."""
+    tokens: Callable[[], Array]
+
+    @property
+    def X(self) -> Array:
+        """By the tokens, (C, B, N, d)."""
+        return self.tokens()
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,14 +148,18 @@ class Neurons:
                 "c": (Direct(y.sum(axis=2)),),
                 "a": (Direct(of_z.sum(axis=2)),),
             }
-            of_x = of_z if A is None else of_z @ A
             if A is not None:
                 by["A"] = (Outer(of_z, x),)
             if G is not None:
                 of_t = of_h * by_t
                 by |= {"G": (Outer(of_t, x),), "g": (Direct(of_t.sum(axis=2)),)}
-                of_x = of_x + of_t @ G
-            return Pullback(by, of_x if every else at_last(of_x, X.shape[1]))
+
+            def by_tokens() -> Array:
+                of_x = of_z if A is None else of_z @ A
+                of_x = of_x if G is None else of_x + (of_h * by_t) @ G
+                return of_x if every else at_last(of_x, X.shape[1])
+
+            return Pullback(by, by_tokens)
 
         value = h @ B.T + self.c
         inside = self._inside(made_of, by_z, by_t)
