@@ -41,7 +41,7 @@ from unsoftmax.models.products import Product
 from unsoftmax.probes import Array, Indices
 
 # Sums over a sequence's tokens may round more than few terms do from this many tokens on.
-_SHORT_SUMS = 32
+_SHORT_SUMS = 20
 
 
 WHOLE, BIASES = "W at any distance", "biases at any distance"

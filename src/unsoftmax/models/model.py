@@ -181,7 +181,7 @@ class FrozenModel(FrozenArrays):
             def by(tensor: Tensor) -> Callable[[], Gradients]:
                 return lambda: (_one(back.by[tensor.path.removesuffix(".T")], tensor.place),)
 
-            return Pullback(OnDemand({n: by(t) for n, t in self.tensors.items()}), back.X)
+            return Pullback(OnDemand({n: by(t) for n, t in self.tensors.items()}), back.tokens)
 
         return Linearised(shown(at.value), shown(at.rounding), jvp, vjp)
 
