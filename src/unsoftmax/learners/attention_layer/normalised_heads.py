@@ -109,7 +109,12 @@ def read_heads(
         raise ModelMismatch(
             f"{H} or more heads: more than {tuning.columns.most} are not told apart."
         )
-    scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, right[H:].T)
+    null = right[H:].T
+    # an answer that no combination of others explains has a row of 0 there: its scale is free
+    told = np.linalg.norm(null, axis=1) * np.linalg.norm(w, axis=1)
+    if not np.all(told > tuning.rank * noise):
+        raise ModelMismatch("A query token opens gates that no other one asked opens alike.")
+    scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, null)
     if not np.all(scales > 0):
         raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
     sums = w / scales[:, None] - known
