@@ -62,13 +62,8 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file."""
-    options: dict[str, Any] = {
-        "heads": heads,
-        "coordinate": coordinate,
-        "layer": layer,
-        "kv_heads": kv_heads,
-    }
-    options |= {"norm_eps": norm_eps, "norm_before": norm_before}
+    options: dict[str, Any] = {"heads": heads, "coordinate": coordinate, "kv_heads": kv_heads}
+    options |= {"layer": layer, "norm_eps": norm_eps, "norm_before": norm_before}
     options |= {"rotary_base": rotary_base, "layout": layout}
     try:
         opened = load_weights(weights)
@@ -123,18 +118,15 @@ def _of_projections(
     opened: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], list[str]]:
     """Make a layer, or the heads that one of its outputs shows, of its projections."""
-    where = {"eps": options["norm_eps"], "before": options["norm_before"]}
-    arrays = find_projections(opened, options["layer"], **where)
+    arrays = find_projections(opened, options["layer"], options["norm_eps"], options["norm_before"])
     if options["heads"] is None:
         raise Refusal("--heads is missing: the number of heads of the layer.")
-    given = {name: options[name] for name in ("heads", "coordinate", "kv_heads")}
-    if options["rotary_base"] is None:
-        if options["layout"] is not None:
-            raise Refusal("--layout says which rows turn: give --rotary-base with it.")
-    else:
-        given |= {name: options[name] for name in ("rotary_base", "layout") if options[name]}
-    model = from_projections(**arrays, **given)
     turned = options["rotary_base"] is not None
+    if options["layout"] is not None and not turned:
+        raise Refusal("--layout says which rows turn: give --rotary-base with it.")
+    names = ("heads", "coordinate", "kv_heads", "rotary_base", "layout")
+    given = {name: options[name] for name in names if options[name] is not None}
+    model = from_projections(**arrays, **given)
     needless = "k_bias" in arrays and not turned
     left_out = ["k_bias: no answer depends on it"] if needless else []
     if may_be_rotary(opened) and not turned:
