@@ -165,7 +165,7 @@ class Linearised:
 
 
 def at_last(of_x: Array, tokens: int) -> Array:
-    """Return products by the last token as products by all of them, (C, B, N, d)."""
+    """Return products by the last tokens as products by all of them, (C, B, N, d)."""
     whole = np.zeros((*of_x.shape[:2], tokens, of_x.shape[3]))
-    whole[:, :, -1:] = of_x
+    whole[:, :, tokens - of_x.shape[2] :] = of_x
     return whole
