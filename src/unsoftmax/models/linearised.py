@@ -110,6 +110,24 @@ class Outer(Gradient):
         return np.asarray(np.sum(self.left * (self.right @ change.T), axis=(2, 3)))
 
 
+@dataclass(frozen=True, slots=True)
+class Transposed(Gradient):
+    """Gradients of a matrix by their transposes: of arrays that people store the other way."""
+
+    of: Gradient
+
+    @property
+    def norms(self) -> Array:  # noqa: D102
+        return self.of.norms
+
+    @property
+    def whole(self) -> Array:  # noqa: D102
+        return self.of.whole.swapaxes(-2, -1)
+
+    def dot(self, change: Array) -> Array:  # noqa: D102
+        return self.of.dot(change.T)
+
+
 Gradients: TypeAlias = tuple[Gradient, ...]
 """By one array: a gradient for every head or group of an array that has one for each."""
 
