@@ -6,6 +6,7 @@ autograd differentiates, and against central differences of the maps' own values
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,7 +24,6 @@ from tests.models import formulas
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models.attention_map import BIASES, WHOLE, Attention
 from unsoftmax.models.composition import Composition, Map, chain
-from unsoftmax.models.layer_norm import sublayer
 from unsoftmax.models.linearised import Direct, Linearised, Outer, Transposed
 from unsoftmax.models.neurons import ACTIVATIONS, Neurons
 from unsoftmax.probes import Array
@@ -105,6 +105,13 @@ class Drawn:
 
     def network(self) -> us.ReluNetwork:
         return us.ReluNetwork(self(D, 5), self(5), self(5), 0.5)
+
+
+def sublayer(name: str, inside: Map, norm: us.LayerNorm) -> Composition:
+    """Compose the norm before, the map inside and the residual, or the norm behind."""
+    before = norm if norm.before else None
+    whole = Composition.of({"norm": before, name: inside}, residual=True)
+    return whole if before else Composition.of({"": whole, "norm": norm})
 
 
 # -- maps
@@ -220,14 +227,14 @@ def compositions(draw: Drawn) -> list[Subject]:
         "maps by number": chain([draw.neurons("tanh"), draw.norm(), draw.neurons("gelu")]),
         "BERT's block": Composition.of(
             {
-                "attention": sublayer("heads", draw.attention(), True, draw.norm()),
-                "mlp": sublayer("neurons", draw.neurons("gelu"), True, draw.norm()),
+                "attention": sublayer("heads", draw.attention(), draw.norm()),
+                "mlp": sublayer("neurons", draw.neurons("gelu"), draw.norm()),
             }
         ),
         "Llama's block": Composition.of(
             {
                 "attention": sublayer(
-                    "heads", draw.turning(), True, draw.norm(before=True, centred=False)
+                    "heads", draw.turning(), draw.norm(before=True, centred=False)
                 ),
                 "mlp": Composition.of({"norm": rms, "neurons": draw.neurons("silu", True)}, True),
                 "norm": draw.norm(centred=False),
@@ -662,22 +669,20 @@ def bounds_of(back: Any) -> list[str]:
 
 
 @every_subject
-@pytest.mark.parametrize("size", [0.1, 1.0, 10.0])
-def test_roundings_bound_the_errors_of_float32(subject, size):
+def test_roundings_bound_the_errors_of_float32(subject):
     """As `measure.precision` counts them: κ roundoffs of 2⁻²⁴ and terms of the size that is said.
 
     Below float32's range, of 10⁻³⁷, nothing is said.
     """
     single = {name: np.asarray(x, dtype=np.float32) for name, x in subject.tensors.items()}
-    lengths = {1, subject.tokens} | ({60} if subject.model and subject.tokens > 1 else set())
-    for tokens in lengths:
-        X = size * subject.sequences(tokens=tokens)
+    long = [60] if subject.model and subject.tokens > 1 else []
+    for tokens, size in itertools.product({1, subject.tokens, *long}, (0.1, 1.0, 10.0)):
+        X = in_float32(size * subject.sequences(tokens=tokens))
         found = by_sequences(subject, single, X.astype(np.float32))
         assert found.dtype == np.float32
-        at = subject.linearise(in_float32(X))
-        exact = by_sequences(subject, subject.tensors, in_float32(X))
-        bound = KAPPA * 2.0**-24 * at.rounding + 1e-37
-        assert np.all(np.abs(found - exact) <= bound)
+        at = subject.linearise(X)
+        exact = by_sequences(subject, subject.tensors, X)
+        assert np.all(np.abs(found - exact) <= KAPPA * 2.0**-24 * at.rounding + 1e-37)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -830,3 +835,120 @@ def test_norms_and_products_of_gradients(seed, terms, rows, columns):
         same(one.whole, matrix)
         same(one.norms, np.linalg.norm(matrix, axis=(2, 3)))
         same(one.dot(step), np.einsum("cboi,oi->cb", matrix, step))
+
+
+# -- what is extreme: no warnings, and no NaN where the answer is finite
+
+
+def measured(at: Linearised) -> list[Array]:
+    """Return everything that a linearisation knows: value, rounding, and all derivatives."""
+    y = np.ones((2, *at.value.shape))
+    back = at.vjp(y)
+    norms = [gradient.norms for name in back.by for gradient in back.by[name]]
+    return [at.value, at.rounding, back.X, *norms]
+
+
+@every_subject
+def test_no_sequences_and_sequences_of_one_token(subject):
+    for count, tokens in ((0, subject.tokens), (2, 1)):
+        X = subject.sequences(count, tokens)
+        at = subject.linearise(X)
+        value, rounding, of_x, *norms = measured(at)
+        assert len(value) == len(rounding) == count
+        assert of_x.shape == (2, *X.shape)
+        assert at.jvp({}, np.ones_like(X)).shape == value.shape
+        for some in (value, rounding, of_x, *norms):
+            assert np.isfinite(some).all()
+        assert all(some.shape == (2, count) for some in norms)
+
+
+@every_subject
+def test_small_tokens(subject):
+    for size in (1e-300, 5e-324):
+        X = size * subject.sequences()
+        at = subject.linearise(X)
+        np.testing.assert_allclose(at.value, subject.linearise(0 * X).value, rtol=0, atol=1e-290)
+        assert all(np.isfinite(some).all() for some in measured(at))
+        assert np.isfinite(at.jvp(drawn_changes(subject), X)).all()
+
+
+LARGE = [one for one in MAPS if one.name in {*ACTIVATIONS, "no heads", "no neurons"}]
+LARGE += [one for one in MAPS if one.name.startswith("norm, ")]
+LARGE += [one for one in MODELS if "before" in one.name or one.name.startswith("FeedForward")]
+LARGE += [one for one in MODELS if "of 0" in one.name or one.name == "ReluNetwork"]
+
+
+@pytest.mark.parametrize("subject", LARGE, ids=repr)
+def test_large_tokens(subject):
+    """Of norms, networks and what is behind a norm: answers are finite, of any finite token."""
+    X = 1e200 * subject.sequences()
+    at = subject.linearise(X)
+    assert all(np.isfinite(some).all() for some in measured(at))
+    assert np.isfinite(at.jvp(drawn_changes(subject), X)).all()
+    same(at.value, subject.changed(subject.tensors)(X))
+
+
+def test_sizes_by_powers_of_two_change_no_bit():
+    """Scores of tokens of 10¹⁵⁰ whose W is 10⁻³⁰⁰, which no square may leave."""
+    draw, unit = Drawn(4), 2.0**498
+    X = np.random.default_rng(0).standard_normal((2, N, D))
+    for every in (False, True):
+        plain = Attention(draw(2, D, D), O=draw(2, 3, D))
+        scaled = replace(plain, Q=plain.Q / unit / unit)
+        small, large = plain.linearise(X, every), scaled.linearise(unit * X, every)
+        for mine, other in ((small.value, large.value), (small.rounding, large.rounding)):
+            np.testing.assert_array_equal(unit * mine, other)
+        y = np.ones((1, *small.value.shape))
+        np.testing.assert_array_equal(small.vjp(y).X, large.vjp(y).X)
+
+
+@pytest.mark.parametrize("size", [700.0, -700.0, 1e5, 1e160, 1e300, -1e300])
+def test_extreme_scores(size):
+    """One token has all the weight, and scores move nothing to first order."""
+    e, v = np.eye(D)[0], np.array([1.0, 2.0, 3.0, 4.0])
+    W, root = np.outer(e, e) * size, np.sqrt(abs(size))
+    K, Q = (np.array([e, 0 * e]) * one for one in (root, np.sign(size) * root))
+    X = np.random.default_rng(0).standard_normal((2, 3, D))
+    X[:, :, 0] = [[1.0, -1.0, 0.5], [-1.0, 0.25, 0.5]]
+    x = X[np.arange(2), np.argmax(size * X[:, :, 0], axis=1)]
+    heads = {
+        "W": us.SingleHead(W, v),
+        "w": us.SingleHead(0 * W, v, size * e),
+        "positions": us.RotaryHead(K, Q, v, us.Rotary([0.0])),
+        "layer": us.AttentionLayer([us.LayerHead(np.diag(v), W)], np.zeros(D)),
+        "network": us.Transformer(W, us.ReluNetwork(np.diag(v), np.ones(D))),
+    }
+    expected = {"layer": x * v, "network": np.sum(np.maximum(x * v, 0), axis=1)}
+    for name, model in heads.items():
+        at = model.linearise(X)
+        np.testing.assert_allclose(at.value, expected.get(name, x @ v), rtol=1e-14)
+        _, rounding, of_x, *norms = measured(at)
+        assert all(np.isfinite(some).all() for some in (rounding, of_x, *norms))
+        assert np.isfinite(at.jvp({}, np.ones_like(X))).all()
+        if abs(size) > 700:
+            assert np.count_nonzero(np.any(of_x[0], axis=2)) <= len(X)  # the heaviest token alone
+            assert np.all(rounding < 100)
+
+
+@pytest.mark.parametrize("eps", [0.0, 5e-324, 1e-310, 1e-12])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("size", [0.0, 5e-324, 1e-200, 1e-155, 1.0, 1e200, 1e307])
+def test_norms_of_any_size(eps, centred, size):
+    """Values and roundings are finite; derivatives may be infinite, where σ is tiny, but no NaN."""
+    norm = us.LayerNorm([1.0, -2.0, 0.5, 0.0], [0.0, 1.0, 2.0, 3.0], eps, centred=centred)
+    u = np.random.default_rng(0).standard_normal((2, 3, D))
+    constant = size * np.ones((2, 3, D))
+    for X in (size * u, constant):
+        for sizes in (None, 2 * np.abs(X)):
+            at = norm.linearise(X, True, sizes)
+            np.testing.assert_array_equal(at.value, norm(X))
+            _, rounding, *derivatives = measured(at)
+            assert np.isfinite(rounding).all()
+            assert not any(np.isnan(some).any() for some in derivatives)
+            for change in ({}, {"eps": np.array(1e-3)}, {"scale": np.ones(D)}):
+                assert not np.isnan(at.jvp(change, X)).any()
+    if size and eps == 0:
+        expected = norm.shift if centred else norm.shift + norm.scale
+        np.testing.assert_array_equal(
+            norm.linearise(constant, True).value, np.broadcast_to(expected, constant.shape)
+        )

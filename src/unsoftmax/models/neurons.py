@@ -22,6 +22,8 @@ from unsoftmax.models.linearised import (
     Pullback,
     Size,
     at_last,
+    joint_lengths,
+    lengths_of,
 )
 from unsoftmax.probes import Array
 
@@ -57,16 +59,24 @@ _RATE, _CUBIC = 2 * np.sqrt(2 / np.pi), 0.044715
 
 
 def _by_tanh(z: Array) -> Array:
-    return np.asarray(z * _sigmoid(_RATE * (z + _CUBIC * z**3)))
+    near = _near(z)
+    return np.asarray(z * _sigmoid(_RATE * (near + _CUBIC * near**3)))
 
 
 def _by_tanh_slope(z: Array) -> Array:
+    z = _near(z)
     s = _sigmoid(_RATE * (z + _CUBIC * z**3))
     return np.asarray(s + z * s * (1 - s) * _RATE * (1 + 3 * _CUBIC * z**2))
 
 
 def _gelu_slope(z: Array) -> Array:
+    z = _near(z)
     return np.asarray(_normal(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+
+
+def _near(z: Array) -> Array:
+    """Cut z off where both GELUs are 0 or z in float64: no power leaves its range."""
+    return np.clip(z, -100.0, 100.0)
 
 
 ACTIVATIONS = {
@@ -174,10 +184,10 @@ class Neurons:
 
         And of what neurons answer, ``worth``, where slopes hide those.
         """
-        length = np.linalg.norm(sizes, axis=2, keepdims=True)
+        length = lengths_of(sizes)[..., None]
         sums = sizes if self.A is None else length * np.linalg.norm(self.A, axis=1)
-        squares = np.maximum((sums + np.abs(self.a)) * np.abs(by_z), np.abs(worth)) ** 2
+        terms = np.maximum((sums + np.abs(self.a)) * np.abs(by_z), np.abs(worth))
         if self.G is not None:
             gates = length * np.linalg.norm(self.G, axis=1) + np.abs(self.g)
-            squares = squares + (gates * by_t) ** 2
-        return np.asarray(2 * np.sqrt(squares @ np.square(self.B).T))
+            terms = np.hypot(terms, gates * by_t)
+        return 2 * joint_lengths(terms, self.B)
