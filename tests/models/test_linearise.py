@@ -809,6 +809,24 @@ def test_what_errors_at_any_distance_move(every):
             same([one.whole[0, b, 0] for one in back.by[name]], expected)
 
 
+def test_what_query_tokens_score_the_token_before_them_with():
+    """Of [x; b] the score of x is x·u(b), and what biases of keys add."""
+    draw = Drawn(5)
+    b = draw(D)
+    Q, w = draw(2, D, D), draw(2, D)
+    same(Attention(Q, None, w).scored(b[None])[0], Q @ b + w)
+    factors, turning = draw.attention(), draw.turning()
+    t: Any = factors.arrays
+    whole = np.einsum("hrd,hre->hde", t["K"], t["Q"])
+    same(factors.scored(b[None])[0], whole @ b + factors.w)
+    found = turning.scored(b[None])[0]
+    t = turning.arrays
+    for x in np.eye(D):
+        for h, g in enumerate((0, 1, 0)):
+            own = t["K"][g], t["Q"][h], 0 * t["k_bias"][g], t["q_bias"][h], t["frequencies"][g]
+            same(x @ found[h], formulas.rotary_score(np.stack([x, b]), 1, *own)(0))
+
+
 def test_products_with_all_unit_covectors():
     part = Drawn(3).attention(3)
     at = part.linearise(np.random.default_rng(0).standard_normal((2, N, D)))

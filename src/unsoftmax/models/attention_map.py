@@ -188,10 +188,9 @@ class Attention:
             value = value + x @ self.R.T
         if self.c is not None:
             value = value + self.c
-        lengths = lengths_of(X if sizes is None else sizes)
         return Linearised(
             value,
-            self._rounding(at, x, lengths),
+            self._rounding(at, x, np.abs(X if sizes is None else sizes)),
             partial(self._jvp, X, at, every),
             partial(self._vjp, X, at, every),
         )
@@ -346,18 +345,21 @@ class Attention:
 
     # -- rounding
 
-    def _rounding(self, at: _At, x: Array, lengths: Array) -> Array:
+    def _rounding(self, at: _At, x: Array, made_of: Array) -> Array:
         """Return the size of what is added up: of values, and of scores, which move weights.
 
         Heads round one by one: their errors add up as random numbers do. It is infinite where the
         scores' sizes leave float64's range and weights are not 0 or 1.
         """
         with np.errstate(over="ignore"):
-            return self._terms(at, x, lengths)
+            return self._terms(at, x, made_of)
 
-    def _terms(self, at: _At, x: Array, lengths: Array) -> Array:
-        B, N = lengths.shape
-        longest = (max(1.0, N / _SHORT_SUMS) * lengths.max(axis=1))[:, None, None]
+    def _terms(self, at: _At, x: Array, made_of: Array) -> Array:
+        B, N, _ = made_of.shape
+        lengths, long = lengths_of(made_of), max(1.0, N / _SHORT_SUMS)
+        longest = (long * lengths.max(axis=1))[:, None, None]
+        if self.O is None and self.V is None:  # tokens are pooled number by number
+            longest = long * made_of.max(axis=1)[:, None]
         m = at.values.shape[3] if self.O is None else self.O.shape[1]
         terms = np.zeros((B, x.shape[1], m))
         scores = at.alpha * np.minimum(self._score_sizes(at, x, lengths), _LARGEST)

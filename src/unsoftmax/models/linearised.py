@@ -185,8 +185,11 @@ def in_units(x: Array, axis: int | tuple[int, ...] = -1) -> tuple[Array, Indices
 
     Powers of two are exact: what is computed of entries of usual sizes is the same, bit by bit.
     """
-    _, exponents = np.frexp(np.max(np.abs(x), axis=axis, keepdims=True, initial=0.0))
-    return np.ldexp(x, -exponents), exponents
+    largest = np.maximum(
+        x.max(axis, keepdims=True, initial=0.0), -x.min(axis, keepdims=True, initial=0.0)
+    )
+    exponents = np.clip(np.frexp(largest)[1], -1000, 1000)
+    return x * np.ldexp(1.0, -exponents), exponents
 
 
 def lengths_of(x: Array) -> Array:
