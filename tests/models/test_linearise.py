@@ -25,6 +25,7 @@ from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models.attention_map import BIASES, WHOLE, Attention
 from unsoftmax.models.composition import Composition, Map, chain
 from unsoftmax.models.linearised import Direct, Linearised, Outer, Transposed
+from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.neurons import ACTIVATIONS, Neurons
 from unsoftmax.probes import Array
 
@@ -606,6 +607,14 @@ def test_sizes_of_arrays_by_their_paths():
         np.testing.assert_allclose(norms, [np.linalg.norm(x) for x in each_one], rtol=1e-14)
     for unknown in ("mlp.neurons.W", "nowhere.W", "W"):
         assert block.map.size(unknown) == ((), (), False)
+
+
+def test_a_model_that_is_made_of_no_maps_says_so():
+    class Other(us.ReluNetwork):
+        _composed = FrozenModel._composed
+
+    with pytest.raises(TypeError, match="Other is made of no maps"):
+        Other(np.eye(2), np.ones(2)).linearise(np.ones((1, 2)))
 
 
 @given(

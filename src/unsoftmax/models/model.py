@@ -110,9 +110,9 @@ class FrozenModel(FrozenArrays):
         """How many numbers an answer has; None where it is one that is no vector."""
         return None
 
-    @abstractmethod
     def _composed(self) -> Composition:
         """Return the maps that the model is made of."""
+        raise TypeError(f"A {type(self).__name__} is made of no maps: it has no derivatives.")
 
     @cached_property
     def maps(self) -> Composition:
