@@ -10,6 +10,7 @@ import doctest
 import graphlib
 import importlib
 import inspect
+import pickle
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import unsoftmax as us
+from unsoftmax.cli.commands import COMMANDS, MODULES
 
 SOURCE = Path(us.__file__).parent
 FILES = {
@@ -178,20 +180,72 @@ def module_level(module, source):
     return set(imports(module, ast.Module(body=body, type_ignores=[])))
 
 
-@pytest.mark.parametrize(
-    "words", [["-c", "import unsoftmax"], ["-m", "unsoftmax", "--help"]], ids=["import", "help"]
+# What makes a start slow: who asks for help waits for none of it.
+SLOW = (
+    "httpx",
+    "matplotlib",
+    "numpy",
+    "onnxruntime",
+    "scipy",
+    "sqlite3",
+    "unsoftmax.learners.",
+    "unsoftmax.models",
+    "unsoftmax.oracles",
+    "unsoftmax.questions",
 )
-def test_nothing_is_imported_that_nobody_needs_yet(words):
-    """What makes a start slow: SciPy's parts, matplotlib, the learners, the commands."""
+
+
+def loaded_by(code, *words):
+    """Names of all modules that a program has loaded when it ends."""
+    code = (
+        f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
+    )
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0
-    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "unsoftmax.errors" in loaded or "--help" not in words
-    late = ("unsoftmax.learners.", "unsoftmax.cli.", "scipy.special", "scipy.linalg", "matplotlib")
-    early = {name for name in loaded if name.startswith(late)}
-    assert early <= {"unsoftmax.cli.commands"}
+    return set(done.stderr.split())
+
+
+def test_the_public_names_wait_for_nothing():
+    loaded = loaded_by("import unsoftmax")
+    assert {name for name in loaded if name.startswith("unsoftmax")} == {"unsoftmax"}
+    assert {name for name in loaded if name.startswith(SLOW)} == set()
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_waits_for_nothing_that_only_a_run_needs(command):
+    words = ["--help"] if command is None else [command, "--help"]
+    loaded = loaded_by("from unsoftmax.cli import main; main()", *words)
+    commands = {f"unsoftmax.cli.{MODULES.get(name, name)}" for name in COMMANDS} & loaded
+    own = set() if command is None else {f"unsoftmax.cli.{MODULES.get(command, command)}"}
+    # its options begin with those of `plan`
+    assert commands - own <= ({"unsoftmax.cli.plan"} if command == "learn" else set())
+    assert own <= commands
+    # these two compute with arrays themselves
+    few = ("numpy",) if command in ("compare", "demo") else ()
+    assert {name for name in loaded if name.startswith(SLOW) and not name.startswith(few)} == set()
+
+
+def test_verify_loads_no_learner_and_nothing_of_defend():
+    loaded = loaded_by("import unsoftmax; unsoftmax.verify")
+    assert "unsoftmax.questions.verification" in loaded
+    late = ("unsoftmax.questions.defence", "unsoftmax.questions.exposure", "matplotlib", "httpx")
+    assert {name for name in loaded if name.startswith(late)} == set()
+    assert not {f"unsoftmax.learners.{name}" for name in us.learners.MODULES.values()} & loaded
+    assert not {"scipy.linalg", "scipy.optimize", "scipy.special"} & loaded
+
+
+@pytest.mark.parametrize("package", ["campaign", "learners", "questions"])
+def test_names_that_are_found_on_first_use(package):
+    module = importlib.import_module(f"unsoftmax.{package}")
+    assert sorted(dir(module)) == sorted(module.__all__)
+    for name in module.__all__:
+        named = getattr(module, name)
+        if inspect.isclass(named) or inspect.isfunction(named):
+            assert pickle.loads(pickle.dumps(named)) is named
+    with pytest.raises(AttributeError, match="has no attribute 'absent'"):
+        module.absent  # noqa: B018
 
 
 def test_a_signal_finds_its_handler_before_anything_slow_is_imported():

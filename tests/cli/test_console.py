@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import signal
+from dataclasses import MISSING, fields
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -66,6 +68,24 @@ def test_options_come_from_the_learners_with_their_help():
         [option] = [part for part in annotation.__metadata__]
         assert isinstance(option, typer.models.OptionInfo)
         assert option.help
+
+
+@pytest.mark.parametrize("name", us.learners.MODULES)
+def test_the_source_says_of_a_learner_what_its_class_does(name):
+    learner = getattr(us.learners, name)
+    hints = get_type_hints(learner)
+    kinds = {field.name: options._kind(hints[field.name]) for field in fields(learner)}
+    kinds |= {name: str for name in kinds if name in options._FUNCTIONS}
+    described = options._described(name)
+    found = {setting.name: setting for setting in described.settings}
+    assert {name: setting.kind for name, setting in found.items()} == {
+        name: kind for name, kind in kinds.items() if kind in options._WRITTEN
+    }
+    for field in fields(learner):
+        if field.name in found and field.default not in (MISSING, None, False):
+            assert f"[default: {field.default}]" in found[field.name].text
+    parts = [kind.__name__ for kinds in getattr(learner, "parts", {}).values() for kind in kinds]
+    assert described.parts == parts
 
 
 def test_settings_of_another_learner_are_refused():

@@ -148,6 +148,26 @@ def test_projections_are_found_by_the_names_that_people_use(scheme):
         us.find_projections(both, "model.layers.1")
 
 
+def test_arrays_of_conv1d_are_transposed_and_never_written():
+    arrays = layer(0, 6, 3, 2, 2, 6)
+    named = {"h.0.attn.bias": np.tril(np.ones((4, 4))), "h.0.mlp.c_proj.weight": np.ones((4, 6))}
+    for ours, theirs in (("", "weight"), ("_bias", "bias")):
+        fused = np.concatenate([arrays[role + ours] for role in "qkv"])
+        named |= {
+            f"h.0.attn.c_attn.{theirs}": fused.T,
+            f"h.0.attn.c_proj.{theirs}": arrays["o" + ours].T,
+        }
+    assert same(us.find_projections(named), arrays)
+    scale, shift = np.random.default_rng(1).standard_normal((2, 6))
+    norm = us.find_projections(
+        named | {"h.0.ln_1.weight": scale, "h.0.ln_1.bias": shift}, eps=1e-5
+    )["norm"]
+    assert np.array_equal([norm.scale, norm.shift], [scale, shift])
+    assert norm.before
+    with pytest.raises(ValueError, match="it is 'GPT-2'"):
+        us.to_projections(us.from_projections(**arrays, heads=2), names="GPT-2")
+
+
 def test_layers_that_normalise_queries_are_refused():
     arrays = layer(0, 6, 3, 2, 2, 6)
     named = state(arrays, "Llama", "layers.0.self_attn.")
@@ -324,7 +344,7 @@ def test_only_layers_go_back():
     q = np.ones((2, 2))
     turned = us.from_projections(q, q, q, q, heads=1, rotary_base=1e4)
     with pytest.raises(TypeError, match=r"a RotaryLayer, whose own arrays, \.arrays\(\)"):
-        us.to_projections(turned)  # type: ignore[arg-type]
+        us.to_projections(turned)
 
 
 # -- whole sub-layers by their names

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
-
-import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     ValueError
         It is no whole number, too small or too large.
     """
-    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    fits = isinstance(value, Integral) and not isinstance(value, bool)
     if not fits or value < least or (most is not None and value > most):
         limits = f"{least} or more" if most is None else f"{least} to {most:,}"
         raise ValueError(f"{name} must be a whole number (int), {limits}; it is {value!r}.")

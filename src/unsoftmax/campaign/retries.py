@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from unsoftmax.campaign.budget import whole
 
@@ -26,7 +25,8 @@ def duration(name: str, seconds: Any, least_s: float = 0.0) -> float:
     ValueError, TypeError
         It is out of range, or no number.
     """
-    if isinstance(seconds, (bool, np.bool_)) or not isinstance(seconds, (int, float, np.number)):
+    fits = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not fits:
         raise TypeError(f"{name} must be a number of seconds; it is {seconds!r}.")
     if not least_s <= seconds <= _MOST_S:
         raise ValueError(f"{name} must be {least_s:g} s to {_MOST_S:,.0f} s; it is {seconds}.")

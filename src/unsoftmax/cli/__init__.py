@@ -6,7 +6,8 @@ class, undecided; 4 budget spent; 5 the target does not answer; 70 a fault of un
 interrupted (129, 143 by SIGHUP, SIGTERM).
 
 This module imports next to nothing, so that a signal finds its handler there as soon as the
-program has begun, before NumPy and the commands are imported.
+program has begun, before NumPy and the commands are imported. A command's module imports what its
+options and help need, and the rest when it runs: ``verify --help`` waits for no learner.
 """
 
 from __future__ import annotations

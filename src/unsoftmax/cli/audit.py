@@ -6,12 +6,11 @@ import time
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoftmax.campaign import Budget, Retries
-from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.commands import WORDS
 from unsoftmax.cli.console import (
@@ -39,10 +38,9 @@ from unsoftmax.cli.run_options import (
     sentences,
 )
 from unsoftmax.learners import MODELS
-from unsoftmax.questions import Audit
-from unsoftmax.questions import audit as run
-from unsoftmax.questions.exposure import AUDIT_FILE, WholeCost
-from unsoftmax.report.command_record import CommandRecord
+
+if TYPE_CHECKING:
+    from unsoftmax.questions.exposure import WholeCost
 
 _STATUS = {"done": 0, "undecided": 3, "budget": 4}
 
@@ -83,6 +81,9 @@ def audit(
 
     The same command, with --recover too, goes on where an interrupted one stopped.
     """
+    from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+    from unsoftmax.questions.exposure import AUDIT_FILE
+
     refuse_file(out)
     oracle = targets.resolve(target, coordinate, auth)
     known = dim or getattr(oracle, "dim", None)
@@ -91,7 +92,7 @@ def audit(
     prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
     book, began = ledger or out / "ledger.sqlite", time.monotonic()
     with sentences(book), watching() as watcher:
-        result = run(
+        result = us.audit(
             oracle,
             int(known),
             recover=recover,
@@ -99,12 +100,12 @@ def audit(
             token_price=token_price,
             holdout=holdout,
             seed=seed,
-            budget=Budget(budget, token_budget),
+            budget=us.Budget(budget, token_budget),
             ledger=book,
             batch=batch,
             workers=workers,
             progress=watcher,
-            retries=Retries(tries=retries, longest_wait_s=longest_wait),
+            retries=us.Retries(tries=retries, longest_wait_s=longest_wait),
             timeout=timeout,
         )
     with written(out, book):
@@ -127,13 +128,13 @@ def audit(
                 markup=False,
                 highlight=False,
             )
-        if following := _following(result, Budget(budget, token_budget)):
+        if following := _following(result, us.Budget(budget, token_budget)):
             label = "Next" if result.whole is None else "Or, one number of the answers alone"
             stdout.print(f"{label}: {following}", soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(_STATUS[_end(result, recover)])
 
 
-def _end(result: Audit, recover: bool) -> str:
+def _end(result: us.Audit, recover: bool) -> str:
     """Say how it ended: what was asked for was done, or why not."""
     if not result.decided:
         return "undecided"
@@ -144,13 +145,17 @@ def _end(result: Audit, recover: bool) -> str:
 
 def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | None) -> str:
     """Say how to recover all numbers of the answers: the audit's folder keeps its own ledger."""
+    from unsoftmax.report.command_record import CommandRecord
+
     words = ["learn", target, "--model", whole.model, "--dim", str(dim)]
     words += ["--rotary"] * whole.rotary + ["--out", str(out / "whole")]
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 
-def _following(result: Audit, most: Budget) -> str:
+def _following(result: us.Audit, most: us.Budget) -> str:
     """Say how to recover what was not; "" where there is nothing to recover, or no learner."""
+    from unsoftmax.report.command_record import CommandRecord
+
     cost = result.cost
     if cost is None or result.recovery is not None:
         return ""
@@ -179,7 +184,7 @@ def _model_words(settings: Mapping[str, Any]) -> str:
     return " ".join(said)
 
 
-def _show(target: str, result: Audit, seconds: float) -> None:
+def _show(target: str, result: us.Audit, seconds: float) -> None:
     facts = [f"{name} {value}" for name, value in result.known]
     answers = result.answers
     rows = [

@@ -31,6 +31,18 @@ COMMANDS = {
 }
 # Where a command is not in the module of its name: that of the ledger itself is in `campaign`.
 MODULES = {"ledger": "ledger_contents"}
+# What a command works with, beside what its options need. It is imported before the command begins,
+# while a signal still ends the process at once, and never for --help.
+WORKS_WITH = {
+    "audit": ("oracles", "questions.exposure", "report.command_record"),
+    "compare": ("cli.model_files",),
+    "convert": ("models",),
+    "defend": ("cli.sampling_options", "oracles", "questions.defence.defending"),
+    "demo": ("campaign.runner", "cli.minilm"),
+    "learn": ("campaign.refused_run", "cli.sampling_options", "oracles", "report.certified_bounds"),
+    "ledger": ("campaign.ledger_salvage",),
+    "verify": ("cli.model_files", "oracles", "questions.verification", "report.command_record"),
+}
 WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
 """The command that runs, as it was typed: its name and its arguments."""
 
@@ -43,6 +55,8 @@ class Commands(TyperGroup):
         """Import the command that is called."""
         WORDS.set(tuple(args))
         name, command, rest = super().resolve_command(ctx, args)
+        for module in () if "--help" in rest else WORKS_WITH.get(str(name), ()):
+            importlib.import_module(f"unsoftmax.{module}")
         return name, None if command is None else load_command(str(command.name), rest), rest
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
+import unsoftmax as us
 from unsoftmax.cli.console import AsJson, show_json, show_table, stdout, with_exit_status
-from unsoftmax.cli.model_files import certified_errors, model_of, model_path
-from unsoftmax.models import Equivalence, equivalent
-from unsoftmax.models.model import FrozenModel
-from unsoftmax.probes import Array
+
+if TYPE_CHECKING:
+    from unsoftmax.models.model import FrozenModel
+    from unsoftmax.probes import Array
 
 _BY_CERTIFICATE = {
     "equal": "the same within the certificate",
@@ -37,10 +38,12 @@ def compare(
     than the bounds is the same, and one that differs by more is different, unless --rtol 0 asks
     for exact equality.
     """
+    from unsoftmax.cli.model_files import model_of, model_path
+
     a, b = model_path(a), model_path(b)
     first, second = model_of(a), model_of(b)
     errors = _bounds(a, b) if rtol or atol else None
-    result = equivalent(first, second, rtol, atol, errors=errors)
+    result = us.equivalent(first, second, rtol, atol, errors=errors)
     values = None
     if result.witness is not None:
         values = _told_apart(first, second, result.witness)
@@ -78,6 +81,8 @@ def _other_answers(*models: FrozenModel) -> str | None:
 
 def _bounds(*paths: Path) -> dict[str, float]:
     """Add up the certificates' bounds of the models that `learn` wrote."""
+    from unsoftmax.cli.model_files import certified_errors
+
     errors: dict[str, float] = {}
     for path in paths:
         for name, error in certified_errors(path).items():
@@ -85,7 +90,7 @@ def _bounds(*paths: Path) -> dict[str, float]:
     return errors
 
 
-def _as_json(result: Equivalence, values: list[float] | None) -> dict[str, Any]:
+def _as_json(result: us.Equivalence, values: list[float] | None) -> dict[str, Any]:
     return {
         "verdict": result.verdict,
         "by": result.by,
@@ -96,7 +101,7 @@ def _as_json(result: Equivalence, values: list[float] | None) -> dict[str, Any]:
     }
 
 
-def _rows(result: Equivalence, values: list[float] | None) -> list[tuple[str, str]]:
+def _rows(result: us.Equivalence, values: list[float] | None) -> list[tuple[str, str]]:
     named = _BY_CERTIFICATE if result.by == "certificate" else {}
     said = named.get(result.verdict, result.verdict)
     rows = [

@@ -12,16 +12,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from unsoftmax import cli
-from unsoftmax.campaign import Progress as Report
-from unsoftmax.campaign import Recovery, Watcher
 from unsoftmax.errors import (
     AlgorithmError,
     BudgetExceeded,
@@ -32,7 +29,11 @@ from unsoftmax.errors import (
     Terminated,
     UnsoftmaxError,
 )
-from unsoftmax.protocol import Model
+
+if TYPE_CHECKING:
+    from unsoftmax.campaign import Progress as Report
+    from unsoftmax.campaign import Recovery, Watcher
+    from unsoftmax.protocol import Model
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Debug = Annotated[
@@ -240,6 +241,14 @@ def _unheard(watcher: Watcher) -> Watcher:
 
 @contextmanager
 def _bar() -> Iterator[Watcher]:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -8,15 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+import unsoftmax as us
 from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, with_exit_status
-from unsoftmax.models import (
-    find_projections,
-    from_parameters,
-    from_projections,
-    has_parameters,
-    load_weights,
-)
-from unsoftmax.models.projection_names import may_be_rotary
 
 
 @with_exit_status
@@ -62,16 +55,13 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file."""
-    options: dict[str, Any] = {
-        "heads": heads,
-        "coordinate": coordinate,
-        "layer": layer,
-        "kv_heads": kv_heads,
-    }
-    options |= {"norm_eps": norm_eps, "norm_before": norm_before}
+    from unsoftmax.models import has_parameters
+
+    options: dict[str, Any] = {"heads": heads, "coordinate": coordinate, "kv_heads": kv_heads}
+    options |= {"layer": layer, "norm_eps": norm_eps, "norm_before": norm_before}
     options |= {"rotary_base": rotary_base, "layout": layout}
     try:
-        opened = load_weights(weights)
+        opened = us.load_weights(weights)
         made = _of_parameters if has_parameters(opened) else _of_projections
         model, arrays, left_out = made(opened, options)
         model.save(out)
@@ -106,6 +96,8 @@ def _of_parameters(
     opened: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], list[str]]:
     """Take arrays that are a model's parameters as they are."""
+    from unsoftmax.models import from_parameters
+
     arrays = {name: opened[name] for name in sorted(opened)}
     model = from_parameters(arrays)
     same = getattr(model, "H", 1) == options["heads"]
@@ -123,18 +115,19 @@ def _of_projections(
     opened: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], list[str]]:
     """Make a layer, or the heads that one of its outputs shows, of its projections."""
-    where = {"eps": options["norm_eps"], "before": options["norm_before"]}
-    arrays = find_projections(opened, options["layer"], **where)
+    from unsoftmax.models.projection_names import may_be_rotary
+
+    arrays = us.find_projections(
+        opened, options["layer"], options["norm_eps"], options["norm_before"]
+    )
     if options["heads"] is None:
         raise Refusal("--heads is missing: the number of heads of the layer.")
-    given = {name: options[name] for name in ("heads", "coordinate", "kv_heads")}
-    if options["rotary_base"] is None:
-        if options["layout"] is not None:
-            raise Refusal("--layout says which rows turn: give --rotary-base with it.")
-    else:
-        given |= {name: options[name] for name in ("rotary_base", "layout") if options[name]}
-    model = from_projections(**arrays, **given)
     turned = options["rotary_base"] is not None
+    if options["layout"] is not None and not turned:
+        raise Refusal("--layout says which rows turn: give --rotary-base with it.")
+    names = ("heads", "coordinate", "kv_heads", "rotary_base", "layout")
+    given = {name: options[name] for name in names if options[name] is not None}
+    model = us.from_projections(**arrays, **given)
     needless = "k_bias" in arrays and not turned
     left_out = ["k_bias: no answer depends on it"] if needless else []
     if may_be_rotary(opened) and not turned:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoftmax.campaign import Budget, Retries
-from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
@@ -40,20 +39,11 @@ from unsoftmax.cli.run_options import (
     Workers,
     sentences,
 )
-from unsoftmax.cli.sampling_options import sampling_options
-from unsoftmax.protocol import Oracle
-from unsoftmax.questions import DefenceComparison, DefenceTrial
-from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
-from unsoftmax.questions.defence.defending import (
-    DefendTuning,
-    Undefended,
-    attacked_class,
-    check_learner,
-    checked,
-    compared,
-    is_known,
-    undefended,
-)
+
+if TYPE_CHECKING:
+    from unsoftmax.protocol import Oracle
+    from unsoftmax.questions import DefenceTrial
+    from unsoftmax.questions.defence.defending import Undefended
 
 PICTURE = "defence.png"
 
@@ -113,6 +103,11 @@ def defend(
     TARGET is asked undefended, once, to recover it; a model file is not asked. Defences are tried
     on what was recovered. The same command goes on where an interrupted one stopped.
     """
+    from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+    from unsoftmax.cli.sampling_options import sampling_options
+    from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
+    from unsoftmax.questions.defence.defending import checked, compared
+
     refuse_file(out)
     seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
     use, counts = sampling_options(sampler, None, None), _named(attack_queries, needs)
@@ -126,11 +121,11 @@ def defend(
     prepare(out, (MODEL_FILE, RECOVERY_FILE, DEFENCE_FILE, PICTURE))
     began = time.monotonic()
     campaign = {
-        "budget": Budget(budget),
+        "budget": us.Budget(budget),
         "ledger": book,
         "batch": batch,
         "workers": workers,
-        "retries": Retries(tries=retries, longest_wait_s=longest_wait),
+        "retries": us.Retries(tries=retries, longest_wait_s=longest_wait),
         "timeout": timeout,
     }
     with sentences(book):
@@ -157,7 +152,7 @@ def defend(
 
 def _kept(
     known: Undefended,
-    result: DefenceComparison,
+    result: us.DefenceComparison,
     out: Path,
     book: Path,
     *,
@@ -165,6 +160,9 @@ def _kept(
     target: str,
 ) -> tuple[str, ...]:
     """Write everything; return the names of what was drawn."""
+    from unsoftmax.campaign.recovery import RECOVERY_FILE
+    from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
+
     with written(out, None if known.recovery is None else book):
         if known.recovery is not None:
             known.recovery.save(out)
@@ -178,7 +176,9 @@ def _known(
     oracle: Oracle, model: str | None, settings: Settings, campaign: dict[str, Any]
 ) -> Undefended:
     """Take a model as it is; recover any other target, and say beforehand what that costs."""
-    if is_known(oracle):
+    from unsoftmax.questions.defence import defending
+
+    if defending.is_known(oracle):
         if model is not None or {*settings} - {"dim", "seed"}:
             raise Refusal("TARGET is a model, which is not recovered: leave --model out.")
         known: Any = oracle
@@ -186,10 +186,10 @@ def _known(
             raise Refusal(
                 f"The model takes tokens of dimension {known.dim}: use --dim {known.dim}."
             )
-        attacked_class(known)
-        return Undefended(known)
+        defending.attacked_class(known)
+        return defending.Undefended(known)
     learner = build(model or "low-rank", settings if model else {"biases": True, **settings})
-    check_learner(learner, learner.dim)
+    defending.check_learner(learner, learner.dim)
     plan = learner.plan()
     stderr.print(
         f"The target is asked at most {plan.at_most + 32:,} queries, all to recover it "
@@ -198,7 +198,9 @@ def _known(
     )
     stderr.print(plan.lengths, markup=False, highlight=False)
     with watching() as watcher:
-        return undefended(oracle, learner, DefendTuning(), progress=watcher, **campaign)
+        return defending.undefended(
+            oracle, learner, defending.DefendTuning(), progress=watcher, **campaign
+        )
 
 
 def _named(attack_queries: int | None, needs: int | None) -> list[tuple[str, int | None]]:
@@ -218,14 +220,14 @@ def _watch() -> Callable[[int, int, DefenceTrial], None]:
     return report
 
 
-def _draw(result: DefenceComparison, out: Path) -> tuple[str]:
+def _draw(result: us.DefenceComparison, out: Path) -> tuple[str]:
     from unsoftmax.report.defence_panels import draw_defences
 
     draw_defences(result, out / PICTURE)
     return (PICTURE,)
 
 
-def _show(result: DefenceComparison, target: str) -> None:
+def _show(result: us.DefenceComparison, target: str) -> None:
     stdout.print(f"{target}: {result.target}", markup=False, highlight=False, soft_wrap=True)
     heads = ("defence", "lost", "refused", "error", "function", "queries")
     show_rows("", heads, map(_row, result.trials))

@@ -6,13 +6,12 @@ import importlib.util
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
 
-from unsoftmax.campaign import Recovery, learn
-from unsoftmax.campaign.recovery import RECOVERY_FILE
+import unsoftmax as us
 from unsoftmax.cli.console import (
     AsJson,
     Refusal,
@@ -23,13 +22,11 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.minilm import minilm_head, minilm_heads, minilm_layer
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare
-from unsoftmax.learners import AttentionLayerLearner, ExactHead, LowRankHead, MultiHeadLearner
-from unsoftmax.models import AttentionLayer, MultiHead, SingleHead, canonical
-from unsoftmax.models.products import distances
-from unsoftmax.probes import Array
-from unsoftmax.protocol import Learner
+
+if TYPE_CHECKING:
+    from unsoftmax.probes import Array
+    from unsoftmax.protocol import Learner
 
 
 @with_exit_status
@@ -64,12 +61,14 @@ def demo(
 
 
 def _one_head(model: str | None, out: Path, report: bool, as_json: bool) -> None:
+    from unsoftmax.campaign.recovery import RECOVERY_FILE
+    from unsoftmax.cli.minilm import minilm_head
     from unsoftmax.figures.comparison import draw_head
 
     truth = minilm_head()
-    learners: dict[str, Learner[SingleHead]] = {
-        "low-rank": LowRankHead(truth.dim, rank=len(truth.arrays()["K"]), biases=True),
-        "exact": ExactHead(truth.dim, biases=True),
+    learners: dict[str, Learner[us.SingleHead]] = {
+        "low-rank": us.learners.LowRankHead(truth.dim, rank=len(truth.arrays()["K"]), biases=True),
+        "exact": us.learners.ExactHead(truth.dim, biases=True),
     }
     runs = {name: _run(truth, learners[name]) for name in learners if model in (None, name)}
     first = list(runs)[-1]
@@ -94,10 +93,12 @@ def _one_head(model: str | None, out: Path, report: bool, as_json: bool) -> None
 
 
 def _all_heads(out: Path, report: bool, as_json: bool) -> None:
+    from unsoftmax.campaign.recovery import RECOVERY_FILE
+    from unsoftmax.cli.minilm import minilm_heads
     from unsoftmax.figures.comparison import draw_heads
 
     truth = minilm_heads()
-    learner = MultiHeadLearner(truth.dim, max_heads=16, biases=True)
+    learner = us.learners.MultiHeadLearner(truth.dim, max_heads=16, biases=True)
     run = _run(truth, learner)
     run.recovery.save(out)
     draw_heads(truth, _in_order(run.recovery.model, truth), out / "recovery.png")
@@ -115,12 +116,14 @@ def _all_heads(out: Path, report: bool, as_json: bool) -> None:
 
 
 def _whole_layer(out: Path, report: bool, as_json: bool) -> None:
+    from unsoftmax.campaign.recovery import RECOVERY_FILE
+    from unsoftmax.cli.minilm import minilm_layer
     from unsoftmax.figures.comparison import draw_layer
 
     served = minilm_layer(whole=True)
-    run = _run(served, AttentionLayerLearner(served.dim))
+    run = _run(served, us.learners.AttentionLayerLearner(served.dim))
     run.recovery.save(out)
-    truth = canonical(served)
+    truth = us.canonical(served)
     draw_layer(truth, _beside(run.recovery.model, truth), out / "recovery.png")
     drawn = finish(out, RECOVERY_FILE, report=report)
     if as_json:
@@ -135,12 +138,14 @@ def _whole_layer(out: Path, report: bool, as_json: bool) -> None:
     _written(out, drawn, "")
 
 
-def _beside(found: AttentionLayer, truth: AttentionLayer) -> AttentionLayer:
+def _beside(found: us.AttentionLayer, truth: us.AttentionLayer) -> us.AttentionLayer:
     """Order the canonical heads found as the true ones they are nearest to."""
-    found = canonical(found)
+    from unsoftmax.models.products import distances
+
+    found = us.canonical(found)
     apart = distances([head.scores for head in truth.heads], [head.scores for head in found.heads])
     heads = [found.heads[h] for h in np.argmin(apart, axis=1)]
-    return AttentionLayer(heads, found.c, found.residual, found.norm)
+    return us.AttentionLayer(heads, found.c, found.residual, found.norm)
 
 
 def _written(out: Path, drawn: tuple[str, ...], same: str) -> None:
@@ -151,19 +156,19 @@ def _written(out: Path, drawn: tuple[str, ...], same: str) -> None:
     )
 
 
-def _in_order(found: MultiHead, truth: MultiHead) -> MultiHead:
+def _in_order(found: us.MultiHead, truth: us.MultiHead) -> us.MultiHead:
     """Order the heads found as the true ones they are nearest to."""
     W = truth.W.reshape(len(truth.v), -1)
     nearest = [int(np.argmin(np.linalg.norm(W - head.ravel(), axis=1))) for head in found.W]
     order = np.argsort(nearest, kind="stable")
-    return MultiHead(found.W[order], found.v[order], found.w[order], found.c)
+    return us.MultiHead(found.W[order], found.v[order], found.w[order], found.c)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     """A recovery beside the truth, which only the demo knows."""
 
-    recovery: Recovery[Any]
+    recovery: us.Recovery[Any]
     formula: str
     errors: dict[str, float]
     seconds: float
@@ -191,7 +196,7 @@ class _Run:
         return [*rows, ("seconds (the target)", f"{self.seconds:.1f} ({self.seconds_target:.1f})")]
 
 
-def _run(truth: SingleHead | MultiHead | AttentionLayer, learner: Learner[Any]) -> _Run:
+def _run(truth: us.SingleHead | us.MultiHead | us.AttentionLayer, learner: Learner[Any]) -> _Run:
     """Learn what is behind a function, and only then compare."""
     spent = 0.0
 
@@ -204,16 +209,18 @@ def _run(truth: SingleHead | MultiHead | AttentionLayer, learner: Learner[Any]) 
 
     began = time.perf_counter()
     with watching() as watcher:
-        recovery = learn(target, learner, progress=watcher)
+        recovery = us.learn(target, learner, progress=watcher)
     seconds = time.perf_counter() - began
     return _Run(recovery, learner.plan().formula, _errors(recovery.model, truth), seconds, spent)
 
 
-def _errors(found: Any, truth: SingleHead | MultiHead | AttentionLayer) -> dict[str, float]:
+def _errors(
+    found: Any, truth: us.SingleHead | us.MultiHead | us.AttentionLayer
+) -> dict[str, float]:
     """Return relative errors, the largest over heads; infinite if a head is missing."""
-    if isinstance(truth, AttentionLayer):
-        return _layer_errors(found, canonical(truth))
-    if isinstance(truth, SingleHead):
+    if isinstance(truth, us.AttentionLayer):
+        return _layer_errors(found, us.canonical(truth))
+    if isinstance(truth, us.SingleHead):
         pairs = [(found, truth)]
     elif len(found.v) == len(truth.v):
         pairs = list(zip(_in_order(found, truth).heads, truth.heads, strict=True))
@@ -225,7 +232,7 @@ def _errors(found: Any, truth: SingleHead | MultiHead | AttentionLayer) -> dict[
     }
 
 
-def _layer_errors(found: AttentionLayer, truth: AttentionLayer) -> dict[str, float]:
+def _layer_errors(found: us.AttentionLayer, truth: us.AttentionLayer) -> dict[str, float]:
     """Return errors of what a layer's function determines."""
     if (found.H, found.norm is None) != (truth.H, truth.norm is None):
         return dict.fromkeys("MWwc", float("inf"))

@@ -8,15 +8,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
-from unsoftmax.campaign import learn as run
-from unsoftmax.campaign.recovery import RECOVERY_FILE
-from unsoftmax.campaign.refused_run import REFUSAL_FILE, RefusedRun, forget
-from unsoftmax.campaign.watching import CourseWatch
+import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
@@ -46,11 +42,12 @@ from unsoftmax.cli.run_options import (
     Workers,
     sentences,
 )
-from unsoftmax.cli.sampling_options import samples_of, sampling_options
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.protocol import Learner, Oracle, Plan
-from unsoftmax.protocol import Model as AnyModel
-from unsoftmax.report.certified_bounds import WITHIN, certified_bounds
+
+if TYPE_CHECKING:
+    from unsoftmax.campaign import Watcher
+    from unsoftmax.protocol import Learner, Oracle, Plan
+    from unsoftmax.protocol import Model as AnyModel
 
 # What a certificate bounds that is no parameter of its own.
 PICTURE = "recovery.png"
@@ -101,27 +98,31 @@ def learn(
 
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
+    from unsoftmax.campaign.recovery import RECOVERY_FILE
+    from unsoftmax.campaign.refused_run import REFUSAL_FILE, forget
+    from unsoftmax.cli.sampling_options import samples_of, sampling_options
+
     refuse_file(out)
     learner, oracle = _resolved(target, coordinate, auth, model, settings)
     sampling = sampling_options(sampler, eps, delta)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
     if not book.exists():
-        _warn_of_budget(Budget(budget, token_budget), plan, holdout, samples_of(sampling))
+        _warn_of_budget(us.Budget(budget, token_budget), plan, holdout, samples_of(sampling))
         stderr.print(plan.lengths, markup=False, highlight=False)
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
     with sentences(book):
         with watching() as shown, _refusal_kept(learner, out, report, shown, target) as watcher:
-            recovery = run(
+            recovery = us.learn(
                 oracle,
                 learner,
-                Budget(budget, token_budget),
+                us.Budget(budget, token_budget),
                 book,
                 holdout=holdout,
                 batch=batch,
                 workers=workers,
                 progress=watcher,
-                retries=Retries(tries=retries, longest_wait_s=longest_wait),
+                retries=us.Retries(tries=retries, longest_wait_s=longest_wait),
                 timeout=timeout,
                 **sampling,
             )
@@ -153,7 +154,7 @@ def _resolved(
     return learner, oracle
 
 
-def _warn_of_budget(budget: Budget, plan: Plan, holdout: int, samples: int) -> None:
+def _warn_of_budget(budget: us.Budget, plan: Plan, holdout: int, samples: int) -> None:
     """Say beforehand that a budget is too small, where the plan knows it."""
     checks = holdout + samples
     beside = f"a hold-out of {holdout}{f' and {samples:,} samples' if samples else ''}"
@@ -172,7 +173,7 @@ def _warn_of_budget(budget: Budget, plan: Plan, holdout: int, samples: int) -> N
         )
 
 
-def _draw(recovery: Recovery[AnyModel], out: Path) -> tuple[str]:
+def _draw(recovery: us.Recovery[AnyModel], out: Path) -> tuple[str]:
     """Draw what was recovered, without the truth; return the picture's name."""
     figure = recovery.plot()
     from unsoftmax.figures.panel import write_png
@@ -186,6 +187,9 @@ def _refusal_kept(
     learner: Learner[AnyModel], out: Path, report: bool, watcher: Watcher, target: str
 ) -> Iterator[Watcher]:
     """Write what was refused, and what is determined all the same, with its page."""
+    from unsoftmax.campaign.refused_run import REFUSAL_FILE, RefusedRun
+    from unsoftmax.campaign.watching import CourseWatch
+
     watch = CourseWatch(watcher)
     try:
         yield watch
@@ -199,8 +203,10 @@ def _refusal_kept(
         raise
 
 
-def show_recovery(recovery: Recovery[AnyModel], formula: str, seconds: float) -> None:
+def show_recovery(recovery: us.Recovery[AnyModel], formula: str, seconds: float) -> None:
     """Print what was recovered, at what cost, and how sure it is."""
+    from unsoftmax.report.certified_bounds import WITHIN, certified_bounds
+
     rows = query_rows(recovery, formula)
     for one in certified_bounds(recovery.model, recovery.certificate.errors):
         if not one.norm and not one.bound:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoftmax.campaign.ledger_salvage import LedgerSummary, salvage, summary
 from unsoftmax.cli.console import AsJson, show_json, show_table, with_exit_status
 from unsoftmax.errors import LedgerError
+
+if TYPE_CHECKING:
+    from unsoftmax.campaign.ledger_salvage import LedgerSummary
 
 
 @with_exit_status
@@ -24,6 +26,8 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Show what a ledger holds, whether it is sound, and copy what is."""
+    from unsoftmax.campaign.ledger_salvage import salvage, summary
+
     found = summary(file)
     copied = None if salvage_to is None else salvage(file, salvage_to)
     if as_json:

@@ -1,29 +1,49 @@
 """Options drawn from the learners: every setting of every learner, and no list to keep.
 
 A command that takes ``settings: Settings`` gets one option per field of the learners in
-`BY_NAME`; it receives those that were given. Adding a learner needs no change here. A field
+`MODELS`; it receives those that were given. Adding a learner needs no change here. A field
 that is itself a learner (`TransformerLearner.parts` says which) gets the settings that its
 owner does not know. Settings that are arrays have no option: they are given in Python. One that
 is a function, `NetworkAlgorithm.algorithm`, is named as module:function and imported.
+
+Which settings there are is read off the learners' source: to import all of them takes a second,
+which nobody should wait for who asks for --help, or runs one.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import pkgutil
 import re
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
+from unsoftmax import learners
 from unsoftmax.cli.console import Refusal
 from unsoftmax.cli.targets import imported
-from unsoftmax.learners import BY_NAME
-from unsoftmax.protocol import Learner, Model
+from unsoftmax.learners import MODELS, MODULES
+
+if TYPE_CHECKING:
+    from unsoftmax.protocol import Learner, Model
 
 Settings: TypeAlias = Mapping[str, Any]
 
@@ -36,9 +56,9 @@ _FUNCTIONS = {"algorithm": "network"}
 
 def build(model: str, settings: Settings) -> Learner[Model]:
     """Make the learner that ``--model`` and the settings name."""
-    if model not in BY_NAME:
-        raise Refusal(f"--model is one of {', '.join(BY_NAME)}; it was {model!r}.")
-    learner = BY_NAME[model]
+    if model not in MODELS:
+        raise Refusal(f"--model is one of {', '.join(MODELS)}; it was {model!r}.")
+    learner = getattr(learners, MODELS[model])
     settings = _with_functions(settings)
     known = {field.name for field in fields(learner)}
     own = {name: value for name, value in settings.items() if name in known}
@@ -127,7 +147,7 @@ def arrange_help(command: Any, args: Sequence[str]) -> None:
         texts = _texts().get(option.name)
         if texts is None:
             continue
-        of_all = {name for names in texts.values() for name in names} == {*BY_NAME}
+        of_all = {name for names in texts.values() for name in names} == {*MODELS}
         own = [text for text, names in texts.items() if model in names]
         option.hidden = not own and not of_all
         if own:
@@ -141,7 +161,7 @@ def _model_in(args: Sequence[str]) -> str:
     """Return what follows --model, the last time; "" without one that is known."""
     named = [word.removeprefix("--model=") for word in args if word.startswith("--model=")]
     named += [after for word, after in pairwise(args) if word == "--model"]
-    return named[-1] if named and named[-1] in BY_NAME else ""
+    return named[-1] if named and named[-1] in MODELS else ""
 
 
 def in_flags(message: str, others: Mapping[str, str]) -> str:
@@ -149,7 +169,7 @@ def in_flags(message: str, others: Mapping[str, str]) -> str:
 
     ``others`` are further names with their options.
     """
-    models = {learner.__name__: f"--model {model}" for model, learner in BY_NAME.items()}
+    models = {learner: f"--model {model}" for model, learner in MODELS.items()}
     flags = {name: _flag(name) for name in _options()} | models | dict(others)
     named = [name for name in flags if _names(message, name)]
     listed = [f"{name} is {flags[name]}" for name in named]
@@ -176,17 +196,9 @@ def _kinds() -> dict[str, Any]:
     """Return every setting's type, by name."""
     kinds: dict[str, Any] = {}
     for _, learner in _all():
-        for field, hint in _written(learner):
-            kinds.setdefault(field.name, str if field.name in _FUNCTIONS else _kind(hint))
+        for setting in learner.settings:
+            kinds.setdefault(setting.name, setting.kind)
     return kinds
-
-
-def _written(learner: type[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the fields that a command line can say, and their types."""
-    hints = get_type_hints(learner)
-    for field in fields(learner):
-        if field.name in _FUNCTIONS or _kind(hints[field.name]) in _WRITTEN:
-            yield field, hints[field.name]
 
 
 @functools.cache
@@ -194,31 +206,86 @@ def _texts() -> dict[str, dict[str, list[str]]]:
     """Return what is said of every setting, each text with the models it is for."""
     texts: dict[str, dict[str, list[str]]] = {}
     for model, learner in _all():
-        helps = _helps(learner)
-        for field, hint in _written(learner):
-            name, text = field.name, helps.get(field.name, "")
-            if get_origin(hint) is Literal:
-                text += f" One of: {', '.join(get_args(hint))}."
-            if field.default not in (MISSING, None, False):
-                text += f" [default: {field.default}]"
-            if name == "dim":
-                text += " Needed, unless the target knows it."
-            elif name in _FUNCTIONS:
-                text += " As module:function, which is imported and run."
-            elif field.default is MISSING:
-                text += " Needed."
-            models = texts.setdefault(name, {}).setdefault(text, [])
+        for setting in learner.settings:
+            models = texts.setdefault(setting.name, {}).setdefault(setting.text, [])
             if model not in models:
                 models.append(model)
     return texts
 
 
-def _all() -> Iterator[tuple[str, type[Any]]]:
+def _all() -> Iterator[tuple[str, _Described]]:
     """Yield every model with its learner, and with the learners that are parts of it."""
-    for model, learner in BY_NAME.items():
+    for model, name in MODELS.items():
+        learner = _described(name)
         yield model, learner
-        for kinds in _parts(learner).values():
-            yield from ((model, kind) for kind in kinds)
+        yield from ((model, _described(part)) for part in learner.parts)
+
+
+class _Setting(NamedTuple):
+    """A field of a learner that a command line can say."""
+
+    name: str
+    kind: Any
+    text: str
+
+
+class _Described(NamedTuple):
+    """A learner as its source has it; ``parts`` are the learners that its own fields may be."""
+
+    settings: list[_Setting]
+    parts: list[str]
+
+
+@functools.cache
+def _described(name: str) -> _Described:
+    """Read a learner's settings without importing it."""
+    source = pkgutil.get_data(learners.__name__, f"{MODULES[name].replace('.', '/')}.py")
+    body = ast.parse(source or b"").body
+    [found] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
+    helps, learner = _helps(ast.get_docstring(found) or ""), _Described([], [])
+    for field in found.body:
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        own, hint, value = field.target.id, _hint(field.annotation), field.value
+        kind = str if own in _FUNCTIONS else _kind(hint)
+        if kind in _WRITTEN:
+            text = _text(own, hint, _default(value), helps.get(own, ""))
+            learner.settings.append(_Setting(own, kind, text))
+        elif own == "parts" and isinstance(value, ast.Dict):
+            named = (node for kinds in value.values for node in ast.walk(kinds))
+            learner.parts.extend(node.id for node in named if isinstance(node, ast.Name))
+    return learner
+
+
+def _hint(annotation: ast.expr) -> Any:
+    """Return a field's type as far as a command line can say it, Any for other types."""
+    known = {"int": int, "float": float, "bool": bool, "str": str, "Literal": Literal}
+    try:
+        return eval(ast.unparse(annotation), {}, defaultdict(lambda: Any, known))
+    except TypeError:  # another generic type
+        return Any
+
+
+def _default(value: ast.expr | None) -> Any:
+    """Return a field's default; what is no plain value has no option either."""
+    if isinstance(value, ast.Call):  # field(default=…)
+        value = next((word.value for word in value.keywords if word.arg == "default"), None)
+    return MISSING if value is None else getattr(value, "value", None)
+
+
+def _text(name: str, hint: Any, default: Any, text: str) -> str:
+    """Add to what a setting means what may be given."""
+    if get_origin(hint) is Literal:
+        text += f" One of: {', '.join(get_args(hint))}."
+    if default not in (MISSING, None, False):
+        text += f" [default: {default}]"
+    if name == "dim":
+        text += " Needed, unless the target knows it."
+    elif name in _FUNCTIONS:
+        text += " As module:function, which is imported and run."
+    elif default is MISSING:
+        text += " Needed."
+    return text
 
 
 def _flag(name: str) -> str:
@@ -227,7 +294,7 @@ def _flag(name: str) -> str:
 
 def _help_text(texts: Mapping[str, list[str]]) -> str:
     """Return one text where all models agree, else each text with the models it is for."""
-    if sum(map(len, texts.values())) == len(BY_NAME):
+    if sum(map(len, texts.values())) == len(MODELS):
         return next(iter(texts))
     return " ".join(f"({', '.join(models)}) {text}" for text, models in texts.items())
 
@@ -241,9 +308,9 @@ def _kind(hint: Any) -> Any:
     return hint
 
 
-def _helps(learner: type) -> dict[str, str]:
+def _helps(doc: str) -> dict[str, str]:
     """Read what each setting means from the docstring's Parameters section."""
-    section = re.split(r"\n(?=\w+\n-+\n)", inspect.getdoc(learner) or "")
+    section = re.split(r"\n(?=\w+\n-+\n)", doc)
     parameters = next((part for part in section if part.startswith("Parameters\n")), "")
     found = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", parameters, flags=re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}

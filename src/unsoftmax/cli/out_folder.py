@@ -12,8 +12,6 @@ import typer
 
 from unsoftmax.cli.commands import WORDS
 from unsoftmax.cli.console import Refusal, stderr
-from unsoftmax.oracles.layer_outputs import missing_extra
-from unsoftmax.report.command_record import COMMANDS_FILE, CommandRecord, note_command
 
 PAGE_NEEDS = "matplotlib and jinja2"
 PAGE_FILE = "report.html"
@@ -38,6 +36,8 @@ def refuse_file(out: Path) -> None:
 
 def prepare(out: Path, names: Iterable[str]) -> None:
     """Make the folder, and refuse it unless files of these names can be written there."""
+    from unsoftmax.report.command_record import COMMANDS_FILE
+
     refuse_file(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -90,6 +90,9 @@ def finish(
     about
         What the page names on top: ``target``, ``weights``.
     """
+    from unsoftmax.oracles.layer_outputs import missing_extra
+    from unsoftmax.report.command_record import CommandRecord, note_command
+
     try:
         note_command(out, result, CommandRecord.now(WORDS.get(), **about))
         if not report:

@@ -9,7 +9,6 @@ import typer
 
 from unsoftmax.cli.console import Refusal, stdout, with_exit_status
 from unsoftmax.cli.out_folder import PAGE_NEEDS
-from unsoftmax.oracles.layer_outputs import missing_extra
 
 
 @with_exit_status
@@ -20,6 +19,8 @@ def report(
     try:
         from unsoftmax.report.page import write_page
     except ModuleNotFoundError as error:
+        from unsoftmax.oracles.layer_outputs import missing_extra
+
         raise Refusal(str(missing_extra(PAGE_NEEDS, "report"))) from error
     try:
         page = write_page(folder)

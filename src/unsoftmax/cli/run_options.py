@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from unsoftmax.campaign import Retries
+from unsoftmax.campaign.retries import Retries
 from unsoftmax.cli.console import Refusal
 from unsoftmax.cli.options import in_flags
 from unsoftmax.errors import DimensionRefused, LedgerMismatch, Terminated, UnsoftmaxError

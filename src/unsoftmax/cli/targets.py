@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unsoftmax import oracles
+import unsoftmax as us
 from unsoftmax.cli.console import Refusal, signal_behind, stderr
-from unsoftmax.models import load
-from unsoftmax.protocol import Oracle
+
+if TYPE_CHECKING:
+    from unsoftmax.protocol import Oracle
 
 HELP = (
     "What to ask: a model.safetensors, a model.onnx, an endpoint of the Open Inference Protocol "
@@ -28,18 +29,18 @@ def resolve(target: str, coordinate: int | None = None, auth: str | None = None)
     ``auth`` names the environment variable with an endpoint's Authorization header.
     """
     oracle = _named(target, auth)
-    return oracle if coordinate is None else oracles.coordinate(oracle, coordinate)
+    return oracle if coordinate is None else us.oracles.coordinate(oracle, coordinate)
 
 
 def _named(target: str, auth: str | None) -> Oracle:
     if target.startswith(("http://", "https://")):
         try:
-            return oracles.from_url(target, auth)
+            return us.oracles.from_url(target, auth)
         except (ValueError, ImportError) as error:
             raise Refusal(str(error)) from error
     if "/v2/models/" in target and "://" not in target:
         raise Refusal(f"{target} is no URL: did you mean http://{target}?")
-    opened = {".safetensors": load, ".onnx": oracles.from_onnx}.get(Path(target).suffix)
+    opened = {".safetensors": us.load, ".onnx": us.oracles.from_onnx}.get(Path(target).suffix)
     if opened is not None:
         try:
             model: Oracle = opened(target)

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoftmax.campaign import Budget, Retries
+import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     AsJson,
@@ -23,7 +23,6 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.model_files import certified_errors, model_of, model_path
 from unsoftmax.cli.out_folder import (
     WithReport,
     and_more,
@@ -46,10 +45,9 @@ from unsoftmax.cli.run_options import (
     sentences,
 )
 from unsoftmax.errors import DimensionRefused
-from unsoftmax.questions import Verification
-from unsoftmax.questions import verify as run
-from unsoftmax.questions.known_claims import can_be_claimed
-from unsoftmax.questions.verification import VERIFICATION_FILE
+
+if TYPE_CHECKING:
+    from unsoftmax.questions import Verification
 
 _STATUS = {"same": 0, "different": 1, "undecided": 3}
 
@@ -93,6 +91,10 @@ def verify(
     Where `learn` wrote the weights, the certificate beside them counts: answers that differ by no
     more than it leaves open are the same.
     """
+    from unsoftmax.cli.model_files import certified_errors, model_of, model_path
+    from unsoftmax.questions.known_claims import can_be_claimed
+    from unsoftmax.questions.verification import VERIFICATION_FILE
+
     if out is not None:
         refuse_file(out)
     weights = model_path(weights)
@@ -108,18 +110,18 @@ def verify(
         prepare(out, (VERIFICATION_FILE,))
     began = time.monotonic()
     with _answering_no(), sentences(ledger), watching() as watcher:
-        result = run(
+        result = us.verify(
             oracle,
             model,
             errors=errors,
             locate=locate,
             seed=seed,
-            budget=Budget(budget, token_budget),
+            budget=us.Budget(budget, token_budget),
             ledger=ledger,
             batch=batch,
             workers=workers,
             progress=watcher,
-            retries=Retries(tries=retries, longest_wait_s=longest_wait),
+            retries=us.Retries(tries=retries, longest_wait_s=longest_wait),
             timeout=timeout,
         )
     files = ""
@@ -155,6 +157,8 @@ def _rows(
     result: Verification, seconds: float, *, kept: bool, most: int = 6
 ) -> list[tuple[str, str]]:
     """Return the rows of the table; of many tensors the ``most`` whose changes show least."""
+    from unsoftmax.questions.verification import VERIFICATION_FILE
+
     rows = [("verdict", result.verdict), ("queries", str(result.queries))]
     if result.tensor is not None:
         rows.append(("changed", result.tensor))

@@ -62,7 +62,7 @@ MODELS = {
 }
 """``--model`` on the command line, and the learner that it names."""
 
-_MODULES = {
+MODULES = {
     "Antisymmetric": "antisymmetric_part",
     "ApproximateHead": "single_head.approximate.approximate_head",
     "AttentionLayerLearner": "attention_layer.attention_layer_learner",
@@ -78,14 +78,15 @@ _MODULES = {
     "SensingHead": "single_head.sensing.sensing_head",
     "TransformerLearner": "transformer.transformer_learner",
 }
+"""Where a learner is."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a learner on first use (PEP 562)."""
     if name == "BY_NAME":
         value: Any = {model: __getattr__(learner) for model, learner in MODELS.items()}
-    elif name in _MODULES:
-        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    elif name in MODULES:
+        value = getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -30,6 +30,7 @@ from unsoftmax.models.linearised import (
     Linearised,
     OnDemand,
     Pullback,
+    Transposed,
 )
 from unsoftmax.models.scores import BilinearScores
 from unsoftmax.probes import Array
@@ -109,9 +110,9 @@ class FrozenModel(FrozenArrays):
         """How many numbers an answer has; None where it is one that is no vector."""
         return None
 
-    @abstractmethod
     def _composed(self) -> Composition:
         """Return the maps that the model is made of."""
+        raise TypeError(f"A {type(self).__name__} is made of no maps: it has no derivatives.")
 
     @cached_property
     def maps(self) -> Composition:
@@ -179,7 +180,13 @@ class FrozenModel(FrozenArrays):
             back = at.vjp(y[:, :, None, None] if scalar else y[:, :, None])
 
             def by(tensor: Tensor) -> Callable[[], Gradients]:
-                return lambda: (_one(back.by[tensor.path.removesuffix(".T")], tensor.place),)
+                path = tensor.path.removesuffix(".T")
+
+                def made() -> Gradients:
+                    one = _one(back.by[path], tensor.place)
+                    return (one if path == tensor.path else Transposed(one),)
+
+                return made
 
             return Pullback(OnDemand({n: by(t) for n, t in self.tensors.items()}), back.tokens)
 

@@ -32,6 +32,11 @@ class Product:
         m, d = matrix.shape
         return cls(matrix, np.eye(d)) if d <= m else cls(np.eye(m), matrix)
 
+    @classmethod
+    def zeros(cls, m: int, d: int) -> Self:
+        """Take the matrix 0, with factors of rank 0."""
+        return cls(np.zeros((m, 0)), np.zeros((0, d)))
+
     @property
     def whole(self) -> Array:
         """The matrix (m, d)."""
@@ -47,7 +52,11 @@ class Product:
     @property
     def nothing(self) -> Product:
         """The matrix 0 of the same shape."""
-        return Product(self.left[:, :0], self.right[:0])
+        return self.part(0, 0)
+
+    def part(self, first: int, last: int) -> Product:
+        """Return the product of these columns of ``left`` and rows of ``right``."""
+        return Product(self.left[:, first:last], self.right[first:last])
 
     def __add__(self, other: Product) -> Product:
         return Product(np.hstack([self.left, other.left]), np.vstack([self.right, other.right]))

@@ -1,55 +1,76 @@
-"""What people call a layer's projections: found among a model's own arrays, and named like them."""
+"""What people call a layer's projections: found among a model's own arrays, and named like them.
+
+What a family of models calls its arrays, and how it lays them out, is a row of `FAMILIES`: another
+family is another row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array
 
-ROLES = ("q", "k", "v", "o")
+NAMES = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 
 
 @dataclass(frozen=True, slots=True)
-class NameScheme:
-    """What a family of models calls a sub-layer's arrays, before "weight" and "bias"."""
+class Family:
+    """What a family of models calls a sub-layer's arrays, and what these mean."""
 
     projections: Mapping[str, str]
-    """Behind the layer's prefix; "q+k+v" is one array that holds the three."""
+    """Behind the layer's prefix; "qkv" is one array that holds the three."""
     norm: str
-    """The sub-layer's norm: behind the prefix, the prefix's own parent where it begins with "../",
-    and the prefix without its dot where it begins with "_"."""
-    before: bool | None
+    """The sub-layer's norm, of the layer's prefix ({layer}, with its last dot), that of what the
+    layer is in ({parent}), or the prefix without its dot ({stem})."""
+    before: bool | None = None
     """Where that norm is; None where models of these names differ."""
-    square: bool
+    square: bool = False
     """Whether such layers have as many outputs and query rows as d."""
     bare: bool = False
     """Whether such layers have no biases, and norms without a mean: RMSNorm."""
+    rotary: bool = False
+    """Whether such models turn queries and keys by their positions."""
+    transposed: bool = False
+    """Whether arrays are (in, out), as Conv1D has them. Such are read, not written."""
+    ends: tuple[str, str] = ("weight", "bias")
+    """What follows a projection's name."""
+    norm_ends: tuple[str, str] = ("weight", "bias")
+    """What follows the norm's: scale and shift."""
+
+    def arrays(self, prefix: str) -> Iterator[tuple[str, list[str]]]:
+        """Go through a layer's arrays: what theirs is called, and which of `NAMES` it holds."""
+        for roles, name in self.projections.items():
+            for end, ours in zip(self.ends, ("", "_bias"), strict=True):
+                yield prefix + name + end, [role + ours for role in roles]
+
+    def norm_names(self, prefix: str) -> list[str]:
+        """Return what the scale and the shift of a layer's norm are called."""
+        stem = prefix.rstrip(".")
+        name = self.norm.format(layer=prefix, stem=stem, parent=stem[: stem.rfind(".") + 1])
+        return [name + end for end in self.norm_ends]
 
 
-SCHEMES: Mapping[str, NameScheme] = {
-    "torch": NameScheme({"q+k+v": "in_proj_", "o": "out_proj."}, "../norm1.", False, True),
-    "BERT": NameScheme(
-        {"q": "self.query.", "k": "self.key.", "v": "self.value.", "o": "output.dense."},
-        "output.LayerNorm.",
-        False,
-        True,
+_EACH = {"q": "q_proj.", "k": "k_proj.", "v": "v_proj."}
+_FUSED = {"qkv": "in_proj_", "o": "out_proj."}
+_BERT = {"q": "self.query.", "k": "self.key.", "v": "self.value.", "o": "output.dense."}
+
+FAMILIES: Mapping[str, Family] = {
+    "torch": Family(_FUSED, "{parent}norm1.", before=False, square=True),
+    "BERT": Family(_BERT, "{layer}output.LayerNorm.", before=False, square=True),
+    "Llama": Family(
+        _EACH | {"o": "o_proj."}, "{parent}input_layernorm.", before=True, bare=True, rotary=True
     ),
-    "Llama": NameScheme(
-        {role: f"{role}_proj." for role in ROLES}, "../input_layernorm.", True, False, bare=True
-    ),
-    "OPT": NameScheme(
-        {"q": "q_proj.", "k": "k_proj.", "v": "v_proj.", "o": "out_proj."},
-        "_layer_norm.",
-        None,
-        True,
+    "OPT": Family(_EACH | {"o": "out_proj."}, "{stem}_layer_norm.", square=True),
+    "GPT-2": Family(
+        {"qkv": "c_attn.", "o": "c_proj."}, "{parent}ln_1.", before=True, transposed=True
     ),
 }
+_OURS = Family({r: r for r in "qkvo"}, "norm_", ends=("", "_bias"), norm_ends=("scale", "shift"))
 
 
 def find_projections(
@@ -64,7 +85,7 @@ def find_projections(
     ----------
     weights : mapping of str to array
         A state dict, or what an ``.npz`` or ``.safetensors`` holds: q, k, v, o (with q_bias …),
-        or the names of torch's MultiheadAttention (in_proj_weight), BERT, Llama or OPT.
+        or the names of torch's MultiheadAttention (in_proj_weight), BERT, Llama, OPT or GPT-2.
     layer : str, optional
         What the names begin with, as in ``encoder.layer.0.attention``; it may be left out
         where only one layer is there.
@@ -72,7 +93,7 @@ def find_projections(
         What the model's norms add to variances: a setting of the model, none of its arrays. Then
         the whole sub-layer is found, its residual and its norm with it (norm_scale and
         norm_shift; BERT's ``output.LayerNorm``, torch's ``norm1``, Llama's ``input_layernorm``,
-        ``self_attn_layer_norm``).
+        ``self_attn_layer_norm``, GPT-2's ``ln_1``).
     before : bool, optional
         Whether that norm is before the heads, for names that do not say: torch's are behind by
         default (``norm_first=False``), OPT's before, BART's, of the same names, behind.
@@ -97,192 +118,118 @@ def find_projections(
     >>> {name: array.shape for name, array in find_projections(state).items()}
     {'q': (4, 4), 'k': (4, 4), 'v': (4, 4), 'o': (4, 4)}
     """
-    prefix, kind = _only_layer(weights, layer)
+    prefix, family = _only_layer(weights, layer)
     for name in (f"{prefix}q_norm.weight", f"{prefix}k_norm.weight"):
         if name in weights:
             raise ValueError(
                 f"{name} is there: this layer normalises queries or keys, so its projections "
                 "alone are not its function."
             )
-    found: dict[str, Any] = _read(weights, _names(prefix, kind), plain=kind is None)
+    found: dict[str, Any] = {}
+    for name, ours in family.arrays(prefix):
+        if name in weights:
+            x = real_array(name, weights[name])
+            x = x.T if family.transposed else x
+            if len(x) % len(ours):
+                parts = "+".join(ours)
+                raise ValueError(f"{name} must hold {parts} in equal parts; it has {x.shape}.")
+            found |= zip(ours, np.split(x, len(ours)), strict=True)
+    found = {name: found[name] for name in NAMES if name in found}
     if eps is not None:
-        found |= {"residual": True, "norm": _norm(weights, prefix, kind, eps, before)}
-    elif before is not None:
+        return {**found, "residual": True, "norm": _norm(weights, prefix, family, eps, before)}
+    if before is not None:
         raise ValueError("before says where a norm is: give eps with it.")
     return found
 
 
 def named_projections(
-    projections: Mapping[str, Any], names: str, prefix: str = ""
+    projections: Mapping[str, Array], norm: LayerNorm | None, names: str, prefix: str = ""
 ) -> dict[str, Array]:
-    """Return projections under the names of a family of models; the inverse of the search.
-
-    Parameters
-    ----------
-    projections : mapping
-        What `find_projections` returns; ``heads``, ``kv_heads`` and ``residual`` are not held by
-        arrays.
-    names : {"torch", "BERT", "Llama", "OPT"}
-        Which names.
-    prefix : str, optional
-        The layer's, as in ``encoder.layer.0.attention``.
-
-    Raises
-    ------
-    ValueError
-        Models of such names have no place for a norm where this one is.
-    """
-    scheme, norm = scheme_of(names), projections.get("norm")
+    """Return projections, and a norm, under the names of a family; the inverse of the search."""
+    family, state = family_called(names), {}
     prefix = f"{prefix.rstrip('.')}." if prefix else ""
-    state: dict[str, Array] = {}
-    for role, name in scheme.projections.items():
-        for suffix, ours in (("weight", ""), ("bias", "_bias")):
-            parts = [projections.get(part + ours) for part in role.split("+")]
-            rows = [part for part in parts if part is not None]
-            if rows and not (ours and scheme.bare and not any(x.any() for x in rows)):
-                state[f"{prefix}{name}{suffix}"] = np.concatenate(rows)
-    if norm is not None:
-        if scheme.before not in (None, norm.before) and names != "torch":
-            where = "before" if scheme.before else "behind"
-            raise ValueError(
-                f"{names} has its norm {where} the heads; this one is on their other side."
-            )
-        place = _norm_place(prefix, scheme)
-        state[f"{place}weight"] = norm.scale
-        if norm.centred or norm.shift.any():
-            state[f"{place}bias"] = norm.shift
-    return state
+    for name, ours in family.arrays(prefix):
+        array = np.concatenate([projections[part] for part in ours])
+        if array.ndim > 1 or not family.bare or array.any():
+            state[name] = array
+    if norm is None:
+        return state
+    # torch's layers have an argument for it, norm_first
+    if family.before not in (None, norm.before) and names != "torch":
+        at = "before" if family.before else "behind"
+        raise ValueError(f"{names} has its norm {at} the heads; this one is on their other side.")
+    scale, shift = family.norm_names(prefix)
+    kept = norm.centred or norm.shift.any()
+    return state | {scale: norm.scale} | ({shift: norm.shift} if kept else {})
 
 
-def scheme_of(names: str) -> NameScheme:
-    """Return the scheme that people call so."""
-    if names not in SCHEMES:
-        raise ValueError(f"names must be one of {', '.join(SCHEMES)}; it is {names!r}.")
-    return SCHEMES[names]
+def family_called(names: str) -> Family:
+    """Return the family whose names arrays may be given."""
+    written = {name: family for name, family in FAMILIES.items() if not family.transposed}
+    if names not in written:
+        raise ValueError(f"names must be one of {', '.join(written)}; it is {names!r}.")
+    return written[names]
 
 
 def may_be_rotary(weights: Mapping[str, Any]) -> bool:
     """Tell whether names are those of models that turn queries and keys by their positions."""
-    return any(name.endswith("o_proj.weight") for name in weights)
+    ends = tuple(f"{f.projections['o']}{f.ends[0]}" for f in FAMILIES.values() if f.rotary)
+    return any(name.endswith(ends) for name in weights)
 
 
-def _only_layer(weights: Mapping[str, Any], layer: str | None) -> tuple[str, NameScheme | None]:
-    """Return the one layer's prefix and names; None for q, k, v and o themselves."""
-    found = _layers(weights)
-    if layer is not None:
-        found = {prefix: names for prefix, names in found.items() if _begins(prefix, layer)}
+def _only_layer(weights: Mapping[str, Any], layer: str | None) -> tuple[str, Family]:
+    """Return the one layer's prefix and whose names it has."""
+    found: dict[str, Family] = {}
+    for family in FAMILIES.values():
+        first, *others = (name + family.ends[0] for name in family.projections.values())
+        for key in sorted(weights):
+            at = key.removesuffix(first)
+            if key.endswith(first) and all(at + name in weights for name in others):
+                found.setdefault(at, family)
+    found = {"": _OURS} if weights.keys() >= _OURS.projections.keys() else found
+    begin = "" if layer is None else f"{layer.rstrip('.')}."  # whole words
+    found = {at: family for at, family in found.items() if f"{at}.".startswith(begin)}
     if not found:
         where = "" if layer is None else f" that begins with {layer!r}"
-        some = ", ".join(sorted(weights)[:6]) or "none"
         raise ValueError(
             f"No attention layer{where}: looked for q, k, v and o, and for the names of "
-            f"{', '.join(SCHEMES)}. The arrays are called {some}{' …' if len(weights) > 6 else ''}."
+            f"{', '.join(FAMILIES)}. The arrays are called {_some(sorted(weights), 6)}."
         )
     if len(found) > 1:
-        raise ValueError(
-            f"{len(found)} attention layers are there: name one of "
-            f"{', '.join(prefix.rstrip('.') for prefix in list(found)[:8])}"
-            f"{' …' if len(found) > 8 else ''}."
-        )
-    [only] = found.items()
-    return only
+        several = _some([at.rstrip(".") for at in found], 8)
+        raise ValueError(f"{len(found)} attention layers are there: name one of {several}.")
+    return next(iter(found.items()))
 
 
-def _layers(weights: Mapping[str, Any]) -> dict[str, NameScheme | None]:
-    """Return what every layer's names are, by the layer's prefix."""
-    if set(ROLES) <= weights.keys():
-        return {"": None}
-    found: dict[str, NameScheme | None] = {}
-    for kind in SCHEMES.values():
-        first = next(iter(kind.projections.values())) + "weight"
-        for key in sorted(weights):
-            prefix = key.removesuffix(first)
-            whole = _names(prefix, kind).values()
-            if key.endswith(first) and all(f"{name}weight" in weights for name in whole):
-                found.setdefault(prefix, kind)
-    return found
-
-
-def _names(prefix: str, kind: NameScheme | None) -> dict[str, str]:
-    """Return what a layer's projections are called, by their role."""
-    if kind is None:
-        return {role: role for role in ROLES}
-    return {role: prefix + name for role, name in kind.projections.items()}
-
-
-def _begins(prefix: str, layer: str) -> bool:
-    """Tell whether a layer's prefix begins with these whole words."""
-    return f"{prefix}.".startswith(f"{layer.rstrip('.')}.")
-
-
-def _norm_place(prefix: str, kind: NameScheme | None) -> str:
-    """Return what a layer's norm is called, before "weight" and "bias"."""
-    if kind is None:
-        return "norm_"
-    if kind.norm.startswith("../"):
-        parent, dot, _ = prefix.rstrip(".").rpartition(".")
-        return parent + dot + kind.norm.removeprefix("../")
-    return (prefix.rstrip(".") if kind.norm.startswith("_") else prefix) + kind.norm
+def _some(names: Sequence[str], most: int) -> str:
+    return (", ".join(names[:most]) or "none") + (" …" if len(names) > most else "")
 
 
 def _norm(
-    weights: Mapping[str, Any],
-    prefix: str,
-    kind: NameScheme | None,
-    eps: float,
-    before: bool | None,
+    weights: Mapping[str, Any], prefix: str, family: Family, eps: float, before: bool | None
 ) -> LayerNorm:
     """Read a sub-layer's norm."""
-    place = _norm_place(prefix, kind)
-    scale, shift = (place + x for x in (("scale", "shift") if kind is None else ("weight", "bias")))
+    scale, shift = family.norm_names(prefix)
     if scale not in weights:
         raise ValueError(f"No norm of this layer: looked for {scale}. Without eps none is needed.")
-    where = before if before is not None else None if kind is None else kind.before
+    where = family.before if before is None else before
     if where is None:
         raise ValueError(f"Whether {scale} is before the heads or behind is not known: say before.")
-    there = _float64(shift, weights[shift]) if shift in weights else None
-    centred = there is not None or kind is None or not kind.bare
-    return LayerNorm(_float64(scale, weights[scale]), there, eps, where, centred)
+    there = real_array(shift, weights[shift]) if shift in weights else None
+    centred = there is not None or not family.bare
+    return LayerNorm(real_array(scale, weights[scale]), there, eps, where, centred)
 
 
-def _read(weights: Mapping[str, Any], names: Mapping[str, str], plain: bool) -> dict[str, Any]:
-    """Take a layer's arrays as float64, q, k and v apart; biases where they are."""
-    found: dict[str, Array] = {}
-    for role, name in names.items():
-        bias = f"{name}_bias" if plain else f"{name}bias"
-        for key, suffix in ((name if plain else f"{name}weight", ""), (bias, "_bias")):
-            if key not in weights:
-                continue
-            array = _float64(key, weights[key])
-            parts = role.split("+")
-            if len(array) % len(parts):
-                raise ValueError(f"{key} must hold {role} in equal parts; it has {array.shape}.")
-            for part, rows in zip(parts, np.split(array, len(parts)), strict=True):
-                found[part + suffix] = rows
-    order = [role + suffix for suffix in ("", "_bias") for role in ROLES]
-    return {name: found[name] for name in order if name in found}
-
-
-def _float64(name: str, array: Any) -> Array:
+def real_array(name: str, values: Any, dimensions: int | None = None) -> Array:
+    """Return real, finite numbers of so many dimensions, or of any, as float64."""
     # a torch tensor on another device, or one that needs gradients, is no array yet
-    if hasattr(array, "detach"):
-        array = array.detach().cpu().double().numpy()
-    [checked] = real_arrays({name: array}, np.ndim(array))
-    return checked
-
-
-def real_arrays(given: Mapping[str, ArrayLike], dimensions: int) -> list[Array]:
-    """Return arrays of real, finite numbers and of so many dimensions as float64."""
-    arrays = []
-    for name, values in given.items():
-        array = np.asarray(values)
-        if array.dtype.kind not in "fiub" or array.ndim != dimensions:
-            raise ValueError(
-                f"{name} must have {dimensions} dimension{'s' if dimensions > 1 else ''} of real "
-                f"numbers; it is {array.dtype} of shape {array.shape}."
-            )
-        array = array.astype(np.float64)
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} must be finite; it holds NaN or infinity.")
-        arrays.append(array)
-    return arrays
+    array = np.asarray(values.detach().cpu().double() if hasattr(values, "detach") else values)
+    wanted = array.ndim if dimensions is None else dimensions
+    if array.dtype.kind not in "fiub" or array.ndim != wanted:
+        raise ValueError(
+            f"{name} must have {wanted} dimension{'s' if wanted > 1 else ''} of real numbers; it "
+            f"is {array.dtype} of shape {array.shape}."
+        )
+    if not np.isfinite(array := array.astype(np.float64)).all():
+        raise ValueError(f"{name} must be finite; it holds NaN or infinity.")
+    return array

@@ -18,9 +18,8 @@ and √S Rᵀ are taken, padded with zeros to d_h rows; b_v = 0 and b_o = c.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,85 +28,13 @@ from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.products import Product
-from unsoftmax.models.projection_names import ROLES, named_projections, real_arrays, scheme_of
+from unsoftmax.models.projection_names import NAMES, family_called, named_projections, real_array
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array
 
-
-@overload
-def from_projections(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    o: ArrayLike,
-    heads: int,
-    q_bias: ArrayLike | None = None,
-    k_bias: ArrayLike | None = None,
-    v_bias: ArrayLike | None = None,
-    o_bias: ArrayLike | None = None,
-    kv_heads: int | None = None,
-    coordinate: None = None,
-    residual: bool = False,
-    norm: LayerNorm | None = None,
-) -> AttentionLayer: ...
-
-
-@overload
-def from_projections(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    o: ArrayLike,
-    heads: int,
-    q_bias: ArrayLike | None = None,
-    k_bias: ArrayLike | None = None,
-    v_bias: ArrayLike | None = None,
-    o_bias: ArrayLike | None = None,
-    kv_heads: int | None = None,
-    *,
-    coordinate: int | ArrayLike,
-) -> MultiHead: ...
-
-
-@overload
-def from_projections(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    o: ArrayLike,
-    heads: int,
-    q_bias: ArrayLike | None = None,
-    k_bias: ArrayLike | None = None,
-    v_bias: ArrayLike | None = None,
-    o_bias: ArrayLike | None = None,
-    kv_heads: int | None = None,
-    coordinate: None = None,
-    residual: bool = False,
-    *,
-    rotary_base: float,
-    layout: str = "halves",
-) -> RotaryLayer: ...
-
-
-@overload
-def from_projections(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    o: ArrayLike,
-    heads: int,
-    q_bias: ArrayLike | None = None,
-    k_bias: ArrayLike | None = None,
-    v_bias: ArrayLike | None = None,
-    o_bias: ArrayLike | None = None,
-    kv_heads: int | None = None,
-    *,
-    coordinate: int | ArrayLike,
-    rotary_base: float,
-    layout: str = "halves",
-) -> RotaryHeads: ...
+_Piece = tuple[Product, Product]
+"""What one head of arrays holds: [W | w] and M, compact."""
 
 
 def from_projections(
@@ -127,7 +54,7 @@ def from_projections(
     *,
     rotary_base: float | None = None,
     layout: str = "halves",
-) -> AttentionLayer | MultiHead | RotaryLayer | RotaryHeads:
+) -> Any:
     """Build a layer from its projections, or its heads as one output coordinate shows them.
 
     Parameters
@@ -187,126 +114,65 @@ def from_projections(
     >>> from_projections(q[:4], k[:2], v[:2], o[:, :4], heads=2, kv_heads=1, rotary_base=10_000)
     RotaryLayer(H=2, G=1, d=6, rotary)
     """
-    biases = {"q": q_bias, "k": k_bias, "v": v_bias, "o": o_bias}
-    given = _Projections.of({"q": q, "k": k, "v": v, "o": o}, biases, heads, kv_heads)
-    if rotary_base is not None:
-        if norm is not None or (coordinate is not None and residual):
-            raise ValueError(
-                "A RotaryLayer has no norm, and one coordinate of it no residual: leave "
-                f"{'norm' if norm is not None else 'coordinate'} out beside rotary_base."
-            )
-        turned = given.turned(Rotary.of(rotary_base, given.k.shape[1]), layout, residual)
-        if coordinate is None:
-            return turned
-        return turned.coordinate(_weights_of(coordinate, turned.outputs))
-    if coordinate is None:
-        return given.layer(residual, norm)
-    if residual or norm is not None:
+    given = (q, k, v, o, q_bias, k_bias, v_bias, o_bias)
+    Q, K, V, O, b_q, b_k, b_v, b_o = _by_head(given, heads, kv_heads)  # noqa: E741
+    if norm is not None and rotary_base is not None:
+        raise ValueError("A RotaryLayer has no norm: leave norm out beside rotary_base.")
+    if coordinate is not None and (residual or norm is not None):
         raise ValueError(
             "One coordinate of a sub-layer with a residual or a norm is no sum of heads: leave "
             "coordinate out."
         )
-    return given.coordinate(_weights_of(coordinate, len(given.o_bias)))
+    row = None if coordinate is None else _weights_of(coordinate, len(b_o))
+    g = np.arange(len(Q)) // (len(Q) // len(K))  # the key and value head of every query head
+    if rotary_base is not None:
+        rotary, rows = Rotary.of(rotary_base, K.shape[1]), np.arange(K.shape[1])
+        if layout not in ("halves", "interleaved"):
+            raise ValueError(f'layout must be "halves" or "interleaved"; it is {layout!r}.')
+        # rows 2k and 2k + 1 are plane k from here on
+        plane = rows.reshape(2, -1).T.ravel() if layout == "halves" else rows
+        K, Q, b_k, b_q = K[:, plane], Q[:, plane], b_k[:, plane], b_q[:, plane]
+        c = b_o + np.einsum("hmr,hr->m", O, b_v[g])
+        layer = RotaryLayer(O, V, K, Q, c, rotary, k_bias=b_k, q_bias=b_q, residual=residual)
+        return layer if row is None else layer.coordinate(row)
+    K, V, b_v, each = K[g], V[g], b_v[g], range(len(g))
+    if row is None:
+        parts = [LayerHead.from_factors(O[h], V[h], K[h], Q[h], K[h].T @ b_q[h]) for h in each]
+        return AttentionLayer(parts, sum((O[h] @ b_v[h] for h in each), b_o), residual, norm)
+    o_h = np.einsum("m,hmr->hr", row, O)
+    v, w = np.einsum("hr,hrd->hd", o_h, V), np.einsum("hrd,hr->hd", K, b_q)
+    return MultiHead.from_factors(K, Q, v, w, float(np.sum(o_h * b_v) + row @ b_o))
 
 
-@dataclass(frozen=True, slots=True)
-class _Projections:
-    """A layer's projections head by head; query heads that share keys stand beside each other."""
+def _by_head(given: Sequence[Any], heads: int, kv_heads: int | None) -> Iterable[Array]:
+    """Return q (H, s, d), k and v (G, s, d), o (H, m, s) and their biases alike, d_h = s.
 
-    q: Array
-    """(H, d_h, d), times 1/√d_h; q_bias (H, d_h) alike."""
-    k: Array
-    """(G, d_h, d), and so is v."""
-    v: Array
-    o: Array
-    """(H, m, d_h)."""
-    q_bias: Array
-    k_bias: Array
-    """(G, d_h), and so is v_bias."""
-    v_bias: Array
-    o_bias: Array
-    """(m,)."""
-
-    @classmethod
-    def of(
-        cls,
-        arrays: Mapping[str, ArrayLike],
-        biases: Mapping[str, ArrayLike | None],
-        heads: int,
-        kv_heads: int | None,
-    ) -> _Projections:
-        H = _positive("heads", heads)
-        G = _positive("kv_heads", heads if kv_heads is None else kv_heads)
-        Q, K, V, out = real_arrays(arrays, 2)
-        size = _head_size(Q, K, V, out, H, G)
-        b = {}
-        for role, rows in zip(ROLES, (Q, K, V, out), strict=True):
-            bias = biases[role]
-            given = np.zeros(len(rows)) if bias is None else bias
-            [b[role]] = real_arrays({f"{role}_bias": given}, 1)
-            if b[role].shape != (len(rows),):
-                raise ValueError(
-                    f"{role}_bias must have shape ({len(rows)},); it has {b[role].shape}."
-                )
-        scale = 1 / math.sqrt(size)
-        return cls(
-            q=scale * Q.reshape(H, size, -1),
-            k=K.reshape(G, size, -1),
-            v=V.reshape(G, size, -1),
-            o=np.moveaxis(out.reshape(len(out), H, size), 1, 0),
-            q_bias=scale * b["q"].reshape(H, size),
-            k_bias=b["k"].reshape(G, size),
-            v_bias=b["v"].reshape(G, size),
-            o_bias=b["o"],
-        )
-
-    def layer(self, residual: bool, norm: LayerNorm | None) -> AttentionLayer:
-        """Return all outputs at once."""
-        share, heads, c = len(self.q) // len(self.k), [], self.o_bias
-        for h, (Q, out, b_q) in enumerate(zip(self.q, self.o, self.q_bias, strict=True)):
-            K, V, b_v = (x[h // share] for x in (self.k, self.v, self.v_bias))
-            heads.append(LayerHead.from_factors(out, V, K, Q, K.T @ b_q))
-            c = c + out @ b_v
-        return AttentionLayer(heads, c, residual, norm)
-
-    def turned(self, rotary: Rotary, layout: str, residual: bool) -> RotaryLayer:
-        """Return all outputs at once, of scores that turn with distance."""
-        rows = _plane_rows(layout, self.k.shape[1])
-        share = len(self.q) // len(self.k)
-        b_v = np.repeat(self.v_bias, share, axis=0)
-        return RotaryLayer(
-            self.o,
-            self.v,
-            self.k[:, rows],
-            self.q[:, rows],
-            self.o_bias + np.einsum("hmr,hr->m", self.o, b_v),
-            rotary,
-            k_bias=self.k_bias[:, rows],
-            q_bias=self.q_bias[:, rows],
-            residual=residual,
-        )
-
-    def coordinate(self, row: Array) -> MultiHead:
-        """Return one sum of outputs."""
-        share = len(self.q) // len(self.k)
-        K, V, b_v = (np.repeat(x, share, axis=0) for x in (self.k, self.v, self.v_bias))
-        o_h = np.einsum("m,hmr->hr", row, self.o)
-        return MultiHead.from_factors(
-            K,
-            self.q,
-            v=np.einsum("hr,hrd->hd", o_h, V),
-            w=np.einsum("hrd,hr->hd", K, self.q_bias),
-            c=float(np.sum(o_h * b_v) + row @ self.o_bias),
-        )
-
-
-def _plane_rows(layout: str, size: int) -> Indices:
-    """Return which rows of a head's keys are rows 2k and 2k + 1 of plane k."""
-    if layout == "interleaved":
-        return np.arange(size)
-    if layout != "halves":
-        raise ValueError(f'layout must be "halves" or "interleaved"; it is {layout!r}.')
-    return np.arange(size).reshape(2, -1).T.ravel()
+    The scale 1/√s is in q and its bias. Query heads that share keys stand beside each other.
+    """
+    H = _positive("heads", heads)
+    G = _positive("kv_heads", heads if kv_heads is None else kv_heads)
+    Q, K, V, out = (real_array(name, x, 2) for name, x in zip("qkvo", given[:4], strict=True))
+    if len(Q) % H:
+        raise ValueError(f"q has {len(Q)} rows, which {H} heads cannot share equally.")
+    size, shape = len(Q) // H, (len(Q) // _shared(H, G), Q.shape[1])
+    for name, x in (("k", K), ("v", V)):
+        if x.shape != shape:
+            hint = "" if G != H else "; where query heads share key heads, give kv_heads"
+            raise ValueError(
+                f"{name} must have shape {shape} beside q of shape {Q.shape} and {G} key and value "
+                f"heads; it has {x.shape}{hint}."
+            )
+    if out.shape[1] != len(Q):
+        raise ValueError(f"o must have shape (m, {len(Q)}) beside q; it has {out.shape}.")
+    b = []
+    for name, bias, x in zip(NAMES[4:], given[4:], (Q, K, V, out), strict=True):
+        b.append(real_array(name, np.zeros(len(x)) if bias is None else bias, 1))
+        if len(b[-1]) != len(x):
+            raise ValueError(f"{name} must have shape ({len(x)},); it has {b[-1].shape}.")
+    scale = 1 / math.sqrt(size)
+    rows = (scale * Q, K, V, out.T, scale * b[0], b[1], b[2])
+    Q, K, V, out, *parts = (x.reshape(-1, size, *x.shape[1:]) for x in rows)
+    return Q, K, V, out.swapaxes(1, 2), *parts, b[3]
 
 
 def to_projections(
@@ -373,167 +239,98 @@ def to_projections(
             f"to_projections takes an AttentionLayer; this is a {type(layer).__name__}, whose own "
             "arrays, .arrays(), are what it computes with."
         )
-    if names is not None and scheme_of(names).square:
-        heads, head_dim = _square(layer, heads, head_dim, names)
-    groups = _groups(layer, heads, head_dim, kv_heads, rtol)
-    arrays = {role: np.concatenate([group[role] for group in groups]) for role in "qkv"}
-    arrays["o"] = np.concatenate([group["o"] for group in groups], axis=1)
-    arrays["q_bias"] = np.concatenate([group["q_bias"] for group in groups])
-    arrays |= {f"{role}_bias": np.zeros(len(arrays[role])) for role in "kv"}
-    arrays |= {"o_bias": layer.c}
-    whole = {"residual": layer.residual, "norm": layer.norm}
-    if names is not None:
-        return dict(named_projections({**arrays, **whole}, names, prefix))
-    H = sum(group["heads"] for group in groups)
-    return {**arrays, "heads": H, "kv_heads": len(groups), **whole}
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What one head of the arrays holds: [W | w] and M, compact."""
-
-    scores: Product
-    values: Product
-
-    @classmethod
-    def empty(cls, layer: AttentionLayer) -> _Piece:
-        d, m = layer.dim, layer.outputs
-        scores, values = np.zeros((0, d + 1)), np.zeros((0, d))
-        return cls(Product(np.zeros((d, 0)), scores), Product(np.zeros((m, 0)), values))
-
-    def shares_with(self, other: _Piece, rtol: float) -> bool:
-        """Tell whether the other's keys and values are within the span of these."""
-        U, s = self.scores.left, np.linalg.norm(other.scores.right, axis=1)
-        beyond = (other.scores.left - U @ (U.T @ other.scores.left)) * s
-        V = self.values.right / np.linalg.norm(self.values.right, axis=1)[:, None]
-        rows = other.values.right - (other.values.right @ V.T) @ V
-        return bool(
-            np.linalg.norm(beyond) <= rtol * np.linalg.norm(s)
-            and np.linalg.norm(rows) <= rtol * np.linalg.norm(other.values.right)
-        )
-
-
-def _square(
-    layer: AttentionLayer, heads: int | None, head_dim: int | None, names: str
-) -> tuple[int, int]:
-    """Return H and d_h of a layer with H d_h = d = m."""
-    H = layer.H if heads is None else _positive("heads", heads)
-    size = layer.dim // max(1, H) if head_dim is None else _positive("head_dim", head_dim)
-    if layer.outputs != layer.dim or H * size != layer.dim:
-        raise ValueError(
-            f"{names} has layers of d outputs and heads·head_dim = d; this one has "
-            f"d = {layer.dim}, m = {layer.outputs} and would have {H} heads of {size}: say heads."
-        )
-    return H, size
-
-
-def _groups(
-    layer: AttentionLayer,
-    heads: int | None,
-    head_dim: int | None,
-    kv_heads: int | None,
-    rtol: float,
-) -> list[dict[str, Any]]:
-    """Return the arrays of every key and value head, with those of the query heads it serves."""
-    compact = [_Piece(h.scores.compact(), h.values.compact()) for h in layer.heads]
-    ranks = [_rank(x, rtol) for piece in compact for x in (piece.scores, piece.values)]
-    size = max([1, *ranks]) if head_dim is None else _positive("head_dim", head_dim)
-    pieces = [part for h, piece in enumerate(compact) for part in _split(piece, size, h, rtol)]
-    H = max(1, len(pieces)) if heads is None else _positive("heads", heads)
+    d, m, H = layer.dim, layer.outputs, None if heads is None else _positive("heads", heads)
+    size = None if head_dim is None else _positive("head_dim", head_dim)
+    if names is not None and family_called(names).square:
+        H = layer.H if H is None else H
+        size = d // max(1, H) if size is None else size
+        if m != d or H * size != d:
+            raise ValueError(
+                f"{names} has layers of d outputs and heads·head_dim = d; this one has d = {d}, "
+                f"m = {m} and would have {H} heads of {size}: say heads."
+            )
+    compact = [[_cut(x.compact(), rtol) for x in (h.scores, h.values)] for h in layer.heads]
+    size = size or max([1, *(len(x.right) for piece in compact for x in piece)])
+    pieces: list[_Piece] = []
+    for h, (scores, values) in enumerate(compact):
+        rank, rows = len(scores.right), len(values.right)
+        if rank > size:
+            raise ValueError(
+                f"Head {h} has scores of rank {rank}, which heads of {size} cannot hold; head_dim "
+                "says how large they are, rtol what may be cut off."
+            )
+        pieces += [(scores, values.part(i, i + size)) for i in range(0, max(1, rows), size)]
+    H = max(1, len(pieces)) if H is None else H
     if len(pieces) > H:
         raise ValueError(f"The layer needs {len(pieces)} heads of {size}; the arrays have {H}.")
-    pieces += [_Piece.empty(layer)] * (H - len(pieces))
+    pieces += [(Product.zeros(d, d + 1), Product.zeros(m, d))] * (H - len(pieces))
     G = H if kv_heads is None else _positive("kv_heads", kv_heads)
-    if H % G:
-        raise ValueError(f"{H} query heads cannot share {G} key and value heads equally.")
-    return [_balanced(group, size) for group in _sharing(pieces, G, rtol)]
+    groups = [_balanced(group, size) for group in _sharing(pieces, G, rtol)]
+    parts = {n: np.concatenate([x[n] for x in groups], axis=int(n == "o")) for n in groups[0]}
+    parts |= {f"{role}_bias": np.zeros(len(parts[role])) for role in "kv"} | {"o_bias": layer.c}
+    if names is not None:
+        return dict(named_projections(parts, layer.norm, names, prefix))
+    return {**parts, "heads": H, "kv_heads": G, "residual": layer.residual, "norm": layer.norm}
 
 
-def _rank(product: Product, rtol: float) -> int:
-    """Return how many singular values are needed for all but a share of a compact matrix."""
+def _cut(product: Product, rtol: float) -> Product:
+    """Leave singular values out that are but a share of a compact matrix together."""
     s = np.linalg.norm(product.right, axis=1)
     tails = np.sqrt(np.cumsum(s[::-1] ** 2))[::-1]  # what is lost from each one on
-    return int(np.sum(tails > rtol * np.linalg.norm(s)))
+    return product.part(0, int(np.sum(tails > rtol * np.linalg.norm(s))))
 
 
-def _split(piece: _Piece, size: int, h: int, rtol: float) -> list[_Piece]:
-    """Cut a head into such as the arrays hold: the same scores, and parts of M."""
-    rank, rows = _rank(piece.scores, rtol), _rank(piece.values, rtol)
-    if rank > size:
-        raise ValueError(
-            f"Head {h} has scores of rank {rank}, which heads of {size} cannot hold; head_dim says "
-            "how large they are, rtol what may be cut off."
-        )
-    scores = Product(piece.scores.left[:, :rank], piece.scores.right[:rank])
-    M = piece.values
-    return [
-        _Piece(
-            scores, Product(M.left[:, i : min(i + size, rows)], M.right[i : min(i + size, rows)])
-        )
-        for i in range(0, max(1, rows), size)
-    ]
-
-
-def _sharing(pieces: list[_Piece], G: int, rtol: float) -> list[list[_Piece]]:
+def _sharing(pieces: Sequence[_Piece], G: int, rtol: float) -> list[list[_Piece]]:
     """Put heads together that share keys and values, H/G in each group."""
-    left, groups = list(pieces), []
-    share = len(pieces) // G
-    if share > 1:  # the first of a group spans what the others need
-        left.sort(key=lambda piece: -len(piece.scores.right) - len(piece.values.right))
+    share, groups = _shared(len(pieces), G), []
+    # the first of a group spans what the others need
+    left = sorted(pieces, key=lambda piece: -sum(len(x.right) for x in piece) * (share > 1))
     while left:
-        first, *rest = left
-        partners = [
-            k for k, other in enumerate(rest) if share > 1 and first.shares_with(other, rtol)
-        ]
-        chosen = partners[: share - 1]
-        if len(chosen) < share - 1:
+        first, *left = left
+        fits = [k for k, x in enumerate(left) if share > 1 and _spans(first, x, rtol)][: share - 1]
+        if len(fits) < share - 1:
             raise ValueError(
                 f"The heads do not share keys and values in groups of {share}, as {G} key and "
                 "value heads need: leave kv_heads out, or give a larger rtol."
             )
-        groups.append([first, *(rest[k] for k in chosen)])
-        left = [other for k, other in enumerate(rest) if k not in chosen]
+        groups.append([first, *(left[k] for k in fits)])
+        left = [x for k, x in enumerate(left) if k not in fits]
     return groups
 
 
-def _balanced(group: list[_Piece], size: int) -> dict[str, Any]:
+def _spans(piece: _Piece, other: _Piece, rtol: float) -> bool:
+    """Tell whether the other's keys and values are within the span of the first's."""
+    (A, M), (B, N), norm = piece, other, np.linalg.norm
+    s, V = norm(B.right, axis=1), M.right / norm(M.right, axis=1)[:, None]
+    beyond = (B.left - A.left @ (A.left.T @ B.left)) * s
+    rows = N.right - (N.right @ V.T) @ V
+    return bool(norm(beyond) <= rtol * norm(s) and norm(rows) <= rtol * norm(N.right))
+
+
+def _balanced(group: Sequence[_Piece], size: int) -> dict[str, Array]:
     """Factor what query heads share into K, V and their own Q, O, padded to d_h rows."""
-    A = _stacked([piece.scores for piece in group]).compact()
-    M = _stacked([Product(p.values.right.T, p.values.left.T) for p in group]).compact()
-    K, Q = _factors(A, size, math.sqrt(size))
-    V, out = _factors(M, size, 1.0)
-    n, d = len(group), len(A.left)
-    Q = np.moveaxis(Q.reshape(size, n, d + 1), 1, 0)
-    return {
-        "q": Q[..., :d].reshape(n * size, d),
-        "q_bias": Q[..., d].reshape(n * size),
-        "k": K,
-        "v": V,
-        "o": out.reshape(size, n, -1).transpose(2, 1, 0).reshape(-1, n * size),
-        "heads": n,
-    }
+    scores, values = zip(*group, strict=True)
+    K, Q = _factors(scores, size, math.sqrt(size))
+    V, out = _factors([Product(M.right.T, M.left.T) for M in values], size, 1.0)
+    n, d = len(group), K.shape[1]
+    Q = np.moveaxis(Q.reshape(size, n, d + 1), 1, 0).reshape(n * size, d + 1)
+    out = out.reshape(size, n, -1).transpose(2, 1, 0).reshape(-1, n * size)
+    return {"q": Q[:, :d], "k": K, "v": V, "o": out, "q_bias": Q[:, d]}
 
 
-def _stacked(products: list[Product]) -> Product:
-    """Put matrices with one column space beside each other."""
-    left = np.hstack([product.left for product in products])
-    right = np.zeros((left.shape[1], sum(product.right.shape[1] for product in products)))
-    row = column = 0
-    for product in products:
-        r, width = product.right.shape
-        right[row : row + r, column : column + width] = product.right
-        row, column = row + r, column + width
-    return Product(left, right)
+def _factors(products: Sequence[Product], size: int, scale: float) -> tuple[Array, Array]:
+    """Return balanced factors (size, ·) of matrices with one column space, beside each other.
 
-
-def _factors(product: Product, size: int, scale: float) -> tuple[Array, Array]:
-    """Return balanced factors (size, ·) of a compact matrix, times a scale, padded with zeros."""
-    rows = min(size, len(product.right))
-    root = np.sqrt(np.linalg.norm(product.right[:rows], axis=1))[:, None]
-    left, right = (np.zeros((size, n)) for n in (len(product.left), product.right.shape[1]))
-    left[:rows] = math.sqrt(scale) * root * product.left[:, :rows].T
-    right[:rows] = math.sqrt(scale) / root * product.right[:rows]
-    return left, right
+    Times a scale, and padded with zeros.
+    """
+    n, width = len(products), products[0].right.shape[1]
+    places = (((0, 0), (i * width, (n - 1 - i) * width)) for i in range(n))
+    apart = (Product(p.left, np.pad(p.right, at)) for p, at in zip(products, places, strict=True))
+    whole = sum(apart, Product.zeros(len(products[0].left), n * width)).compact().part(0, size)
+    root = np.sqrt(np.linalg.norm(whole.right, axis=1))[:, None]
+    missing = ((0, size - len(root)), (0, 0))
+    left, right = math.sqrt(scale) * root * whole.left.T, math.sqrt(scale) / root * whole.right
+    return np.pad(left, missing), np.pad(right, missing)
 
 
 def _positive(name: str, number: Any) -> int:
@@ -542,23 +339,11 @@ def _positive(name: str, number: Any) -> int:
     return int(number)
 
 
-def _head_size(Q: Array, K: Array, V: Array, out: Array, H: int, G: int) -> int:
-    """Return d_h, or say which shape does not fit."""
-    if len(Q) % H:
-        raise ValueError(f"q has {len(Q)} rows, which {H} heads cannot share equally.")
-    size = len(Q) // H
+def _shared(H: int, G: int) -> int:
+    """Return how many query heads share a key and value head."""
     if H % G:
         raise ValueError(f"{H} query heads cannot share {G} key and value heads equally.")
-    for name, x in (("k", K), ("v", V)):
-        if x.shape != (G * size, Q.shape[1]):
-            hint = "" if G != H else "; where query heads share key heads, give kv_heads"
-            raise ValueError(
-                f"{name} must have shape {(G * size, Q.shape[1])} beside q of shape {Q.shape} and "
-                f"{G} key and value heads; it has {x.shape}{hint}."
-            )
-    if out.shape[1] != H * size:
-        raise ValueError(f"o must have shape (m, {H * size}) beside q; it has {out.shape}.")
-    return size
+    return H // G
 
 
 def _weights_of(coordinate: int | ArrayLike, outputs: int) -> Array:
@@ -567,7 +352,6 @@ def _weights_of(coordinate: int | ArrayLike, outputs: int) -> Array:
         if not 0 <= coordinate < outputs:
             raise ValueError(f"coordinate must be 0 to {outputs - 1}; it is {coordinate}.")
         return np.asarray(np.eye(1, outputs, int(coordinate))[0])
-    [row] = real_arrays({"coordinate": coordinate}, 1)
-    if row.shape != (outputs,):
+    if len(row := real_array("coordinate", coordinate, 1)) != outputs:
         raise ValueError(f"coordinate must be a number or have shape ({outputs},).")
     return row

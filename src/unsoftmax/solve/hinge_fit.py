@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
-from scipy.sparse.linalg import LinearOperator, lsmr
 
 from unsoftmax.probes import Array
 
@@ -101,6 +100,9 @@ class HingeFit:
 
     def _solved(self, layer: HingeParameters, misses: Array) -> Array:
         """Return the change of all parameters that explains the misses best."""
+        # takes long to load, and few runs come here
+        from scipy.sparse.linalg import LinearOperator, lsmr
+
         z = self.x @ layer.A.T + layer.b
         w, active = self.weight[:, None], (z > 0).astype(float)
         relu = w * np.maximum(z, 0.0)

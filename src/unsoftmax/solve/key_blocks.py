@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from scipy import optimize
 
 from unsoftmax.probes import Array
 
@@ -97,7 +96,7 @@ def chosen_keys(
         return float(np.log(total) + np.log(square)), (slope / total + 2 * A / square).ravel()
 
     steps = tuning.steps_for(start.size)
-    best = optimize.minimize(
+    best = scipy.optimize.minimize(
         cost,
         start.ravel(),
         jac=True,

@@ -10,7 +10,7 @@ makes ‖r‖ least, y = −r_{1..K}/r_{K+1}, and r = 0 where no y exists.
 from __future__ import annotations
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from unsoftmax.probes import Array
 
@@ -35,7 +35,7 @@ def shortest_within(N: Array, nothing: float = 1e-9) -> Array | None:
     E = np.vstack([N.T, np.ones((1, n))])
     f = np.zeros(K + 1)
     f[-1] = 1.0
-    u, left = optimize.nnls(E, f)
+    u, left = scipy.optimize.nnls(E, f)
     if left <= nothing:
         return None
     r = E @ u - f

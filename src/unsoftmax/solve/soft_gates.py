@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit
+import scipy
 
 from unsoftmax.probes import Array
 
@@ -60,7 +60,7 @@ class Ends(NamedTuple):
 
 def columns_at(theta: Array, design: Array, shift: Array) -> Array:
     """Return the columns of θ (B, q): (B, K + 1), each with a 1 in front."""
-    gates = expit(theta @ design.T + shift)
+    gates = scipy.special.expit(theta @ design.T + shift)
     return np.concatenate([np.ones((len(gates), 1)), gates], axis=1)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.copied_answers import CopiedAnswers, SoftGates
@@ -233,7 +233,7 @@ class SoftGateReading:
             return None
         vectors, _ = answers.vectors(self.layer, theta)
         alike = _cosines(base.vectors, vectors) + _cosines(near, theta)
-        return theta[linear_sum_assignment(-alike)[1]]
+        return theta[scipy.optimize.linear_sum_assignment(-alike)[1]]
 
     # -- asking
 
@@ -303,7 +303,7 @@ class SoftGateReading:
                 others = np.delete(vectors[:, h], j, axis=0)
                 U = leading(others, min(found.ranks[h] - 1, len(others)))
                 cost[k] = _outside(vectors[j, heads], U)
-            order = linear_sum_assignment(cost)[1]
+            order = scipy.optimize.linear_sum_assignment(cost)[1]
             changed = changed or bool(np.any(order != np.arange(len(heads))))
             theta[j] = theta[j].copy()
             theta[j][heads], vectors[j, heads] = theta[j][heads[order]], vectors[j, heads[order]]

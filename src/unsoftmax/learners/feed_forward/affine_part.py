@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve
+import scipy
 
 from unsoftmax.probes import Array, Flags
 
@@ -162,7 +162,7 @@ def _shares(
     unknown = len(size)
     known = unknown <= first.size and (not unknown or np.linalg.cond(gram) < tuning.condition)
     if known:
-        share = solve(gram, right / size, assume_a="pos") / size if unknown else right
+        share = scipy.linalg.solve(gram, right / size, assume_a="pos") / size if unknown else right
     else:
         share = np.linalg.lstsq(gram, right / size, rcond=1e-9)[0] / size
     return known, np.asarray(share)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from unsoftmax.learners.multi_head.column_rests import (
     ColumnRests,

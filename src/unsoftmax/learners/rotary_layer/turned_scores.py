@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
@@ -57,7 +57,7 @@ class TurnedPlanes:
         rounds = np.rint(apart / round_trip)
         missed = np.abs(apart - round_trip * rounds) * shift
         cost = missed.min(axis=0) + np.abs(reference - self.angles[:, None])
-        mine, its = linear_sum_assignment(cost)
+        mine, its = scipy.optimize.linear_sum_assignment(cost)
         order = mine[np.argsort(its)]
         place = np.arange(count)
         mirrored = missed[1, order, place] < missed[0, order, place]

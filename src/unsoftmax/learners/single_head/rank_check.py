@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+import scipy
 
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
@@ -52,7 +52,7 @@ def check_rank(
     yield from grid.ask_some(one, one, np.array([look.scale(columns.left_out)]), "again")
     gates, s = grid.gates(), float(grid.scale[0, 0])
     allowed = float(gates.p_error[0, 0]) + s / 4 * look.open_by(columns.left_out)
-    if not abs(float(gates.p[0, 0]) - float(expit(s * look.expected))) > allowed:
+    if not abs(float(gates.p[0, 0]) - float(scipy.special.expit(s * look.expected))) > allowed:
         return
     rank, values = head.span().shape[1], head.values
     raise NotIdentifiable(

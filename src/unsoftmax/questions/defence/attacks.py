@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from unsoftmax.learners import (
     ApproximateHead,
@@ -281,7 +281,7 @@ def head_error(truth: SingleHead, found: SingleHead | MultiHead) -> float:
 
 def matched_error(cost: Array, truth: Array) -> float:
     """Return the relative error of the best matching; what is missing counts whole."""
-    rows, columns = linear_sum_assignment(cost)
+    rows, columns = scipy.optimize.linear_sum_assignment(cost)
     missing = np.setdiff1d(np.arange(len(truth)), rows)
     squares = float(np.sum(cost[rows, columns]) + np.sum(truth[missing] ** 2))
     return math.sqrt(squares) / (float(np.linalg.norm(truth)) or 1.0)

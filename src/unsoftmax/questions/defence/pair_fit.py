@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
-from scipy.special import expit
+import scipy
 
 from unsoftmax.probes import Array
 from unsoftmax.theory import counts
@@ -165,7 +165,7 @@ class PairAnswers:
 
     def misfit(self, W: Array, v: Array, w: Array, c: float) -> float:
         """Return the sum of squares of what the head misses."""
-        gates = expit(np.einsum("nd,nd->n", self.a, self.b @ W.T + w))
+        gates = scipy.special.expit(np.einsum("nd,nd->n", self.a, self.b @ W.T + w))
         return float(np.sum((self.y - (self.b @ v + c + (self.a @ v) * gates)) ** 2))
 
     def linear(self, theta: Array, of: PairParameters, block: int) -> Iterator[tuple[Array, Array]]:
@@ -173,7 +173,7 @@ class PairAnswers:
         W, v, w, c = of.parts(theta)
         for start in range(0, len(self.y), block):
             a, b = self.a[start : start + block], self.b[start : start + block]
-            gates = expit(np.einsum("nd,nd->n", a, b @ W.T + w))
+            gates = scipy.special.expit(np.einsum("nd,nd->n", a, b @ W.T + w))
             by_w = ((a @ v) * gates * (1 - gates))[:, None] * a
             by_W = (by_w[:, :, None] * b[:, None]).reshape(len(a), -1)
             missed = self.y[start : start + block] - (b @ v + c + (a @ v) * gates)

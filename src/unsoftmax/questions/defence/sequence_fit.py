@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import softmax
+import scipy
 
 from unsoftmax.probes import Array, Indices
 from unsoftmax.questions.defence.pair_fit import PairParameters
@@ -59,7 +59,7 @@ def derivatives(theta: Array, of: PairParameters, X: Array) -> tuple[Array, Arra
 
 def _weights(X: Array, W: Array, w: Array) -> Array:
     logits = np.matmul(X, (X[:, -1] @ W.T + w)[:, :, None])[:, :, 0]
-    return np.asarray(softmax(logits, axis=1))
+    return np.asarray(scipy.special.softmax(logits, axis=1))
 
 
 def most_telling(J: Array, known: Array, count: int, rounds: int) -> Indices:
