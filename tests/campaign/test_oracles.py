@@ -24,6 +24,8 @@ from unsoftmax.campaign import workers as workers_room
 from unsoftmax.campaign.spans import BatchSizes
 from unsoftmax.probes import Sequences
 
+pytestmark = pytest.mark.usefixtures("signals")
+
 DIM = 4
 LEARNER = us.learners.ExactHead(DIM)
 
