@@ -263,7 +263,7 @@ def test_a_second_and_a_third_ctrl_c_end_it_at_once(folder):
         time.sleep(0.003)
     end(process)
     assert process.returncode == 130
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 7  # it has 8 s for what is in flight
 
 
 @pytest.mark.parametrize("workers", [1, 3])

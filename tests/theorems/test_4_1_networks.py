@@ -58,10 +58,10 @@ def test_every_neuron_to_3e_9_at_the_price_of_the_parameters(kind, biases, trial
         ratio = oracle.queries / parameters(d, m, biases)
         worst = max(worst, ratio)
         # small networks pay for the opening and the hold-out: 250 queries
-        assert ratio <= (3.2 if m == 16 else 2.4), (d, m, seed)
+        assert ratio <= (3.2 if m == 16 else 2.4) * trials(1.2, 1), (d, m, seed)
         if m > 16:
             ratios.append(ratio)
-    assert np.median(ratios) <= 1.5
+    assert np.median(ratios) <= trials(1.8, 1.5)
     evidence(
         f"ReLU network, {kind}, {'with' if biases else 'without'} biases",
         networks=len(cases),
@@ -96,7 +96,7 @@ def test_fresh_networks_are_found_or_refused_never_wrong(trials, evidence):
             continue
         assert function_error(recovery.model, target, d, biases) <= 3e-9, seed
         found += neurons_found(recovery) == distinct(target)
-    assert found >= 0.975 * count
+    assert found >= trials(0.9, 0.975) * count
     evidence("ReLU networks on fresh seeds", networks=count, found=found, refused=refused)
 
 
@@ -116,7 +116,7 @@ def test_neurons_dead_up_to_1e5_length_scales_are_found_or_refused_never_missed(
         assert neurons_found(recovery) == distinct(target), seed
         assert function_error(recovery.model, target, d, True) <= 3e-9, seed
         found += 1
-    assert found >= 0.9 * count
+    assert found >= trials(0.8, 0.9) * count
     evidence("ReLU networks with neurons dead up to 1e5", networks=count, found=found, wrong=0)
 
 

