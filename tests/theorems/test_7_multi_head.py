@@ -241,7 +241,13 @@ def test_a_quiet_head_is_found(power, trials):
         v = target.v.copy()
         v[2] *= 10.0**power
         target = us.MultiHead(target.W, v)
-        recovery, _ = recovered(target, seed)
+        try:
+            recovery, _ = recovered(target, seed)
+        except us.ModelMismatch:
+            # 1e-8 is near what float64 shows: where sums round more it may be refused
+            assert power == -8
+            assert trials(1, 0)
+            continue
         assert recovery.model.H == 4
         assert within_the_certificate(recovery, target)
         apart = errors(recovery.model, target)["v"]
