@@ -272,6 +272,8 @@ def test_float32_targets_are_recovered_within_their_certificate_or_refused(d, m,
     assert share < 1
     assert worst < 2e-4
     assert refused <= trials(count, count // 2)
+    if not queries:  # a quarter of those of 32 neurons is refused: now and then both of two
+        return
     evidence(
         f"Feed-forward layer of {m} neurons in float32",
         refused=refused,
