@@ -96,7 +96,7 @@ def test_fresh_networks_are_found_or_refused_never_wrong(trials, evidence):
             continue
         assert function_error(recovery.model, target, d, biases) <= 3e-9, seed
         found += neurons_found(recovery) == distinct(target)
-    assert found >= trials(0.9, 0.975) * count
+    assert found >= 0.975 * count - trials(1, 0)
     evidence("ReLU networks on fresh seeds", networks=count, found=found, refused=refused)
 
 
@@ -116,7 +116,7 @@ def test_neurons_dead_up_to_1e5_length_scales_are_found_or_refused_never_missed(
         assert neurons_found(recovery) == distinct(target), seed
         assert function_error(recovery.model, target, d, True) <= 3e-9, seed
         found += 1
-    assert found >= trials(0.8, 0.9) * count
+    assert found >= 0.9 * count
     evidence("ReLU networks with neurons dead up to 1e5", networks=count, found=found, wrong=0)
 
 

@@ -292,7 +292,7 @@ def test_close_heads_are_told_apart(power, trials, evidence):
         assert recovery.model.H == target.H
         assert within_the_certificate(recovery, target), seed
         worst = max(worst, errors(recovery.model, target)["W"])
-    assert refused <= (runs // 20 if power == -5 else 0)
+    assert refused <= (runs // 20 if power == -5 else 0) + trials(1, 0)
     assert worst <= 1e-4  # along the one direction that is as hard to see as they are close
     evidence(
         f"MultiHeadLearner, two heads 1e{power} apart, {runs} targets",
@@ -330,7 +330,7 @@ def test_heads_too_close_become_one_with_a_bound_on_the_function(trials, evidenc
         shares.append(np.mean(beyond))
     # ε = ln(100)/96, for 99 of 100 targets
     assert np.mean(np.array(shares) > np.log(100) / 96) <= trials(0.3, 0.02)
-    assert predicted >= trials(0.6, 0.85) * runs
+    assert predicted >= 0.85 * runs - trials(1, 0)
     evidence(
         f"MultiHeadLearner, functional=True, two heads 1e-11 … 1e-4 apart, {runs} targets",
         predicted=predicted,
@@ -463,7 +463,7 @@ def test_coarse_answers_give_what_the_certificate_says_or_are_refused(how, biase
         assert recovery.model.H == 3
         assert within_the_certificate(recovery, target), seed
     if how in ("float32", "noise 1e-9") or (how.endswith("decimals") and not biases):
-        assert recoveries >= trials(1, 45)
+        assert recoveries >= 0.9 * trials(2, 50) - trials(1, 0)
     if how in ("noise 1e-3", "clipped", "labels"):
         assert recoveries == 0
 
@@ -581,7 +581,7 @@ def test_the_certificate_holds_under_a_cap(coarse, trials, evidence):
         least = min(least, recovery.certificate.errors["W"] / apart["|W|"])
     assert coarse or named == refused
     # with biases decimals are refused as often where nothing caps tokens
-    assert refused <= (0.3 if coarse == "6 decimals" else 0.1) * count
+    assert refused <= (0.3 if coarse == "6 decimals" else 0.1) * count + trials(1, 0)
     evidence(
         f"MultiHeadLearner's certificate under radii 20 to 1e6, {coarse or 'float64'}, "
         f"{count} targets",
