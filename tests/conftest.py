@@ -42,7 +42,7 @@ def signals() -> Iterator[None]:
 
     `nohup` ignores SIGHUP, and a script's `&` SIGINT; processes inherit that.
     """
-    given = {
+    given: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGHUP: signal.SIG_DFL,
