@@ -431,13 +431,14 @@ def interrupt(folder, words, begun):
         [str(COMMAND), *words], cwd=folder, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            for _ in range(600):
+            for _ in range(3000):
                 if begun():
                     break
                 time.sleep(0.02)
+            assert begun(), "it has not in a minute"
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=40)
+            _, said = process.communicate(timeout=60)
         finally:
             process.kill()  # where it does not end
     assert process.returncode == 130
