@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,23 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("ours")
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Python's own handlers, for the test and what it starts, whatever the parent ignores.
+
+    `nohup` ignores SIGHUP, and a script's `&` SIGINT; processes inherit that.
+    """
+    given: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in given.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -
             continue
         assert share <= 1, seed
         worst = max(worst, share)
-    assert len(refused) <= count / 500, refused
+    assert len(refused) <= max(1, count / 500), refused
     evidence(
         claim,
         trials=count,

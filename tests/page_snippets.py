@@ -79,7 +79,9 @@ def shell(code, folder, *more_path, reports=False):
             stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
         )  # fmt: skip
         if "# Ctrl-C" in code:
-            while "W: " not in stderr.read_text() and process.poll() is None:
+            for _ in range(1200):
+                if "W: " in stderr.read_text() or process.poll() is not None:
+                    break
                 time.sleep(0.05)
             os.killpg(process.pid, signal.SIGINT)
         stdout, _ = process.communicate(timeout=300)

@@ -72,6 +72,7 @@ def test_pages_run_and_end_as_they_say(snippet, tmp_path):
         assert printed.split()[-1] == snippet.code.split()[-1]
 
 
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("page", COMMANDS.values(), ids=COMMANDS)
 def test_commands_of_a_page_run_and_print_what_it_says(page, tmp_path):
     text = page.read_text(encoding="utf-8")

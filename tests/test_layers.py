@@ -156,20 +156,21 @@ def test_every_module_is_in_a_room():
     assert len(FILES) > 20
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_a_room_imports_only_rooms_above_it(module):
-    assert list(forbidden(module, FILES[module].read_text(encoding="utf-8"))) == []
+def test_a_room_imports_only_rooms_above_it():
+    found = [said for module, path in FILES.items() for said in forbidden(module, read(path))]
+    refuse(found, "imports of what is not above")
 
 
-@pytest.mark.parametrize("module", [module for module in FILES if is_pure(module)])
-def test_pure_rooms_do_not_touch_the_world(module):
-    assert list(worldly(module, FILES[module].read_text(encoding="utf-8"))) == []
+def test_pure_rooms_do_not_touch_the_world():
+    pure = [module for module in FILES if is_pure(module)]
+    found = [said for module in pure for said in worldly(module, read(FILES[module]))]
+    refuse(found, "rooms without I/O that have some")
 
 
 def test_only_one_module_of_the_models_does_io():
     assert [module for module in DOES_IO if module in FILES] == list(DOES_IO)
     for module in DOES_IO:
-        assert list(worldly(module, FILES[module].read_text(encoding="utf-8")))
+        assert list(worldly(module, read(FILES[module])))
 
 
 def module_level(module, source):
@@ -263,7 +264,7 @@ def test_a_signal_finds_its_handler_before_anything_slow_is_imported():
 
 def test_no_module_waits_for_itself():
     graph = {
-        module: {name for name in module_level(module, path.read_text("utf-8")) if name in FILES}
+        module: {name for name in module_level(module, read(path)) if name in FILES}
         for module, path in FILES.items()
     }
     order = list(graphlib.TopologicalSorter(graph).static_order())
@@ -506,12 +507,10 @@ def test_naming_a_path_is_not_touching_the_world():
 # -- what is public is documented, and its examples run
 
 
-@pytest.mark.parametrize("name", us.__all__)
-def test_every_public_name_is_there_and_documented(name):
-    thing = getattr(us, name)
-    documentation = vars(thing).get("__doc__") or inspect.getdoc(thing)
-    assert documentation
-    assert len(documentation.split("\n")[0]) > 10
+def test_every_public_name_is_there_and_documented():
+    things = {name: getattr(us, name) for name in us.__all__}
+    said = {name: vars(x).get("__doc__") or inspect.getdoc(x) or "" for name, x in things.items()}
+    refuse([name for name in said if len(said[name].split("\n")[0]) <= 10], "undocumented names")
 
 
 def test_public_names_are_sorted_once_and_nothing_else():
@@ -532,14 +531,17 @@ def test_learners_are_documented_under_their_names():
             assert part in (learner.__doc__ or "")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if room_of(name) != "__main__"])
-def test_examples_in_docstrings_run(name):
-    if room_of(name) in ("figures", "report"):
+@pytest.mark.parametrize("room", [room for room in (*EVERYBODYS, *LEVEL) if room != "__main__"])
+def test_examples_in_docstrings_run(room):
+    if room in ("figures", "report"):
         pytest.importorskip("matplotlib")
         pytest.importorskip("jinja2")
-    module = importlib.import_module(name)
-    for test in doctest.DocTestFinder(exclude_empty=False).find(module, name):
-        promised = "\nExamples\n" in inspect.cleandoc(test.docstring or "")
-        assert test.examples or not promised, f"{test.name} promises examples and has none"
-    failed, _ = doctest.testmod(module, name)
-    assert failed == 0
+    missing, failing = [], []
+    for name in (name for name in FILES if room_of(name) == room):
+        module = importlib.import_module(name)
+        for test in doctest.DocTestFinder(exclude_empty=False).find(module, name):
+            promised = "\nExamples\n" in inspect.cleandoc(test.docstring or "")
+            missing += [test.name] if promised and not test.examples else []
+        failing += [name] if doctest.testmod(module, name).failed else []
+    refuse(missing, "examples that are promised and not there")
+    refuse(failing, "modules whose examples fail: see what was printed")

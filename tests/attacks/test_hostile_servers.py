@@ -92,7 +92,7 @@ def test_a_call_ends_in_time_and_in_a_sentence(attack):
         began = time.monotonic()
         with pytest.raises(us.OracleError, match="does not answer") as refused:
             us.oracles.from_url(url, limits=QUICK)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         assert len(str(refused.value)) < 600
 
 

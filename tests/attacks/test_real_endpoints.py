@@ -72,7 +72,7 @@ def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evi
         worst = max(worst, share_of_the_bounds(recovery, target))
         assert worst <= 1, (seed, recovery.notes)
         assert recovery.evidence.passed
-    assert refused.total() <= count / 200, refused
+    assert refused.total() <= count / 200 + trials(1, 0), refused
     evidence(
         f"MultiHeadLearner, low rank and a tail ({kind}), rank {'given' if given else 'found'}, "
         f"{count} targets",
@@ -191,7 +191,7 @@ def test_float32_services_of_other_sizes(size, biases, trials, evidence):
         worst = max(worst, share_of_the_bounds(recovery, target))
         off.append(errors(recovery.model, target)["W"])
         assert worst <= 1, seed
-    assert refused <= 0.1 * count
+    assert refused <= 0.1 * count + trials(1, 0)
     assert max(off) <= 1e-2
     evidence(
         f"MultiHeadLearner, float32 inside, 3 heads, d = 8, W times {size:g}, "

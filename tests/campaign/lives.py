@@ -19,19 +19,38 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 import unsoftmax as us
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["unsoftmax", "pytest"])
-
 PATIENCE_S = 30.0
 """Longest that anything here may take; a test that waits longer fails."""
+
+
+def unmeasured() -> dict[str, str]:
+    """Return an environment in which coverage does not start.
+
+    A process that is killed while it writes what coverage measured leaves a damaged file.
+    """
+    return {name: word for name, word in os.environ.items() if name != "COVERAGE_PROCESS_CONFIG"}
+
+
+@cache
+def _context() -> ForkServerContext:
+    """Return what lives and oracles come from: a server that has the library, unmeasured."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unsoftmax", "pytest"])
+    with patch.dict(os.environ, unmeasured(), clear=True):
+        ensure_running()
+    return context
 
 
 def one_by_one(target, X):
@@ -77,8 +96,10 @@ class Served:
     """A target in a process of its own, which counts every probe by the life that asked."""
 
     def __init__(self, target, pause_s: float = 0.0) -> None:
-        ours, theirs = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(target, pause_s, theirs), daemon=True)
+        ours, theirs = _context().Pipe()
+        self._process = _context().Process(
+            target=_serve, args=(target, pause_s, theirs), daemon=True
+        )
         self._process.start()
         assert ours.poll(PATIENCE_S)
         self.address = ours.recv()
@@ -213,8 +234,8 @@ class Life:
     """A process that learns. ``last``: the number of the moment at which it kills itself."""
 
     def __init__(self, oracle, learner, last: int | None = None, **settings) -> None:
-        self.pipe, theirs = _context.Pipe()
-        self.process = _context.Process(
+        self.pipe, theirs = _context().Pipe()
+        self.process = _context().Process(
             target=_live, args=(oracle, learner, settings, last, theirs), daemon=True
         )
         self.process.start()

@@ -425,20 +425,33 @@ def test_a_budget_stops_and_a_larger_one_goes_on(folder):
     assert asked(folder) == json.loads(done.stdout)["queries"] <= enough
 
 
-def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder):
-    words = [str(COMMAND), "learn", "mine:slow", "--dim", "6", "--out", "o", "--batch", "2"]
-    with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
-        for _ in range(600):
-            if (folder / "asked.txt").exists() and asked(folder) >= 20:
-                break
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+def interrupt(folder, words, begun):
+    """Press the command's Ctrl-C once it has ``begun()``: it says how to go on."""
+    with subprocess.Popen(
+        [str(COMMAND), *words], cwd=folder, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            for _ in range(3000):
+                if begun():
+                    break
+                time.sleep(0.02)
+            assert begun(), "it has not in a minute"
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()  # where it does not end
     assert process.returncode == 130
     assert "Run the same command to go on" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.usefixtures("signals")
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder):
+    words = ["learn", "mine:slow", "--dim", "6", "--out", "o", "--batch", "2"]
+    interrupt(folder, words, lambda: (folder / "asked.txt").exists() and asked(folder) >= 20)
     before = asked(folder)
-    done = run(folder, *words[1:], "--json")
+    done = run(folder, *words, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert "in doubt" not in result["counts"]
@@ -461,7 +474,7 @@ def test_progress_is_plain_lines_without_a_terminal(folder):
     assert "\x1b" not in done.stderr
 
 
-def test_demo(folder):
+def test_demo(folder, trials):
     done = run(folder, "demo", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -472,7 +485,7 @@ def test_demo(folder):
     assert result["relative_errors"]["v"] <= 1e-15
     assert result["relative_errors"]["w"] <= 3e-14
     assert result["evidence"]["passed"]
-    assert result["seconds"] < 60
+    assert result["seconds"] < trials(300, 60)
     beside = result["low-rank"]
     assert beside["counts"]["data"] + beside["counts"]["pilot"] == 23_969
     assert beside["counts"].get("again", 0) <= 2 * 33
@@ -736,22 +749,12 @@ def test_settings_of_algorithms_that_do_not_fit(folder, words, says):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("name", ["computing", "stubborn"])
 def test_one_ctrl_c_ends_an_algorithm_that_never_does(folder, name):
     (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
     words = ["learn", "ffn:target", "--model", "transformer", "--dim", "3", "--out", "o"]
-    command = [str(COMMAND), *words, "--network", f"ffn:{name}"]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
-        for _ in range(600):
-            if (folder / "computes.txt").exists():
-                break
-            time.sleep(0.02)
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Run the same command to go on" in said
-    assert "Traceback" not in said
+    interrupt(folder, [*words, "--network", f"ffn:{name}"], (folder / "computes.txt").exists)
 
 
 FAULTY = """

@@ -105,7 +105,9 @@ def test_targets(tmp_path):
         targets.resolve("http://127.0.0.1/m")
 
 
+@pytest.mark.usefixtures("signals")
 def test_interrupts_are_ours_again_afterwards():
+    console.with_exit_status(lambda: None)()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -107,13 +107,13 @@ def test_a_function_that_computes_on_is_left_behind():
         try:
             ask(0)
         finally:
-            go_on.wait(10)
+            go_on.wait(40)
 
     steps = as_generator(busy, 0.05)
     next(steps)
     began = time.monotonic()
     steps.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     go_on.set()
 
 

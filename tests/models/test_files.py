@@ -279,7 +279,7 @@ def test_the_old_file_survives_kill_9_and_the_next_save_leaves_no_other(path):
     dense(1).save(path)
     child = multiprocessing.get_context("spawn").Process(target=killed_while_writing, args=(path,))
     child.start()
-    child.join()
+    child.join(60)
     assert child.exitcode == -signal.SIGKILL
     assert_same_bits(us.load(path), dense(1))
     assert len(os.listdir(path.parent)) == 2

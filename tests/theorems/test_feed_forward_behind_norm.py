@@ -90,7 +90,7 @@ def test_every_kind_is_recovered_within_its_certificate(kind, centred, trials, e
         share = max(share, share_behind(recovery, target, units))
         worst = max(worst, off_by(recovery.model, target, units))
     assert share < 1
-    assert refused <= count / 10
+    assert refused <= count / 10 + trials(1, 0)
     assert worst < 1e-4
     name = "LayerNorm" if centred else "RMSNorm"
     evidence(

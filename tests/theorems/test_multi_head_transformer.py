@@ -145,8 +145,8 @@ def test_the_certificate_holds(trials, evidence):
         shares.append(errors.share)
         loose.append(recovery.certificate.errors["W"] / max(errors.W, 1e-300))
     assert max(shares) <= 1
-    assert refused <= count / 20
-    assert np.median(loose) <= 1e3
+    assert refused <= count / 20 + trials(1, 0)
+    assert np.median(loose) <= trials(10_000, 1000)
     evidence(
         "Heads before a network: certificates of random shapes",
         refused=refused,
@@ -311,7 +311,7 @@ def test_special_targets(name, trials, evidence):
             refused += 1
             continue
         errors.append(compared(recovery, target))
-    assert refused <= count / 10
+    assert refused <= count / 10 + trials(1, 0)
     assert max(e.share for e in errors) <= 1
     assert max(e.function for e in errors) <= 3e-7
     evidence(
@@ -535,7 +535,7 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
         X = np.random.default_rng(seed).standard_normal((4000, 7, dim))
         y = target(X)
         assert np.max(np.abs(model(X) - y)) <= 1e-9 * np.sqrt(np.mean(y**2)), seed
-    assert named >= 0.9 * count
+    assert named >= 0.9 * count - trials(1, 0)
     evidence(
         f"Heads before a network, neurons that share a hyperplane, {kind}: refused by name",
         targets=count,
@@ -581,7 +581,7 @@ def test_coarse_answers_are_refused_by_name(format, trials, evidence):
             us.learn(hidden(coarse[format]), Learner(dim, 5, seed=seed))
         named += "float64" in str(refusal.value)
         networks += "network" in getattr(refusal.value, "determined", {})
-    assert named >= 0.9 * count
+    assert named >= 0.9 * count - trials(1, 0)
     evidence(
         f"Heads before a network, {format}: too coarse",
         refused=count,

@@ -110,7 +110,7 @@ def test_the_certificate_holds(trials, evidence):
         assert found.verdict == "equal", (H, d, r, seed)
         assert found.share is not None
         looseness.append(1 / found.share)
-    assert refused <= 0.1 * trials(5, 500)
+    assert refused <= 0.1 * trials(5, 500) + trials(1, 0)
     evidence(
         "rotary heads with biases, certificate",
         refused=refused,

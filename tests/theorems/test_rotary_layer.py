@@ -118,7 +118,7 @@ def test_inside_float32(profile, most, accuracy, trials, evidence):
         long.append(longest_miss(recovery.model, target, seed))
     assert np.median(shares) <= most
     assert np.median(scores) <= accuracy
-    assert refused <= count / 10
+    assert refused <= count / 10 + trials(1, 0)
     evidence(
         f"rotary layer inside float32, d = 64, 4 heads in 2 groups, {profile}",
         f"{refused} of {count}",

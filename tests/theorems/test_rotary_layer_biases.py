@@ -73,7 +73,7 @@ def test_a_layer_of_four_heads_in_two_groups(biases, settings, most, trials, evi
         scores.append(whole_error(recovery.model, target))
         far.append(whole_error(recovery.model, target, [500, 2000]))
         long.append(longest_miss(recovery.model, target, seed))
-    assert refused <= count / 10
+    assert refused <= count / 10 + trials(1, 0)
     assert np.median(shares) <= most
     assert np.median(scores) <= 1e-8
     assert np.median(long) <= 1e-8
@@ -258,7 +258,7 @@ def test_the_certificate_holds(trials, evidence):
         assert shares[-1] <= 1, seed
         same = us.equivalent(recovery.model, target, errors=bounds)
         assert same.verdict == "equal"
-    assert refused <= count / 20
+    assert refused <= count / 20 + trials(1, 0)
     evidence(
         "rotary layer with biases, certificate",
         f"{refused} of {count}",
