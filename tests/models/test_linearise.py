@@ -613,7 +613,7 @@ def test_a_model_that_is_made_of_no_maps_says_so():
     class Other(us.ReluNetwork):
         _composed = FrozenModel._composed
 
-    with pytest.raises(TypeError, match="Other is made of no maps"):
+    with pytest.raises(NotImplementedError, match="Of what maps a Other is made is not known"):
         Other(np.eye(2), np.ones(2)).linearise(np.ones((1, 2)))
 
 

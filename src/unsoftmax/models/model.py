@@ -112,7 +112,7 @@ class FrozenModel(FrozenArrays):
 
     def _composed(self) -> Composition:
         """Return the maps that the model is made of."""
-        raise TypeError(f"A {type(self).__name__} is made of no maps: it has no derivatives.")
+        raise NotImplementedError(f"Of what maps a {type(self).__name__} is made is not known.")
 
     @cached_property
     def maps(self) -> Composition:
