@@ -8,10 +8,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.arrays import frozen, refuse_shapes, sequences
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import ROTARY_PARTS, TurnedProjections
+from unsoftmax.models.model import (
+    ROTARY_PARTS,
+    Number,
+    Parameter,
+    TurnedProjections,
+    values_and_constant,
+)
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.scores import least
@@ -75,11 +81,7 @@ class RotaryHeads(TurnedProjections):
         q_bias: ArrayLike | None = None,
         c: float = 0.0,
     ) -> None:
-        v, c_ = frozen("v", v), frozen("c", c)
-        if v.ndim != 2 or not v.shape[1]:
-            raise ValueError(f"v must have shape (H, d) with d ≥ 1; it has shape {v.shape}.")
-        if c_.shape:
-            raise ValueError(f"c must have shape (); it has shape {c_.shape}.")
+        v, c_ = values_and_constant(v, c, ("H", "d"))
         each, planes = _one_for_each(rotary, len(v))
         arrays = _of_shapes(
             {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}, (*v.shape, 2 * planes)
@@ -138,29 +140,13 @@ class RotaryHeads(TurnedProjections):
         return len(self.v)
 
     @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.v.shape[1])
-
-    @property
     def heads(self) -> tuple[RotaryHead, ...]:
         """The heads one by one, without c."""
         return self._heads
 
-    @property
-    def frequencies(self) -> Array:
-        """Frequencies of the planes of every head, (H, r/2)."""
-        return self._arrays["frequencies"]
-
-    @property
-    def v(self) -> Array:
-        """Value vectors (H, d)."""
-        return self._arrays["v"]
-
-    @property
-    def c(self) -> float:
-        """Constant added to every answer."""
-        return float(self._arrays["c"])
+    frequencies = Parameter("Frequencies of the planes of every head, (H, r/2).")
+    v = Parameter("Value vectors (H, d).")
+    c = Number("Constant added to every answer.")
 
     def parameter_norm(self, name: str) -> float:
         """Return the least norm over heads; "W" is W(0), "w" the biases' part of the scores."""
@@ -170,7 +156,7 @@ class RotaryHeads(TurnedProjections):
 
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, H, N)."""
-        X = sequences(X, self.dim, "model")
+        X = sequences(X, self.dim, self._noun)
         each = [head.attention(X) for head in self.heads]
         return np.stack(each, axis=1) if each else np.zeros((len(X), 0, X.shape[1]))
 
@@ -180,9 +166,7 @@ class RotaryHeads(TurnedProjections):
             {"heads": Attention(O=self.v[:, None], c=np.array([self.c]), **parts)}
         )
 
-    def __call__(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, "model")
+    def _answers(self, X: Array) -> Array:
         answers = np.full(len(X), self.c)
         for head in self.heads:
             answers += head(X)
@@ -219,9 +203,5 @@ def _of_shapes(
     for name, shape in shapes.items():
         array = given[name]
         found[name] = frozen(name, np.zeros(shape) if array is None else array)
-        if found[name].shape != shape:
-            raise ValueError(
-                f"{name} must have shape {shape} beside {r // 2} frequencies and v of shape "
-                f"({H}, {d}); it has shape {found[name].shape}."
-            )
+    refuse_shapes(found, shapes, f"beside {r // 2} frequencies and v of shape ({H}, {d})")
     return found
