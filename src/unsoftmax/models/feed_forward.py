@@ -123,7 +123,9 @@ class FeedForward(SubLayer):
     @classmethod
     def _arguments(cls, arrays: dict[str, Any]) -> dict[str, Any]:
         if "activation" in arrays:
-            arrays["activation"] = "".join(map(chr, np.asarray(arrays["activation"]).astype(int)))
+            known = {tuple(map(ord, name)): name for name in ACTIVATIONS}
+            codes = tuple(np.ravel(arrays["activation"]).tolist())
+            arrays["activation"] = known.get(codes, "another")
         if "G" in arrays:
             arrays["gate"] = arrays.pop("G"), arrays.pop("g", None)
         return arrays
