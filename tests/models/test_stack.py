@@ -1,4 +1,4 @@
-"""Stacks of sub-layers: what they answer, at the last position and at all, in files and refusals."""
+"""Stacks of sub-layers: what they answer at the last position and at all, files and refusals."""
 
 from __future__ import annotations
 

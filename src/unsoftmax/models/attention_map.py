@@ -36,12 +36,15 @@ from unsoftmax.models.linearised import (
     Outer,
     Pullback,
     Size,
+    joint_lengths,
+    lengths_of,
 )
 from unsoftmax.models.products import Product
 from unsoftmax.probes import Array, Indices
 
 # Sums over a sequence's tokens may round more than few terms do from this many tokens on.
 _SHORT_SUMS = 20
+_LARGEST = np.finfo(np.float64).max
 
 
 WHOLE, BIASES = "W at any distance", "biases at any distance"
@@ -227,10 +230,9 @@ class Attention:
         """
         at, x = self._at(X, every), X if every else X[:, -1:]
         value = self._beside(self._out(at.alpha @ at.values), x)
-        lengths = np.linalg.norm(X if sizes is None else sizes, axis=2)
         return Linearised(
             value,
-            self._rounding(X, at, x, lengths),
+            self._rounding(at, x, np.abs(X if sizes is None else sizes)),
             partial(self._jvp, X, at, every),
             partial(self._vjp, X, at, every),
         )
@@ -326,7 +328,7 @@ class Attention:
             return tuple(Direct(whole[:, :, g]) for g in range(whole.shape[2]))
 
         def at_any_distance(join: Callable[[Array, Array], Array]) -> Gradients:
-            lengths = np.linalg.norm(X, axis=2)
+            lengths = lengths_of(X)
             sizes = join(lengths[:, None, :], lengths[:, -len(last) :, None])
             each = np.sum(np.abs(gamma) * sizes[:, None], axis=(3, 4))
             return tuple(Direct(each[:, :, [h]]) for h in range(H))
@@ -385,29 +387,37 @@ class Attention:
 
     # -- rounding
 
-    def _rounding(self, X: Array, at: _At, x: Array, lengths: Array) -> Array:
+    def _rounding(self, at: _At, x: Array, made_of: Array) -> Array:
         """Return the size of what is added up: of values, and of scores, which move weights.
 
-        Heads round one by one: their errors add up as random numbers do.
+        Heads round one by one: their errors add up as random numbers do. It is infinite where the
+        scores' sizes leave float64's range and weights are not 0 or 1.
         """
-        B, N = lengths.shape
-        longest = (max(1.0, N / _SHORT_SUMS) * lengths.max(axis=1))[:, None, None]
+        with np.errstate(over="ignore"):
+            return self._terms(at, x, made_of)
+
+    def _terms(self, at: _At, x: Array, made_of: Array) -> Array:
+        B, N, _ = made_of.shape
+        lengths, long = lengths_of(made_of), max(1.0, N / _SHORT_SUMS)
+        longest = (long * lengths.max(axis=1))[:, None, None]
+        if self.O is None and self.V is None:  # tokens are pooled number by number
+            longest = long * made_of.max(axis=1)[:, None]
         m = at.values.shape[3] if self.O is None else self.O.shape[1]
-        squares = np.zeros((B, x.shape[1], m))
-        scores = at.alpha * self._score_sizes(at, x, lengths)
+        terms = np.zeros((B, x.shape[1], m))
+        scores = at.alpha * np.minimum(self._score_sizes(at, x, lengths), _LARGEST)
         for h, g in enumerate(self._places.tolist()):
             worth, rows = at.values[:, h], np.ones(m)
             if self.V is not None:
-                rows = np.linalg.norm(self.V[g], axis=1)
+                rows = lengths_of(self.V[g])
             if self.O is not None:
                 worth = worth @ self.O[h].T
-                rows = np.linalg.norm(self.O[h] * (rows if self.V is not None else 1.0), axis=1)
+                rows = lengths_of(self.O[h] * (rows if self.V is not None else 1.0))
             mean = at.alpha[:, h] @ worth
             away = np.abs(worth[:, None] - mean[:, :, None])
             moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
-            squares += (longest * rows + moved) ** 2
+            terms = np.hypot(terms, longest * rows + moved)
         added = 0.0 if self.R is None else np.abs(x) @ np.abs(self.R).T
-        return np.asarray(np.sqrt(squares) + added + (0.0 if self.c is None else np.abs(self.c)))
+        return np.asarray(terms + added + (0.0 if self.c is None else np.abs(self.c)))
 
     def _score_sizes(self, at: _At, x: Array, lengths: Array) -> Array:
         """Return the sizes of what scores are made of, (B, H, P, N).
@@ -419,20 +429,18 @@ class Attention:
         if self.frequencies is None:
             u = at.queries if self.K is None else at.queries @ self.K[self._places]
             u = u if self.w is None else u + self.w[:, None]
-            given = np.linalg.norm(x, axis=2)
+            given = lengths_of(x)
             longer = np.maximum(1.0, lengths[:, -P:] / np.where(given > 0, given, np.inf))
-            sizes = np.linalg.norm(u, axis=3) * longer[:, None]
+            sizes = np.minimum(lengths_of(u) * longer[:, None], _LARGEST)
             return np.asarray(sizes[..., None] * lengths[:, None, None])
         assert self.K is not None
-        rows = np.linalg.norm(self.K, axis=2)[:, None], np.linalg.norm(self.Q, axis=2)[:, None]
+        rows = lengths_of(self.K)[:, None], lengths_of(self.Q)[:, None]
         of_keys = self._each(_planes_of(lengths[:, None, :, None] * rows[0], self.k_bias))
         of_query = _planes_of(lengths[:, None, -P:, None] * rows[1], self.q_bias)
         key, query = _planes_of(at.keys), _planes_of(at.queries)
         angles = np.abs(self.frequencies[self._places]) * (lengths.shape[1] - 1)
-        squares = np.square(query) @ np.square(of_keys).swapaxes(2, 3)
-        squares += np.square(of_query) @ np.square(key).swapaxes(2, 3)
-        squares += np.square(angles[:, None] * query) @ np.square(key).swapaxes(2, 3)
-        return np.asarray(np.sqrt(squares))
+        left = np.concatenate([query, of_query, angles[:, None] * query], axis=3)
+        return joint_lengths(left, np.concatenate([of_keys, key, key], axis=3))
 
 
 def _projected(X: Array, stack: Array | None) -> Array:

@@ -22,6 +22,7 @@ from unsoftmax.models.linearised import (
     OnDemand,
     Pullback,
     Size,
+    at_last,
 )
 from unsoftmax.probes import Array
 
@@ -124,7 +125,7 @@ class Composition:
             made_of = made_of + (beside if every else beside[:, -1:])
 
         def jvp(change: Changes, dX: Array | None = None) -> Array:
-            moved = dX
+            moved = dX if steps or every or dX is None else dX[:, -1:]
             for name, at in steps:
                 own = {n[len(name) :]: x for n, x in change.items() if n.startswith(name)}
                 moved = at.jvp(own, moved)
@@ -142,7 +143,7 @@ class Composition:
                 made |= {name + own: _of(back, own) for own in back.by}
 
             def by_tokens() -> Array:
-                whole = np.array(back.X)
+                whole = np.array(back.X) if steps else at_last(y, X.shape[1])
                 if self.residual:
                     whole[:, :, -y.shape[2] :] += y
                 return whole

@@ -114,14 +114,21 @@ class LayerNorm(FrozenArrays):
 
     def normalised(self, u: Array) -> Array:
         """Return (u − mean u)/√(var u + eps), without scale and shift."""
+        return self._deviations(u)[0]
+
+    def _deviations(self, u: Array) -> tuple[Array, Array, Array]:
+        """Return ẑ, the mean that is taken off, and σ; 1 where it is 0."""
         # in units of a power of two, which is exact, no square leaves float64's range
         largest = np.maximum(np.abs(u).max(axis=-1, keepdims=True), np.sqrt(self.eps))
         unit = np.ldexp(1.0, np.frexp(largest)[1] - 1)
-        z = u / unit
+        z, mean = u / unit, np.zeros_like(unit)
         if self.centred:
-            z = z - z.mean(axis=-1, keepdims=True)
+            mean = z.mean(axis=-1, keepdims=True)
+            z = z - mean
         variance = np.mean(z * z, axis=-1, keepdims=True) + self.eps / unit / unit
-        return np.asarray(z / np.sqrt(np.where(variance > 0, variance, 1.0)))
+        spread = np.sqrt(np.where(variance > 0, variance, 1.0))
+        sigma = np.maximum(spread * unit, np.nextafter(0.0, 1.0))
+        return np.asarray(z / spread), mean * unit, np.where(variance > 0, sigma, 1.0)
 
     def size(self, name: str) -> Size:
         """Return the size of an array."""
@@ -142,24 +149,29 @@ class LayerNorm(FrozenArrays):
         11ᵀ/m for RMSNorm. ``sizes`` (B, N, m) are those of the terms that tokens are made of.
         """
         u = X if every else X[:, -1:]
-        mean = u.mean(axis=2, keepdims=True) if self.centred else 0.0
-        sigma = np.sqrt(np.mean((u - mean) ** 2, axis=2, keepdims=True) + self.eps)
-        sigma, z = np.where(sigma > 0, sigma, 1.0), self.normalised(u)
+        z, mean, sigma = self._deviations(u)
 
         def through(g: Array) -> Array:
             """Return (1 − 11ᵀ/m − ẑẑᵀ/m)/σ·g."""
             g = g - g.mean(axis=-1, keepdims=True) if self.centred else g
-            return np.asarray((g - z * np.mean(g * z, axis=-1, keepdims=True)) / sigma)
+            with np.errstate(over="ignore"):  # σ may be 5e-324
+                return np.asarray((g - z * np.mean(g * z, axis=-1, keepdims=True)) / sigma)
 
         def jvp(change: Changes, dX: Array | None = None) -> Array:
             moved = np.zeros_like(u)
             if dX is not None:
                 moved = self.scale * through(dX if every else dX[:, -1:])
             moved = moved + change.get("scale", 0.0) * z + change.get("shift", 0.0)
-            return np.asarray(moved - self.scale * z * change.get("eps", 0.0) / (2 * sigma**2))
+            if "eps" in change:
+                with np.errstate(over="ignore"):
+                    moved = moved - self.scale * z * change["eps"] / (2 * sigma) / sigma
+            return np.asarray(moved)
 
         def vjp(y: Array) -> Pullback:
-            by_eps = -np.sum(y * self.scale * z / (2 * sigma**2), axis=(2, 3))
+            least = sigma.min(axis=1, keepdims=True)
+            by_eps = -np.sum(y * self.scale * z * (least / sigma) ** 2, axis=(2, 3))
+            with np.errstate(over="ignore"):
+                by_eps = by_eps / (2 * least[:, 0, 0]) / least[:, 0, 0]
             by: dict[str, Gradients] = {
                 "scale": (Direct(np.sum(y * z, axis=2)),),
                 "shift": (Direct(y.sum(axis=2)),),
@@ -173,12 +185,14 @@ class LayerNorm(FrozenArrays):
             return Pullback(by, by_tokens)
 
         if sizes is None:  # tokens are given exactly
-            terms = np.abs(z) + np.abs(mean) / sigma
+            with np.errstate(over="ignore"):
+                terms = np.abs(z) + np.abs(mean) / sigma
         else:
             made_of, own = sizes if every else sizes[:, -1:], np.abs(z)
             common = float(self.centred) * made_of.mean(axis=2, keepdims=True)
             along = own * np.mean(own * made_of, axis=2, keepdims=True)
-            terms = (made_of + common + along) / sigma + 2 * own
+            with np.errstate(over="ignore"):
+                terms = (made_of + common + along) / sigma + 2 * own
         rounding = np.abs(self.scale) * terms + np.abs(self.shift)
         return Linearised(self.shift + self.scale * z, rounding, jvp, vjp)
 

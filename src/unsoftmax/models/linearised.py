@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Indices
 
 Changes: TypeAlias = Mapping[str, Array]
 """Changes of a map's arrays by their names, of their shapes; what is not there does not change."""
@@ -33,14 +33,14 @@ class Size(NamedTuple):
     @classmethod
     def of(cls, array: Array | None) -> Size:
         """Measure an array that all share."""
-        return cls((), ()) if array is None else cls(array.shape, (float(np.linalg.norm(array)),))
+        return cls((), ()) if array is None else cls(array.shape, (_norm(array),))
 
     @classmethod
     def of_each(cls, stack: Array | None) -> Size:
         """Measure an array with an axis for heads or groups."""
         if stack is None:
             return cls((), ())
-        return cls(stack.shape, tuple(float(np.linalg.norm(one)) for one in stack), True)
+        return cls(stack.shape, tuple(_norm(one) for one in stack), True)
 
 
 class Gradient(ABC):
@@ -71,8 +71,8 @@ class Direct(Gradient):
 
     @property
     def norms(self) -> Array:  # noqa: D102
-        C, B = self.values.shape[:2]
-        return np.asarray(np.linalg.norm(self.values.reshape(C, B, -1), axis=2))
+        C, B, *shape = self.values.shape
+        return lengths_of(self.values.reshape(C, B, int(np.prod(shape))))
 
     @property
     def whole(self) -> Array:  # noqa: D102
@@ -92,15 +92,13 @@ class Outer(Gradient):
     def norms(self) -> Array:  # noqa: D102
         T, o, i = *self.left.shape[2:], self.right.shape[2]
         if T == 1:
-            return np.asarray(
-                np.linalg.norm(self.left[:, :, 0], axis=2)
-                * np.linalg.norm(self.right[:, 0], axis=1)
-            )
+            return lengths_of(self.left[:, :, 0]) * lengths_of(self.right[:, 0])
         if o * i < T * T:
             return Direct(self.whole).norms
-        gram = self.right @ self.right.swapaxes(1, 2)
-        squares = np.sum(self.left * (gram @ self.left), axis=(2, 3))
-        return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
+        (left, a), (right, b) = in_units(self.left, (2, 3)), in_units(self.right, (1, 2))
+        gram = right @ right.swapaxes(1, 2)
+        squares = np.sum(left * (gram @ left), axis=(2, 3))
+        return np.asarray(np.ldexp(np.sqrt(np.maximum(squares, 0.0)), (a + b)[:, :, 0, 0]))
 
     @property
     def whole(self) -> Array:  # noqa: D102
@@ -108,6 +106,24 @@ class Outer(Gradient):
 
     def dot(self, change: Array) -> Array:  # noqa: D102
         return np.asarray(np.sum(self.left * (self.right @ change.T), axis=(2, 3)))
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed(Gradient):
+    """Gradients of a matrix by their transposes: of arrays that people store the other way."""
+
+    of: Gradient
+
+    @property
+    def norms(self) -> Array:  # noqa: D102
+        return self.of.norms
+
+    @property
+    def whole(self) -> Array:  # noqa: D102
+        return self.of.whole.swapaxes(-2, -1)
+
+    def dot(self, change: Array) -> Array:  # noqa: D102
+        return self.of.dot(change.T)
 
 
 Gradients: TypeAlias = tuple[Gradient, ...]
@@ -164,8 +180,39 @@ class Linearised:
         return self.vjp(np.broadcast_to(np.eye(m)[:, None, None], (m, B, P, m)))
 
 
+def in_units(x: Array, axis: int | tuple[int, ...] = -1) -> tuple[Array, Indices]:
+    """Return x / 2^e and e, of each part along the axes: its squares then neither vanish nor grow.
+
+    Powers of two are exact: what is computed of entries of usual sizes is the same, bit by bit.
+    """
+    largest = np.maximum(
+        x.max(axis, keepdims=True, initial=0.0), -x.min(axis, keepdims=True, initial=0.0)
+    )
+    exponents = np.clip(np.frexp(largest)[1], -1000, 1000)
+    return x * np.ldexp(1.0, -exponents), exponents
+
+
+def lengths_of(x: Array) -> Array:
+    """Return 2-norms along the last axis, of entries of any size."""
+    scaled, exponents = in_units(x)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.ldexp(np.linalg.norm(scaled, axis=-1), exponents[..., 0]))
+
+
+def joint_lengths(left: Array, right: Array) -> Array:
+    """Return √Σ_j (l_ij r_kj)², (…, i, k), for l (…, i, j) and r (…, k, j) of any size."""
+    (left, a), (right, b) = in_units(left), in_units(right)
+    squares = np.square(left) @ np.square(right).swapaxes(-2, -1)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.ldexp(np.sqrt(squares), a + b.swapaxes(-2, -1)))
+
+
+def _norm(array: Array) -> float:
+    return float(lengths_of(array.reshape(-1)))
+
+
 def at_last(of_x: Array, tokens: int) -> Array:
-    """Return products by the last token as products by all of them, (C, B, N, d)."""
+    """Return products by the last tokens as products by all of them, (C, B, N, d)."""
     whole = np.zeros((*of_x.shape[:2], tokens, of_x.shape[3]))
-    whole[:, :, -1:] = of_x
+    whole[:, :, tokens - of_x.shape[2] :] = of_x
     return whole

@@ -30,6 +30,7 @@ from unsoftmax.models.linearised import (
     Linearised,
     OnDemand,
     Pullback,
+    Transposed,
 )
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import BilinearScores
@@ -256,7 +257,13 @@ class FrozenModel(FrozenArrays):
             back = at.vjp(y[:, :, None, None] if scalar else y[:, :, None])
 
             def by(tensor: Tensor) -> Callable[[], Gradients]:
-                return lambda: (_one(back.by[tensor.path.removesuffix(".T")], tensor.place),)
+                path = tensor.path.removesuffix(".T")
+
+                def made() -> Gradients:
+                    one = _one(back.by[path], tensor.place)
+                    return (one if path == tensor.path else Transposed(one),)
+
+                return made
 
             return Pullback(OnDemand({n: by(t) for n, t in self.tensors.items()}), back.tokens)
 

@@ -22,6 +22,8 @@ from unsoftmax.models.linearised import (
     Pullback,
     Size,
     at_last,
+    joint_lengths,
+    lengths_of,
 )
 from unsoftmax.probes import Array
 
@@ -31,6 +33,8 @@ class Activation(NamedTuple):
 
     of: Callable[[Array], Array]
     slope: Callable[[Array], Array]
+    cancels: bool = False
+    """Whether libraries compute it as z times a sum of ±1 and 1, which rounds as 1 does."""
 
 
 def _sigmoid(z: Array) -> Array:
@@ -55,22 +59,30 @@ _RATE, _CUBIC = 2 * np.sqrt(2 / np.pi), 0.044715
 
 
 def _by_tanh(z: Array) -> Array:
-    return np.asarray(z * _sigmoid(_RATE * (z + _CUBIC * z**3)))
+    near = _near(z)
+    return np.asarray(z * _sigmoid(_RATE * (near + _CUBIC * near**3)))
 
 
 def _by_tanh_slope(z: Array) -> Array:
+    z = _near(z)
     s = _sigmoid(_RATE * (z + _CUBIC * z**3))
     return np.asarray(s + z * s * (1 - s) * _RATE * (1 + 3 * _CUBIC * z**2))
 
 
 def _gelu_slope(z: Array) -> Array:
+    z = _near(z)
     return np.asarray(_normal(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+
+
+def _near(z: Array) -> Array:
+    """Cut z off where both GELUs are 0 or z in float64: no power leaves its range."""
+    return np.clip(z, -100.0, 100.0)
 
 
 ACTIVATIONS = {
     "relu": Activation(lambda z: np.maximum(z, 0.0), lambda z: (z > 0).astype(np.float64)),
-    "gelu": Activation(lambda z: z * _normal(z), _gelu_slope),
-    "gelu_tanh": Activation(_by_tanh, _by_tanh_slope),
+    "gelu": Activation(lambda z: z * _normal(z), _gelu_slope, True),
+    "gelu_tanh": Activation(_by_tanh, _by_tanh_slope, True),
     "silu": Activation(lambda z: z * _sigmoid(z), _silu_slope),
     "quick_gelu": Activation(lambda z: z * _sigmoid(1.702 * z), lambda z: _silu_slope(z, 1.702)),
     "sigmoid": Activation(_sigmoid, lambda z: _sigmoid(z) * _sigmoid(-z)),
@@ -175,16 +187,20 @@ class Neurons:
             return Pullback(by, by_tokens)
 
         value = h @ B.T + self.c
-        inside = self._inside(made_of, by_z, by_t)
+        worth = h if not phi.cancels else t * z if gated else z
+        inside = self._inside(made_of, by_z, by_t, worth)
         rounding = inside + np.abs(value) + np.abs(self.c)
         return Linearised(value, rounding, jvp, vjp)
 
-    def _inside(self, sizes: Array, by_z: Array, by_t: Array) -> Array:
-        """Return the sizes of the terms of the neurons' sums, which round one by one."""
-        length = np.linalg.norm(sizes, axis=2, keepdims=True)
+    def _inside(self, sizes: Array, by_z: Array, by_t: Array, worth: Array) -> Array:
+        """Return the sizes of the terms of the neurons' sums, which round one by one.
+
+        And of what neurons answer, ``worth``, where slopes hide those.
+        """
+        length = lengths_of(sizes)[..., None]
         sums = sizes if self.A is None else length * np.linalg.norm(self.A, axis=1)
-        squares = ((sums + np.abs(self.a)) * by_z) ** 2
+        terms = np.maximum((sums + np.abs(self.a)) * np.abs(by_z), np.abs(worth))
         if self.G is not None:
             gates = length * np.linalg.norm(self.G, axis=1) + np.abs(self.g)
-            squares = squares + (gates * by_t) ** 2
-        return np.asarray(2 * np.sqrt(squares @ np.square(self.B).T))
+            terms = np.hypot(terms, gates * by_t)
+        return 2 * joint_lengths(terms, self.B)
