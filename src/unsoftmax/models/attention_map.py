@@ -94,22 +94,18 @@ class Attention:
 
     def size(self, name: str) -> Size:
         """Return the size of an array; W and M may be products, which are not formed."""
-        H, d = len(self.Q), self.Q.shape[2]
-        if name == "W":
-            if self.K is None:
-                return Size.of_each(self.Q)
-            norms = [
-                Product(K.T, Q).norm for K, Q in zip(self.K[self._places], self.Q, strict=True)
-            ]
-            return Size((H, d, d), tuple(norms), True)
-        if name == "M" and self.O is None:
-            return Size((), ())
-        if name == "M" and self.O is not None:
-            if self.V is None:
-                return Size.of_each(self.O)
-            pairs = zip(self.O, self.V[self._places], strict=True)
-            norms = [Product(*pair).norm for pair in pairs]
-            return Size((H, self.O.shape[1], d), tuple(norms), True)
+        if name in ("W", "M"):
+            left, right = (self.K, self.Q) if name == "W" else (self.O, self.V)
+            if name == "M" and left is None:
+                return Size((), ())
+            if left is None or right is None:
+                return Size.of_each(right if left is None else left)
+            if name == "W":
+                left = left.swapaxes(1, 2)[self._places]
+            else:
+                right = right[self._places]
+            norms = tuple(Product(*pair).norm for pair in zip(left, right, strict=True))
+            return Size((len(norms), left.shape[1], right.shape[2]), norms, True)
         array = self.arrays.get(name)
         return Size.of(array) if name in ("c", "R") else Size.of_each(array)
 
@@ -244,22 +240,19 @@ class Attention:
         x, where = X if every else X[:, -1:], np.arange(N) - (N - 1.0)
         last, dX = where[-x.shape[1] :], np.zeros_like(X) if dX is None else dX
         dx = dX if every else dX[:, -1:]
-        dQ, dK, dV = (change.get(name) for name in "QKV")
-        dq = np.einsum("bpd,hrd->bhpr", dx, self.Q)
-        if dQ is not None:
-            dq = dq + np.einsum("bpd,hrd->bhpr", x, dQ)
-        if "q_bias" in change:
-            dq = dq + change["q_bias"][:, None]
-        dk = np.broadcast_to(dX[:, None], at.keys.shape) if self.K is None else None
-        if self.K is not None:
-            by_group = np.einsum("bnd,grd->bgnr", dX, self.K)
-            if dK is not None:
-                by_group = by_group + np.einsum("bnd,grd->bgnr", X, dK)
-            if "k_bias" in change:
-                by_group = by_group + change["k_bias"][:, None]
-            dk = self._each(by_group)
-        assert dk is not None
-        dk, dq = self._turned(dk, where), self._turned(dq, last)
+
+        def projected(tokens: Array, moved: Array, name: str, bias: str = "") -> Array:
+            """Return how far projections move, (B, H or G, T, r); without one they are tokens."""
+            own: Array | None = getattr(self, name)
+            if own is None:
+                return moved[:, None]
+            whole = np.einsum("bnd,grd->bgnr", moved, own)
+            if name in change:
+                whole = whole + np.einsum("bnd,grd->bgnr", tokens, change[name])
+            return np.asarray(whole + change[bias][:, None] if bias in change else whole)
+
+        dk = self._turned(projected(X, dX, "K", "k_bias"), where, by_group=True)
+        dk, dq = self._each(dk), self._turned(projected(x, dx, "Q", "q_bias"), last)
         if "frequencies" in change:
             rate = np.repeat(change["frequencies"][self._places], 2, axis=1)[:, None]
             dk = dk + where[:, None] * rate * _right_angle(at.keys)
@@ -272,13 +265,7 @@ class Attention:
         if "W" in change:
             ds = ds + np.einsum("bpd,hed,bne->bhpn", x, change["W"], X, optimize=True)
         moved = at.alpha * (ds - np.sum(at.alpha * ds, axis=3, keepdims=True))
-        if self.V is None:
-            dv = np.broadcast_to(dX[:, None], at.values.shape)
-        else:
-            by_group = np.einsum("bnd,gsd->bgns", dX, self.V)
-            if dV is not None:
-                by_group = by_group + np.einsum("bnd,gsd->bgns", X, dV)
-            dv = self._each(by_group)
+        dv = self._each(projected(X, dX, "V"))
         answer = self._out(moved @ at.values + at.alpha @ dv)
         if "O" in change:
             pooled = at.alpha @ at.values

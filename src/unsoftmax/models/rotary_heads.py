@@ -83,9 +83,15 @@ class RotaryHeads(TurnedProjections):
     ) -> None:
         v, c_ = values_and_constant(v, c, ("H", "d"))
         each, planes = _one_for_each(rotary, len(v))
-        arrays = _of_shapes(
-            {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}, (*v.shape, 2 * planes)
-        )
+        (H, d), r = v.shape, 2 * planes
+        shapes: dict[str, tuple[int, ...]] = {"K": (H, r, d), "Q": (H, r, d)}
+        shapes |= {"k_bias": (H, r), "q_bias": (H, r)}
+        given = {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}
+        arrays = {
+            name: frozen(name, np.zeros(shapes[name]) if array is None else array)
+            for name, array in given.items()
+        }
+        refuse_shapes(arrays, shapes, f"beside {planes} frequencies and v of shape {v.shape}")
         listed = np.reshape([list(one) for one in each], (len(v), planes))
         self._arrays = {**arrays, "frequencies": frozen("frequencies", listed), "v": v, "c": c_}
         self._heads = tuple(
@@ -191,17 +197,3 @@ def _one_for_each(rotary: Rotary | Sequence[Rotary], heads: int) -> tuple[list[R
             f"each; there are {len(given)}, with {sorted(planes)}."
         )
     return each, max(planes, default=0)
-
-
-def _of_shapes(
-    given: Mapping[str, ArrayLike | None], sizes: tuple[int, int, int]
-) -> dict[str, Array]:
-    """Return arrays of the shapes that H heads over d dimensions with r rows have."""
-    H, d, r = sizes
-    shapes = {"K": (H, r, d), "Q": (H, r, d), "k_bias": (H, r), "q_bias": (H, r)}
-    found = {}
-    for name, shape in shapes.items():
-        array = given[name]
-        found[name] = frozen(name, np.zeros(shape) if array is None else array)
-    refuse_shapes(found, shapes, f"beside {r // 2} frequencies and v of shape ({H}, {d})")
-    return found
