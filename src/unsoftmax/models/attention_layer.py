@@ -19,7 +19,7 @@ from unsoftmax.models.attention import exponentials, pooled_tokens, softmax, tok
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.layer_bounds import heads_moved_at_most
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.model import FrozenArrays, Parameter
+from unsoftmax.models.model import FrozenArrays, Parameter, ScoredArrays
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
@@ -28,7 +28,7 @@ from unsoftmax.models.sublayer import NORM_TENSORS, SubLayer
 from unsoftmax.probes import Array
 
 
-class LayerHead(FrozenArrays):
+class LayerHead(ScoredArrays):
     """One head of a layer: M Σ_i α_i x_i with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
 
     Parameters
@@ -116,13 +116,6 @@ class LayerHead(FrozenArrays):
         self._scores = BilinearScores(last.shape[1], scores, w, beside)
         self._arrays = {**given, **self._scores.arrays}
 
-    w = Parameter("Score vector (d,) of the query bias.")
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return len(self.w)
-
     @property
     def outputs(self) -> int:
         """How many numbers it adds to, m."""
@@ -136,11 +129,6 @@ class LayerHead(FrozenArrays):
         M: Array = self._arrays["O"] @ self._arrays["V"]
         M.flags.writeable = False
         return M
-
-    @property
-    def W(self) -> Array:
-        """Score matrix (d, d); of factors, computed on demand."""
-        return self._scores.W
 
     @property
     def values(self) -> Product:
@@ -168,7 +156,7 @@ class LayerHead(FrozenArrays):
         """Return the norm of M, W (Frobenius, without forming them) or w; 0 for what is none."""
         if name in ("M", "W") and name not in self._arrays:
             return self.values.norm if name == "M" else self._scores.norm
-        return super().parameter_norm(name)
+        return FrozenArrays.parameter_norm(self, name)
 
     def _product(self, whole: str, left: str, right: str) -> Product:
         if whole in self._arrays:

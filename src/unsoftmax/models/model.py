@@ -295,10 +295,29 @@ class TurnedProjections(FrozenModel):
         return int(self.Q.shape[-1])
 
 
-class AttentionModel(FrozenModel):
-    """A model that weighs tokens with α = softmax_i(x_i·(W x_N + w)), x_N the last."""
+class ScoredArrays(FrozenArrays):
+    """What scores tokens with x_i·(W x_N + w), x_N the last: a head, or a model of some."""
 
     _scores: BilinearScores
+    w = Parameter("Score vector (d,) of the query bias, of H heads (H, d).")
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.w.shape[-1])
+
+    @property
+    def W(self) -> Array:
+        """Score matrix (d, d), of H heads (H, d, d); of factors, computed on demand."""
+        return self._scores.W
+
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm (Frobenius for W), without forming W; 0 for what is none."""
+        return self._scores.norm if name == "W" else super().parameter_norm(name)
+
+
+class AttentionModel(ScoredArrays, FrozenModel):
+    """A model that weighs tokens with α = softmax_i(x_i·(W x_N + w)), x_N the last."""
 
     @classmethod
     @abstractmethod
@@ -317,22 +336,6 @@ class AttentionModel(FrozenModel):
         known, factors = {*names}, {"K", "Q"}
         in_factors = factors <= known and "W" not in known
         return super().has_parameters(known - factors | {"W"} if in_factors else known)
-
-    @property
-    def W(self) -> Array:
-        """Score matrix (d, d), of H heads (H, d, d); of factors, computed on demand."""
-        return self._scores.W
-
-    w = Parameter("Score vector (d,) of the query bias, of H heads (H, d).")
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.w.shape[-1])
-
-    def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm (Frobenius for W), without forming W; 0 for what is none."""
-        return self._scores.norm if name == "W" else super().parameter_norm(name)
 
     def _attention(self) -> Attention:
         """Return what weighs tokens, of one head as of several."""

@@ -121,24 +121,16 @@ class RotaryHeads(TurnedProjections):
         >>> RotaryHeads.of([], 3).H
         0
         """
-        planes = max((len(head.rotary) for head in heads), default=0)
-        rows: dict[str, list[Array]] = {"K": [], "Q": [], "k_bias": [], "q_bias": []}
-        for head in heads:
-            more = 2 * (planes - len(head.rotary))
+        planes, H = max((len(head.rotary) for head in heads), default=0), len(heads)
+        factors, biases = (H, 2 * planes, dim), (H, 2 * planes)
+        shapes = {"K": factors, "Q": factors, "k_bias": biases, "q_bias": biases}
+        stacks = {name: np.zeros(shape) for name, shape in shapes.items()}
+        stacks |= {"frequencies": np.zeros((H, planes)), "v": np.zeros((H, dim))}
+        for h, head in enumerate(heads):
             for name, array in head.arrays().items():
-                if name in rows:
-                    rows[name].append(np.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1)))
-        still = [
-            Rotary(np.pad(head.rotary.frequencies, (0, planes - len(head.rotary))))
-            for head in heads
-        ]
-        shapes = {"K": (2 * planes, dim), "Q": (2 * planes, dim)}
-        arrays = {
-            name: np.reshape(each, (len(heads), *shapes.get(name, (2 * planes,))))
-            for name, each in rows.items()
-        }
-        v = np.reshape([head.v for head in heads], (len(heads), dim))
-        return cls(**arrays, v=v, rotary=still, c=c)
+                if name in stacks:
+                    stacks[name][(h, *map(slice, array.shape))] = array
+        return cls.from_arrays({**stacks, "c": c})
 
     @property
     def H(self) -> int:
