@@ -319,7 +319,7 @@ class AttentionLayer(SubLayer):
         """Number of heads."""
         return len(self._heads)
 
-    c = Parameter("Constant (m,) of every answer, before a norm behind.")
+    c = Parameter(np.asarray, "Constant (m,) of every answer, before a norm behind.")
 
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm: of M, W (Frobenius, without forming them) or w the least.

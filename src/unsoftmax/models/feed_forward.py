@@ -135,10 +135,10 @@ class FeedForward(SubLayer):
         """Dimension d of a token."""
         return int(self.A.shape[1])
 
-    A = Parameter("Input weights (m, d).")
-    b = Parameter("Biases (m,) of the neurons.")
-    B = Parameter("Output weights (d_out, m).")
-    c = Parameter("Constant (d_out,) added to every answer, before a norm behind.")
+    A = Parameter(np.asarray, "Input weights (m, d).")
+    b = Parameter(np.asarray, "Biases (m,) of the neurons.")
+    B = Parameter(np.asarray, "Output weights (d_out, m).")
+    c = Parameter(np.asarray, "Constant (d_out,) added to every answer, before a norm behind.")
 
     @property
     def activation(self) -> str:

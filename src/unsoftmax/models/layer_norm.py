@@ -17,7 +17,7 @@ from unsoftmax.models.linearised import (
     Size,
     at_last,
 )
-from unsoftmax.models.model import Flag, FrozenArrays, Number, Parameter, Tensor
+from unsoftmax.models.model import FrozenArrays, Parameter, Tensor
 from unsoftmax.probes import Array
 
 
@@ -90,11 +90,11 @@ class LayerNorm(FrozenArrays):
         """How many numbers are normalised together, m."""
         return len(self.scale)
 
-    scale = Parameter("γ (m,).")
-    shift = Parameter("β (m,).")
-    eps = Number("What is added to the variance.")
-    before = Flag("Whether tokens are normalised before a sub-layer sees them.")
-    centred = Flag("Whether the mean is taken off; False is RMSNorm.")
+    scale = Parameter(np.asarray, "γ (m,).")
+    shift = Parameter(np.asarray, "β (m,).")
+    eps = Parameter(float, "What is added to the variance.")
+    before = Parameter(bool, "Whether tokens are normalised before a sub-layer sees them.")
+    centred = Parameter(bool, "Whether the mean is taken off; False is RMSNorm.")
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -36,44 +36,21 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import BilinearScores
 from unsoftmax.probes import Array
 
+T = TypeVar("T")
 
-class Parameter(property):
-    """An array of a model, read by its name."""
 
-    def __init__(self, doc: str) -> None:
-        super().__init__(self._read, doc=doc)
+class Parameter(property, Generic[T]):
+    """A parameter of a model, read by its name: an array, or one number or flag."""
+
+    def __init__(self, kind: Callable[[Array], T], doc: str) -> None:
+        super().__init__(lambda model: kind(model._arrays[self.name]), doc=doc)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def _read(self, model: FrozenArrays) -> Any:
-        return model._arrays[self.name]
-
     if TYPE_CHECKING:
 
-        def __get__(self, model: Any, owner: type | None = None) -> Array: ...  # type: ignore[override]
-
-
-class Number(Parameter):
-    """One number of a model."""
-
-    def _read(self, model: FrozenArrays) -> float:
-        return float(model._arrays[self.name])
-
-    if TYPE_CHECKING:
-
-        def __get__(self, model: Any, owner: type | None = None) -> float: ...  # type: ignore[override]
-
-
-class Flag(Parameter):
-    """Whether a model has something."""
-
-    def _read(self, model: FrozenArrays) -> bool:
-        return bool(model._arrays[self.name])
-
-    if TYPE_CHECKING:
-
-        def __get__(self, model: Any, owner: type | None = None) -> bool: ...  # type: ignore[override]
+        def __get__(self, model: Any, owner: type | None = None) -> T: ...  # type: ignore[override]
 
 
 class FrozenArrays(ABC):
@@ -284,10 +261,10 @@ class TurnedProjections(FrozenModel):
     Several heads have one of each, and layers one of keys for each group.
     """
 
-    K = Parameter("Key projection (r, d); of several heads (H, r, d), of G groups (G, r, d).")
-    Q = Parameter("Query projection (r, d); of several heads (H, r, d).")
-    k_bias = Parameter("Key bias b_k, (r,); of several heads (H, r), of G groups (G, r).")
-    q_bias = Parameter("Query bias b_q, (r,); of several heads (H, r).")
+    K = Parameter(np.asarray, "Key projection (r, d); of heads (H, r, d), of groups (G, r, d).")
+    Q = Parameter(np.asarray, "Query projection (r, d); of several heads (H, r, d).")
+    k_bias = Parameter(np.asarray, "Key bias b_k, (r,); of heads (H, r), of groups (G, r).")
+    q_bias = Parameter(np.asarray, "Query bias b_q, (r,); of several heads (H, r).")
 
     @property
     def dim(self) -> int:
@@ -299,7 +276,7 @@ class ScoredArrays(FrozenArrays):
     """What scores tokens with x_i·(W x_N + w), x_N the last: a head, or a model of some."""
 
     _scores: BilinearScores
-    w = Parameter("Score vector (d,) of the query bias, of H heads (H, d).")
+    w = Parameter(np.asarray, "Score vector (d,) of the query bias, of H heads (H, d).")
 
     @property
     def dim(self) -> int:
@@ -453,8 +430,8 @@ class ValuedAttention(AttentionModel, Generic[Turned]):
         O = np.atleast_2d(self.v)[:, None]  # noqa: E741
         return Composition.of({"heads": replace(self._attention(), O=O, c=np.array([self.c]))})
 
-    v = Parameter("Value vector (d,), of H heads (H, d).")
-    c = Number("Constant added to every answer.")
+    v = Parameter(np.asarray, "Value vector (d,), of H heads (H, d).")
+    c = Parameter(float, "Constant added to every answer.")
 
 
 def values_and_constant(v: ArrayLike, c: float, axes: tuple[str, ...]) -> tuple[Array, Array]:

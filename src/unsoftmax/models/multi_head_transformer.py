@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from unsoftmax.models.arrays import frozen, refuse_shapes
 from unsoftmax.models.attention import exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import AttentionModel, Number, Parameter
+from unsoftmax.models.model import AttentionModel, Parameter
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.scores import BilinearScores, least
@@ -182,10 +182,10 @@ class MultiHeadTransformer(AttentionModel):
         """Number of heads."""
         return len(self.B)
 
-    B = Parameter("First layers (H, m, d).")
-    w_o = Parameter("Output weights (m,).")
-    b = Parameter("Biases (m,) of the neurons.")
-    c = Number("Constant added to every answer.")
+    B = Parameter(np.asarray, "First layers (H, m, d).")
+    w_o = Parameter(np.asarray, "Output weights (m,).")
+    b = Parameter(np.asarray, "Biases (m,) of the neurons.")
+    c = Parameter(float, "Constant added to every answer.")
 
     @property
     def residual(self) -> Array | None:

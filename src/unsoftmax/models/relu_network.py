@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, points, refuse_shapes
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import FrozenModel, Number, Parameter
+from unsoftmax.models.model import FrozenModel, Parameter
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 
@@ -78,10 +78,10 @@ class ReluNetwork(FrozenModel):
         """Dimension d of a token."""
         return int(self.A.shape[0])
 
-    A = Parameter("Input weights (d, m).")
-    w_o = Parameter("Output weights (m,).")
-    b = Parameter("Biases (m,) of the neurons.")
-    c = Number("Constant added to every answer.")
+    A = Parameter(np.asarray, "Input weights (d, m).")
+    w_o = Parameter(np.asarray, "Output weights (m,).")
+    b = Parameter(np.asarray, "Biases (m,) of the neurons.")
+    c = Parameter(float, "Constant added to every answer.")
 
     def _composed(self) -> Composition:
         neurons = Neurons(self.A.T, self.b, self.w_o[None], np.array([self.c]))

@@ -14,7 +14,6 @@ from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import (
     ROTARY_PARTS,
-    Number,
     Parameter,
     TurnedProjections,
     values_and_constant,
@@ -104,8 +103,8 @@ class RotaryHead(TurnedProjections):
         """How its tokens are scored."""
         return self._scores
 
-    v = Parameter("Value vector (d,).")
-    c = Number("Constant added to every answer.")
+    v = Parameter(np.asarray, "Value vector (d,).")
+    c = Parameter(float, "Constant added to every answer.")
 
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm; "W" is W(0), and "w" the biases' part of the scores."""

@@ -13,7 +13,6 @@ from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import (
     ROTARY_PARTS,
-    Number,
     Parameter,
     TurnedProjections,
     values_and_constant,
@@ -129,7 +128,7 @@ class RotaryHeads(TurnedProjections):
         for h, head in enumerate(heads):
             for name, array in head.arrays().items():
                 if name in stacks:
-                    stacks[name][(h, *map(slice, array.shape))] = array
+                    stacks[name][h][tuple(map(slice, array.shape))] = array
         return cls.from_arrays({**stacks, "c": c})
 
     @property
@@ -142,9 +141,9 @@ class RotaryHeads(TurnedProjections):
         """The heads one by one, without c."""
         return self._heads
 
-    frequencies = Parameter("Frequencies of the planes of every head, (H, r/2).")
-    v = Parameter("Value vectors (H, d).")
-    c = Number("Constant added to every answer.")
+    frequencies = Parameter(np.asarray, "Frequencies of the planes of every head, (H, r/2).")
+    v = Parameter(np.asarray, "Value vectors (H, d).")
+    c = Parameter(float, "Constant added to every answer.")
 
     def parameter_norm(self, name: str) -> float:
         """Return the least norm over heads; "W" is W(0), "w" the biases' part of the scores."""

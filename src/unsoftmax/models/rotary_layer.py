@@ -163,9 +163,9 @@ class RotaryLayer(SubLayer, TurnedProjections):
         """The frequencies of its planes."""
         return self._rotary
 
-    O = Parameter("Output projections (H, m, s).")  # noqa: E741 - the projections' own names
-    V = Parameter("Value projections (G, s, d).")
-    c = Parameter("Constant (m,) of every answer, before a norm behind.")
+    O = Parameter(np.asarray, "Output projections (H, m, s).")  # noqa: E741 - the projections' own names
+    V = Parameter(np.asarray, "Value projections (G, s, d).")
+    c = Parameter(np.asarray, "Constant (m,) of every answer, before a norm behind.")
 
     @property
     def groups(self) -> Indices:

@@ -16,7 +16,7 @@ from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.composition import Composition, chain
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.model import Flag, FrozenModel, Tensor
+from unsoftmax.models.model import FrozenModel, Parameter, Tensor
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 
@@ -107,7 +107,7 @@ class Stack(FrozenModel):
         known = {*names}
         return {name for name in known if not name.startswith("parts.")} == {"causal"} != known
 
-    causal = Flag("Whether a position attends to the tokens up to it alone.")
+    causal = Parameter(bool, "Whether a position attends to the tokens up to it alone.")
 
     @property
     def parts(self) -> tuple[Part, ...]:

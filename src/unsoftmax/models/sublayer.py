@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from unsoftmax.models.arrays import frozen, sequences, split
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.model import Flag, FrozenModel
+from unsoftmax.models.model import FrozenModel, Parameter
 from unsoftmax.probes import Array
 
 NORM_TENSORS = {f"{name} of the norm": f"norm.{name}" for name in ("scale", "shift", "eps")}
@@ -64,7 +64,7 @@ class SubLayer(FrozenModel):
         """Tell whether `from_arrays` takes arrays of these names."""
         return super().has_parameters(name for name in names if not name.startswith("norm."))
 
-    residual = Flag("Whether the last token is added.")
+    residual = Parameter(bool, "Whether the last token is added.")
 
     @property
     def norm(self) -> LayerNorm | None:
