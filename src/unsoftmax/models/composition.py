@@ -7,8 +7,8 @@ at all positions where a later one attends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -32,6 +32,14 @@ class Map(Protocol):
 
     def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
         """Return the map at sequences (B, N, d)."""
+        ...
+
+    def answers(self, X: Array, every: bool = False) -> Array:
+        """Map sequences (B, N, d) to answers at all positions, or at the last, (B, P, m)."""
+        ...
+
+    def entries(self, tokens: int, every: bool) -> int:
+        """Return how many numbers a sequence's answer needs at a time."""
         ...
 
     def size(self, name: str) -> Size:
@@ -72,11 +80,38 @@ class Composition:
         leaf = self.leaves.get(f"{prefix}." if prefix else "")
         return Size((), ()) if leaf is None else leaf.size(own)
 
+    def attending(self, causal: bool) -> Composition:
+        """Return the same maps, positions attending to those up to them alone, or to all."""
+
+        def told(part: Map) -> Map:
+            if isinstance(part, Attention):
+                return replace(part, causal=causal)
+            return part.attending(causal) if isinstance(part, Composition) else part
+
+        return replace(self, parts=tuple((name, told(part)) for name, part in self.parts))
+
+    def _wide(self, every: bool) -> Iterator[tuple[str, Map, bool]]:
+        """Yield every part, and whether it answers at all positions."""
+        for k, (name, part) in enumerate(self.parts):
+            yield name, part, every or any(_attends(later) for _, later in self.parts[k + 1 :])
+
+    def entries(self, tokens: int, every: bool) -> int:
+        """Return how many numbers a sequence's answer needs at a time."""
+        return max((part.entries(tokens, wide) for _, part, wide in self._wide(every)), default=1)
+
+    def answers(self, X: Array, every: bool = False) -> Array:
+        """Map sequences (B, N, d) to answers at all positions, or at the last, (B, P, m)."""
+        value = X
+        for _, part, wide in self._wide(every):
+            value = part.answers(value, wide)
+        beside = X if every else X[:, -1:]
+        value = value if self.parts else beside
+        return value + beside if self.residual else value
+
     def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
         """Return the composition at sequences (B, N, d): at all positions, or at the last."""
         value, made_of, steps = X, sizes, []
-        for k, (name, part) in enumerate(self.parts):
-            wide = every or any(_attends(later) for _, later in self.parts[k + 1 :])
+        for name, part, wide in self._wide(every):
             at = part.linearise(value, wide, made_of)
             steps.append((f"{name}." if name else "", at))
             value, made_of = at.value, at.rounding

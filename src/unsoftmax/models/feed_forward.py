@@ -1,25 +1,26 @@
-"""A whole feed-forward sub-layer: ReLUs between vectors, a residual, and a LayerNorm."""
+"""A whole feed-forward sub-layer: neurons between vectors, a residual, and a norm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, points
-from unsoftmax.models.composition import Composition
-from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, sublayer
-from unsoftmax.models.model import FrozenModel
-from unsoftmax.models.neurons import Neurons
+from unsoftmax.models.arrays import frozen, points, refuse_shapes
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.model import Parameter
+from unsoftmax.models.neurons import ACTIVATIONS, Neurons
+from unsoftmax.models.sublayer import NORM_TENSORS, SubLayer
 from unsoftmax.probes import Array
 
 
-class FeedForward(FrozenModel):
-    """F(x) = B·max(0, A x + b) + c, and + x with a residual.
+class FeedForward(SubLayer):
+    """F(x) = B·φ(A x + b) + c, and + x with a residual; φ is max(0, ·) unless it is told.
 
-    With a norm behind, y = norm(F(x)); with one before, A sees norm(x) instead of x.
+    With a gate, F(x) = B·(φ(G x + g) ⊙ (A x + b)) + c. With a norm behind, y = norm(F(x)); with
+    one before, A and G see norm(x) instead of x.
 
     Parameters
     ----------
@@ -35,22 +36,30 @@ class FeedForward(FrozenModel):
         Whether x itself is added, as it was given; then d_out is d.
     norm : LayerNorm, optional
         Behind the sum, or before (``LayerNorm(…, before=True)``).
+    activation : str, optional
+        φ: "relu", "gelu" (by the error function), "gelu_tanh", "silu", "quick_gelu" (z σ(1.702 z)),
+        "sigmoid", "tanh", "softplus" or "identity".
+    gate : tuple of array_like, optional
+        G (m, d) and g (m,), or None for zeros: what is added up for φ, if not A x + b itself.
 
     Raises
     ------
     ValueError
-        Shapes do not fit, or an entry is not finite.
+        Shapes do not fit, an entry is not finite, or there is no such activation.
     TypeError
         ``norm`` is no LayerNorm.
 
     Notes
     -----
-    Immutable: arrays are float64 copies and read-only. Its function determines the hyperplanes
-    a·x + b = 0 across which the Jacobian jumps, the jumps, and one affine part, which holds x too.
-    Beyond that neurons are free: parallel ones merge, B_j relu(z) = B_j z + B_j relu(−z) flips one
-    at the price of a linear part, a positive factor moves between (A, b) and B. As a rule there is
-    one choice of sides, and of the residual, that leaves no linear part: then A, b, B and c are
-    determined up to order and positive factors.
+    Immutable: arrays are float64 copies and read-only. With ReLUs and without a gate its function
+    determines the hyperplanes a·x + b = 0 across which the Jacobian jumps, the jumps, and one
+    affine part, which holds x too. Beyond that neurons are free: parallel ones merge, B_j relu(z)
+    = B_j z + B_j relu(−z) flips one at the price of a linear part, a positive factor moves between
+    (A, b) and B. As a rule there is one choice of sides, and of the residual, that leaves no
+    linear part: then A, b, B and c are determined up to order and positive factors.
+
+    In arrays and files G and g are beside A and b, and the activation's name is its code points;
+    a layer of plain ReLUs has none of these.
 
     Examples
     --------
@@ -58,6 +67,10 @@ class FeedForward(FrozenModel):
     >>> layer([[2.0], [-3.0]])  # (|x| + ½, x)
     array([[ 2.5,  2. ],
            [ 3.5, -3. ]])
+    >>> A, B = np.eye(2), [[1.0, 1.0]]
+    >>> gated = FeedForward(A, [0, 0], B, [0], activation="silu", gate=([[0, 0], [0, 0]], [1, 1]))
+    >>> gated, gated([[1.0, 2.0]]).round(4)
+    (FeedForward(d=2, m=2, d_out=1, gated silu), array([[2.1932]]))
     """
 
     _tensors: ClassVar[Mapping[str, str]] = {
@@ -65,10 +78,13 @@ class FeedForward(FrozenModel):
         "b": "neurons.a",
         "B": "neurons.B",
         "c": "neurons.c",
+        "G": "neurons.G",
+        "g": "neurons.g",
         **NORM_TENSORS,
     }
     _needed = frozenset({"A", "b", "B", "c"})
-    _optional = frozenset({"residual"})
+    _optional = frozenset({"residual", "activation", "G", "g"})
+    _noun, _part = "feed-forward layer", "neurons"
 
     def __init__(
         self,
@@ -78,119 +94,73 @@ class FeedForward(FrozenModel):
         c: ArrayLike,
         residual: bool = False,
         norm: LayerNorm | None = None,
+        activation: str = "relu",
+        gate: tuple[ArrayLike, ArrayLike | None] | None = None,
     ) -> None:
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}: {activation!r}.")
         A, b, B, c = frozen("A", A), frozen("b", b), frozen("B", B), frozen("c", c)
         if A.ndim != 2 or not A.shape[1]:
             raise ValueError(f"A must have shape (m, d) with d ≥ 1; it has shape {A.shape}.")
         if c.ndim != 1 or not len(c):
             raise ValueError(f"c must have shape (d_out,) with d_out ≥ 1; it has shape {c.shape}.")
-        for name, array, shape in (("b", b, (len(A),)), ("B", B, (len(c), len(A)))):
-            if array.shape != shape:
-                raise ValueError(
-                    f"{name} must have shape {shape} beside A of shape {A.shape} and c of shape "
-                    f"{c.shape}; it has shape {array.shape}."
-                )
-        if norm is not None and not isinstance(norm, LayerNorm):
-            raise TypeError(f"norm must be a LayerNorm; it is a {type(norm).__name__}.")
-        self._arrays, self._norm = {"A": A, "b": b, "B": B, "c": c}, norm
-        self._arrays["residual"] = frozen("residual", bool(residual))
-        self._refuse_shapes(A.shape[1], len(c))
-        if norm is not None:
-            self._arrays |= {f"norm.{name}": array for name, array in norm.arrays().items()}
-
-    def _refuse_shapes(self, d: int, d_out: int) -> None:
-        if self.residual and d_out != d:
-            raise ValueError(
-                f"A residual adds x, of dimension {d}, to answers of dimension {d_out}: they must "
-                "be the same."
-            )
-        if self._norm is not None and self._norm.width != (d if self._norm.before else d_out):
-            where, width = ("before", d) if self._norm.before else ("behind", d_out)
-            raise ValueError(
-                f"A norm {where} this layer has {width} numbers; it has {self._norm.width}."
-            )
+        self._arrays, self._activation = {"A": A, "b": b, "B": B, "c": c}, activation
+        shapes: dict[str, tuple[int, ...]] = {"b": (len(A),), "B": (len(c), len(A))}
+        further = (
+            {}
+            if activation == "relu"
+            else {"activation": frozen("activation", [*map(ord, activation)])}
+        )
+        if gate is not None:
+            G, g = gate
+            further |= {"G": frozen("G", G), "g": frozen("g", np.zeros(len(A)) if g is None else g)}
+            shapes |= {"G": A.shape, "g": (len(A),)}
+        beside = f"beside A of shape {A.shape} and c of shape {c.shape}"
+        refuse_shapes(self._arrays | further, shapes, beside)
+        self._surround(residual, norm)
+        self._arrays |= further
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the layer from what `arrays` returned: A, b, B, c, ``norm.eps`` and so on."""
-        own = {name: array for name, array in arrays.items() if not name.startswith("norm.")}
-        norm = {name[5:]: array for name, array in arrays.items() if name.startswith("norm.")}
-        return cls(**own, norm=LayerNorm.from_arrays(norm) if norm else None)
-
-    @classmethod
-    def has_parameters(cls, names: Iterable[str]) -> bool:
-        """Tell whether `from_arrays` takes arrays of these names."""
-        return super().has_parameters(name for name in names if not name.startswith("norm."))
+    def _arguments(cls, arrays: dict[str, Any]) -> dict[str, Any]:
+        if "activation" in arrays:
+            known = {tuple(map(ord, name)): name for name in ACTIVATIONS}
+            codes = tuple(np.ravel(arrays["activation"]).tolist())
+            arrays["activation"] = known.get(codes, "another")
+        if "G" in arrays:
+            arrays["gate"] = arrays.pop("G"), arrays.pop("g", None)
+        return arrays
 
     @property
     def dim(self) -> int:
         """Dimension d of a token."""
         return int(self.A.shape[1])
 
-    @property
-    def A(self) -> Array:
-        """Input weights (m, d)."""
-        return self._arrays["A"]
+    A = Parameter(np.asarray, "Input weights (m, d).")
+    b = Parameter(np.asarray, "Biases (m,) of the neurons.")
+    B = Parameter(np.asarray, "Output weights (d_out, m).")
+    c = Parameter(np.asarray, "Constant (d_out,) added to every answer, before a norm behind.")
 
     @property
-    def b(self) -> Array:
-        """Biases (m,) of the neurons."""
-        return self._arrays["b"]
+    def activation(self) -> str:
+        """The name of φ."""
+        return self._activation
 
     @property
-    def B(self) -> Array:
-        """Output weights (d_out, m)."""
-        return self._arrays["B"]
+    def gate(self) -> tuple[Array, Array] | None:
+        """G (m, d) and g (m,), None where neurons have no gates."""
+        return (self._arrays["G"], self._arrays["g"]) if "G" in self._arrays else None
 
-    @property
-    def c(self) -> Array:
-        """Constant (d_out,) added to every answer."""
-        return self._arrays["c"]
-
-    @property
-    def residual(self) -> bool:
-        """Whether x itself is added."""
-        return bool(self._arrays["residual"])
-
-    @property
-    def norm(self) -> LayerNorm | None:
-        """The norm behind or before, if there is one."""
-        return self._norm
-
-    def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm, of ``scale``, ``shift`` and ``eps`` that of the norm's.
-
-        0 for what is none (a bound on the function).
-        """
-        if self._norm is not None and name in ("scale", "shift", "eps"):
-            return self._norm.parameter_norm(name)
-        return super().parameter_norm(name)
-
-    def _composed(self) -> Composition:
-        neurons = Neurons(self.A, self.b, self.B, self.c)
-        return sublayer("neurons", neurons, self.residual, self._norm)
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers an answer has, d_out."""
-        return len(self.c)
+    def _map(self) -> Neurons:
+        G, g = self.gate or (None, 0.0)
+        return Neurons(self.A, self.b, self.B, self.c, self._activation, G, g)
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to vectors (B, d_out)."""
-        answers = self.sums(X)
-        return answers if self._norm is None or self._norm.before else self._norm(answers)
+        return self.maps.answers(points(X, self.dim, self._noun)[:, None])[:, 0]
 
     def sums(self, X: ArrayLike) -> Array:
         """Map points (B, d), or (B, 1, d), to what a norm behind sees (B, d_out)."""
-        x = points(X, self.dim, "feed-forward layer")
-        before = self._norm is not None and self._norm.before
-        z = (self._norm(x) if self._norm is not None and before else x) @ self.A.T
-        z += self.b
-        np.maximum(z, 0.0, out=z)
-        answers: Array = z @ self.B.T + self.c
-        if self.residual:
-            answers += x
-        return answers
+        return self._sum.answers(points(X, self.dim, self._noun)[:, None])[:, 0]
 
     def moved_at_most(self, X: ArrayLike, errors: Mapping[str, float]) -> Array:
         """Bound what errors of the parameters do to answers (2-norms, (B,)).
@@ -204,19 +174,15 @@ class FeedForward(FrozenModel):
             before of what it makes of x; of a norm behind ``scale``, ``shift`` (2-norms) and
             ``eps`` too.
         """
-        x, norm = points(X, self.dim, "feed-forward layer"), self._norm
-        seen = norm(x) if norm is not None and norm.before else x
-        sums = errors["constant"] + errors["slope"] * np.linalg.norm(seen, axis=1)
-        if norm is None or norm.before:
-            return np.asarray(sums)
-        return norm.moved_at_most(self.sums(x), sums, errors)
+        x = points(X, self.dim, self._noun)
+        lengths = np.linalg.norm(self._seen(x), axis=1)
+        sums: Array = errors["constant"] + errors["slope"] * lengths
+        if self._behind is None:
+            return sums
+        return self._behind.moved_at_most(self.sums(x), sums, errors)
 
     def _sizes(self) -> tuple[str, ...]:
         sizes = f"d={self.dim}", f"m={len(self.b)}"
         other = () if len(self.c) == self.dim else (f"d_out={len(self.c)}",)
-        residual = ("residual",) if self.residual else ()
-        if self._norm is None:
-            return (*sizes, *other, *residual)
-        kind, place = ("norm", "RMS norm"), ("behind", "before")
-        norm = f"{kind[not self._norm.centred]} {place[self._norm.before]}"
-        return (*sizes, *other, *residual, norm)
+        kind = ("gated " if self.gate else "") + self._activation
+        return (*sizes, *other, *(() if kind == "relu" else (kind,)), *self._around())

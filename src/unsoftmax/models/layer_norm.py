@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen
-from unsoftmax.models.composition import Composition, Map
+from unsoftmax.models.arrays import frozen, refuse_shapes
 from unsoftmax.models.linearised import (
     Changes,
     Direct,
@@ -18,11 +17,8 @@ from unsoftmax.models.linearised import (
     Size,
     at_last,
 )
-from unsoftmax.models.model import FrozenArrays
+from unsoftmax.models.model import FrozenArrays, Parameter, Tensor
 from unsoftmax.probes import Array
-
-NORM_TENSORS = {f"{name} of the norm": f"norm.{name}" for name in ("scale", "shift", "eps")}
-"""What a sub-layer's answers depend on of its norm, as `sublayer` composes them."""
 
 
 class LayerNorm(FrozenArrays):
@@ -63,6 +59,9 @@ class LayerNorm(FrozenArrays):
     array([[1., 1.]])
     """
 
+    _needed = frozenset({"scale", "shift", "eps"})
+    _optional = frozenset({"before", "centred"})
+
     def __init__(
         self,
         scale: ArrayLike,
@@ -81,12 +80,8 @@ class LayerNorm(FrozenArrays):
             "before": frozen("before", bool(before)),
             "centred": frozen("centred", bool(centred)),
         }
-        for name, shape in {"shift": scale.shape, "eps": ()}.items():
-            if self._arrays[name].shape != shape:
-                raise ValueError(
-                    f"{name} must have shape {shape} beside scale of shape {scale.shape}; "
-                    f"it has shape {self._arrays[name].shape}."
-                )
+        shapes: dict[str, tuple[int, ...]] = {"shift": scale.shape, "eps": ()}
+        refuse_shapes(self._arrays, shapes, f"beside scale of shape {scale.shape}")
         if self.eps < 0:
             raise ValueError(f"eps must be 0 or more; it is {self.eps}.")
 
@@ -95,30 +90,17 @@ class LayerNorm(FrozenArrays):
         """How many numbers are normalised together, m."""
         return len(self.scale)
 
-    @property
-    def scale(self) -> Array:
-        """γ (m,)."""
-        return self._arrays["scale"]
+    scale = Parameter(np.asarray, "γ (m,).")
+    shift = Parameter(np.asarray, "β (m,).")
+    eps = Parameter(float, "What is added to the variance.")
+    before = Parameter(bool, "Whether tokens are normalised before a sub-layer sees them.")
+    centred = Parameter(bool, "Whether the mean is taken off; False is RMSNorm.")
 
     @property
-    def shift(self) -> Array:
-        """β (m,)."""
-        return self._arrays["shift"]
-
-    @property
-    def eps(self) -> float:
-        """What is added to the variance."""
-        return float(self._arrays["eps"])
-
-    @property
-    def before(self) -> bool:
-        """Whether tokens are normalised before a sub-layer sees them."""
-        return bool(self._arrays["before"])
-
-    @property
-    def centred(self) -> bool:
-        """Whether the mean is taken off; False is RMSNorm."""
-        return bool(self._arrays["centred"])
+    def tensors(self) -> dict[str, Tensor]:
+        """What its answers depend on, by name."""
+        each = ((name, self._arrays[name]) for name in ("scale", "shift", "eps"))
+        return {name: Tensor(name, None, float(np.linalg.norm(x)), x.shape) for name, x in each}
 
     def __call__(self, u: ArrayLike) -> Array:
         """Map (…, m), such as answers (B, m) or sequences (B, N, m), to the same shape."""
@@ -151,6 +133,14 @@ class LayerNorm(FrozenArrays):
     def size(self, name: str) -> Size:
         """Return the size of an array."""
         return Size.of(self._arrays.get(name))
+
+    def entries(self, tokens: int, every: bool) -> int:
+        """Return how many numbers a sequence's answer needs at a time."""
+        return (tokens if every else 1) * self.width
+
+    def answers(self, X: Array, every: bool = False) -> Array:
+        """Map sequences (B, N, m) to answers at all positions, or at the last, (B, P, m)."""
+        return self(X if every else X[:, -1:])
 
     def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
         """Return the map at sequences (B, N, m): at all positions, or at the last.
@@ -227,10 +217,3 @@ class LayerNorm(FrozenArrays):
             *(("before",) if self.before else ()),
             *(() if self.centred else ("centred=False",)),
         )
-
-
-def sublayer(name: str, inside: Map, residual: bool, norm: LayerNorm | None) -> Composition:
-    """Compose a sub-layer: a norm before, the map inside, the residual, a norm behind."""
-    before = norm if norm is not None and norm.before else None
-    whole = Composition.of({"norm": before, name: inside}, residual)
-    return whole if norm is before else Composition.of({"": whole, "norm": norm})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,13 +32,33 @@ from unsoftmax.models.linearised import (
     Pullback,
     Transposed,
 )
+from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import BilinearScores
 from unsoftmax.probes import Array
+
+T = TypeVar("T")
+
+
+class Parameter(property, Generic[T]):
+    """A parameter of a model, read by its name: an array, or one number or flag."""
+
+    def __init__(self, kind: Callable[[Array], T], doc: str) -> None:
+        super().__init__(lambda model: kind(model._arrays[self.name]), doc=doc)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    if TYPE_CHECKING:
+
+        def __get__(self, model: Any, owner: type | None = None) -> T: ...  # type: ignore[override]
 
 
 class FrozenArrays(ABC):
     """Named arrays that nobody can change: the parameters of a model, or of a part of one."""
 
+    _needed: ClassVar[frozenset[str]]
+    _optional: ClassVar[frozenset[str]]
+    """Names of the arrays that `from_arrays` needs, and of those that may be left out."""
     _arrays: dict[str, Array]
 
     def arrays(self) -> dict[str, Array]:
@@ -49,6 +69,11 @@ class FrozenArrays(ABC):
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Build it from what `arrays` returned."""
         return cls(**arrays)
+
+    @classmethod
+    def has_parameters(cls, names: Iterable[str]) -> bool:
+        """Tell whether `from_arrays` takes arrays of these names."""
+        return cls._needed <= {*names} <= cls._needed | cls._optional
 
     def parameter_norm(self, name: str) -> float:
         """Return the norm of a parameter, 0 for what is none (a bound on the function)."""
@@ -88,22 +113,51 @@ class Tensor(NamedTuple):
 class FrozenModel(FrozenArrays):
     """A function of batches, determined by named arrays that nobody can change."""
 
+    _noun: ClassVar[str] = "model"
+    _numbers_at_once: ClassVar[int] = 2**22
+    """How many numbers of one kind are made at a time: 32 MiB.
+
+    Larger: more memory; smaller: more calls into NumPy, and products that read all parameters for
+    few sequences.
+    """
     _tensors: ClassVar[Mapping[str, str]] = {}
     """Arrays of the model's maps by the names of its tensors; ``{}`` stands for a head or group,
     and ``.T`` behind a path for the transpose."""
-
-    _needed: ClassVar[frozenset[str]]
-    _optional: ClassVar[frozenset[str]]
-    """Names of the arrays that `from_arrays` needs, and of those that may be left out."""
 
     @property
     @abstractmethod
     def dim(self) -> int:
         """Dimension d of a token."""
 
-    @abstractmethod
     def __call__(self, X: Array) -> Array:
-        """Map a batch of B inputs to numbers (B,), or to vectors (B, m)."""
+        """Map sequences (B, N, d) to numbers (B,), or to vectors (B, m)."""
+        X = sequences(X, self.dim, self._noun)
+        answers = np.empty((len(X), *(() if self.outputs is None else (self.outputs,))))
+        for part in self._slices(X, self._entries(X.shape[1])):
+            answers[part] = self._answers(X[part])
+        return answers
+
+    def _answers(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to answers, all at a time."""
+        answers = self.maps.answers(X)
+        return answers[:, 0, 0] if self.outputs is None else answers[:, 0]
+
+    def _entries(self, tokens: int) -> int:
+        """Return how many numbers a sequence's answer needs; 0: all are answered at a time."""
+        return 0
+
+    def _everywhere(self, maps: Composition, X: Array) -> Array:
+        """Map sequences (B, N, d) to what maps answer at all positions, (B, N, m)."""
+        B, N, _ = X.shape
+        answers = np.empty((B, N, self.outputs or 1))
+        for part in self._slices(X, maps.entries(N, True)):
+            answers[part] = maps.answers(X[part], True)
+        return answers
+
+    def _slices(self, X: Array, entries: int) -> Iterator[slice]:
+        """Yield what parts of a batch may be answered at a time."""
+        step = max(1, self._numbers_at_once // max(1, entries))
+        return (slice(start, start + step) for start in range(0, len(X), step))
 
     @property
     def outputs(self) -> int | None:
@@ -192,11 +246,6 @@ class FrozenModel(FrozenArrays):
 
         return Linearised(shown(at.value), shown(at.rounding), jvp, vjp)
 
-    @classmethod
-    def has_parameters(cls, names: Iterable[str]) -> bool:
-        """Tell whether `from_arrays` takes arrays of these names."""
-        return cls._needed <= {*names} <= cls._needed | cls._optional
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file that `unsoftmax.load` reads."""
         files.write(path, type(self).__name__, self._arrays)
@@ -212,42 +261,51 @@ class TurnedProjections(FrozenModel):
     Several heads have one of each, and layers one of keys for each group.
     """
 
-    @property
-    def K(self) -> Array:
-        """Key projection (r, d); of several heads (H, r, d), of G groups (G, r, d)."""
-        return self._arrays["K"]
+    K = Parameter(np.asarray, "Key projection (r, d); of heads (H, r, d), of groups (G, r, d).")
+    Q = Parameter(np.asarray, "Query projection (r, d); of several heads (H, r, d).")
+    k_bias = Parameter(np.asarray, "Key bias b_k, (r,); of heads (H, r), of groups (G, r).")
+    q_bias = Parameter(np.asarray, "Query bias b_q, (r,); of several heads (H, r).")
 
     @property
-    def Q(self) -> Array:
-        """Query projection (r, d); of several heads (H, r, d)."""
-        return self._arrays["Q"]
-
-    @property
-    def k_bias(self) -> Array:
-        """Key bias b_k, (r,); of several heads (H, r), of G groups (G, r)."""
-        return self._arrays["k_bias"]
-
-    @property
-    def q_bias(self) -> Array:
-        """Query bias b_q, (r,); of several heads (H, r)."""
-        return self._arrays["q_bias"]
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.Q.shape[-1])
 
 
-class AttentionModel(FrozenModel):
-    """A model that weighs tokens with α = softmax_i(x_i·(W x_N + w)), x_N the last."""
+class ScoredArrays(FrozenArrays):
+    """What scores tokens with x_i·(W x_N + w), x_N the last: a head, or a model of some."""
 
     _scores: BilinearScores
-    _noun: ClassVar[str] = "model"
+    w = Parameter(np.asarray, "Score vector (d,) of the query bias, of H heads (H, d).")
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.w.shape[-1])
+
+    @property
+    def W(self) -> Array:
+        """Score matrix (d, d), of H heads (H, d, d); of factors, computed on demand."""
+        return self._scores.W
+
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm (Frobenius for W), without forming W; 0 for what is none."""
+        return self._scores.norm if name == "W" else super().parameter_norm(name)
+
+
+class AttentionModel(ScoredArrays, FrozenModel):
+    """A model that weighs tokens with α = softmax_i(x_i·(W x_N + w)), x_N the last."""
 
     @classmethod
     @abstractmethod
-    def from_factors(cls, K: ArrayLike, Q: ArrayLike, *args: Any, **parameters: Any) -> Self:
+    def from_factors(cls, K: ArrayLike, Q: ArrayLike, *args: Any, **parameters: Any) -> Any:
         """Build the model with W = K.T @ Q; answering never forms W."""
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Build the model from what `arrays` returned."""
-        return cls.from_factors(**arrays) if "K" in arrays else cls(**arrays)
+        model: Self = cls.from_factors(**arrays) if "K" in arrays else cls(**arrays)
+        return model
 
     @classmethod
     def has_parameters(cls, names: Iterable[str]) -> bool:
@@ -255,20 +313,6 @@ class AttentionModel(FrozenModel):
         known, factors = {*names}, {"K", "Q"}
         in_factors = factors <= known and "W" not in known
         return super().has_parameters(known - factors | {"W"} if in_factors else known)
-
-    @property
-    def W(self) -> Array:
-        """Score matrix (d, d), of H heads (H, d, d); of factors, computed on demand."""
-        return self._scores.W
-
-    @property
-    def w(self) -> Array:
-        """Score vector (d,) of the query bias, of H heads (H, d)."""
-        return self._scores.arrays["w"]
-
-    def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm (Frobenius for W), without forming W; 0 for what is none."""
-        return self._scores.norm if name == "W" else super().parameter_norm(name)
 
     def _attention(self) -> Attention:
         """Return what weighs tokens, of one head as of several."""
@@ -293,11 +337,17 @@ class AttentionModel(FrozenModel):
         return (f"d={self.dim}", *(() if K is None else (f"rank ≤ {K.shape[-2]}",)))
 
 
-class ValuedAttention(AttentionModel):
+Turned = TypeVar("Turned", bound=TurnedProjections)
+"""What heads are whose scores turn with distance."""
+
+
+class ValuedAttention(AttentionModel, Generic[Turned]):
     """One head or several that answer with weighted means of the values x_i·v, plus c."""
 
     _leading: ClassVar[tuple[str, ...]] = ()
     """Symbols of the axes that all arrays but c begin with: H for several heads."""
+    _turned: ClassVar[Callable[..., Any]]
+    """Its class where scores turn with distance."""
     _needed = frozenset({"W", "v"})
     _optional = frozenset({"w", "c"})
 
@@ -306,14 +356,57 @@ class ValuedAttention(AttentionModel):
     ) -> None:
         self._set({"W": W}, v, w, c)
 
+    @overload
     @classmethod
     def from_factors(
         cls, K: ArrayLike, Q: ArrayLike, v: ArrayLike, w: ArrayLike | None = None, c: float = 0.0
-    ) -> Self:
+    ) -> Self: ...
+
+    @overload
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: None = None,
+        c: float = 0.0,
+        *,
+        rotary: Rotary | Sequence[Rotary],
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+    ) -> Turned: ...
+
+    @classmethod
+    def from_factors(
+        cls,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        w: ArrayLike | None = None,
+        c: float = 0.0,
+        *,
+        rotary: Rotary | Sequence[Rotary] | None = None,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+    ) -> Any:
         """Build the model with W = K.T @ Q, K and Q of shape (r, d); answering never forms W.
 
-        Of several heads every W_h is K_h.T @ Q_h, K and Q of shape (H, r, d).
+        Of several heads every W_h is K_h.T @ Q_h, K and Q of shape (H, r, d). With ``rotary``
+        scores turn with distance, and the model is a `RotaryHead`, or `RotaryHeads`; its biases
+        are ``k_bias`` and ``q_bias``, (r,) or (H, r), not w.
         """
+        if rotary is not None:
+            if w is not None:
+                raise ValueError(
+                    "w is no parameter beside rotary: give q_bias, (r,) for each head."
+                )
+            return cls._turned(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
+        if k_bias is not None or q_bias is not None:
+            raise ValueError(
+                "k_bias and q_bias are given beside rotary; without positions a key bias changes "
+                "nothing and a query bias is w = K.T @ q_bias."
+            )
         model = cls.__new__(cls)
         model._set({"K": K, "Q": Q}, v, w, c)
         return model
@@ -321,20 +414,10 @@ class ValuedAttention(AttentionModel):
     def _set(
         self, matrix: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
     ) -> None:
-        v, c_ = frozen("v", v), frozen("c", c)
-        if v.ndim != len(self._leading) + 1 or not v.shape[-1]:
-            shape = str((*self._leading, "d")).replace("'", "")
-            raise ValueError(f"v must have shape {shape} with d ≥ 1; it has shape {v.shape}.")
+        v, c_ = values_and_constant(v, c, (*self._leading, "d"))
         beside = f"beside v of shape {v.shape}"
-        if c_.shape:
-            raise ValueError(f"c must have shape () {beside}; it has shape {c_.shape}.")
         self._scores = BilinearScores(v.shape[-1], matrix, w, beside, v.shape[:-1])
         self._arrays = {**self._scores.arrays, "v": v, "c": c_}
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.v.shape[-1])
 
     _tensors: ClassVar[Mapping[str, str]] = {
         "W": "heads.W",
@@ -347,15 +430,21 @@ class ValuedAttention(AttentionModel):
         O = np.atleast_2d(self.v)[:, None]  # noqa: E741
         return Composition.of({"heads": replace(self._attention(), O=O, c=np.array([self.c]))})
 
-    @property
-    def v(self) -> Array:
-        """Value vector (d,), of H heads (H, d)."""
-        return self._arrays["v"]
+    v = Parameter(np.asarray, "Value vector (d,), of H heads (H, d).")
+    c = Parameter(float, "Constant added to every answer.")
 
-    @property
-    def c(self) -> float:
-        """Constant added to every answer."""
-        return float(self._arrays["c"])
+
+def values_and_constant(v: ArrayLike, c: float, axes: tuple[str, ...]) -> tuple[Array, Array]:
+    """Return v, of these axes, and c, if they are what they must be."""
+    v, c_ = frozen("v", v), frozen("c", c)
+    if v.ndim != len(axes) or not v.shape[-1]:
+        shape = str(axes).replace("'", "")
+        raise ValueError(f"v must have shape {shape} with d ≥ 1; it has shape {v.shape}.")
+    if c_.shape:
+        raise ValueError(
+            f"c must have shape () beside v of shape {v.shape}; it has shape {c_.shape}."
+        )
+    return v, c_
 
 
 def _one(gradients: Gradients, place: int | None) -> Gradient:

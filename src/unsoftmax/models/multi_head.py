@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self, overload
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import sequences
 from unsoftmax.models.attention import exponentials
 from unsoftmax.models.model import ValuedAttention
-from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.scores import least
-from unsoftmax.models.single_head import SingleHead, refuse_biases, refuse_w
+from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
 
-class MultiHead(ValuedAttention):
+class MultiHead(ValuedAttention[RotaryHeads]):
     """f(X) = Σ_h Σ_i α_hi x_i·v_h + c with α_h = softmax_i(x_i·(W_h x_N + w_h)), x_N the last.
 
     Parameters
@@ -58,61 +55,7 @@ class MultiHead(ValuedAttention):
         "v of head {}": "heads.M",
         "c": "heads.c",
     }
-    _numbers_at_once: ClassVar[int] = 2**22
-    """How many entries of the vectors W_h x_N + w_h are made at a time: 32 MiB.
-
-    Every sequence needs H·d of them. Larger: more memory; smaller: more calls into NumPy.
-    """
-
-    @overload
-    @classmethod
-    def from_factors(
-        cls,
-        K: ArrayLike,
-        Q: ArrayLike,
-        v: ArrayLike,
-        w: ArrayLike | None = None,
-        c: float = 0.0,
-    ) -> Self: ...
-
-    @overload
-    @classmethod
-    def from_factors(
-        cls,
-        K: ArrayLike,
-        Q: ArrayLike,
-        v: ArrayLike,
-        w: None = None,
-        c: float = 0.0,
-        *,
-        rotary: Rotary | Sequence[Rotary],
-        k_bias: ArrayLike | None = None,
-        q_bias: ArrayLike | None = None,
-    ) -> RotaryHeads: ...
-
-    @classmethod
-    def from_factors(
-        cls,
-        K: ArrayLike,
-        Q: ArrayLike,
-        v: ArrayLike,
-        w: ArrayLike | None = None,
-        c: float = 0.0,
-        *,
-        rotary: Rotary | Sequence[Rotary] | None = None,
-        k_bias: ArrayLike | None = None,
-        q_bias: ArrayLike | None = None,
-    ) -> Self | RotaryHeads:
-        """Build the heads with W_h = K_h.T @ Q_h, K and Q of shape (H, r, d).
-
-        With ``rotary`` scores turn with distance and the model is a `RotaryHeads`; its biases are
-        ``k_bias`` and ``q_bias``, (H, r), not w.
-        """
-        if rotary is not None:
-            refuse_w(w)
-            return RotaryHeads(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
-        refuse_biases(k_bias, q_bias)
-        return super().from_factors(K, Q, v, w, c)
+    _turned = RotaryHeads
 
     @property
     def H(self) -> int:
@@ -138,15 +81,8 @@ class MultiHead(ValuedAttention):
             return least(np.linalg.norm(self._arrays[name], axis=1))
         return super().parameter_norm(name)
 
-    def __call__(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, self._noun)
-        answers = np.empty(len(X))
-        step = max(1, self._numbers_at_once // max(1, self.v.size))
-        for start in range(0, len(X), step):
-            part = slice(start, start + step)
-            answers[part] = self._answers(X[part])
-        return answers
+    def _entries(self, tokens: int) -> int:
+        return int(self.v.size)
 
     def _answers(self, X: Array) -> Array:
         weights, total = exponentials(self._scores.of(X))  # (B, H, N) and (B, H)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.arrays import frozen, refuse_shapes
 from unsoftmax.models.attention import exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import AttentionModel
+from unsoftmax.models.model import AttentionModel, Parameter
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.scores import BilinearScores, least
@@ -80,11 +80,6 @@ class MultiHeadTransformer(AttentionModel):
     }
     _needed = frozenset({"W", "B", "w_o"})
     _optional = frozenset({"b", "w", "c", "residual"})
-    _numbers_at_once: ClassVar[int] = 2**22
-    """How many scores, or entries of pooled tokens, are made at a time: 32 MiB.
-
-    Larger: more memory; smaller: more calls into NumPy.
-    """
 
     def __init__(
         self,
@@ -174,44 +169,23 @@ class MultiHeadTransformer(AttentionModel):
         beside = f"beside B of shape {B.shape}"
         self._scores = BilinearScores(d, matrix, w, beside, (H,))
         self._arrays = {**self._scores.arrays, "B": B}
-        for name, shape in {"w_o": (m,), "b": (m,), "c": (), "residual": (m, d)}.items():
+        shapes: dict[str, tuple[int, ...]] = {"w_o": (m,), "b": (m,), "c": (), "residual": (m, d)}
+        if outer["residual"] is None:
+            del shapes["residual"]
+        for name in shapes:
             given = outer[name]
-            if name == "residual" and given is None:
-                continue
-            array = frozen(name, np.zeros(m) if given is None else given)
-            if array.shape != shape:
-                raise ValueError(f"{name} must have shape {shape} {beside}; it has {array.shape}.")
-            self._arrays[name] = array
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.B.shape[2])
+            self._arrays[name] = frozen(name, np.zeros(m) if given is None else given)
+        refuse_shapes(self._arrays, shapes, beside)
 
     @property
     def H(self) -> int:
         """Number of heads."""
         return len(self.B)
 
-    @property
-    def B(self) -> Array:
-        """First layers (H, m, d)."""
-        return self._arrays["B"]
-
-    @property
-    def w_o(self) -> Array:
-        """Output weights (m,)."""
-        return self._arrays["w_o"]
-
-    @property
-    def b(self) -> Array:
-        """Biases (m,) of the neurons."""
-        return self._arrays["b"]
-
-    @property
-    def c(self) -> float:
-        """Constant added to every answer."""
-        return float(self._arrays["c"])
+    B = Parameter(np.asarray, "First layers (H, m, d).")
+    w_o = Parameter(np.asarray, "Output weights (m,).")
+    b = Parameter(np.asarray, "Biases (m,) of the neurons.")
+    c = Parameter(float, "Constant added to every answer.")
 
     @property
     def residual(self) -> Array | None:
@@ -257,17 +231,8 @@ class MultiHeadTransformer(AttentionModel):
         network = Neurons(None, np.zeros(m), self.w_o[None], np.array([self.c]))
         return Composition.of({"heads": heads, "network": network})
 
-    def __call__(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, self._noun)
-        first = _stacked(self.first_layers)
-        answers = np.empty(len(X))
-        most = max(1, self.H * max(X.shape[1], self.dim), len(self.b))
-        step = max(1, self._numbers_at_once // most)
-        for start in range(0, len(X), step):
-            part = slice(start, start + step)
-            answers[part] = self._answers(X[part], first)
-        return answers
+    def _entries(self, tokens: int) -> int:
+        return max(self.H * max(tokens, self.dim), len(self.b))
 
     def pooled(self, X: Array) -> Array:
         """Map sequences (B, N, d) to what every head pools, (B, H, d)."""
@@ -279,7 +244,8 @@ class MultiHeadTransformer(AttentionModel):
         pooled = self.pooled(X)
         return pooled if self.residual is None else np.concatenate([pooled, X[:, -1:]], axis=1)
 
-    def _answers(self, X: Array, first: Array) -> Array:
+    def _answers(self, X: Array) -> Array:
+        first = _stacked(self.first_layers)
         z = self.given(X).reshape(len(X), len(first)) @ first
         z += self.b
         np.maximum(z, 0.0, out=z)

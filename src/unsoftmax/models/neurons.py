@@ -120,6 +120,19 @@ class Neurons:
         """Return the size of an array."""
         return Size.of(self.arrays.get(name))
 
+    def entries(self, tokens: int, every: bool) -> int:
+        """Return how many numbers a sequence's answer needs at a time."""
+        return (tokens if every else 1) * max(len(self.a), len(self.c))
+
+    def answers(self, X: Array, every: bool = False) -> Array:
+        """Map sequences (B, N, d) to answers at all positions, or at the last, (B, P, d_out)."""
+        x = X if every else X[:, -1:]
+        flat = x.reshape(-1, x.shape[2])  # one product for all sequences
+        z = (flat if self.A is None else flat @ self.A.T) + self.a
+        phi = ACTIVATIONS[self.activation].of
+        h = phi(z) if self.G is None else phi(flat @ self.G.T + self.g) * z
+        return np.asarray(h @ self.B.T + self.c).reshape(*x.shape[:2], len(self.c))
+
     def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, points
+from unsoftmax.models.arrays import frozen, points, refuse_shapes
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.model import FrozenModel, Parameter
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 
@@ -70,37 +70,18 @@ class ReluNetwork(FrozenModel):
             "b": frozen("b", np.zeros(m) if b is None else b),
             "c": frozen("c", c),
         }
-        for name, shape in {"w_o": (m,), "b": (m,), "c": ()}.items():
-            if self._arrays[name].shape != shape:
-                raise ValueError(
-                    f"{name} must have shape {shape} beside A of shape {A.shape}; "
-                    f"it has shape {self._arrays[name].shape}."
-                )
+        shapes: dict[str, tuple[int, ...]] = {"w_o": (m,), "b": (m,), "c": ()}
+        refuse_shapes(self._arrays, shapes, f"beside A of shape {A.shape}")
 
     @property
     def dim(self) -> int:
         """Dimension d of a token."""
         return int(self.A.shape[0])
 
-    @property
-    def A(self) -> Array:
-        """Input weights (d, m)."""
-        return self._arrays["A"]
-
-    @property
-    def w_o(self) -> Array:
-        """Output weights (m,)."""
-        return self._arrays["w_o"]
-
-    @property
-    def b(self) -> Array:
-        """Biases (m,) of the neurons."""
-        return self._arrays["b"]
-
-    @property
-    def c(self) -> float:
-        """Constant added to every answer."""
-        return float(self._arrays["c"])
+    A = Parameter(np.asarray, "Input weights (d, m).")
+    w_o = Parameter(np.asarray, "Output weights (m,).")
+    b = Parameter(np.asarray, "Biases (m,) of the neurons.")
+    c = Parameter(float, "Constant added to every answer.")
 
     def _composed(self) -> Composition:
         neurons = Neurons(self.A.T, self.b, self.w_o[None], np.array([self.c]))
@@ -108,11 +89,7 @@ class ReluNetwork(FrozenModel):
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map points (B, d), or sequences of one token (B, 1, d), to numbers (B,)."""
-        z = points(X, self.dim, "network") @ self.A
-        z += self.b
-        np.maximum(z, 0.0, out=z)
-        answers: Array = z @ self.w_o + self.c
-        return answers
+        return self._answers(points(X, self.dim, "network")[:, None])
 
     def _sizes(self) -> tuple[str, ...]:
         return f"d={self.dim}", f"m={self.A.shape[1]}"

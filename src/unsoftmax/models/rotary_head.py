@@ -8,11 +8,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.arrays import sequences
 from unsoftmax.models.attention import exponentials, softmax
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import ROTARY_PARTS, TurnedProjections
+from unsoftmax.models.model import (
+    ROTARY_PARTS,
+    Parameter,
+    TurnedProjections,
+    values_and_constant,
+)
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
@@ -60,6 +65,7 @@ class RotaryHead(TurnedProjections):
         "v": "heads.M",
         "c": "heads.c",
     }
+    _noun = "head"
     _needed = frozenset({"K", "Q", "v", "frequencies"})
     _optional = frozenset({"k_bias", "q_bias", "c"})
 
@@ -74,11 +80,7 @@ class RotaryHead(TurnedProjections):
         q_bias: ArrayLike | None = None,
         c: float = 0.0,
     ) -> None:
-        v, c_ = frozen("v", v), frozen("c", c)
-        if v.ndim != 1 or not len(v):
-            raise ValueError(f"v must have shape (d,) with d ≥ 1; it has shape {v.shape}.")
-        if c_.shape:
-            raise ValueError(f"c must have shape (); it has shape {c_.shape}.")
+        v, c_ = values_and_constant(v, c, ("d",))
         if not isinstance(rotary, Rotary):
             raise TypeError(f"rotary must be a Rotary; it is {rotary!r}.")
         parts = {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}
@@ -92,11 +94,6 @@ class RotaryHead(TurnedProjections):
         return cls(**others, rotary=Rotary(arrays["frequencies"]))
 
     @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return len(self.v)
-
-    @property
     def rotary(self) -> Rotary:
         """The frequencies of its planes."""
         return self._scores.rotary
@@ -106,15 +103,8 @@ class RotaryHead(TurnedProjections):
         """How its tokens are scored."""
         return self._scores
 
-    @property
-    def v(self) -> Array:
-        """Value vector (d,)."""
-        return self._arrays["v"]
-
-    @property
-    def c(self) -> float:
-        """Constant added to every answer."""
-        return float(self._arrays["c"])
+    v = Parameter(np.asarray, "Value vector (d,).")
+    c = Parameter(float, "Constant added to every answer.")
 
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm; "W" is W(0), and "w" the biases' part of the scores."""
@@ -130,7 +120,7 @@ class RotaryHead(TurnedProjections):
 
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, N)."""
-        return softmax(self._scores.of(sequences(X, self.dim, "head")))
+        return softmax(self._scores.of(sequences(X, self.dim, self._noun)))
 
     def _composed(self) -> Composition:
         parts: dict[str, Any] = {name: self._arrays[name][None] for name in ROTARY_PARTS}
@@ -138,9 +128,7 @@ class RotaryHead(TurnedProjections):
             {"heads": Attention(O=self.v[None, None], c=np.array([self.c]), **parts)}
         )
 
-    def __call__(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, "head")
+    def _answers(self, X: Array) -> Array:
         numerators, total = exponentials(self._scores.of(X))
         answers: Array = np.einsum("bn,bn->b", numerators, X @ self.v) / total + self.c
         return answers

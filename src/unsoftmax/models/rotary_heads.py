@@ -8,10 +8,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.arrays import frozen, refuse_shapes, sequences
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import ROTARY_PARTS, TurnedProjections
+from unsoftmax.models.model import (
+    ROTARY_PARTS,
+    Parameter,
+    TurnedProjections,
+    values_and_constant,
+)
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.scores import least
@@ -75,15 +80,17 @@ class RotaryHeads(TurnedProjections):
         q_bias: ArrayLike | None = None,
         c: float = 0.0,
     ) -> None:
-        v, c_ = frozen("v", v), frozen("c", c)
-        if v.ndim != 2 or not v.shape[1]:
-            raise ValueError(f"v must have shape (H, d) with d ≥ 1; it has shape {v.shape}.")
-        if c_.shape:
-            raise ValueError(f"c must have shape (); it has shape {c_.shape}.")
+        v, c_ = values_and_constant(v, c, ("H", "d"))
         each, planes = _one_for_each(rotary, len(v))
-        arrays = _of_shapes(
-            {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}, (*v.shape, 2 * planes)
-        )
+        (H, d), r = v.shape, 2 * planes
+        shapes: dict[str, tuple[int, ...]] = {"K": (H, r, d), "Q": (H, r, d)}
+        shapes |= {"k_bias": (H, r), "q_bias": (H, r)}
+        given = {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}
+        arrays = {
+            name: frozen(name, np.zeros(shapes[name]) if array is None else array)
+            for name, array in given.items()
+        }
+        refuse_shapes(arrays, shapes, f"beside {planes} frequencies and v of shape {v.shape}")
         listed = np.reshape([list(one) for one in each], (len(v), planes))
         self._arrays = {**arrays, "frequencies": frozen("frequencies", listed), "v": v, "c": c_}
         self._heads = tuple(
@@ -113,24 +120,16 @@ class RotaryHeads(TurnedProjections):
         >>> RotaryHeads.of([], 3).H
         0
         """
-        planes = max((len(head.rotary) for head in heads), default=0)
-        rows: dict[str, list[Array]] = {"K": [], "Q": [], "k_bias": [], "q_bias": []}
-        for head in heads:
-            more = 2 * (planes - len(head.rotary))
+        planes, H = max((len(head.rotary) for head in heads), default=0), len(heads)
+        factors, biases = (H, 2 * planes, dim), (H, 2 * planes)
+        shapes = {"K": factors, "Q": factors, "k_bias": biases, "q_bias": biases}
+        stacks = {name: np.zeros(shape) for name, shape in shapes.items()}
+        stacks |= {"frequencies": np.zeros((H, planes)), "v": np.zeros((H, dim))}
+        for h, head in enumerate(heads):
             for name, array in head.arrays().items():
-                if name in rows:
-                    rows[name].append(np.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1)))
-        still = [
-            Rotary(np.pad(head.rotary.frequencies, (0, planes - len(head.rotary))))
-            for head in heads
-        ]
-        shapes = {"K": (2 * planes, dim), "Q": (2 * planes, dim)}
-        arrays = {
-            name: np.reshape(each, (len(heads), *shapes.get(name, (2 * planes,))))
-            for name, each in rows.items()
-        }
-        v = np.reshape([head.v for head in heads], (len(heads), dim))
-        return cls(**arrays, v=v, rotary=still, c=c)
+                if name in stacks:
+                    stacks[name][h][tuple(map(slice, array.shape))] = array
+        return cls.from_arrays({**stacks, "c": c})
 
     @property
     def H(self) -> int:
@@ -138,29 +137,13 @@ class RotaryHeads(TurnedProjections):
         return len(self.v)
 
     @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.v.shape[1])
-
-    @property
     def heads(self) -> tuple[RotaryHead, ...]:
         """The heads one by one, without c."""
         return self._heads
 
-    @property
-    def frequencies(self) -> Array:
-        """Frequencies of the planes of every head, (H, r/2)."""
-        return self._arrays["frequencies"]
-
-    @property
-    def v(self) -> Array:
-        """Value vectors (H, d)."""
-        return self._arrays["v"]
-
-    @property
-    def c(self) -> float:
-        """Constant added to every answer."""
-        return float(self._arrays["c"])
+    frequencies = Parameter(np.asarray, "Frequencies of the planes of every head, (H, r/2).")
+    v = Parameter(np.asarray, "Value vectors (H, d).")
+    c = Parameter(float, "Constant added to every answer.")
 
     def parameter_norm(self, name: str) -> float:
         """Return the least norm over heads; "W" is W(0), "w" the biases' part of the scores."""
@@ -170,7 +153,7 @@ class RotaryHeads(TurnedProjections):
 
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, H, N)."""
-        X = sequences(X, self.dim, "model")
+        X = sequences(X, self.dim, self._noun)
         each = [head.attention(X) for head in self.heads]
         return np.stack(each, axis=1) if each else np.zeros((len(X), 0, X.shape[1]))
 
@@ -180,9 +163,7 @@ class RotaryHeads(TurnedProjections):
             {"heads": Attention(O=self.v[:, None], c=np.array([self.c]), **parts)}
         )
 
-    def __call__(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, "model")
+    def _answers(self, X: Array) -> Array:
         answers = np.full(len(X), self.c)
         for head in self.heads:
             answers += head(X)
@@ -207,21 +188,3 @@ def _one_for_each(rotary: Rotary | Sequence[Rotary], heads: int) -> tuple[list[R
             f"each; there are {len(given)}, with {sorted(planes)}."
         )
     return each, max(planes, default=0)
-
-
-def _of_shapes(
-    given: Mapping[str, ArrayLike | None], sizes: tuple[int, int, int]
-) -> dict[str, Array]:
-    """Return arrays of the shapes that H heads over d dimensions with r rows have."""
-    H, d, r = sizes
-    shapes = {"K": (H, r, d), "Q": (H, r, d), "k_bias": (H, r), "q_bias": (H, r)}
-    found = {}
-    for name, shape in shapes.items():
-        array = given[name]
-        found[name] = frozen(name, np.zeros(shape) if array is None else array)
-        if found[name].shape != shape:
-            raise ValueError(
-                f"{name} must have shape {shape} beside {r // 2} frequencies and v of shape "
-                f"({H}, {d}); it has shape {found[name].shape}."
-            )
-    return found

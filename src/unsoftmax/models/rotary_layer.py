@@ -7,20 +7,22 @@ query heads share. The arrays here are stacked as theirs: keys and values once p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, sequences
+from unsoftmax.models.arrays import frozen, refuse_shapes, sequences
 from unsoftmax.models.attention import softmax
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import TurnedProjections
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.model import Parameter, TurnedProjections
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.scores import RotaryScores, least
+from unsoftmax.models.sublayer import NORM_TENSORS, SubLayer
 from unsoftmax.probes import Array, Indices
 
 _AXES = {
@@ -35,11 +37,12 @@ _AXES = {
 }
 
 
-class RotaryLayer(TurnedProjections):
+class RotaryLayer(SubLayer, TurnedProjections):
     """o(X) = Σ_h O_h V_g Σ_i α_hi x_i + c, g the group of head h, plus x_N with a residual.
 
     α_h = softmax_i((K_g x_i + b_k,g)·R(Δ_i)(Q_h x_N + b_q,h)), Δ_i = N − 1 − i tokens before the
-    last one. Made by ``AttentionLayer.from_factors(O, V, K, Q, c, rotary=…)``.
+    last one; with a norm behind y = norm(o(X)), with one before y = o(norm(X)). Made by
+    ``AttentionLayer.from_factors(O, V, K, Q, c, rotary=…)``.
 
     Parameters
     ----------
@@ -60,12 +63,16 @@ class RotaryLayer(TurnedProjections):
     groups : array_like of int, shape (H,), optional
         The group of every head; by default H/G heads each, one group after the other.
     residual : bool, optional
-        Whether the last token is added; then m = d.
+        Whether the last token is added, as it was given; then m = d.
+    norm : LayerNorm, optional
+        Behind the sum, or before (``LayerNorm(…, before=True)``): then heads see norm(X).
 
     Raises
     ------
     ValueError
         Shapes do not fit, or an entry is not finite.
+    TypeError
+        ``rotary`` is no Rotary, or ``norm`` no LayerNorm.
 
     Notes
     -----
@@ -90,12 +97,11 @@ class RotaryLayer(TurnedProjections):
         **{f"{name} of head {{}}": f"heads.{name}" for name in ("Q", "q_bias", "O")},
         "frequencies": "heads.frequencies",
         "c": "heads.c",
+        **NORM_TENSORS,
     }
     _needed = frozenset({"O", "V", "K", "Q", "c", "frequencies"})
     _optional = frozenset({"k_bias", "q_bias", "groups", "residual"})
-    _noun = "layer"
-    _numbers_at_once = 2**22
-    """How many entries of keys and values are made at a time: 32 MiB. Larger: more memory."""
+    _noun, _part = "layer", "heads"
 
     def __init__(
         self,
@@ -110,6 +116,7 @@ class RotaryLayer(TurnedProjections):
         q_bias: ArrayLike | None = None,
         groups: ArrayLike | None = None,
         residual: bool = False,
+        norm: LayerNorm | None = None,
     ) -> None:
         if not isinstance(rotary, Rotary):
             raise TypeError(f"rotary must be a Rotary; it is {rotary!r}.")
@@ -118,56 +125,28 @@ class RotaryLayer(TurnedProjections):
         for name, array in arrays.items():
             if array.ndim != _AXES[name].count(",") + (name not in "c"):
                 raise ValueError(f"{name} must have shape {_AXES[name]}; it has {array.shape}.")
-        H, G = len(arrays["Q"]), len(arrays["K"])
+        (H, _, d), G = arrays["Q"].shape, len(arrays["K"])
         if groups is None:
             groups = np.arange(H) // max(1, H // max(1, G))
-        zeros = (np.zeros((n, 2 * len(rotary))) for n in (G, H))
-        further = {"k_bias": k_bias, "q_bias": q_bias}
-        for (name, bias), none in zip(further.items(), zeros, strict=True):
-            arrays[name] = frozen(name, none if bias is None else bias)
+        for name, bias, n in (("k_bias", k_bias, G), ("q_bias", q_bias, H)):
+            arrays[name] = frozen(name, np.zeros((n, 2 * len(rotary))) if bias is None else bias)
         arrays["groups"] = frozen("groups", groups)
-        self._rotary, self._residual = rotary, bool(residual)
-        self._arrays = {
-            **arrays,
-            "frequencies": rotary.frequencies,
-            "residual": frozen("residual", self._residual),
-        }
-        self._refuse_shapes()
-
-    def _refuse_shapes(self) -> None:
-        H, G, d, m = self.H, len(self.K), self.Q.shape[2], len(self.c)
-        sizes = {"H": H, "G": G, "d": d, "m": m, "s": self.V.shape[1], "r": 2 * len(self.rotary)}
-        for name, axes in _AXES.items():
-            wanted = tuple(sizes[axis] for axis in axes.strip("(),").split(", "))
-            if self._arrays[name].shape != wanted:
-                raise ValueError(
-                    f"{name} must have shape {axes} = {wanted} beside the other arrays and "
-                    f"{len(self.rotary)} frequencies; it has shape {self._arrays[name].shape}."
-                )
-        known = self._arrays["groups"]
-        if not d or not m or not np.array_equal(np.unique(known), np.arange(G)):
+        self._rotary, self._arrays = rotary, {**arrays, "frequencies": rotary.frequencies}
+        m, s, planes = len(self.c), self.V.shape[1], len(rotary)
+        sizes = {"H": H, "G": G, "d": d, "m": m, "s": s, "r": 2 * planes}
+        axes = {name: names.strip("(),").split(", ") for name, names in _AXES.items()}
+        shapes = {name: tuple(sizes[axis] for axis in names) for name, names in axes.items()}
+        refuse_shapes(self._arrays, shapes, f"beside the other arrays and {planes} frequencies")
+        if not d or not m or not np.array_equal(np.unique(arrays["groups"]), np.arange(G)):
             raise ValueError(
                 f"groups must name each of the {G} groups from 0 for {H} heads, which H/G heads "
-                f"each do where H is a multiple of G; here they are {known.tolist()}."
+                f"each do where H is a multiple of G; here they are {arrays['groups'].tolist()}."
             )
-        if self._residual and m != d:
-            raise ValueError(f"With a residual m = d; here m = {m} and d = {d}.")
+        self._surround(residual, norm)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the layer from what `arrays` returned."""
-        others = {name: array for name, array in arrays.items() if name != "frequencies"}
-        return cls(**others, rotary=Rotary(arrays["frequencies"]))
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.Q.shape[2])
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers an answer has, m."""
-        return len(self.c)
+    def _arguments(cls, arrays: dict[str, Any]) -> dict[str, Any]:
+        return {"rotary": Rotary(arrays.pop("frequencies")), **arrays}
 
     @property
     def H(self) -> int:
@@ -184,25 +163,9 @@ class RotaryLayer(TurnedProjections):
         """The frequencies of its planes."""
         return self._rotary
 
-    @property
-    def residual(self) -> bool:
-        """Whether the last token is added."""
-        return self._residual
-
-    @property
-    def O(self) -> Array:  # noqa: E743 - the projections' own names
-        """Output projections (H, m, s)."""
-        return self._arrays["O"]
-
-    @property
-    def V(self) -> Array:
-        """Value projections (G, s, d)."""
-        return self._arrays["V"]
-
-    @property
-    def c(self) -> Array:
-        """Constant (m,) of every answer."""
-        return self._arrays["c"]
+    O = Parameter(np.asarray, "Output projections (H, m, s).")  # noqa: E741 - the projections' own names
+    V = Parameter(np.asarray, "Value projections (G, s, d).")
+    c = Parameter(np.asarray, "Constant (m,) of every answer, before a norm behind.")
 
     @property
     def groups(self) -> Indices:
@@ -224,7 +187,14 @@ class RotaryLayer(TurnedProjections):
         """Return one sum of its outputs, with ``weights`` (m,), as several heads.
 
         A residual is no part of them.
+
+        Raises
+        ------
+        ValueError
+            The layer has a norm.
         """
+        if self._norm is not None:
+            raise ValueError("A sum of outputs is several heads only where the layer has no norm.")
         row = np.asarray(weights, dtype=np.float64)
         places = self.groups
         return RotaryHeads(
@@ -256,50 +226,27 @@ class RotaryLayer(TurnedProjections):
         """Map sequences (B, N, d) to the weights α, (B, H, N)."""
         return softmax(self.scores(X))
 
-    def _composed(self) -> Composition:
+    @cached_property
+    def _heads(self) -> Attention:
         parts: dict[str, Any] = {
             name: self._arrays[name] for name in ("O", "V", "K", "Q", "k_bias", "q_bias", "c")
         }
         theta = np.tile(self.rotary.frequencies, (self.G, 1))
-        heads = Attention(**parts, frequencies=theta, groups=self.groups)
-        return Composition.of({"heads": heads}, self._residual)
+        return Attention(**parts, frequencies=theta, groups=self.groups)
 
-    def __call__(self, X: ArrayLike) -> Array:
-        """Map sequences (B, N, d) to answers (B, m)."""
-        X = sequences(X, self.dim, self._noun)
-        answers = np.tile(self.c, (len(X), 1))
-        widest = max(1, self.K.shape[1] + self.V.shape[1], self.dim)
-        step = max(1, self._numbers_at_once // (X.shape[1] * widest))
-        for start in range(0, len(X), step):
-            part = slice(start, start + step)
-            answers[part] += self._mixed(X[part])
-        return answers + X[:, -1] if self._residual else answers
+    def _map(self) -> Attention:
+        return self._heads
 
-    def _mixed(self, X: Array) -> Array:
-        """Return Σ_h O_h V_g Σ_i α_hi x_i, (B, m)."""
-        weights, mixed = softmax(self.scores(X)), np.zeros((len(X), self.outputs))
-        for g, V in enumerate(self.V):
-            heads = np.flatnonzero(self.groups == g)
-            pooled = weights[:, heads] @ (X @ V.T)
-            mixed += np.einsum("bhs,hms->bm", pooled, self.O[heads])
-        return mixed
+    def _entries(self, tokens: int) -> int:
+        return self.maps.entries(tokens, False)
 
     def scores(self, X: Array) -> Array:
         """Map sequences (B, N, d) to all heads' scores, (B, H, N).
 
         Keys are turned back, once for all heads of a group.
         """
-        X = sequences(X, self.dim, self._noun)
-        distances = np.arange(X.shape[1])[::-1]
-        scores = np.empty((len(X), self.H, X.shape[1]))
-        queries = np.einsum("bd,hrd->bhr", X[:, -1], self.Q) + self.q_bias
-        for g, (K, k_bias) in enumerate(zip(self.K, self.k_bias, strict=True)):
-            heads = np.flatnonzero(self.groups == g)
-            keys = self.rotary.turned(X @ K.T + k_bias, -distances)
-            scores[:, heads] = queries[:, heads] @ keys.transpose(0, 2, 1)
-        return scores
+        return self._heads.scores(self._seen(sequences(X, self.dim, self._noun)))[:, :, 0]
 
     def _sizes(self) -> tuple[str, ...]:
         m = () if self.outputs == self.dim else (f"m={self.outputs}",)
-        residual = ("residual",) if self._residual else ()
-        return f"H={self.H}", f"G={self.G}", f"d={self.dim}", *m, *residual, "rotary"
+        return f"H={self.H}", f"G={self.G}", f"d={self.dim}", *m, *self._around(), "rotary"

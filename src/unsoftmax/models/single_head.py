@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Self, overload
-
 import numpy as np
-from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import sequences
 from unsoftmax.models.attention import exponentials, token_scores
 from unsoftmax.models.model import ValuedAttention
-from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array
 
 
-class SingleHead(ValuedAttention):
+class SingleHead(ValuedAttention[RotaryHead]):
     """f(X) = Σ_i α_i x_i·v + c with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
 
     Parameters
@@ -50,59 +46,9 @@ class SingleHead(ValuedAttention):
 
     _noun = "head"
 
-    @overload
-    @classmethod
-    def from_factors(
-        cls,
-        K: ArrayLike,
-        Q: ArrayLike,
-        v: ArrayLike,
-        w: ArrayLike | None = None,
-        c: float = 0.0,
-    ) -> Self: ...
+    _turned = RotaryHead
 
-    @overload
-    @classmethod
-    def from_factors(
-        cls,
-        K: ArrayLike,
-        Q: ArrayLike,
-        v: ArrayLike,
-        w: None = None,
-        c: float = 0.0,
-        *,
-        rotary: Rotary,
-        k_bias: ArrayLike | None = None,
-        q_bias: ArrayLike | None = None,
-    ) -> RotaryHead: ...
-
-    @classmethod
-    def from_factors(
-        cls,
-        K: ArrayLike,
-        Q: ArrayLike,
-        v: ArrayLike,
-        w: ArrayLike | None = None,
-        c: float = 0.0,
-        *,
-        rotary: Rotary | None = None,
-        k_bias: ArrayLike | None = None,
-        q_bias: ArrayLike | None = None,
-    ) -> Self | RotaryHead:
-        """Build the head with W = K.T @ Q, K and Q of shape (r, d); answering never forms W.
-
-        With ``rotary`` scores turn with distance and the head is a `RotaryHead`; its biases are
-        ``k_bias`` and ``q_bias``, not w.
-        """
-        if rotary is not None:
-            refuse_w(w)
-            return RotaryHead(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
-        refuse_biases(k_bias, q_bias)
-        return super().from_factors(K, Q, v, w, c)
-
-    def __call__(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, self._noun)
+    def _answers(self, X: Array) -> Array:
         return self._mean(X, *exponentials(self._scores.of(X)))
 
     def in_parts(self, X: Array) -> tuple[Array, Array, Array]:
@@ -118,18 +64,3 @@ class SingleHead(ValuedAttention):
     def _mean(self, X: Array, numerators: Array, total: Array) -> Array:
         answers: Array = np.einsum("bn,bn->b", numerators, X @ self.v) / total + self.c
         return answers
-
-
-def refuse_w(w: ArrayLike | None) -> None:
-    """Refuse w beside rotary positions."""
-    if w is not None:
-        raise ValueError("w is no parameter beside rotary: give q_bias, (r,) for each head.")
-
-
-def refuse_biases(k_bias: ArrayLike | None, q_bias: ArrayLike | None) -> None:
-    """Refuse biases of keys and queries without positions."""
-    if k_bias is not None or q_bias is not None:
-        raise ValueError(
-            "k_bias and q_bias are given beside rotary; without positions a key bias changes "
-            "nothing and a query bias is w = K.T @ q_bias."
-        )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import sequences
+from unsoftmax.models.arrays import split
 from unsoftmax.models.attention import exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import AttentionModel
@@ -89,14 +89,8 @@ class Transformer(AttentionModel):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Build the model from what `arrays` returned: the network's names follow ``network.``."""
-        parts = {name.removeprefix(_PART): x for name, x in arrays.items() if _PART in name}
-        scores = {name: x for name, x in arrays.items() if _PART not in name}
-        return super().from_arrays({**scores, "network": ReluNetwork.from_arrays(parts)})
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return self._network.dim
+        network, scores = split(arrays, _PART)
+        return super().from_arrays({**scores, "network": ReluNetwork.from_arrays(network)})
 
     @property
     def network(self) -> ReluNetwork:
@@ -118,9 +112,7 @@ class Transformer(AttentionModel):
     def _composed(self) -> Composition:
         return Composition.of({"heads": self._attention(), **dict(self._network.maps.parts)})
 
-    def __call__(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to numbers (B,)."""
-        X = sequences(X, self.dim, self._noun)
+    def _answers(self, X: Array) -> Array:
         weights, total = exponentials(self._scores.of(X))
         return self._network(pooled_tokens(X, weights) / total[:, None])
 

@@ -74,11 +74,14 @@ class RotaryLayerEquality(ModelEquality[RotaryLayer]):
             np.array([getattr(form, name) for form in forms] or np.zeros((0, 0, d)))
             for name in "KQ"
         )
-        biases = {
-            name: np.array([getattr(form, name) for form in forms] or none)
+        b_k, b_q = (
+            np.array([getattr(form, name) for form in forms] or none)
             for name in ("k_bias", "q_bias")
-        }
-        return RotaryLayer(O, V, K, Q, model.c, rotary, **biases, residual=model.residual)
+        )
+        residual, norm = model.residual, model.norm
+        return RotaryLayer(
+            O, V, K, Q, model.c, rotary, k_bias=b_k, q_bias=b_q, residual=residual, norm=norm
+        )
 
     def _merged(self, model: RotaryLayer) -> list[tuple[Product, int]]:
         """Add up M of heads with equal scores, and leave out those whose M is 0."""

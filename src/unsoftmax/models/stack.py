@@ -1,0 +1,166 @@
+"""Sub-layers one after the other: a Transformer block, or several, from tokens to answers.
+
+A part answers at the positions that a later one attends to, the last one at the last position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Self, TypeAlias
+
+from numpy.typing import ArrayLike
+
+from unsoftmax.models.arrays import frozen, numbered, sequences
+from unsoftmax.models.attention_layer import AttentionLayer
+from unsoftmax.models.composition import Composition, chain
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.model import FrozenModel, Parameter, Tensor
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.probes import Array
+
+Part: TypeAlias = "AttentionLayer | RotaryLayer | FeedForward | LayerNorm | Stack"
+
+_DEEPEST = 8
+"""How many stacks a file may have inside each other: one that would exhaust Python's is refused."""
+
+
+class Stack(FrozenModel):
+    """f_K(… f_2(f_1(X)) …): sub-layers in order, as blocks of BERT, OPT or Llama are.
+
+    Parameters
+    ----------
+    parts : sequence of AttentionLayer, RotaryLayer, FeedForward, LayerNorm or Stack
+        The first one is given the tokens; each answers with as many numbers as the next one takes.
+        A LayerNorm, or RMSNorm, may be a part by itself, as the last one of a whole model is.
+    causal : bool, optional
+        Whether a position attends to the tokens up to it alone, as in OPT and Llama, or to all,
+        as in BERT. Stacks inside have the same.
+
+    Raises
+    ------
+    ValueError
+        There is no part, a part does not take what the one before it answers, or a stack inside
+        attends in another way.
+    TypeError
+        A part is none of these.
+
+    Notes
+    -----
+    Immutable. Arrays, and so files, name a part by its place: ``parts.0.heads.1.K``. `tensors`
+    does so behind a tensor's own name: "K of group 1 of part 0". What its function determines is
+    not known in general: positions of one part are seen through all later ones.
+
+    Examples
+    --------
+    A block of two dimensions, with a norm before each sub-layer:
+
+    >>> import numpy as np
+    >>> from unsoftmax.models import Rotary
+    >>> before = LayerNorm([1.0, 1.0], None, eps=1e-5, before=True, centred=False)
+    >>> eye = np.eye(2)[None]
+    >>> heads = RotaryLayer(eye, eye, eye, eye, [0, 0], Rotary([1.0]), residual=True, norm=before)
+    >>> gated = FeedForward(eye[0], [0, 0], eye[0], [0, 0], True, before, "silu", (eye[0], None))
+    >>> block = Stack([heads, gated], causal=True)
+    >>> block
+    Stack(RotaryLayer, FeedForward, d=2, causal)
+    >>> X = np.array([[[1.0, 2.0], [3.0, 0.0]]])
+    >>> block(X).round(3), block.all(X).round(3)[0, 1]
+    (array([[5.591, 0.655]]), array([5.591, 0.655]))
+    """
+
+    _noun = "stack"
+
+    def __init__(self, parts: Sequence[Part], causal: bool = False) -> None:
+        self._parts = tuple(parts)
+        if not self._parts:
+            raise ValueError("A stack needs a part.")
+        self._arrays = {}
+        for k, part in enumerate(self._parts):
+            if not isinstance(part, (*_KINDS, Stack)):
+                raise TypeError(
+                    "Parts of a stack are AttentionLayer, RotaryLayer, FeedForward, LayerNorm and "
+                    f"Stack; part {k} is a {type(part).__name__}."
+                )
+            if isinstance(part, Stack) and part.causal != bool(causal):
+                raise ValueError(f"Part {k} has causal={part.causal}: give the whole stack that.")
+            if k and _widths(part)[0] != _widths(self._parts[k - 1])[1]:
+                raise ValueError(
+                    f"Part {k} takes {_widths(part)[0]} numbers; the part before it answers with "
+                    f"{_widths(self._parts[k - 1])[1]}."
+                )
+            self._arrays |= {f"parts.{k}.{name}": array for name, array in part.arrays().items()}
+        self._arrays["causal"] = frozen("causal", bool(causal))
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Build the stack from what `arrays` returned; the names of a part's say what it is."""
+        parts, rest = numbered(arrays, "parts")
+        if any(name.count("parts.") > _DEEPEST for name in arrays):
+            raise ValueError(f"Stacks are inside each other more than {_DEEPEST} deep.")
+        return cls([_part(own) for own in parts], **{"causal": None, **rest})
+
+    @classmethod
+    def has_parameters(cls, names: Iterable[str]) -> bool:
+        """Tell whether `from_arrays` takes arrays of these names."""
+        known = {*names}
+        return {name for name in known if not name.startswith("parts.")} == {"causal"} != known
+
+    causal = Parameter(bool, "Whether a position attends to the tokens up to it alone.")
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The sub-layers in order."""
+        return self._parts
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return _widths(self._parts[0])[0]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers an answer has, m."""
+        return _widths(self._parts[-1])[1]
+
+    def _composed(self) -> Composition:
+        maps = [part if isinstance(part, LayerNorm) else part.maps for part in self._parts]
+        return chain(maps).attending(self.causal)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """What the answers depend on, by name: "M of head 3 of part 0"."""
+        return {
+            f"{name} of part {k}": tensor._replace(path=f"{k}.{tensor.path}")
+            for k, part in enumerate(self._parts)
+            for name, tensor in part.tensors.items()
+        }
+
+    def _entries(self, tokens: int) -> int:
+        return self.maps.entries(tokens, False)
+
+    def all(self, X: ArrayLike) -> Array:
+        """Map sequences (B, N, d) to answers at all positions, (B, N, m)."""
+        return self._everywhere(self.maps, sequences(X, self.dim, self._noun))
+
+    def _sizes(self) -> tuple[str, ...]:
+        m = () if self.outputs == self.dim else (f"m={self.outputs}",)
+        kinds = (type(part).__name__ for part in self._parts)
+        return *kinds, f"d={self.dim}", *m, *(("causal",) if self.causal else ())
+
+
+_KINDS = (AttentionLayer, RotaryLayer, FeedForward, LayerNorm)
+
+
+def _widths(part: Part) -> tuple[int, int]:
+    """Return how many numbers a part takes, and how many it answers with."""
+    return (part.width, part.width) if isinstance(part, LayerNorm) else (part.dim, part.outputs)
+
+
+def _part(arrays: Mapping[str, Any]) -> Part:
+    """Build a part from its arrays: of every kind they have other names."""
+    for kind in (Stack, *_KINDS):
+        if kind.has_parameters(arrays):
+            return kind.from_arrays(arrays)
+    raise ValueError(f"No part of a stack has the arrays {', '.join(sorted(arrays))}.")
