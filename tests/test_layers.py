@@ -305,7 +305,6 @@ FACTS = {
     "questions.answer_errors._LEAST": "where exponentials of its logarithm leave float64",
     "questions.operand_rounding.OPERAND_BITS": "significant bits of TF32, float16 and bfloat16",
     "questions.operand_rounding._STEP": "what neither 11 bits hold nor, eight times, 8 bits",
-    "questions.exposure.AUDIT_FORMAT": "version of the format of audit.json",
     "cli.audit._STATUS": "exit statuses, promised to scripts",
     "questions.defence.defence_comparison.FORMAT_VERSION": "version of the format of defence.json",
     "questions.verification.MOST": "queries that verification promises to stay below",
