@@ -306,7 +306,6 @@ FACTS = {
     "questions.operand_rounding.OPERAND_BITS": "significant bits of TF32, float16 and bfloat16",
     "questions.operand_rounding._STEP": "what neither 11 bits hold nor, eight times, 8 bits",
     "cli.audit._STATUS": "exit statuses, promised to scripts",
-    "questions.defence.defence_comparison.FORMAT_VERSION": "version of the format of defence.json",
     "questions.verification.MOST": "queries that verification promises to stay below",
     "campaign.refused_run.FORMAT_VERSION": "version of the format of refusal.json",
     "report.command_record.FORMAT_VERSION": "version of the format of commands.json",

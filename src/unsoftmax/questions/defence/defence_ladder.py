@@ -7,13 +7,16 @@ measures; combinations need no code of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from unsoftmax import oracles
 from unsoftmax.protocol import Oracle
+
+_Part: TypeAlias = tuple[str, str, Callable[[Oracle, int], Oracle]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,59 +36,47 @@ class Measures:
     queries: int | None = None
     """A client is answered so many."""
 
-    def around(self, oracle: Oracle, seed: int) -> Oracle:
-        """Wrap an oracle; a budget is kept by whoever counts."""
-        if self.clip is not None:
-            oracle = oracles.clipped(oracle, *self.clip)
-        if self.noise:
-            oracle = oracles.noisy(oracle, self.noise, seed)
-        if self.decimals is not None:
-            oracle = oracles.rounded(oracle, self.decimals)
-        if self.labels:
-            oracle = oracles.labels(oracle)
-        if self.radius is not None:
-            oracle = oracles.norm_capped(oracle, self.radius)
-        return oracle
-
     @property
     def step(self) -> float:
         """Distance of two rounded answers; 0 where they are not rounded."""
         return 0.0 if self.decimals is None else 10.0**-self.decimals
 
+    def _parts(self) -> Iterator[_Part]:
+        """Yield each measure for a table, as what an owner would do, and as a wrapper."""
+        if (clip := self.clip) is not None:
+            span = "{:.3g} … {:.3g}".format(*clip)
+            said = f"clip {span}", f"clip answers to {span}"
+            yield *said, lambda oracle, seed: oracles.clipped(oracle, *clip)
+        if noise := self.noise:
+            said = f"noise {noise:.2g}", f"add noise of {noise:.2g} to answers"
+            yield *said, lambda oracle, seed: oracles.noisy(oracle, noise, seed)
+        if (decimals := self.decimals) is not None:
+            said = f"round to {self.step:g}", f"round answers to multiples of {self.step:g}"
+            yield *said, lambda oracle, seed: oracles.rounded(oracle, decimals)
+        if self.labels:
+            said = "labels only", "tell only whether an answer is positive"
+            yield *said, lambda oracle, seed: oracles.labels(oracle)
+        if (radius := self.radius) is not None:
+            said = f"tokens ≤ {radius:.3g}", f"refuse tokens longer than {radius:.3g}"
+            yield *said, lambda oracle, seed: oracles.norm_capped(oracle, radius)
+        if self.queries is not None:  # a budget is kept by whoever counts
+            said = f"{self.queries:,} queries", f"answer {self.queries:,} queries per client"
+            yield *said, lambda oracle, seed: oracle
+
+    def around(self, oracle: Oracle, seed: int) -> Oracle:
+        """Wrap an oracle."""
+        for _, _, wrapped in self._parts():
+            oracle = wrapped(oracle, seed)
+        return oracle
+
     @property
     def brief(self) -> str:
         """Say it in as few words as a table has room for."""
-        words = []
-        if self.clip is not None:
-            words.append("clip {:.3g} … {:.3g}".format(*self.clip))
-        if self.noise:
-            words.append(f"noise {self.noise:.2g}")
-        if self.decimals is not None:
-            words.append(f"round to {self.step:g}")
-        if self.labels:
-            words.append("labels only")
-        if self.radius is not None:
-            words.append(f"tokens ≤ {self.radius:.3g}")
-        if self.queries is not None:
-            words.append(f"{self.queries:,} queries")
-        return ", ".join(words) or "nothing"
+        return ", ".join(brief for brief, _, _ in self._parts()) or "nothing"
 
     def __str__(self) -> str:
         """Say it as what an owner would do."""
-        words = []
-        if self.clip is not None:
-            words.append("clip answers to {:.3g} … {:.3g}".format(*self.clip))
-        if self.noise:
-            words.append(f"add noise of {self.noise:.2g} to answers")
-        if self.decimals is not None:
-            words.append(f"round answers to multiples of {self.step:g}")
-        if self.labels:
-            words.append("tell only whether an answer is positive")
-        if self.radius is not None:
-            words.append(f"refuse tokens longer than {self.radius:.3g}")
-        if self.queries is not None:
-            words.append(f"answer {self.queries:,} queries per client")
-        return " and ".join(words) or "do nothing"
+        return " and ".join(words for _, words, _ in self._parts()) or "do nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +142,10 @@ class Scale:
     numbers: bool = True
     """Whether answers are numbers, of which labels can be told."""
 
-    def places(self, beyond: int) -> int:
-        """Return decimals whose step is 10^-beyond of the power of ten below the spread."""
-        return beyond - int(np.floor(np.log10(self.spread)))
-
 
 def ladder(scale: Scale, tuning: LadderTuning) -> Iterator[Defence]:
     """Yield every defence at every strength, those of a kind together."""
+    caps = [Measures(radius=times * scale.longest) for times in tuning.both_caps]
     yield Defence("nothing", 0.0, Measures())
     yield from _rounding("rounding", scale, tuning.decimals, Measures())
     yield from _noise("noise", scale, tuning.noise, Measures())
@@ -172,29 +160,22 @@ def ladder(scale: Scale, tuning: LadderTuning) -> Iterator[Defence]:
     for share in tuning.budget:
         queries = int(np.ceil(share * scale.parameters))
         yield Defence("query budget", share, Measures(queries=queries))
-    for times in tuning.both_caps:
-        cap = Measures(radius=times * scale.longest)
+    for cap in caps:
         yield from _rounding("rounding with a norm cap", scale, tuning.capped_decimals, cap)
-    for times in tuning.both_caps:
-        cap = Measures(radius=times * scale.longest)
+    for cap in caps:
         yield from _noise("noise with a norm cap", scale, tuning.capped_noise, cap)
 
 
-def _rounding(
-    kind: str, scale: Scale, places: tuple[int, ...], capped: Measures
-) -> Iterator[Defence]:
+def _rounding(kind: str, scale: Scale, places: tuple[int, ...], cap: Measures) -> Iterator[Defence]:
     for beyond in places:
-        measures = replace(capped, decimals=scale.places(beyond))
-        yield Defence(kind, measures.step / scale.spread, measures, _cap(capped))
+        measures = replace(cap, decimals=beyond - int(np.floor(np.log10(scale.spread))))
+        yield Defence(kind, measures.step / scale.spread, measures, _beside(cap))
 
 
-def _noise(
-    kind: str, scale: Scale, shares: tuple[float, ...], capped: Measures
-) -> Iterator[Defence]:
+def _noise(kind: str, scale: Scale, shares: tuple[float, ...], cap: Measures) -> Iterator[Defence]:
     for share in shares:
-        measures = replace(capped, noise=share * scale.spread)
-        yield Defence(kind, share, measures, _cap(capped))
+        yield Defence(kind, share, replace(cap, noise=share * scale.spread), _beside(cap))
 
 
-def _cap(measures: Measures) -> str:
-    return "" if measures.radius is None else f"tokens up to {measures.radius:.3g}"
+def _beside(cap: Measures) -> str:
+    return "" if cap.radius is None else f"tokens up to {cap.radius:.3g}"

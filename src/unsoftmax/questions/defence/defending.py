@@ -30,7 +30,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.questions.defence.attacked_classes import ATTACKED, AttackedClass, unattacked
-from unsoftmax.questions.defence.attacks import Attack, Attacker, AttackTuning
+from unsoftmax.questions.defence.attacks import Attack, Attacker
 from unsoftmax.questions.defence.defence_comparison import (
     AttackOutcome,
     DefenceComparison,
@@ -39,7 +39,7 @@ from unsoftmax.questions.defence.defence_comparison import (
     recommendation,
 )
 from unsoftmax.questions.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
-from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 
@@ -49,17 +49,9 @@ class DefendTuning:
 
     ladder: LadderTuning = field(default=LadderTuning())
     """Which defences, how strong."""
-    attacks: AttackTuning = field(default=AttackTuning())
-    """What attackers do."""
-    use: UseTuning = field(default=UseTuning())
-    """What legitimate clients do."""
-    queries_per_parameter: int = 64
-    """What an attack may ask, where it is not said: bisecting every parameter to 40 bits takes 45,
-    and means of 64 answers take three bits off noise."""
-    per_pair: int = 16
-    """But at least so many per pair of dimensions: not every attack uses that a rank is low."""
-    least_queries: int = 4096
-    """And at least so many, for small targets."""
+    sequences: int = 512
+    """Sequences that losses are measured on, and as many others for the function's error: a loss
+    is known to about 3 % of itself."""
     certified: float = 0.01
     """A recovery whose parameters may be off by more than this share is not defended: errors
     of attacks could not be told from its own."""
@@ -102,17 +94,15 @@ def undefended(
     recovery = learn(oracle, learner, **campaign)
     errors, model = recovery.certificate.errors, recovery.model
     for name, bound in errors.items():
-        if not bound <= tuning.certified * (model.parameter_norm(name) or np.inf) and name in (
-            "W",
-            "v",
-            "M",
-        ):
+        if name not in ("W", "v", "M"):
+            continue
+        if not bound <= tuning.certified * (model.parameter_norm(name) or np.inf):
             raise NotIdentifiable(
                 f"The target's own answers are too coarse to judge defences by: {name} is known to "
                 f"{bound:.1e} at a norm of {model.parameter_norm(name):.1e}.",
                 determined={name: getattr(model, name) for name in errors if hasattr(model, name)},
             )
-    if isinstance(model, SingleHead) and all(
+    if type(model) is SingleHead and all(
         model.parameter_norm(name) <= errors.get(name, 0.0) for name in ("w", "c")
     ):
         arrays = {name: array for name, array in model.arrays().items() if name not in ("w", "c")}
@@ -204,16 +194,17 @@ def compared(
     known = attacked_class(model)
     structure = known.structure(model)
     if sampler is None:
-        sampler = StandardNormal(int(model.dim), (1, 1) if known.singles else tuning.use.tokens)
-    use = LegitimateUse.drawn(model, sampler, needs, seed, tuning.use)
-    fresh = LegitimateUse.drawn(model, sampler, needs, seed + 1, tuning.use)
+        sampler = StandardNormal(int(model.dim), (1, 1) if known.singles else (2, 16))
+    use, fresh = (
+        LegitimateUse.drawn(model, sampler, needs, one, tuning.sequences)
+        for one in (seed, seed + 1)
+    )
     if attack_queries is None:
-        attack_queries = max(
-            tuning.queries_per_parameter * structure.queries,
-            tuning.per_pair * structure.dim * (structure.dim + 1),
-            tuning.least_queries,
-        )
-    attacker = Attacker(structure, use.spread, use.longest, attack_queries, seed, tuning.attacks)
+        # bisecting every parameter to 40 bits takes 45 queries, and means of 64 answers take three
+        # bits off noise; not every attack uses that a rank is low
+        pairs = structure.dim * (structure.dim + 1)
+        attack_queries = max(64 * structure.queries, 16 * pairs, 4096)
+    attacker = Attacker(structure, use.spread, use.longest, attack_queries, seed)
     trials = DefenceRange(model, known, attacker, use, fresh)
     scale = Scale(use.mean, use.spread, use.longest, structure.queries, use.answers.ndim == 1)
     defences, done = list(ladder(scale, tuning.ladder)), []
@@ -259,12 +250,11 @@ def check_learner(learner: Learner[Any], dim: int) -> None:
     ValueError
         It recovers another class, or what no attack is known on, or takes another dimension.
     """
-    known = [kind for each in ATTACKED.values() for kind in each.learners]
-    if type(learner) not in known:
-        names = ", ".join(kind.__name__ for kind in known)
+    known = [name for each in ATTACKED.values() for name in each.learners]
+    if type(learner).__name__ not in known:
         raise ValueError(
             f"What {type(learner).__name__} recovers is not attacked here: defend recovers the "
-            f"target with one of {names}."
+            f"target with one of {', '.join(known)}."
         )
     if learner.dim != dim:
         raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")

@@ -6,7 +6,7 @@ biases c and w before the columns, d + 1 more. Columns that the budget does not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +18,8 @@ from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure
 from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.models import SingleHead
-from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
+from unsoftmax.protocol import Plan, Steps
+from unsoftmax.questions.defence.fitted_head import unproved
 from unsoftmax.solve.dense import solve
 
 
@@ -31,7 +32,6 @@ class FirstColumns(Configured):
     """How many of W's d columns."""
     biases: bool = False
     seed: int = 0
-    tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
@@ -44,20 +44,20 @@ class FirstColumns(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        d, of_bias = int(self.dim), int(self.biases)
+        d, of_bias, tuning = int(self.dim), int(self.biases), ExactTuning()
         queries = d + of_bias + d * (self.columns + of_bias)
-        again = self.tuning.again_per_token * (self.columns + of_bias)
+        again = tuning.again_per_token * (self.columns + of_bias)
         return Plan(
             queries=queries,
             at_most=queries + again,
             tokens=2 * queries,
-            rounds=3 + self.tuning.grid.rounds * (1 + of_bias),
+            rounds=3 + tuning.grid.rounds * (1 + of_bias),
             formula="d + d·columns",
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; the hold-out is left to whoever has the whole head."""
-        rng, tuning, d = np.random.default_rng(self.seed), self.tuning, int(self.dim)
+        rng, tuning, d = np.random.default_rng(self.seed), ExactTuning(), int(self.dim)
         settings = FirstRoundSettings(
             bool(self.biases), listens=True, ahead=self.plan().at_most, tuning=tuning.first_round
         )
@@ -79,7 +79,4 @@ class FirstColumns(Configured):
         yield from measure(grid, spare * self.columns)
         W = np.zeros((d, d))
         W[:, : self.columns] = solve(Z, grid.measured()).matrix
-        errors = {"W": np.inf, "v": np.inf, "w": np.inf, "c": np.inf}
-        why = (f"{d - self.columns} of {d} columns of W were never asked for.",)
-        evidence = Evidence.of(0, np.empty(0), np.empty(0))
-        return Found(SingleHead(W, values.v, w, values.c), Certificate(errors, why), evidence)
+        return unproved(SingleHead(W, values.v, w, values.c))

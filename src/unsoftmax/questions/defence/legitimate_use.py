@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,19 +20,6 @@ from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle
 from unsoftmax.questions.defence.defence_ladder import Measures
 from unsoftmax.validate.function_bound import Sampler, Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class UseTuning:
-    """Knobs of measuring utility and the error of functions."""
-
-    sequences: int = 512
-    """Sequences that losses are measured on, and as many others for the function's error: a loss
-    is known to about 3 % of itself."""
-    tokens: tuple[int, int] = (2, 16)
-    """Fewest and most tokens of a sequence, where no sampler is given."""
-    stream: int = 83
-    """Which stream of random numbers of a seed draws them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +35,7 @@ class StandardNormal:
         return rng.standard_normal((int(rng.integers(fewest, most + 1)), self.dim))
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(NamedTuple):
     """What a defence costs legitimate clients."""
 
     loss: float | None
@@ -70,19 +56,19 @@ class LegitimateUse:
 
     @classmethod
     def drawn(
-        cls, model: Any, sampler: Sampler, needs: int | None, seed: int, tuning: UseTuning
+        cls, model: Any, sampler: Sampler, needs: int | None, seed: int, sequences: int
     ) -> LegitimateUse:
-        """Draw sequences, and let the model answer them.
+        """Draw so many sequences, and let the model answer them.
 
         Raises
         ------
         NotIdentifiable
             All answers are equal.
         """
-        dim, rng = int(model.dim), np.random.default_rng([seed, tuning.stream])
+        rng = np.random.default_rng([seed, 83])  # a stream of its own
         sampling = Sampling(sampler, eps=0.5, delta=0.5)
-        sequences = tuple(sampling.drawn(dim, rng) for _ in range(tuning.sequences))
-        use = cls(sequences, _answers(model, sequences), needs)
+        drawn = tuple(sampling.drawn(int(model.dim), rng) for _ in range(sequences))
+        use = cls(drawn, _answers(model, drawn), needs)
         if not use.spread > np.finfo(np.float64).eps * float(np.max(np.abs(use.answers))):
             raise NotIdentifiable(
                 "All legitimate sequences get the same answer: there is nothing to defend, and "
