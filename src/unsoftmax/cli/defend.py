@@ -45,12 +45,10 @@ from unsoftmax.protocol import Oracle
 from unsoftmax.questions import DefenceComparison, DefenceTrial
 from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
 from unsoftmax.questions.defence.defending import (
-    DefendTuning,
+    DefenceQuestion,
     Undefended,
     attacked_class,
     check_learner,
-    checked,
-    compared,
     is_known,
     undefended,
 )
@@ -115,14 +113,21 @@ def defend(
     """
     refuse_file(out)
     seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
-    use, counts = sampling_options(sampler, None, None), _named(attack_queries, needs)
+    use = sampling_options(sampler, None, None)
     oracle = targets.resolve(target, coordinate, auth)
     dim = settings.get("dim", getattr(oracle, "dim", None))
     if not isinstance(dim, Integral):
         raise Refusal("--dim is missing: the dimension of a token.")
-    shares = {"threshold": threshold, "most_loss": most_loss}
     with sentences(None):
-        checked(int(dim), seed, use.get("sampler"), *counts, **shares)
+        question = DefenceQuestion(
+            int(dim),
+            threshold=threshold,
+            most_loss=most_loss,
+            attack_queries=attack_queries,
+            needs=needs,
+            seed=seed,
+            **use,
+        )
     prepare(out, (MODEL_FILE, RECOVERY_FILE, DEFENCE_FILE, PICTURE))
     began = time.monotonic()
     campaign = {
@@ -135,16 +140,7 @@ def defend(
     }
     with sentences(book):
         known = _known(oracle, model, {**settings, "dim": int(dim)}, campaign)
-        result = compared(
-            known,
-            attack_queries=attack_queries,
-            needs=needs,
-            seed=seed,
-            watch=_watch(),
-            threshold=threshold,
-            most_loss=most_loss,
-            **use,
-        )
+        result = question.compared(known, _watch())
     drawn = _kept(known, result, out, book, report=report, target=target)
     if as_json:
         seconds = round(time.monotonic() - began, 3)
@@ -198,11 +194,7 @@ def _known(
     )
     stderr.print(plan.lengths, markup=False, highlight=False)
     with watching() as watcher:
-        return undefended(oracle, learner, DefendTuning(), progress=watcher, **campaign)
-
-
-def _named(attack_queries: int | None, needs: int | None) -> list[tuple[str, int | None]]:
-    return [("attack_queries", attack_queries), ("needs", needs)]
+        return undefended(oracle, learner, progress=watcher, **campaign)
 
 
 def _watch() -> Callable[[int, int, DefenceTrial], None]:

@@ -19,22 +19,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.campaign import Budget
-from unsoftmax.errors import (
-    DimensionRefused,
-    ModelMismatch,
-    NotIdentifiable,
-    OracleError,
-)
+from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable, OracleError
 from unsoftmax.learners import MultiHeadLearner
 from unsoftmax.learners.compose import Asking, T, limited, mapped, named, restricted
 from unsoftmax.learners.positions_named import in_words
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.measure.token_order import OrderQuestions
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
+from unsoftmax.probes import FARTHEST, Array, Flags, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
 from unsoftmax.questions.answer_traits import Traits, traits_of
 from unsoftmax.questions.target_classes import (
@@ -244,9 +238,17 @@ class Identifier(Configured):
 
     def _afforded(self, identity: Identity, asked: Mapping[str, int]) -> Asking[Identity]:
         """Recover the whole target, where what that typically takes is left of the budget."""
-        if beyond := self._beyond(identity, asked):
-            return replace(identity, beyond=beyond)
-        return (yield from self._recovered(identity))
+        needed = dict(zip(asked, identity.typical_cost(self.wish.holdout), strict=True))
+        beyond = tuple(
+            f"{needed[unit]:,} {unit} more, and {max(0, limit - paid):,} are left of the budget of "
+            f"{limit:,} {unit}"
+            for unit, paid in asked.items()
+            if (limit := getattr(self.wish.budget, unit)) is not None
+            and paid + needed[unit] > limit
+        )
+        return (
+            replace(identity, beyond=beyond) if beyond else (yield from self._recovered(identity))
+        )
 
     def _of_positions(self, identity: Identity) -> Asking[Identity]:
         """Ask whether positions are rotary, where a head that has such is looked for."""
@@ -266,17 +268,6 @@ class Identifier(Configured):
         turning = found.kind in ("products", "unclear")
         identity = replace(identity, facts=facts, reasons=(*identity.reasons, said))
         return replace(identity, turning=found.kind) if turning else identity
-
-    def _beyond(self, identity: Identity, asked: Mapping[str, int]) -> tuple[str, ...]:
-        """Say of which budgets too little is left to recover the whole."""
-        needed = dict(zip(asked, identity.typical_cost(self.wish.holdout), strict=True))
-        return tuple(
-            f"{needed[unit]:,} {unit} more, and {max(0, limit - paid):,} are left of the budget of "
-            f"{limit:,} {unit}"
-            for unit, paid in asked.items()
-            if (limit := getattr(self.wish.budget, unit)) is not None
-            and paid + needed[unit] > limit
-        )
 
     def _by_sketches(self, traits: Traits, rng: np.random.Generator) -> Asking[Identity]:
         refused: list[Refused] = []
@@ -541,7 +532,7 @@ def contradicted(
     return sum(int(np.sum(some)) for some in beyond), sum(map(len, beyond))
 
 
-def beyond_bounds(found: Found[Any], X: Array, y: Array) -> NDArray[np.bool_]:
+def beyond_bounds(found: Found[Any], X: Array, y: Array) -> Flags:
     """Say which answers (B,) a recovered model misses by more than its certificate explains.
 
     Beside the certificate a millionth of an answer's size is allowed, and ten times what random

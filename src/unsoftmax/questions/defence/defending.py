@@ -82,7 +82,10 @@ class Undefended:
 
 
 def undefended(
-    oracle: Oracle, learner: Learner[Any], tuning: DefendTuning, **campaign: Any
+    oracle: Oracle,
+    learner: Learner[Any],
+    tuning: DefendTuning = DefendTuning(),
+    **campaign: Any,
 ) -> Undefended:
     """Recover a target that is asked undefended; biases within their bounds count as none.
 
@@ -177,55 +180,76 @@ class DefenceRange:
         return AttackOutcome(attack.name, asked, np.inf, missed, said, tuple(determined))
 
 
-def compared(
-    target: Undefended,
-    *,
-    sampler: Sampler | None = None,
-    threshold: float = 0.1,
-    most_loss: float = 0.5,
-    attack_queries: int | None = None,
-    needs: int | None = None,
-    seed: int = 0,
-    watch: Callable[[int, int, DefenceTrial], object] | None = None,
-    tuning: DefendTuning = DefendTuning(),
-) -> DefenceComparison:
-    """Try every defence on a model that is known; see `defend`."""
-    model = target.model
-    known = attacked_class(model)
-    structure = known.structure(model)
-    if sampler is None:
-        sampler = StandardNormal(int(model.dim), (1, 1) if known.singles else (2, 16))
-    use, fresh = (
-        LegitimateUse.drawn(model, sampler, needs, one, tuning.sequences)
-        for one in (seed, seed + 1)
-    )
-    if attack_queries is None:
+@dataclass(frozen=True, slots=True)
+class DefenceQuestion:
+    """What is wanted of defences; see `defend`. What is out of range is refused here.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range.
+    """
+
+    dim: int
+    sampler: Sampler | None = None
+    threshold: float = 0.1
+    most_loss: float = 0.5
+    attack_queries: int | None = None
+    needs: int | None = None
+    seed: int = 0
+    tuning: DefendTuning = field(default=DefendTuning())
+
+    def __post_init__(self) -> None:
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
+        for name in ("attack_queries", "needs"):
+            if (count := getattr(self, name)) is not None:
+                whole_number(name, count, 1)
+        for name in ("threshold", "most_loss"):
+            if not 0 < (share := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be between 0 and 1; it is {share}.")
+        if self.sampler is not None:
+            Sampling(self.sampler, eps=0.5, delta=0.5).try_out(self.dim)
+
+    def compared(
+        self, target: Undefended, watch: Callable[[int, int, DefenceTrial], object] | None = None
+    ) -> DefenceComparison:
+        """Try every defence on a model that is known."""
+        model, seed, tuning = target.model, self.seed, self.tuning
+        known = attacked_class(model)
+        structure = known.structure(model)
+        tokens = (1, 1) if known.singles else (2, 16)
+        sampler = self.sampler or StandardNormal(int(model.dim), tokens)
+        use, fresh = (
+            LegitimateUse.drawn(model, sampler, self.needs, stream, tuning.sequences)
+            for stream in (seed, seed + 1)
+        )
         # bisecting every parameter to 40 bits takes 45 queries, and means of 64 answers take three
         # bits off noise; not every attack uses that a rank is low
         pairs = structure.dim * (structure.dim + 1)
-        attack_queries = max(64 * structure.queries, 16 * pairs, 4096)
-    attacker = Attacker(structure, use.spread, use.longest, attack_queries, seed)
-    trials = DefenceRange(model, known, attacker, use, fresh)
-    scale = Scale(use.mean, use.spread, use.longest, structure.queries, use.answers.ndim == 1)
-    defences, done = list(ladder(scale, tuning.ladder)), []
-    for number, defence in enumerate(defences, 1):
-        done.append(trials.trial(defence))
-        if watch is not None:
-            watch(number, len(defences), done[-1])
-    return DefenceComparison(
-        target=repr(model),
-        dim=int(model.dim),
-        parameters=structure.parameters,
-        paid=target.paid,
-        spread=use.spread,
-        longest=use.longest,
-        attack_queries=attack_queries,
-        threshold=threshold,
-        most_loss=most_loss,
-        trials=tuple(done),
-        recommendation=recommendation(done, threshold, most_loss),
-        notes=(*target.notes, *left_out(done, threshold), *known.caveats),
-    )
+        most = self.attack_queries or max(64 * structure.queries, 16 * pairs, 4096)
+        attacker = Attacker(structure, use.spread, use.longest, most, seed)
+        trials = DefenceRange(model, known, attacker, use, fresh)
+        scale = Scale(use.mean, use.spread, use.longest, structure.queries, use.answers.ndim == 1)
+        defences, done = list(ladder(scale, tuning.ladder)), []
+        for number, defence in enumerate(defences, 1):
+            done.append(trials.trial(defence))
+            if watch is not None:
+                watch(number, len(defences), done[-1])
+        return DefenceComparison(
+            target=repr(model),
+            dim=int(model.dim),
+            parameters=structure.parameters,
+            paid=target.paid,
+            spread=use.spread,
+            longest=use.longest,
+            attack_queries=most,
+            threshold=self.threshold,
+            most_loss=self.most_loss,
+            trials=tuple(done),
+            recommendation=recommendation(done, self.threshold, self.most_loss),
+            notes=(*target.notes, *left_out(done, self.threshold), *known.caveats),
+        )
 
 
 def attacked_class(model: Any) -> AttackedClass:
@@ -260,11 +284,6 @@ def check_learner(learner: Learner[Any], dim: int) -> None:
         raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
     if why := unattacked(learner):
         raise ValueError(why)
-
-
-def default_learner(dim: int, seed: int) -> Learner[Any]:
-    """Return what a target is recovered with where nothing is said: any single head."""
-    return LowRankHead(dim, biases=True, seed=seed)
 
 
 def is_known(oracle: object) -> bool:
@@ -358,37 +377,27 @@ def defend(
     >>> all(trial.error < 1e-9 for trial in rounding)
     True
     """
-    counts = ("attack_queries", attack_queries), ("needs", needs)
-    checked(dim, seed, sampler, *counts, threshold=threshold, most_loss=most_loss)
-    if is_known(oracle):
-        known = _as_given(oracle, dim, learner)
-    else:
-        asking = default_learner(dim, seed) if learner is None else learner
-        check_learner(asking, dim)
-        known = undefended(
-            oracle,
-            asking,
-            tuning,
-            budget=budget,
-            ledger=ledger,
-            holdout=holdout,
-            batch=batch,
-            workers=workers,
-            progress=progress,
-            retries=retries,
-            timeout=timeout,
-        )
-    return compared(
-        known,
-        sampler=sampler,
-        threshold=threshold,
-        most_loss=most_loss,
-        attack_queries=attack_queries,
-        needs=needs,
-        seed=seed,
-        watch=watch,
-        tuning=tuning,
+    question = DefenceQuestion(
+        dim, sampler, threshold, most_loss, attack_queries, needs, seed, tuning
     )
+    if is_known(oracle):
+        return question.compared(_as_given(oracle, dim, learner), watch)
+    asking = LowRankHead(dim, biases=True, seed=seed) if learner is None else learner
+    check_learner(asking, dim)
+    known = undefended(
+        oracle,
+        asking,
+        tuning,
+        budget=budget,
+        ledger=ledger,
+        holdout=holdout,
+        batch=batch,
+        workers=workers,
+        progress=progress,
+        retries=retries,
+        timeout=timeout,
+    )
+    return question.compared(known, watch)
 
 
 def _as_given(model: Any, dim: int, learner: object) -> Undefended:
@@ -399,31 +408,3 @@ def _as_given(model: Any, dim: int, learner: object) -> Undefended:
         raise ValueError("A target that is a model is not learned: leave the learner out.")
     attacked_class(model)
     return Undefended(model)
-
-
-def checked(
-    dim: int,
-    seed: int,
-    sampler: Sampler | None,
-    *counts: tuple[str, int | None],
-    **shares: float,
-) -> None:
-    """Refuse settings that are out of range, before anything is paid.
-
-    ``counts`` are whole numbers with their names, or None; ``shares`` are between 0 and 1.
-
-    Raises
-    ------
-    ValueError, TypeError
-        One is.
-    """
-    whole_number("dim", dim, 1)
-    whole_number("seed", seed, 0)
-    for name, count in counts:
-        if count is not None:
-            whole_number(name, count, 1)
-    for name, share in shares.items():
-        if not 0 < share < 1:
-            raise ValueError(f"{name} must be between 0 and 1; it is {share}.")
-    if sampler is not None:
-        Sampling(sampler, eps=0.5, delta=0.5).try_out(dim)
