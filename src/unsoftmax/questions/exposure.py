@@ -21,7 +21,7 @@ from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, wri
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import Certainty, Identifier, Identity, RecoveryWish
-from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts
+from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts, counted_for
 from unsoftmax.theory import counts
 
 AUDIT_FILE = "audit.json"
@@ -370,14 +370,13 @@ def _cost(found: Identity, holdout: int, money: Callable[[int, int], float]) -> 
     if found.learner is None:
         return None
     queries, tokens = found.typical_cost(holdout)
-    counted = CLASSES[found.target_class].counted
     return RecoveryCost(
         learner=found.learner.settings(),
         queries=queries,
         tokens=tokens,
         at_most=found.learner.plan().at_most + holdout,
         money=money(queries, tokens),
-        counted="" if counted is None else counted(found.learner, found.facts),
+        counted=counted_for(found.learner, found.facts),
     )
 
 

@@ -40,6 +40,7 @@ from unsoftmax.questions.target_classes import (
     read,
     several_turning,
     sketches,
+    typical_cost,
 )
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
@@ -116,7 +117,7 @@ class Identity:
     def typical_cost(self, holdout: int) -> tuple[int, int]:
         """Return queries and tokens that recovering the whole typically takes, and its hold-out."""
         assert self.learner is not None
-        return CLASSES[self.target_class].cost(self.learner, self.facts, self.traits, holdout)
+        return typical_cost(self.learner, self.facts, self.traits, holdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +215,13 @@ class Identifier(Configured):
                 identity = second if second.known else identity
         elif traits.ordered:
             identity = yield from self._of_positions(identity)
-        of_class = CLASSES[identity.target_class]
-        learner = of_class.learner
-        if learner is None or not identity.facts.keys() >= {*of_class.needed}:
-            return identity
         if traits.ordered and not _may_be_learned(identity, int(self.dim)):
             return identity
-        identity = replace(
-            identity, learner=learner(int(self.dim), identity.facts, traits, self.seed)
-        )
+        whole = CLASSES[identity.target_class].learner
+        learner = whole(int(self.dim), identity.facts, traits, self.seed)
+        if learner is None:
+            return identity
+        identity = replace(identity, learner=learner)
         if identity.found is not None or not self.wish.wanted:
             return identity
         recovered = yield from self._afforded(identity, asked)

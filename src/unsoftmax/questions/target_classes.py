@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -106,45 +106,31 @@ def sketches(traits: Traits) -> tuple[Sketch, ...]:
     # neurons take 5,000 queries; heads that switch at the same places 2,700, others a few hundred,
     # and a learner that searches longer searches in vain, sooner where coarse answers hide poles.
     most, few = 5000, 1500 if traits.coarse else 3500
+
+    def several(d: int, seed: int) -> Learner[Any]:
+        return _heads(d, Sketch.most_heads, traits, seed, biases=True)
+
+    def coarsely(d: int, seed: int) -> Learner[Any]:
+        return _coarsely(d, traits, seed)
+
+    def behind_several(d: int, seed: int) -> Learner[Any]:
+        return learners.MultiHeadTransformerLearner(d, Sketch.most_heads, seed=seed)
+
     one_or_more = [
-        Sketch("a single head", 6, few, unless("far", *heads), lambda d, seed: _head(d, seed)),
-        Sketch(
-            "several heads",
-            3,
-            few,
-            unless(*heads),
-            lambda d, seed: _heads(d, Sketch.most_heads, traits, seed, biases=True),
-        ),
+        Sketch("a single head", 6, few, unless("far", *heads), _head),
+        Sketch("several heads", 3, few, unless(*heads), several),
     ]
     if traits.coarse:  # one head would stand for two; and for one that of several is as precise
         one_or_more.reverse()
+    whole: ClassName = "network behind several heads"
     return (
         *one_or_more,
-        Sketch(
-            "a single head, coarsely",
-            2,
-            few,
-            unless(*heads, "coarse"),
-            lambda d, seed: _coarsely(d, traits, seed),
-        ),
+        Sketch("a single head, coarsely", 2, few, unless(*heads, "coarse"), coarsely),
         Sketch("a single head's labels", 2, few, unless("labels", *attention), _by_labels),
         Sketch("a ReLU network", 2, most, unless(*network, "alone"), _network),
         Sketch("a network behind one head", 2, most, unless(*behind), _behind),
-        Sketch(
-            "a network behind several heads",
-            3,
-            most,
-            unless(*behind, "exact"),
-            lambda d, seed: learners.MultiHeadTransformerLearner(d, Sketch.most_heads, seed=seed),
-        ),
-        Sketch(
-            "a network of single tokens",
-            2,
-            most,
-            unless(*behind),
-            _network,
-            whole="network behind several heads",
-        ),
+        Sketch(f"a {whole}", 3, most, unless(*behind, "exact"), behind_several),
+        Sketch("a network of single tokens", 2, most, unless(*behind), _network, whole),
     )
 
 
@@ -277,48 +263,15 @@ def is_sharp(found: Found[Any]) -> bool:
 # -- what is known of a class
 
 
-@dataclass(frozen=True, slots=True)
-class TargetClass:
-    """A class of targets.
+class TargetClass(NamedTuple):
+    """What can be had of a class of targets, in a sentence, and by which learner of the whole.
 
-    Attributes
-    ----------
-    recoverable : str
-        What can be had of it, in a sentence.
-    learner : callable or None
-        From dimension, facts, traits and seed to the learner of the whole; None: there is none.
-    queries : callable or None
-        What it takes, typically, from that learner and facts, where its own plan does not say;
-        None: the plan says.
-    networked : bool
-        Whether as many of those as a network takes have one token; the others have two.
-    needed : tuple of str
-        Facts without which there is no learner: what would have found them has refused.
-    counted : callable or None
-        What those queries are counted for, in words, where facts that decide are not known; from
-        the same. None, and no words: they are known.
+    That is made from dimension, facts, traits and seed; None: there is none, or what would have
+    found the facts that it needs has refused.
     """
 
     recoverable: str
-    learner: Callable[[int, Facts, Traits, int], Learner[Any]] | None = None
-    queries: Callable[[Learner[Any], Facts], int] | None = None
-    networked: bool = False
-    needed: tuple[str, ...] = ()
-    counted: Callable[[Learner[Any], Facts], str] | None = None
-
-    def cost(
-        self, learner: Learner[Any], facts: Facts, traits: Traits, holdout: int
-    ) -> tuple[int, int]:
-        """Return queries and tokens that a learner typically takes, and its hold-out."""
-        plan, fresh = learner.plan(), holdout_tokens(learner, holdout)
-        if plan.queries is not None:
-            return plan.queries + holdout, plan.tokens + fresh
-        assert self.queries is not None
-        queries = self.queries(learner, facts)
-        if traits.kind == "float32" and type(learner) is learners.MultiHeadLearner:
-            queries = round(2.2 * queries)  # 1.6 to 3.2 times as many, of 18
-        singles = _queries_of_network(learner, facts) if self.networked else 0
-        return queries + holdout, 2 * queries - singles + fresh
+    learner: Callable[[int, Facts, Traits, int], Learner[Any] | None] = lambda *_: None
 
 
 def _linear(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
@@ -344,7 +297,9 @@ def _several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
     return _heads(d, 2 * facts["heads"] + 2, traits, seed, biases=bool(facts["biases"]))
 
 
-def _behind_several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
+def _behind_several(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any] | None:
+    if "heads" not in facts:
+        return None
     most = 2 * facts["heads"] + 2  # as for several heads alone
     return learners.MultiHeadTransformerLearner(d, most, seed=seed)
 
@@ -356,31 +311,45 @@ def _turning(d: int, facts: Facts, traits: Traits, seed: int) -> Learner[Any]:
     return several_turning(d, seed)
 
 
-def _queries_of_heads(learner: Learner[Any], facts: Facts) -> int:
-    d, heads, biases = int(learner.dim), facts.get("heads", 1), bool(facts["biases"])
-    if type(learner) is learners.LowRankHead:
-        return counts.low_rank_head(d, facts["rank"], biases=biases) + 2 * d
-    free = counts.multi_head(d, heads, facts.get("rank"), biases=biases)
-    return free + heads * (d + 16) + d + 40
+def typical_cost(
+    learner: Learner[Any], facts: Facts, traits: Traits, holdout: int
+) -> tuple[int, int]:
+    """Return queries and tokens that a learner typically takes, and its hold-out.
+
+    Of positions what one head takes, or as many as are known, of rank d unless that is known.
+    """
+    plan, fresh = learner.plan(), _holdout_tokens(learner, holdout)
+    if plan.queries is not None:
+        return plan.queries + holdout, plan.tokens + fresh
+    d, heads, neurons = int(learner.dim), facts.get("heads", 1), facts.get("neurons", 0)
+    kind, rotary = type(learner), getattr(learner, "rotary", False)
+    singles, biases = 0, bool(facts.get("biases"))
+    rank = facts.get("rank", d if rotary else None)
+    if kind is learners.LowRankHead:
+        of_one = counts.rotary_head_queries if rotary else counts.low_rank_head
+        queries = of_one(d, rank or 0, biases=biases and not rotary) + 2 * d
+    elif kind is learners.MultiHeadLearner and rotary:
+        queries = counts.rotary_heads_queries(d, heads, rank or 0, biases=True)
+    elif kind is learners.MultiHeadLearner:
+        queries = counts.multi_head(d, heads, rank, biases=biases) + heads * (d + 16) + d + 40
+        if traits.kind == "float32":
+            queries = round(2.2 * queries)  # 1.6 to 3.2 times as many, of 18
+    else:
+        singles = queries = counts.relu_network_queries(d, neurons)
+        if kind is learners.TransformerLearner:
+            queries += d * d + 2 * d
+        elif kind is learners.MultiHeadTransformerLearner:
+            residual = "residual" in facts
+            queries = counts.multi_head_transformer_queries(d, heads, neurons, residual=residual)
+    return queries + holdout, 2 * queries - singles + fresh
 
 
-def _queries_of_turning(learner: Learner[Any], facts: Facts) -> int:
-    """Return what one head takes, or as many as are known, of rank d unless that is known."""
-    d = int(learner.dim)
-    heads, rank = facts.get("heads", 1), facts.get("rank", d)
-    if type(learner) is learners.LowRankHead:
-        return counts.rotary_head_queries(d, rank) + 2 * d
-    return counts.rotary_heads_queries(d, heads, rank, biases=True)
-
-
-def _counted_of_turning(learner: Learner[Any], facts: Facts) -> str:
-    """Say that how many heads there are, and of which rank, is not known before."""
-    if "rank" in facts:
+def counted_for(learner: Learner[Any], facts: Facts) -> str:
+    """Say what that is counted for where it is not known how many heads turn, and of which rank."""
+    if "rank" in facts or not getattr(learner, "rotary", False):
         return ""
-    one, formula = (
-        f"if it is one head of rank {learner.dim}",
-        "about H(2dr + 3r + 2d + 16) + d + 40",
-    )
+    one = f"if it is one head of rank {learner.dim}"
+    formula = "about H(2dr + 3r + 2d + 16) + d + 40"
     if type(learner) is learners.MultiHeadLearner:
         return f"{one}; H heads of rank r take {formula}"
     return (
@@ -390,21 +359,7 @@ def _counted_of_turning(learner: Learner[Any], facts: Facts) -> str:
     )
 
 
-def _queries_behind_one_head(learner: Learner[Any], facts: Facts) -> int:
-    d = int(learner.dim)
-    return _queries_of_network(learner, facts) + d * d + 2 * d
-
-
-def _queries_behind_several_heads(learner: Learner[Any], facts: Facts) -> int:
-    heads, neurons, residual = facts["heads"], facts["neurons"], "residual" in facts
-    return counts.multi_head_transformer_queries(learner.dim, heads, neurons, residual=residual)
-
-
-def _queries_of_network(learner: Learner[Any], facts: Facts) -> int:
-    return counts.relu_network_queries(int(learner.dim), facts.get("neurons", 0))
-
-
-def holdout_tokens(learner: Learner[Any], holdout: int) -> int:
+def _holdout_tokens(learner: Learner[Any], holdout: int) -> int:
     """Return how many tokens a learner's hold-out has, about: most are in its few long sequences.
 
     Of those each learner asks as many as its hold-out's end allows: the end of several heads' is
@@ -425,40 +380,29 @@ CLASSES: dict[ClassName, TargetClass] = {
     "linear": TargetClass(
         "Everything: the value vector v and the constant c, from single tokens.",
         _linear,
-        _queries_of_network,
-        networked=True,
     ),
     "single head": TargetClass(
         "Everything: W (all that keys and queries do), v (what values and output do), biases.",
         _single,
-        _queries_of_heads,
     ),
     "several heads": TargetClass(
         "Everything that answers depend on: W_h and v_h of every head, up to their order; heads "
         "that score alike are one.",
         _several,
-        _queries_of_heads,
     ),
     "ReLU network": TargetClass(
         "The function: every hyperplane, and every slope between them.",
         lambda d, facts, traits, seed: _network(d, seed),
-        _queries_of_network,
-        networked=True,
     ),
     "network behind one head": TargetClass(
         "W, query biases, and the network's function.",
         lambda d, facts, traits, seed: _behind(d, seed),
-        _queries_behind_one_head,
-        networked=True,
     ),
     "network behind several heads": TargetClass(
         "Everything that answers depend on, behind float64: W_h, query biases, and the first layer "
         "of the network behind each head. Behind coarser answers the network of single tokens, "
         "whose first layer is the sum of these.",
         _behind_several,
-        _queries_behind_several_heads,
-        networked=True,
-        needed=("heads",),
     ),
     "normalised vectors": TargetClass(
         "An attention layer with its residual connection and LayerNorm, if it is one, by "
@@ -474,8 +418,6 @@ CLASSES: dict[ClassName, TargetClass] = {
         "MultiHeadLearner, of vectors a layer without a norm by AttentionLayerLearner, each with "
         "rotary=True; biases of keys and queries too, of heads with biases=True.",
         _turning,
-        _queries_of_turning,
-        counted=_counted_of_turning,
     ),
     "none of these": TargetClass("Nothing, by a learner that there is."),
     "undecided": TargetClass("Not known."),
