@@ -43,6 +43,7 @@ from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.questions import Audit
 from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
 from unsoftmax.questions.identification import Identifier, _tried_out
+from unsoftmax.questions.target_classes import typical_cost
 from unsoftmax.theory import counts
 
 QUICK = us.Retries(tries=1)
@@ -288,7 +289,7 @@ def test_tokens_are_those_of_the_learners_questions(family, holdout):
     oracle = Counted(secret.target)
     assert identity.learner is not None
     us.learn(oracle, identity.learner, holdout=holdout)
-    _, tokens = identity.typical_cost(holdout)
+    _, tokens = typical_cost(identity.learner, identity.facts, identity.traits, holdout)
     assert tokens / 1.5 < oracle.tokens < 1.5 * tokens, (tokens, oracle.tokens)
 
 

@@ -18,15 +18,12 @@ from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
 from unsoftmax.questions.defence.attacked_classes import ATTACKED, heads_error, neurons_error
-from unsoftmax.questions.defence.attacks import Attacker, AveragedAnswers
+from unsoftmax.questions.defence.attacks import Attacker, AveragedAnswers, FirstColumns
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
-from unsoftmax.questions.defence.defence_ladder import LadderTuning, Measures
-from unsoftmax.questions.defence.defending import DefendTuning
+from unsoftmax.questions.defence.defending import DefendTuning, LadderTuning
 from unsoftmax.questions.defence.edge_head import EdgeHead
-from unsoftmax.questions.defence.first_columns import FirstColumns
-from unsoftmax.questions.defence.fitted_head import FittedHead
-from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal
-from unsoftmax.questions.defence.stretched_head import StretchedHead
+from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 NOTHING = LadderTuning((), (), (), (), (), (), (), ())
 
@@ -418,7 +415,7 @@ def test_the_same_seed_gives_the_same_comparison():
 
 
 def use_of(target, needs=None, sequences=2000):
-    return LegitimateUse.drawn(target, StandardNormal(target.dim, (2, 9)), needs, 0, sequences)
+    return LegitimateUse.drawn(target, standard_normal(target.dim, 2, 9), needs, 0, sequences)
 
 
 def test_losses_are_what_they_should_be():

@@ -20,7 +20,7 @@ import numpy as np
 from unsoftmax.errors import DimensionRefused, OracleError
 from unsoftmax.learners.attention_layer.norm_search import norm_before
 from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning
-from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, Precision
 from unsoftmax.probes import Array, Sequences
@@ -114,13 +114,24 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     if found.kind == "constant" or found.drowned:
         return found
     if several:
-        ordered = yield from _ordered(long, rng, k, found.precision)
+        ordered = yield from _unless_refused(_ordered(long, rng, k, found.precision), False)
         found = replace(found, ordered=found.ordered or ordered)
     if width > 2 and found.radius is None:  # two numbers lie on an ellipse too easily
-        found = replace(found, normalised=(yield from _normalised(far, width, rng)))
+        normalised = yield from _unless_refused(_normalised(far, width, rng), False)
+        found = replace(found, normalised=normalised)
     if found.singles in ("smooth", "unclear") and found.radius is None and not found.normalised:
-        found = replace(found, after_norm=(yield from _after_norm(dim, rng)))
+        look = norm_before(dim, int(rng.integers(2**31)), NormSearchTuning())
+        kind, _ = yield from _unless_refused(look, (None, False))
+        found = replace(found, after_norm=kind is not None)
     return found
+
+
+def _unless_refused(steps: Asking[T], otherwise: T) -> Asking[T]:
+    """Return what steps find, or that where the target does not answer them."""
+    try:
+        return (yield from steps)
+    except OracleError:
+        return otherwise
 
 
 # -- what is asked
@@ -185,11 +196,8 @@ def _several_tokens(X: Array, rng: np.random.Generator) -> Asking[list[Array]]:
 
 
 def _ordered(X: Array, rng: np.random.Generator, k: int, precision: Precision) -> Asking[bool]:
-    """Whether long sequences are answered differently in two orders; not where they are refused."""
-    try:
-        once, permuted = yield from _answers("many tokens", X, _permuted(X, rng))
-    except OracleError:
-        return False
+    """Whether long sequences are answered differently in two orders."""
+    once, permuted = yield from _answers("many tokens", X, _permuted(X, rng))
     return _differ(once[:, k], permuted[:, k], precision)
 
 
@@ -301,25 +309,13 @@ def _normalised(far: Array, width: int, rng: np.random.Generator) -> Asking[bool
     Twice as many answers as numbers are asked for that, so of up to 1,024 numbers.
     """
     alike = 1e-4  # of the answers' spread: what eps inside a norm moves them by, of long tokens
-    try:
-        once, half = yield from _answers("long tokens", far, far / 2)
-        spread = float(np.max(np.ptp(once, axis=0)))
-        if not spread or np.max(np.abs(once - half)) > alike * spread or width > 1024:
-            return False
-        X = _sequences(rng, 2 * width + len(far), 1, far.shape[2])
-        [y] = yield from _answers("vectors on an ellipsoid", X)
-    except OracleError:
+    once, half = yield from _answers("long tokens", far, far / 2)
+    spread = float(np.max(np.ptp(once, axis=0)))
+    if not spread or np.max(np.abs(once - half)) > alike * spread or width > 1024:
         return False
+    X = _sequences(rng, 2 * width + len(far), 1, far.shape[2])
+    [y] = yield from _answers("vectors on an ellipsoid", X)
     return on_an_ellipsoid(y, alike)
-
-
-def _after_norm(dim: int, rng: np.random.Generator) -> Asking[bool]:
-    """Whether a norm stands before whatever else the target does."""
-    try:
-        kind, _ = yield from norm_before(dim, int(rng.integers(2**31)), NormSearchTuning())
-    except OracleError:
-        return False
-    return kind is not None
 
 
 def on_an_ellipsoid(y: Array, alike: float) -> bool:

@@ -21,7 +21,7 @@ from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, wri
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import Certainty, Identifier, Identity, RecoveryWish
-from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts, counted_for
+from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts, counted_for, typical_cost
 from unsoftmax.theory import counts
 
 AUDIT_FILE = "audit.json"
@@ -308,9 +308,6 @@ def audit(
         found = campaign.run(identifier.steps(0))
         counts, spent = campaign.ledger.counts(), campaign.ledger.spent
         noticed, course = campaign.notes(), watch.course()
-    recovery = _recovery(found, counts)
-    if recovery is not None:
-        recovery = replace(recovery, course=course, versions=versions())
     all_at_once, by_vectors = _whole(found, int(dim), holdout)
     return Audit(
         target_class=found.target_class,
@@ -323,7 +320,7 @@ def audit(
         queries=spent.queries,
         tokens=spent.tokens,
         money=money(spent.queries, spent.tokens),
-        recovery=recovery,
+        recovery=_recovery(found, counts, course),
         notes=(*_notes(found, by_vectors, wanted=recover), *noticed),
         afforded=not found.beyond if recover else None,
         course=course,
@@ -339,17 +336,19 @@ def _prices(price: float, token_price: float) -> Callable[[int, int], float]:
     return lambda queries, tokens: (price * queries + token_price * tokens) / 1000
 
 
-def _recovery(found: Identity, counts: Mapping[str, int]) -> Recovery[Any] | None:
-    if found.found is None or found.learner is None:
+def _recovery(found: Identity, counts: Mapping[str, int], course: Course) -> Recovery[Any] | None:
+    if (whole := found.found) is None or found.learner is None:
         return None
     return Recovery(
-        model=found.found.model,
-        certificate=found.found.certificate,
-        evidence=found.found.evidence,
-        counts=counts,
-        notes=found.found.notes,
-        learner=found.learner.settings(),
-        function=found.found.function,
+        whole.model,
+        whole.certificate,
+        whole.evidence,
+        counts,
+        whole.notes,
+        found.learner.settings(),
+        whole.function,
+        course,
+        versions(),
     )
 
 
@@ -369,7 +368,7 @@ def _answers(traits: Traits) -> dict[str, Any]:
 def _cost(found: Identity, holdout: int, money: Callable[[int, int], float]) -> RecoveryCost | None:
     if found.learner is None:
         return None
-    queries, tokens = found.typical_cost(holdout)
+    queries, tokens = typical_cost(found.learner, found.facts, found.traits, holdout)
     return RecoveryCost(
         learner=found.learner.settings(),
         queries=queries,

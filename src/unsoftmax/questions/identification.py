@@ -2,7 +2,7 @@
 
 f(E z) is of the class of f(X) for every matrix E, of k dimensions instead of d. So `Identifier`
 runs learners as they are on two to six random dimensions, cheapest first, and takes the first that
-succeeds (`target_classes.SKETCHES`). What the learners promise then holds there: fresh sequences
+succeeds (`target_classes.sketches`). What the learners promise then holds there: fresh sequences
 of up to 512 tokens are predicted within the certificate. What a first look excludes
 (`answer_traits`) is not tried.
 
@@ -30,7 +30,7 @@ from unsoftmax.measure.token_order import OrderQuestions
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import FARTHEST, Array, Flags, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
-from unsoftmax.questions.answer_traits import Traits, traits_of
+from unsoftmax.questions.answer_traits import AnswerKind, Traits, traits_of
 from unsoftmax.questions.target_classes import (
     CLASSES,
     ClassName,
@@ -49,6 +49,10 @@ NOT_RECOVERED = "The whole target was not recovered: "
 """How the reason begins why recovering the whole was tried, and refused,"""
 NOT_ONE_HEAD = "Not one head with rotary positions and without biases: "
 """and where one head was, and more are tried after it."""
+
+HIDES_HEADS: AnswerKind = "float32"
+"""Behind such a second head of a thousandth of the first moves no answer that a learner of one
+looks at by more than its certificate has to allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,6 @@ class Identity:
     def refused(self) -> bool:
         """Whether recovering the whole was tried, and refused."""
         return bool(self.reasons) and self.reasons[0].startswith(NOT_RECOVERED)
-
-    def typical_cost(self, holdout: int) -> tuple[int, int]:
-        """Return queries and tokens that recovering the whole typically takes, and its hold-out."""
-        assert self.learner is not None
-        return typical_cost(self.learner, self.facts, self.traits, holdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +236,9 @@ class Identifier(Configured):
 
     def _afforded(self, identity: Identity, asked: Mapping[str, int]) -> Asking[Identity]:
         """Recover the whole target, where what that typically takes is left of the budget."""
-        needed = dict(zip(asked, identity.typical_cost(self.wish.holdout), strict=True))
+        assert identity.learner is not None
+        known = identity.learner, identity.facts, identity.traits
+        needed = dict(zip(asked, typical_cost(*known, self.wish.holdout), strict=True))
         beyond = tuple(
             f"{needed[unit]:,} {unit} more, and {max(0, limit - paid):,} are left of the budget of "
             f"{limit:,} {unit}"
@@ -303,14 +304,10 @@ class Identifier(Configured):
         if k < d:
             steps = restricted(steps, signed_groups(d, k, rng))
         steps = named(of_coordinate(steps, traits), sketch.name)
-        try:
-            found = yield from steps
-        except DimensionRefused:
-            raise
-        except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
-            contradicts = isinstance(refusal, ModelMismatch) and not traits.coarse
-            final = contradicts or refusal is stopped
-            return Refused(sketch.name, str(refusal), contradicts, final)
+        found = yield from _or_refusal(steps)
+        if isinstance(found, Exception):
+            contradicts = isinstance(found, ModelMismatch) and not traits.coarse
+            return Refused(sketch.name, str(found), contradicts, contradicts or found is stopped)
         if not is_sharp(found):
             reason = "its learner finds one, but answers are too coarse to exclude all else."
             return Refused(sketch.name, reason, contradicts=False)
@@ -348,7 +345,8 @@ class Identifier(Configured):
             return Identity(sketch.whole, "likely", traits, facts, tuple(reasons))
         if k < d:
             return Identity(name, "likely", traits, facts, tuple(reasons))
-        return Identity(name, _of_a_model(traits), traits, facts, tuple(reasons), found=found)
+        sure = _certainty(traits, HIDES_HEADS)
+        return Identity(name, sure, traits, facts, tuple(reasons), found=found)
 
     def _recovered(self, identity: Identity) -> Asking[Identity]:
         """Recover the whole target, and say what that means for its class."""
@@ -356,16 +354,13 @@ class Identifier(Configured):
         traits, rng = identity.traits, np.random.default_rng([self.seed, 1])
         steps: Asking[Found[Any]] = identity.learner.steps(self.wish.holdout)
         steps = _tried_out(steps, traits, rng)
-        try:
-            found = yield from named(of_coordinate(steps, traits), "recovery")
-        except DimensionRefused:
-            raise
-        except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
-            reasons = (f"{NOT_RECOVERED}{refusal}", *identity.reasons)
+        found = yield from _or_refusal(named(of_coordinate(steps, traits), "recovery"))
+        if isinstance(found, Exception):
+            reasons = (f"{NOT_RECOVERED}{found}", *identity.reasons)
             identity = replace(identity, reasons=reasons)
             if traits.ordered:
                 return replace(identity, facts={}, learner=None)  # of that kind it is all the same
-            if not isinstance(refusal, ModelMismatch):
+            if not isinstance(found, ModelMismatch):
                 return identity  # it is as likely as before
             undecided = Identity("undecided", "undecided", traits, reasons=reasons)
             return replace(undecided, facts=identity.facts)
@@ -377,10 +372,20 @@ class Identifier(Configured):
         return replace(
             identity,
             target_class=name,
-            certainty=_of_a_model(traits),
+            certainty=_certainty(traits, HIDES_HEADS),
             facts=facts,
             reasons=(reason, *identity.reasons),
         )
+
+
+def _or_refusal(steps: Asking[T]) -> Asking[T | Exception]:
+    """Return what a learner finds, or why it finds nothing."""
+    try:
+        return (yield from steps)
+    except DimensionRefused:
+        raise
+    except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
+        return refusal
 
 
 def _tried_out(
@@ -424,23 +429,14 @@ def _may_be_learned(identity: Identity, dim: int) -> bool:
     return bool(plain) or identity.traits.kind == "float64"
 
 
-def _of_a_model(traits: Traits) -> Certainty:
-    """Return how sure a class is whose model was recovered.
-
-    Behind float32 answers a second head of a thousandth of the first moves no answer that a
-    learner of one looks at by more than its certificate has to allow.
-    """
-    return "likely" if traits.kind == "float32" else _of_a_whole(traits)
-
-
-def _of_a_whole(traits: Traits) -> Certainty:
-    """Return how sure a class is of which nothing but coarse answers may hide another one."""
-    return "likely" if traits.coarse or traits.kind == "labels" else "certain"
+def _certainty(traits: Traits, *hiding: AnswerKind) -> Certainty:
+    """Return how sure a class is of which nothing but such or coarser answers may hide another."""
+    return "likely" if traits.kind in ("rounded", "noisy", "labels", *hiding) else "certain"
 
 
 def at_first_sight(traits: Traits) -> Identity | None:
     """Return what needs no learner; None where learners have to be tried."""
-    certain = _of_a_whole(traits)
+    certain = _certainty(traits)
     if traits.kind == "constant":
         reason = "All answers are the same number."
         return Identity("constant", "likely", traits, reasons=(reason,))

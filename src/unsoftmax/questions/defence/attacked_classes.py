@@ -27,7 +27,7 @@ from unsoftmax.questions.defence.attacks import (
     single_head_attacks,
     with_averages,
 )
-from unsoftmax.questions.defence.defence_ladder import Measures
+from unsoftmax.questions.defence.legitimate_use import Measures
 from unsoftmax.theory import counts
 from unsoftmax.theory.information import layer_parameters
 

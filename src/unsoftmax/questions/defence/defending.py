@@ -16,8 +16,8 @@ error they leave is no promise that nobody does better.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,104 @@ from unsoftmax.questions.defence.defence_comparison import (
     left_out,
     recommendation,
 )
-from unsoftmax.questions.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
-from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 from unsoftmax.validate.function_bound import Sampler, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Defence:
+    """One defence at one strength."""
+
+    kind: str
+    """What the ladder is called that it belongs to."""
+    strength: float
+    """In the unit of its kind; see `UNITS`."""
+    measures: Measures
+    beside: str = ""
+    """The other measure of a combination, which its strengths share."""
+
+
+UNITS = {
+    "nothing": "",
+    "rounding": "step, in spreads of the answers",
+    "noise": "deviation, in spreads of the answers",
+    "clipping": "range either side, in spreads of the answers",
+    "norm cap": "cap, in longest legitimate tokens",
+    "labels only": "",
+    "query budget": "queries per parameter",
+    "rounding with a norm cap": "step, in spreads of the answers",
+    "noise with a norm cap": "deviation, in spreads of the answers",
+}
+"""What the strength of a kind is measured in; a kind of two measures names its first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderTuning:
+    """The strengths that are tried, weakest first."""
+
+    decimals: tuple[int, ...] = (6, 4, 2, 1, 0)
+    """Places beyond the power of ten below the spread."""
+    noise: tuple[float, ...] = (1e-6, 1e-4, 1e-2, 0.1, 0.3, 1.0)
+    """In spreads."""
+    clip: tuple[float, ...] = (4.0, 2.0, 1.0, 0.3)
+    """Spreads either side of the mean answer."""
+    cap: tuple[float, ...] = (4.0, 1.0, 0.8, 0.6)
+    """In longest legitimate tokens."""
+    budget: tuple[float, ...] = (0.25, 0.5, 0.9, 1.5)
+    """Queries per parameter; learners ask a little more than one."""
+    capped_decimals: tuple[int, ...] = (4, 2, 1, 0, -1)
+    """Places of rounding with a norm cap, as ``decimals``."""
+    capped_noise: tuple[float, ...] = (1e-2, 0.1, 0.2, 0.3, 0.5, 1.0)
+    """Deviations of noise with a norm cap, in spreads."""
+    both_caps: tuple[float, ...] = (4.0, 1.0)
+    """The caps that rounding and noise are tried with."""
+
+
+def ladder(use: LegitimateUse, parameters: int, tuning: LadderTuning) -> Iterator[Defence]:
+    """Yield every defence at every strength, those of a kind together.
+
+    Strengths are relative to what legitimate clients see: steps and noise to the spread of their
+    answers, caps to their longest token, budgets to the number of parameters.
+    ``parameters`` are the numbers that the model is made of; of vectors, answers that have as many.
+    """
+    caps = [Measures(radius=times * use.longest) for times in tuning.both_caps]
+    yield Defence("nothing", 0.0, Measures())
+    yield from _rounding("rounding", use, tuning.decimals, Measures())
+    yield from _noise("noise", use, tuning.noise, Measures())
+    for times in tuning.clip:
+        half = times * use.spread
+        clip = use.mean - half, use.mean + half
+        yield Defence("clipping", times, Measures(clip=clip))
+    for times in tuning.cap:
+        yield Defence("norm cap", times, Measures(radius=times * use.longest))
+    if use.answers.ndim == 1:  # labels are told of numbers
+        yield Defence("labels only", 1.0, Measures(labels=True))
+    for share in tuning.budget:
+        queries = int(np.ceil(share * parameters))
+        yield Defence("query budget", share, Measures(queries=queries))
+    for cap in caps:
+        yield from _rounding("rounding with a norm cap", use, tuning.capped_decimals, cap)
+    for cap in caps:
+        yield from _noise("noise with a norm cap", use, tuning.capped_noise, cap)
+
+
+def _rounding(
+    kind: str, use: LegitimateUse, places: tuple[int, ...], cap: Measures
+) -> Iterator[Defence]:
+    for beyond in places:
+        measures = replace(cap, decimals=beyond - int(np.floor(np.log10(use.spread))))
+        yield Defence(kind, measures.step / use.spread, measures, _beside(cap))
+
+
+def _noise(
+    kind: str, use: LegitimateUse, shares: tuple[float, ...], cap: Measures
+) -> Iterator[Defence]:
+    for share in shares:
+        yield Defence(kind, share, replace(cap, noise=share * use.spread), _beside(cap))
+
+
+def _beside(cap: Measures) -> str:
+    return "" if cap.radius is None else f"tokens up to {cap.radius:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +314,7 @@ class DefenceQuestion:
         known = attacked_class(model)
         structure = known.structure(model)
         tokens = (1, 1) if known.singles else (2, 16)
-        sampler = self.sampler or StandardNormal(int(model.dim), tokens)
+        sampler = self.sampler or standard_normal(int(model.dim), *tokens)
         use, fresh = (
             LegitimateUse.drawn(model, sampler, self.needs, stream, tuning.sequences)
             for stream in (seed, seed + 1)
@@ -230,8 +325,7 @@ class DefenceQuestion:
         most = self.attack_queries or max(64 * structure.queries, 16 * pairs, 4096)
         attacker = Attacker(structure, use.spread, use.longest, most, seed)
         trials = DefenceRange(model, known, attacker, use, fresh)
-        scale = Scale(use.mean, use.spread, use.longest, structure.queries, use.answers.ndim == 1)
-        defences, done = list(ladder(scale, tuning.ladder)), []
+        defences, done = list(ladder(use, structure.queries, tuning.ladder)), []
         for number, defence in enumerate(defences, 1):
             done.append(trials.trial(defence))
             if watch is not None:
