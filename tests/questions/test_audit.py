@@ -42,8 +42,8 @@ from unsoftmax.probes import Singles
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.questions import Audit
 from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
-from unsoftmax.questions.identification import Identifier, typical_cost
-from unsoftmax.questions.target_classes import SketchTuning
+from unsoftmax.questions.identification import Identifier, _tried_out
+from unsoftmax.questions.target_classes import typical_cost
 from unsoftmax.theory import counts
 
 QUICK = us.Retries(tries=1)
@@ -204,10 +204,10 @@ def test_ordinary_sequences_must_be_foreseen(error, refusal):
         return found
 
     traits = Traits(1, 0, "float32", Precision())
-    identifier, rng = Identifier(4), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     with pytest.raises(refusal, match="ordinary sequences"):
-        driven(identifier._tried_out(learned(), 4, traits, rng), true)
-    assert driven(identifier._tried_out(learned(), 4, traits, rng), wrong)[0] is found
+        driven(_tried_out(learned(), traits, rng), true)
+    assert driven(_tried_out(learned(), traits, rng), wrong)[0] is found
 
 
 # -- how it is run
@@ -289,7 +289,7 @@ def test_tokens_are_those_of_the_learners_questions(family, holdout):
     oracle = Counted(secret.target)
     assert identity.learner is not None
     us.learn(oracle, identity.learner, holdout=holdout)
-    _, tokens = typical_cost(identity, holdout, SketchTuning())
+    _, tokens = typical_cost(identity.learner, identity.facts, identity.traits, holdout)
     assert tokens / 1.5 < oracle.tokens < 1.5 * tokens, (tokens, oracle.tokens)
 
 
@@ -636,6 +636,14 @@ def test_a_small_head_behind_float32_is_not_certainly_absent():
 
     result = us.audit(both, 4, recover=True)
     assert result.certainty != "certain"
+
+
+def test_a_constant_behind_rounded_answers_is_no_contradiction():
+    rng = np.random.default_rng(1)
+    model = us.SingleHead(rng.standard_normal((4, 4)) / 2, rng.standard_normal(4), c=0.7)
+    result = us.audit(us.oracles.rounded(model, 3), 4, recover=True)
+    assert (result.target_class, result.facts["biases"]) == ("single head", 1)
+    assert result.recovery is not None
 
 
 @pytest.mark.parametrize("size", [1e-320, 1e-150, 1e150])

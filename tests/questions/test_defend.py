@@ -17,24 +17,20 @@ from tests.cli.test_cli import run
 from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
-from unsoftmax.questions.defence.attacked_classes import ATTACKED
-from unsoftmax.questions.defence.attacks import Attacker, heads_error, neurons_error
-from unsoftmax.questions.defence.averaged_answers import AveragedAnswers
+from unsoftmax.questions.defence.attacked_classes import ATTACKED, heads_error, neurons_error
+from unsoftmax.questions.defence.attacks import Attacker, AveragedAnswers, FirstColumns
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
-from unsoftmax.questions.defence.defence_ladder import LadderTuning, Measures
-from unsoftmax.questions.defence.defending import DefendTuning
+from unsoftmax.questions.defence.defending import DefendTuning, LadderTuning
 from unsoftmax.questions.defence.edge_head import EdgeHead
-from unsoftmax.questions.defence.first_columns import FirstColumns
-from unsoftmax.questions.defence.fitted_head import FittedHead
-from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
-from unsoftmax.questions.defence.stretched_head import StretchedHead
+from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 NOTHING = LadderTuning((), (), (), (), (), (), (), ())
 
 
 def tuned(sequences=128, **ladder: Any) -> DefendTuning:
     """A few defences, few sequences."""
-    return DefendTuning(replace(NOTHING, **ladder), use=UseTuning(sequences))
+    return DefendTuning(replace(NOTHING, **ladder), sequences)
 
 
 def head(dim, seed=0, biases=False):
@@ -419,9 +415,7 @@ def test_the_same_seed_gives_the_same_comparison():
 
 
 def use_of(target, needs=None, sequences=2000):
-    dim = target.dim
-    tuning = UseTuning(sequences)
-    return LegitimateUse.drawn(target, StandardNormal(dim, (2, 9)), needs, 0, tuning)
+    return LegitimateUse.drawn(target, standard_normal(target.dim, 2, 9), needs, 0, sequences)
 
 
 def test_losses_are_what_they_should_be():

@@ -17,9 +17,8 @@ from tests.questions.test_defend import of, tuned
 from tests.truth import Counted
 from unsoftmax.cli.commands import app
 from unsoftmax.questions import DefenceComparison
-from unsoftmax.questions.defence.defence_ladder import Measures
-from unsoftmax.questions.defence.layer_attacks import feed_forward_error, layer_error
-from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
+from unsoftmax.questions.defence.attacked_classes import feed_forward_error, layer_error
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 TARGETS: dict[str, Any] = {
     "a plain layer": lambda: layer(2, 3, 6, residual=True),
@@ -61,7 +60,7 @@ def test_budgets_count_answers():
 
 def test_losses_are_over_all_numbers():
     target = layer(1, 2, 4)
-    use = LegitimateUse.drawn(target, StandardNormal(4, (2, 4)), None, 0, UseTuning(400))
+    use = LegitimateUse.drawn(target, standard_normal(4, 2, 4), None, 0, 400)
     spread = np.sqrt(np.mean(np.var(use.answers, axis=0)))
     assert use.answers.shape == (400, 4)
     assert use.spread == pytest.approx(spread)

@@ -106,18 +106,25 @@ def defend(
     from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
     from unsoftmax.cli.sampling_options import sampling_options
     from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
-    from unsoftmax.questions.defence.defending import checked, compared
+    from unsoftmax.questions.defence.defending import DefenceQuestion
 
     refuse_file(out)
     seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
-    use, counts = sampling_options(sampler, None, None), _named(attack_queries, needs)
+    use = sampling_options(sampler, None, None)
     oracle = targets.resolve(target, coordinate, auth)
     dim = settings.get("dim", getattr(oracle, "dim", None))
     if not isinstance(dim, Integral):
         raise Refusal("--dim is missing: the dimension of a token.")
-    shares = {"threshold": threshold, "most_loss": most_loss}
     with sentences(None):
-        checked(int(dim), seed, use.get("sampler"), *counts, **shares)
+        question = DefenceQuestion(
+            int(dim),
+            threshold=threshold,
+            most_loss=most_loss,
+            attack_queries=attack_queries,
+            needs=needs,
+            seed=seed,
+            **use,
+        )
     prepare(out, (MODEL_FILE, RECOVERY_FILE, DEFENCE_FILE, PICTURE))
     began = time.monotonic()
     campaign = {
@@ -130,16 +137,7 @@ def defend(
     }
     with sentences(book):
         known = _known(oracle, model, {**settings, "dim": int(dim)}, campaign)
-        result = compared(
-            known,
-            attack_queries=attack_queries,
-            needs=needs,
-            seed=seed,
-            watch=_watch(),
-            threshold=threshold,
-            most_loss=most_loss,
-            **use,
-        )
+        result = question.compared(known, _watch())
     drawn = _kept(known, result, out, book, report=report, target=target)
     if as_json:
         seconds = round(time.monotonic() - began, 3)
@@ -198,13 +196,7 @@ def _known(
     )
     stderr.print(plan.lengths, markup=False, highlight=False)
     with watching() as watcher:
-        return defending.undefended(
-            oracle, learner, defending.DefendTuning(), progress=watcher, **campaign
-        )
-
-
-def _named(attack_queries: int | None, needs: int | None) -> list[tuple[str, int | None]]:
-    return [("attack_queries", attack_queries), ("needs", needs)]
+        return defending.undefended(oracle, learner, progress=watcher, **campaign)
 
 
 def _watch() -> Callable[[int, int, DefenceTrial], None]:

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import struct
 import sys
 import tempfile
+import types
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -64,6 +76,91 @@ def read_json(path: Path, newest: int, undo: Callable[[Any], T]) -> T:
         return undo(content)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+
+class SavedResult:
+    """A dataclass that is one JSON file of a folder, a key for every field.
+
+    A number that is infinite is null there, in fields of type ``float``.
+    """
+
+    __slots__ = ()
+    file_name: ClassVar[str]
+    format_version: ClassVar[int] = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON; what is infinite becomes null."""
+        return {"format_version": self.format_version, **as_json(self)}
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the result's JSON file into a folder, making it."""
+        write_json(Path(folder) / self.file_name, self.to_json())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Self:
+        """Read back what `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder has no such file.
+        ValueError
+            It is damaged, or newer than this program.
+        """
+        path = Path(folder) / cls.file_name
+        result: Self = read_json(path, cls.format_version, lambda content: of_json(cls, content))
+        return result
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object, all or nothing, into a folder that is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it: of a dataclass the fields by name, for infinity null."""
+    if is_dataclass(value):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): as_json(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def of_json(kind: Any, value: Any) -> Any:
+    """Undo `as_json`: return a value of the type that a field declares.
+
+    Raises
+    ------
+    KeyError, TypeError, AttributeError, ValueError
+        It is none; numbers are finite, and 0 or more.
+
+    Examples
+    --------
+    >>> of_json(tuple[float, ...], [1, None])
+    (1.0, inf)
+    """
+    parts, declared = get_args(kind), kind
+    if get_origin(kind) in (Union, types.UnionType):  # with None: nothing else is declared
+        return None if value is None else of_json(parts[0], value)
+    if get_origin(kind) is tuple:
+        return tuple(of_json(parts[0], part) for part in value)
+    if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Mapping):
+        return {str(name): of_json(parts[1], part) for name, part in value.items()}
+    if get_origin(kind) is Literal and value not in parts:
+        raise ValueError(f"{value!r} is none of {', '.join(map(repr, parts))}")
+    if is_dataclass(kind):
+        known = [f for f in fields(kind) if f.name in value or f.default is MISSING]
+        hints = get_type_hints(kind)
+        return declared(**{f.name: of_json(hints[f.name], value[f.name]) for f in known})
+    if kind is float:
+        if value is None:
+            return math.inf
+        if isinstance(value, bool) or not 0 <= value < math.inf:
+            raise ValueError(f"a number of {value!r}")
+    return kind(value) if kind in (str, int, float, bool) else value
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:

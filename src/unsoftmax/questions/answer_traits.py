@@ -12,8 +12,7 @@ token, add up with the tokens' lengths as weights.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -21,65 +20,14 @@ import numpy as np
 from unsoftmax.errors import DimensionRefused, OracleError
 from unsoftmax.learners.attention_layer.norm_search import norm_before
 from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning
+from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, Precision
-from unsoftmax.probes import Array, Round, Sequences
-from unsoftmax.protocol import Answers
+from unsoftmax.probes import Array, Sequences
 
 AnswerKind: TypeAlias = Literal["constant", "labels", "noisy", "rounded", "float32", "float64"]
 SingleTokenShape: TypeAlias = Literal["affine", "bent", "smooth", "unclear"]
 TokensThatCount: TypeAlias = Literal["all", "the last", "one alone"]
-
-Asked: TypeAlias = Generator[Round, Answers, list[Array]]
-
-
-@dataclass(frozen=True, slots=True)
-class TraitTuning:
-    """Knobs of the first look at a target."""
-
-    singles: int = 12
-    """Single tokens: enough that labels and formats show."""
-    again: int = 6
-    """Of each family so many questions are asked twice: what answers vary by."""
-    reaches: tuple[float, ...] = (2.0**30, 1e4, 1e3, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
-    """Norms of the first tokens, until one is answered: some targets refuse long ones."""
-    room: float = 128.0
-    """With tokens of this norm none of the lengths below has to be shortened."""
-    lengths: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-    """Norms of tokens, in turn."""
-    sequences: int = 6
-    tokens: int = 6
-    """Sequences, and their tokens. Permuted, they show windows and positions."""
-    long_sequences: int = 2
-    long_tokens: int = 64
-    """The same for windows, and position biases, that begin later."""
-    lines: int = 3
-    """Lines of single tokens. More meet a hyperplane more surely."""
-    steps: int = 12
-    """Steps along each, 4 times shorter every time."""
-    longest_step: float = 64.0
-    """From which on: hyperplanes farther away are met by the learners."""
-    bent: float = 256.0
-    """A second difference that is so many times its error, and none at the next shorter step, is a
-    bend: that of a smooth function falls to a sixteenth."""
-    slack: float = 8.0
-    """Answers differ where they differ by so many times what both may be off by,"""
-    share: float = 1e-4
-    """and by so large a share of the largest: the terms of an answer may be 1,000 times as large
-    as the answer, and round accordingly."""
-    alike: float = 1e-4
-    """Normalised vectors differ by less of their spread where long tokens are half as long."""
-    narrow: int = 2
-    widest: int = 1024
-    """Ellipsoids are looked for in vectors of more than two and up to so many numbers, by twice as
-    many answers."""
-    norms: NormSearchTuning = field(default=NormSearchTuning())
-    """Of the look for a norm before the target."""
-    largest: float = 1e100
-    """Larger answers, and smaller ones than its inverse, leave float64 no room to compute with."""
-    most_labels: int = 2
-    one_sign: int = 10
-    """So many changes of one sign are no noise: by chance they are once in 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,50 +89,49 @@ class Traits:
         """Whether answers are so coarse that a learner should be told how much."""
         return self.kind in ("rounded", "noisy")
 
-    @property
-    def tolerance(self) -> float:
-        """What answers may be off by, whatever their size."""
-        return self.precision.absolute
 
-
-def traits_of(
-    dim: int, rng: np.random.Generator, tuning: TraitTuning
-) -> Generator[Round, Answers, Traits]:
+def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     """Ask, and say what the answers show."""
-    reach = yield from _reach(dim, rng, tuning)
-    shorter = min(1.0, 2.0 ** np.floor(np.log2(reach / tuning.room)))
-    points = shorter * _sequences(rng, tuning.singles, 1, dim, tuning)
-    lines = [shorter * _line(rng, dim, tuning) for _ in range(tuning.lines)]
-    short = shorter * _sequences(rng, tuning.sequences, tuning.tokens, dim, tuning)
-    long = shorter * _sequences(rng, tuning.long_sequences, tuning.long_tokens, dim, tuning)
-    far = reach * _directions(rng, tuning.sequences, 1, dim)
+    reach, radius = yield from _reach(dim, rng)
+    # nothing below is longer than 128
+    shorter = min(1.0, 2.0 ** np.floor(np.log2(reach / 128)))
+    points = shorter * _sequences(rng, 12, 1, dim)  # labels and formats show in as many
+    lines = [shorter * _line(rng, dim) for _ in range(3)]  # more meet a hyperplane more surely
+    short = shorter * _sequences(rng, 6, 6, dim)
+    long = shorter * _sequences(rng, 2, 64, dim)  # windows and position biases may begin late
+    far = reach * _directions(rng, 6, 1, dim)
 
-    once, again = yield from _answers("single tokens", [points, points[-tuning.again :]])
-    along = yield from _answers("single tokens along lines", lines)
-    several = yield from _several_tokens(short, rng, tuning)
+    once, again = yield from _answers("single tokens", points, points[-6:])
+    along = yield from _answers("single tokens along lines", *lines)
+    several = yield from _several_tokens(short, rng)
     width, k = once.shape[1], int(np.argmax(np.ptp(once, axis=0)))
-    seen = _Seen(
-        singles=once[:, k],
-        again=again[:, k],
-        along=[y[:, k] for y in along],
-        several=None if several is None else several.of(k),
-    )
-    found = seen.traits(width, k, tuning)
-    found = replace(found, radius=None if reach == tuning.reaches[0] else reach)
+    families = [once, again], along, several
+    found = _seen(width, k, radius, *([y[:, k] for y in answers] for answers in families))
     largest = float(np.max(np.abs(once)))
-    if largest and not 1 / tuning.largest <= largest <= tuning.largest:
+    # beyond these float64 has no room to compute with
+    if largest and not 1e-100 <= largest <= 1e100:
         return replace(found, beyond=largest)
     if found.kind == "constant" or found.drowned:
         return found
-    if several is not None:
-        ordered = yield from _ordered(long, rng, k, _Differences(found.precision, tuning))
+    if several:
+        ordered = yield from _unless_refused(_ordered(long, rng, k, found.precision), False)
         found = replace(found, ordered=found.ordered or ordered)
-    if width > tuning.narrow and found.radius is None:
-        normalised = yield from _normalised(far, width, rng, tuning)
+    if width > 2 and found.radius is None:  # two numbers lie on an ellipse too easily
+        normalised = yield from _unless_refused(_normalised(far, width, rng), False)
         found = replace(found, normalised=normalised)
     if found.singles in ("smooth", "unclear") and found.radius is None and not found.normalised:
-        found = replace(found, after_norm=(yield from _after_norm(dim, rng, tuning)))
+        look = norm_before(dim, int(rng.integers(2**31)), NormSearchTuning())
+        kind, _ = yield from _unless_refused(look, (None, False))
+        found = replace(found, after_norm=kind is not None)
     return found
+
+
+def _unless_refused(steps: Asking[T], otherwise: T) -> Asking[T]:
+    """Return what steps find, or that where the target does not answer them."""
+    try:
+        return (yield from steps)
+    except OracleError:
+        return otherwise
 
 
 # -- what is asked
@@ -194,83 +141,64 @@ def _directions(rng: np.random.Generator, count: int, tokens: int, dim: int) -> 
     return np.asarray(rng.standard_normal((count, tokens, dim)) / np.sqrt(dim))
 
 
-def _sequences(
-    rng: np.random.Generator, count: int, tokens: int, dim: int, tuning: TraitTuning
-) -> Array:
-    lengths = np.resize(tuning.lengths, count)
+def _sequences(rng: np.random.Generator, count: int, tokens: int, dim: int) -> Array:
+    lengths = np.resize([0.5, 1.0, 2.0, 4.0, 8.0, 16.0], count)
     return np.asarray(_directions(rng, count, tokens, dim) * lengths[:, None, None])
 
 
-def _line(rng: np.random.Generator, dim: int, tuning: TraitTuning) -> Array:
-    """Draw x, then x ± t u for every step t: sums are float32 numbers."""
+def _line(rng: np.random.Generator, dim: int) -> Array:
+    """Draw x, then x ± t u for every step t, 4 times shorter every time.
+
+    Sums are float32 numbers. Learners meet the hyperplanes that are farther away than 64.
+    """
     unit = 2.0 ** -np.round(np.log2(dim) / 2)
     x = np.round(rng.standard_normal(dim) * 2.0**5) / 2.0**5 * unit
     u = rng.choice([-1.0, 1.0], dim) * unit
-    t = tuning.longest_step * 4.0 ** -np.arange(tuning.steps)[:, None]
+    t = 64.0 * 4.0 ** -np.arange(12)[:, None]
     return np.vstack([x[None], x + t * u, x - t * u])[:, None]
 
 
-def _reach(
-    dim: int, rng: np.random.Generator, tuning: TraitTuning
-) -> Generator[Round, Answers, float]:
-    """Ask how long tokens may be."""
+def _reach(dim: int, rng: np.random.Generator) -> Asking[tuple[float, float | None]]:
+    """Ask how long tokens may be; return that, and None for it where any length is answered."""
     x = _directions(rng, 1, 1, dim)
     x /= np.linalg.norm(x)
-    for length in tuning.reaches[:-1]:
+    for radius in (None, 1e4, 1e3, 300.0, 100.0, 30.0, 10.0, 3.0):
+        reach = 2.0**30 if radius is None else radius
         try:
-            yield from _answers("how long tokens may be", [length * x])
+            yield from _answers("how long tokens may be", reach * x)
         except DimensionRefused:
             raise
         except OracleError:
             continue
-        return length
-    return tuning.reaches[-1]
+        return reach, radius
+    return 1.0, 1.0
 
 
-def _answers(phase: str, families: list[Array]) -> Asked:
+def _answers(phase: str, *families: Array) -> Asking[list[Array]]:
     return (yield [Sequences(X, phase=phase, purpose="data") for X in families])
 
 
-@dataclass(frozen=True, slots=True)
-class _SeveralTokens:
-    """Answers (n, m) to sequences, and to what attention takes for the same or another one."""
+def _several_tokens(X: Array, rng: np.random.Generator) -> Asking[list[Array]]:
+    """Ask sequences, and what attention takes for the same or for others; [] where it is refused.
 
-    once: Array
-    permuted: Array
-    doubled: Array
-    others: Array
-    again: Array
-
-    def of(self, k: int) -> _SeveralTokens:
-        some = (self.once, self.permuted, self.doubled, self.others, self.again)
-        return _SeveralTokens(*(y[:, k] for y in some))
-
-
-def _several_tokens(
-    X: Array, rng: np.random.Generator, tuning: TraitTuning
-) -> Generator[Round, Answers, _SeveralTokens | None]:
-    """Ask sequences; None where the target takes single tokens alone."""
+    Answers are those to the sequences, permuted, twice over, with other tokens but the last, and
+    again.
+    """
     doubled = np.concatenate([X, X], axis=1)
     others = np.concatenate([rng.permutation(X)[:, :-1] * 1.5, X[:, -1:]], axis=1)
-    families = [X, _permuted(X, rng), doubled, others, X[: tuning.again]]
+    families = X, _permuted(X, rng), doubled, others, X
     try:
-        found = yield from _answers("several tokens, and in other words", families)
+        return (yield from _answers("several tokens, and in other words", *families))
     except DimensionRefused:
         raise
     except OracleError:
-        return None
-    return _SeveralTokens(*found)
+        return []
 
 
-def _ordered(
-    X: Array, rng: np.random.Generator, k: int, differences: _Differences
-) -> Generator[Round, Answers, bool]:
-    """Whether long sequences are answered differently in two orders; not where they are refused."""
-    try:
-        once, permuted = yield from _answers("many tokens", [X, _permuted(X, rng)])
-    except OracleError:
-        return False
-    return differences.any(once[:, k], permuted[:, k])
+def _ordered(X: Array, rng: np.random.Generator, k: int, precision: Precision) -> Asking[bool]:
+    """Whether long sequences are answered differently in two orders."""
+    once, permuted = yield from _answers("many tokens", X, _permuted(X, rng))
+    return _differ(once[:, k], permuted[:, k], precision)
 
 
 def _permuted(X: Array, rng: np.random.Generator) -> Array:
@@ -282,51 +210,49 @@ def _permuted(X: Array, rng: np.random.Generator) -> Array:
 # -- what it says
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Answers' one number that is looked at."""
-
-    singles: Array
-    again: Array
-    along: list[Array]
-    several: _SeveralTokens | None
-
-    def traits(self, width: int, k: int, tuning: TraitTuning) -> Traits:
-        """Say what they show."""
-        every, changes = (
-            [self.singles, *self.along],
-            [self.again - self.singles[-len(self.again) :]],
-        )
-        several = self.several
-        if several is not None:
-            every.append(several.once)
-            changes.append(several.again - several.once[: len(several.again)])
-        y = np.concatenate(every)
-        change = np.concatenate(changes)
-        kind, precision = _kind(y, change, tuning)
-        found = Traits(width, k, kind, precision, drowned=bool(np.std(y) < 2 * precision.noise))
-        alike = abs(np.sum(np.sign(change))) == len(change) >= tuning.one_sign
-        found = replace(found, drifts=kind == "noisy" and bool(alike))
-        found = replace(found, singles=_shape(self.along, precision, tuning))
-        if several is None:
-            return replace(found, tokens="one alone")
-        differ = _Differences(precision, tuning)
-        # a label hides most
-        count = kind == "labels" or differ.any(several.once, several.others, 0.0)
-        return replace(
-            found,
-            tokens="all" if count else "the last",
-            ordered=differ.any(several.once, several.permuted),
-            counted=differ.any(several.once, several.doubled),
-        )
+def _seen(
+    width: int,
+    k: int,
+    radius: float | None,
+    singles: list[Array],
+    along: list[Array],
+    several: list[Array],
+) -> Traits:
+    """Say what answers' one number shows: of single tokens, along lines, of several tokens."""
+    y, repeated = np.concatenate([singles[0], *along, *several[:1]]), [singles, several[::4]]
+    change = np.concatenate([ys[1] - ys[0][-len(ys[1]) :] for ys in repeated if ys])
+    kind, precision = _kind(y, change)
+    # so many changes of one sign are no noise: by chance they are once in 500
+    drifts = kind == "noisy" and abs(np.sum(np.sign(change))) == len(change) >= 10
+    found = Traits(
+        width,
+        k,
+        kind,
+        precision,
+        singles=_shape(along, precision),
+        drowned=bool(np.std(y) < 2 * precision.noise),
+        radius=radius,
+        drifts=bool(drifts),
+    )
+    if not several:
+        return replace(found, tokens="one alone")
+    once, permuted, doubled, others, _ = several
+    # a label hides most
+    count = kind == "labels" or _differ(once, others, precision, share=0.0)
+    return replace(
+        found,
+        tokens="all" if count else "the last",
+        ordered=_differ(once, permuted, precision),
+        counted=_differ(once, doubled, precision),
+    )
 
 
-def _kind(y: Array, changes: Array, tuning: TraitTuning) -> tuple[AnswerKind, Precision]:
+def _kind(y: Array, changes: Array) -> tuple[AnswerKind, Precision]:
     """Say what numbers answers are, and what they may be off by."""
     different = np.unique(y)
     if len(different) == 1:
         return "constant", Precision()
-    if len(different) <= tuning.most_labels and set(np.abs(different)) <= {0.0, 1.0}:
+    if len(different) == 2 and set(np.abs(different)) <= {0.0, 1.0}:
         return "labels", Precision()
     precision = Precision.of_format([different])
     if np.any(np.abs(changes) > 2 * precision.error(float(np.max(np.abs(y))))):
@@ -338,41 +264,36 @@ def _kind(y: Array, changes: Array, tuning: TraitTuning) -> tuple[AnswerKind, Pr
     return ("float32" if bits == FLOAT32_BITS else "rounded"), precision
 
 
-@dataclass(frozen=True, slots=True)
-class _Differences:
-    """When answers are not the same."""
+def _differ(one: Array, two: Array, precision: Precision, share: float = 1e-4) -> bool:
+    """Whether some answers differ by more than eight times what both may be off by.
 
-    precision: Precision
-    tuning: TraitTuning
-
-    def any(self, one: Array, two: Array, share: float | None = None) -> bool:
-        """Whether some differ by more than they may be off by."""
-        size = float(max(np.max(np.abs(one)), np.max(np.abs(two))))
-        off = 2 * self.tuning.slack * float(self.precision.error(size, size))
-        least = (self.tuning.share if share is None else share) * size
-        return bool(np.any(np.abs(one - two) > max(off, least)))
+    And by that share of the largest: the terms of an answer may be 1,000 times as large as the
+    answer, and round accordingly.
+    """
+    size = float(max(np.max(np.abs(one)), np.max(np.abs(two))))
+    off = 16 * float(precision.error(size, size))
+    return bool(np.any(np.abs(one - two) > max(off, share * size)))
 
 
-def _shape(along: list[Array], precision: Precision, tuning: TraitTuning) -> SingleTokenShape:
+def _shape(along: list[Array], precision: Precision) -> SingleTokenShape:
     """Say how single tokens are answered along lines: y of x, x + t u for all t, x − t u."""
-    n, shapes = tuning.steps, []
+    shapes: list[SingleTokenShape] = []
     for y in along:
-        off = 4 * tuning.slack * float(precision.error(np.max(np.abs(y)), np.max(np.abs(y))))
-        second = np.abs(y[1 : n + 1] + y[n + 1 :] - 2 * y[0])
-        shapes.append(_shape_of_one(second, off, tuning))
-    for shape in ("bent", "smooth"):
-        if shape in shapes:
-            return "bent" if shape == "bent" else "smooth"
-    return "unclear" if "unclear" in shapes else "affine"
+        off = 32 * float(precision.error(np.max(np.abs(y)), np.max(np.abs(y))))
+        plus, minus = np.split(y[1:], 2)
+        shapes.append(_shape_of_one(np.abs(plus + minus - 2 * y[0]), off))
+    seen: tuple[SingleTokenShape, ...] = ("bent", "smooth", "unclear")
+    return next((shape for shape in seen if shape in shapes), "affine")
 
 
-def _shape_of_one(second: Array, off: float, tuning: TraitTuning) -> SingleTokenShape:
+def _shape_of_one(second: Array, off: float) -> SingleTokenShape:
     """Read one line's second differences, at steps that are 4 times shorter every time."""
     visible = np.flatnonzero(second > off)
     if not len(visible):
         return "affine"
     last = int(visible[-1])
-    if last + 1 < len(second) and second[last] > tuning.bent * off:
+    # one so large, and none at the next step, is a bend: a smooth function's falls to a sixteenth
+    if last + 1 < len(second) and second[last] > 256 * off:
         return "bent"
     before = second[max(0, last - 2) : last + 1]
     squares = before[:-1] / before[1:]
@@ -382,34 +303,19 @@ def _shape_of_one(second: Array, off: float, tuning: TraitTuning) -> SingleToken
     return "unclear"
 
 
-def _normalised(
-    far: Array, width: int, rng: np.random.Generator, tuning: TraitTuning
-) -> Generator[Round, Answers, bool]:
-    """Whether tokens half as long are answered alike, and answers lie on an ellipsoid."""
-    try:
-        once, half = yield from _answers("long tokens", [far, far / 2])
-        spread = float(np.max(np.ptp(once, axis=0)))
-        if not spread or np.max(np.abs(once - half)) > tuning.alike * spread:
-            return False
-        if width > tuning.widest:
-            return False
-        count, dim = 2 * width + len(far), far.shape[2]
-        X = _sequences(rng, count, 1, dim, tuning)
-        [y] = yield from _answers("vectors on an ellipsoid", [X])
-    except OracleError:
-        return False
-    return on_an_ellipsoid(y, tuning.alike)
+def _normalised(far: Array, width: int, rng: np.random.Generator) -> Asking[bool]:
+    """Whether tokens half as long are answered alike, and answers lie on an ellipsoid.
 
-
-def _after_norm(
-    dim: int, rng: np.random.Generator, tuning: TraitTuning
-) -> Generator[Round, Answers, bool]:
-    """Whether a norm stands before whatever else the target does."""
-    try:
-        kind, _ = yield from norm_before(dim, int(rng.integers(2**31)), tuning.norms)
-    except OracleError:
+    Twice as many answers as numbers are asked for that, so of up to 1,024 numbers.
+    """
+    alike = 1e-4  # of the answers' spread: what eps inside a norm moves them by, of long tokens
+    once, half = yield from _answers("long tokens", far, far / 2)
+    spread = float(np.max(np.ptp(once, axis=0)))
+    if not spread or np.max(np.abs(once - half)) > alike * spread or width > 1024:
         return False
-    return kind is not None
+    X = _sequences(rng, 2 * width + len(far), 1, far.shape[2])
+    [y] = yield from _answers("vectors on an ellipsoid", X)
+    return on_an_ellipsoid(y, alike)
 
 
 def on_an_ellipsoid(y: Array, alike: float) -> bool:

@@ -6,33 +6,25 @@ answers of identification and of recovery, and the same call goes on with it.
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.budget import whole
 from unsoftmax.campaign.runner import opened_campaign, versions
 from unsoftmax.campaign.watching import CourseWatch
-from unsoftmax.models.files import read_json, replace_file
+from unsoftmax.learners.settings import at_least_0
+from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions.answer_traits import Traits
-from unsoftmax.questions.identification import (
-    Certainty,
-    Identifier,
-    Identity,
-    RecoveryWish,
-    typical_cost,
-)
-from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts
+from unsoftmax.questions.identification import Certainty, Identifier, Identity, RecoveryWish
+from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts, counted_for, typical_cost
 from unsoftmax.theory import counts
 
 AUDIT_FILE = "audit.json"
-AUDIT_FORMAT = 1
 
 NOT_AFFORDED = "Recovery was not begun, it is beyond the budget: it typically takes {beyond}."
 NOTHING_RECOVERED = (
@@ -64,25 +56,6 @@ RESIDUAL = (
     "Answers are the last token and, added to it, this: a layer with a residual connection. What "
     "is recovered is what is added."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a target charges for 1,000 queries, and for 1,000 tokens in them."""
-
-    price: float = 0.0
-    token_price: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, price in asdict(self).items():
-            if isinstance(price, bool) or not isinstance(price, (int, float)):
-                raise TypeError(f"{name} must be a number; it is {price!r}.")
-            if not 0 <= price < math.inf:
-                raise ValueError(f"{name} must be a finite number, 0 or more; it is {price!r}.")
-
-    def of(self, queries: int, tokens: int) -> float:
-        """Return what so many queries and tokens cost."""
-        return (self.price * queries + self.token_price * tokens) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +105,7 @@ class WholeCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(SavedResult):
     """The result of `unsoftmax.audit`.
 
     Attributes
@@ -179,6 +152,8 @@ class Audit:
         What all numbers of vector answers cost together, ``cost`` being that of one of them.
     """
 
+    file_name: ClassVar[str] = AUDIT_FILE
+
     target_class: ClassName
     certainty: Certainty
     answers: Mapping[str, Any]
@@ -214,34 +189,23 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the recovery as JSON; ``recovered`` says whether there is one."""
+        known = as_json(replace(self, recovery=None, course=None))
+        for name in ("recovery", "course", "versions"):
+            del known[name]
         return {
-            "format_version": AUDIT_FORMAT,
-            "class": self.target_class,
-            "certainty": self.certainty,
-            "answers": dict(self.answers),
-            "facts": dict(self.facts),
-            "reasons": list(self.reasons),
-            "recoverable": self.recoverable,
-            "cost": None if self.cost is None else asdict(self.cost),
-            "whole": None if self.whole is None else asdict(self.whole),
-            "queries": self.queries,
-            "tokens": self.tokens,
-            "money": self.money,
+            "format_version": self.format_version,
+            "class": known.pop("target_class"),
+            **known,
             "recovered": self.recovery is not None,
-            "afforded": self.afforded,
-            "notes": list(self.notes),
         }
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``audit.json`` into a folder, and beside it what `Recovery.save` writes."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
         if self.recovery is not None:
-            self.recovery.save(target)
+            self.recovery.save(folder)
         course = {} if self.course is None else {"course": self.course.to_json()}
         content = {**self.to_json(), **course, "versions": dict(self.versions)}
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        replace_file(target / AUDIT_FILE, text.encode())
+        write_json(Path(folder) / AUDIT_FILE, content)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Audit:
@@ -255,35 +219,13 @@ class Audit:
             A file is damaged, or newer than this program.
         """
 
-        def undone(content: Mapping[str, Any]) -> tuple[Audit, bool]:
-            return cls._of(content), bool(content["recovered"])
+        def undone(content: dict[str, Any]) -> tuple[Audit, bool]:
+            course = Course.of_json(content.pop("course")) if "course" in content else None
+            found: Audit = of_json(cls, {**content, "target_class": content["class"]})
+            return replace(found, course=course), bool(content["recovered"])
 
-        found, recovered = read_json(Path(folder) / AUDIT_FILE, AUDIT_FORMAT, undone)
+        found, recovered = read_json(Path(folder) / AUDIT_FILE, cls.format_version, undone)
         return replace(found, recovery=Recovery.load(folder)) if recovered else found
-
-    @classmethod
-    def _of(cls, content: Mapping[str, Any]) -> Audit:
-        """Undo `to_json`, the recovery apart."""
-        if content["class"] not in CLASSES:
-            raise ValueError(f"no class is called {content['class']!r}")
-        cost = content["cost"]
-        return cls(
-            target_class=content["class"],
-            certainty=content["certainty"],
-            answers=dict(content["answers"]),
-            facts={str(name): int(number) for name, number in content["facts"].items()},
-            reasons=tuple(content["reasons"]),
-            recoverable=str(content["recoverable"]),
-            cost=None if cost is None else RecoveryCost(**cost),
-            queries=int(content["queries"]),
-            tokens=int(content["tokens"]),
-            money=float(content["money"]),
-            notes=tuple(content["notes"]),
-            afforded=content["afforded"],
-            course=Course.of_json(content["course"]) if "course" in content else None,
-            versions={str(name): str(text) for name, text in content["versions"].items()},
-            whole=WholeCost(**content["whole"]) if content.get("whole") else None,
-        )
 
 
 def audit(
@@ -348,7 +290,7 @@ def audit(
     >>> result.target_class, result.certainty, result.facts["heads"], result.queries < 500
     ('several heads', 'likely', 3, True)
     """
-    holdout, prices = whole("holdout", holdout, 0), Prices(price, token_price)
+    holdout, money = whole("holdout", holdout, 0), _prices(price, token_price)
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
     identifier = Identifier(dim, seed, wish=RecoveryWish(recover, most, holdout))
     watch = CourseWatch(progress)
@@ -366,9 +308,7 @@ def audit(
         found = campaign.run(identifier.steps(0))
         counts, spent = campaign.ledger.counts(), campaign.ledger.spent
         noticed, course = campaign.notes(), watch.course()
-    recovery = _recovery(found, counts)
-    if recovery is not None:
-        recovery = replace(recovery, course=course, versions=versions())
+    all_at_once, by_vectors = _whole(found, int(dim), holdout)
     return Audit(
         target_class=found.target_class,
         certainty=found.certainty,
@@ -376,30 +316,39 @@ def audit(
         facts=found.facts,
         reasons=found.reasons,
         recoverable=CLASSES[found.target_class].recoverable,
-        cost=_cost(found, identifier, prices),
+        cost=_cost(found, holdout, money),
         queries=spent.queries,
         tokens=spent.tokens,
-        money=prices.of(spent.queries, spent.tokens),
-        recovery=recovery,
-        notes=(*_notes(found, identifier), *noticed),
+        money=money(spent.queries, spent.tokens),
+        recovery=_recovery(found, counts, course),
+        notes=(*_notes(found, by_vectors, wanted=recover), *noticed),
         afforded=not found.beyond if recover else None,
         course=course,
         versions=versions(),
-        whole=_whole(found, identifier),
+        whole=all_at_once,
     )
 
 
-def _recovery(found: Identity, counts: Mapping[str, int]) -> Recovery[Any] | None:
-    if found.found is None or found.learner is None:
+def _prices(price: float, token_price: float) -> Callable[[int, int], float]:
+    """Return what so many queries and tokens cost."""
+    at_least_0("price", price)
+    at_least_0("token_price", token_price)
+    return lambda queries, tokens: (price * queries + token_price * tokens) / 1000
+
+
+def _recovery(found: Identity, counts: Mapping[str, int], course: Course) -> Recovery[Any] | None:
+    if (whole := found.found) is None or found.learner is None:
         return None
     return Recovery(
-        model=found.found.model,
-        certificate=found.found.certificate,
-        evidence=found.found.evidence,
-        counts=counts,
-        notes=found.found.notes,
-        learner=found.learner.settings(),
-        function=found.found.function,
+        whole.model,
+        whole.certificate,
+        whole.evidence,
+        counts,
+        whole.notes,
+        found.learner.settings(),
+        whole.function,
+        course,
+        versions(),
     )
 
 
@@ -416,54 +365,38 @@ def _answers(traits: Traits) -> dict[str, Any]:
     }
 
 
-def _cost(found: Identity, identifier: Identifier, prices: Prices) -> RecoveryCost | None:
+def _cost(found: Identity, holdout: int, money: Callable[[int, int], float]) -> RecoveryCost | None:
     if found.learner is None:
         return None
-    holdout = identifier.wish.holdout
-    queries, tokens = typical_cost(found, holdout, identifier.tuning.sketches)
-    counted = CLASSES[found.target_class].counted
+    queries, tokens = typical_cost(found.learner, found.facts, found.traits, holdout)
     return RecoveryCost(
         learner=found.learner.settings(),
         queries=queries,
         tokens=tokens,
         at_most=found.learner.plan().at_most + holdout,
-        money=prices.of(queries, tokens),
-        counted="" if counted is None else counted(found.learner, found.facts),
+        money=money(queries, tokens),
+        counted=counted_for(found.learner, found.facts),
     )
 
 
-def _whole(found: Identity, identifier: Identifier) -> WholeCost | None:
-    """Say what all numbers at once cost, where one of them shows what they are of."""
-    dim, holdout = int(identifier.dim), identifier.wish.holdout
+def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:
+    """Say what all numbers at once cost, where one of them shows what they are of; and by what."""
     width, heads = found.traits.width, found.facts.get("heads", 1)
     if found.of_vectors:
         # heads of a size of two, d numbers in all: others, or shared keys, change it little
         several, biases = max(1, dim // 2), found.turning == "unclear"
         queries = counts.rotary_layer_queries(dim, several, several, 2, biases=biases)
-        return WholeCost("attention-layer", True, queries + holdout)
-    if width == 1:
-        return None
-    if found.target_class == "ReLU network":
+        return WholeCost("attention-layer", True, queries + holdout), ""
+    if width > 1 and found.target_class == "ReLU network":
         queries = counts.feed_forward_queries(dim, found.facts["neurons"], width)
-        return WholeCost("feed-forward", False, queries + holdout)
-    if found.target_class in ("single head", "several heads") and width >= heads:
+        said = WHOLE_NETWORK.format(width=width, dim=dim)
+        return WholeCost("feed-forward", False, queries + holdout), said
+    if 1 < width >= heads and found.target_class in ("single head", "several heads"):
         rank = found.facts.get("rank", max(1, min(dim, width) // heads))
         queries = counts.attention_layer_queries(dim, heads, rank)
-        return WholeCost("attention-layer", False, queries + holdout)
-    return None
-
-
-def _by_vectors(found: Identity, dim: int) -> list[str]:
-    """Say which learner takes all numbers at once, where one of them shows what they are of."""
-    width, heads = found.traits.width, found.facts.get("heads", 1)
-    if found.target_class == "ReLU network":
-        return [WHOLE_NETWORK.format(width=width, dim=dim)]
-    if found.target_class not in ("single head", "several heads") or width < heads:
-        return []
-    rank = found.facts.get("rank", max(1, min(dim, width) // heads))
-    queries = counts.attention_layer_queries(dim, heads, rank)
-    named = {"width": width, "dim": dim, "heads": heads, "rank": rank}
-    return [WHOLE_LAYER.format(queries=queries, **named)]
+        said = WHOLE_LAYER.format(queries=queries, width=width, dim=dim, heads=heads, rank=rank)
+        return WholeCost("attention-layer", False, queries + holdout), said
+    return None, ""
 
 
 def _why_nothing(found: Identity) -> str:
@@ -475,17 +408,16 @@ def _why_nothing(found: Identity) -> str:
     return OTHER_POSITIONS if found.traits.ordered else NOTHING_RECOVERED
 
 
-def _notes(found: Identity, identifier: Identifier) -> list[str]:
+def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     notes, traits = [], found.traits
     if traits.width > 1:
-        said = ONE_COORDINATE.format(width=traits.width, coordinate=traits.coordinate)
-        notes.append(said)
+        notes.append(ONE_COORDINATE.format(width=traits.width, coordinate=traits.coordinate))
     if traits.residual:
         notes.append(RESIDUAL)
-    if traits.width > 1:
-        notes += _by_vectors(found, int(identifier.dim))
-    idle = identifier.wish.wanted and found.found is None and found.learner is None
-    if idle and found.target_class not in ("constant", "none of these", "undecided"):
+    if by_vectors:
+        notes.append(by_vectors)
+    idle = wanted and found.found is None and found.learner is None
+    if idle and found.known and found.target_class != "constant":
         notes.append(_why_nothing(found))
     if found.beyond:
         notes.append(NOT_AFFORDED.format(beyond="; ".join(found.beyond)))

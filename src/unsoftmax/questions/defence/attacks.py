@@ -1,38 +1,34 @@
-"""Which attacks are tried against a defence of a head, of several, and of a ReLU network.
+"""Which attacks are tried against a defence.
 
 An attack is a learner whose settings suit the defence. The attacker knows the defence and the
 target's class and size, as whoever reads the documentation and asks a few questions does, and no
-parameter. Layers of vectors are attacked in `layer_attacks`; a class of targets joins with an
-entry in `attacked_classes.ATTACKED`.
+parameter. What is specific to a class of targets is in `attacked_classes.ATTACKED`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, TypeAlias
 
 import numpy as np
-import scipy
 
-from unsoftmax.learners import (
-    ApproximateHead,
-    ExactHead,
-    LabelHead,
-    LowRankHead,
-    MultiHeadLearner,
-    ReluNetworkLearner,
-)
-from unsoftmax.models import MultiHead, ReluNetwork, SingleHead
-from unsoftmax.probes import Array
-from unsoftmax.protocol import Learner
-from unsoftmax.questions.defence.averaged_answers import AveragedAnswers
-from unsoftmax.questions.defence.defence_ladder import Measures
+from unsoftmax import learners
+from unsoftmax.learners.compose import mapped
+from unsoftmax.learners.settings import Configured
+from unsoftmax.learners.single_head.exact import ExactTuning
+from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
+from unsoftmax.measure import offsets
+from unsoftmax.measure.logit_grid import LogitGrid, measure
+from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
+from unsoftmax.models import SingleHead
+from unsoftmax.probes import Round
+from unsoftmax.protocol import Answers, Found, Learner, M, Outputs, Plan, Steps, outputs_of
 from unsoftmax.questions.defence.edge_head import EdgeHead
-from unsoftmax.questions.defence.first_columns import FirstColumns
-from unsoftmax.questions.defence.fitted_head import FittedHead
-from unsoftmax.questions.defence.stretched_head import StretchedHead
+from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead, unproved
+from unsoftmax.questions.defence.legitimate_use import Measures
+from unsoftmax.solve.dense import solve
 from unsoftmax.theory import counts
 
 
@@ -47,33 +43,8 @@ class Attack:
     holdout: int = 0
     """Fresh questions beside; an attacker that is content with any estimate asks none."""
 
-
-@dataclass(frozen=True, slots=True)
-class AttackTuning:
-    """Knobs of the attacks."""
-
-    deviations: float = 6.0
-    """Noise is taken to be within so many deviations: one of 10⁹ answers is not."""
-    most_passes: int = 64
-    """Passes of `ApproximateHead`, each over new directions."""
-    float64: float = 1e-15
-    """What answers are off by, as a share of the spread, where nothing coarsens them."""
-    clip_lengths: tuple[float, ...] = (1.0, 0.25, 0.0625)
-    """Tokens of which answers are not clipped: shares of the length at which a legitimate answer
-    of the usual size would be."""
-    label_bits: tuple[int, ...] = (50, 24, 12)
-    """Bits of `LabelHead`; as many as the queries allow."""
-    least_bits: int = 8
-    """`EdgeHead` is not tried with fewer."""
-    fit_work: float = 2e10
-    """`FittedHead` multiplies so many numbers per step at most, answers times parameters squared:
-    about two seconds."""
-    fit_answers: float = 1.25
-    """It is not tried with fewer answers per parameter: beyond about 50 dimensions."""
-    fit_longer: float = 4.0
-    """Where no cap forbids it, tokens are also so many times as long as legitimate ones."""
-    exact_holdout: int = 32
-    """Learners of exact values tell noise and rounding by their hold-out."""
+    exact: ClassVar[int] = 32
+    """Those of learners of exact values, which tell noise and rounding by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +77,12 @@ class Attacker:
     queries: int
     """Most queries of an attack."""
     seed: int
-    tuning: AttackTuning = field(default=AttackTuning())
 
     def tolerance(self, measures: Measures, times: int = 1) -> float:
         """Return what means of so many answers may be off by."""
-        noise = self.tuning.deviations * measures.noise / math.sqrt(times)
-        return measures.step / 2 + noise + self.tuning.float64 * self.spread
+        # noise is within six deviations but for one of 10⁹ answers; float64 rounds by the rest
+        noise = 6 * measures.noise / math.sqrt(times)
+        return measures.step / 2 + noise + 1e-15 * self.spread
 
     def radii(self, measures: Measures) -> list[float]:
         """Return lengths of tokens to try, where not all lengths may be asked; else none.
@@ -127,80 +98,73 @@ class Attacker:
         room = (high - low) / 2 if self.structure.biases else min(high, -low)
         if room <= 0:
             return []
+        # where a legitimate answer of the usual size would be clipped, and well below
         unclipped = self.longest * room / self.spread
-        return [min(cap, share * unclipped) for share in self.tuning.clip_lengths]
+        return [min(cap, share * unclipped) for share in (1.0, 0.25, 0.0625)]
 
     def fit_lengths(self, measures: Measures) -> list[float]:
         """Return lengths of tokens to fit at: legitimate ones, and the longest that serve."""
         if radii := self.radii(measures):
             return sorted({min(radius, self.longest) for radius in radii} | {max(radii)})
-        return [self.longest, self.tuning.fit_longer * self.longest]
+        return [self.longest, 4 * self.longest]
 
     def may_ask(self, measures: Measures) -> int:
         """Return how many queries an attack has."""
         return min(self.queries, self.queries if measures.queries is None else measures.queries)
 
 
+Attacks: TypeAlias = Callable[[Attacker, Measures], Iterator[Attack]]
+"""The attacks on a class of targets."""
+
+
 def single_head_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
     """Yield the attacks on one head."""
-    of, tuning = attacker.structure, attacker.tuning
-    d, most, seed = of.dim, attacker.may_ask(measures), attacker.seed
-    if measures.labels:
-        if not of.biases:
-            yield from _by_labels(attacker, most)
-        return
-    exact = ExactHead(d, of.biases, seed=seed)
-    yield Attack("ExactHead", exact, holdout=tuning.exact_holdout)
-    radii = attacker.radii(measures)
-    coarse = bool(measures.step or measures.noise)
-    if not radii:
-        low = LowRankHead(
-            d,
-            biases=of.biases,
-            tolerance=attacker.tolerance(measures) if coarse else None,
-            seed=seed,
+    of, most, seed = attacker.structure, attacker.may_ask(measures), attacker.seed
+    d, biases, coarse = of.dim, of.biases, bool(measures.step or measures.noise)
+    if measures.labels:  # as many bits as the queries allow
+        by_labels = (
+            [] if biases else [learners.LabelHead(d, bits, seed=seed) for bits in (50, 24, 12)]
         )
-        stretched = "LowRankHead, tokens stretched" if coarse else "LowRankHead"
-        yield Attack(stretched, low, holdout=tuning.exact_holdout)
-    if of.biases:
+        afforded = [labels for labels in by_labels if labels.plan().at_most <= most]
+        for labels in afforded[:1]:
+            yield Attack(f"LabelHead, {labels.bits} bits", labels, up_to_scale=True)
+        return
+    yield Attack("ExactHead", learners.ExactHead(d, biases, seed=seed), holdout=Attack.exact)
+    radii = attacker.radii(measures)
+    if not radii:
+        error = attacker.tolerance(measures) if coarse else None
+        low = learners.LowRankHead(d, biases=biases, tolerance=error, seed=seed)
+        yield Attack(f"LowRankHead{', tokens stretched' * coarse}", low, holdout=Attack.exact)
+    if biases:
         for radius in radii:
-            heads = MultiHeadLearner(d, 1, True, radius=radius, seed=seed)
-            yield from with_averages("MultiHeadLearner", heads, attacker, measures)
+            heads = learners.MultiHeadLearner(d, 1, True, radius=radius, seed=seed)
+            yield from with_averages(heads, attacker, measures)
     else:
         lengths: list[float | None] = [*radii] or [None] * coarse
         for length in lengths:
             yield from _approximate(attacker, measures, length)
-    if coarse and (radii or of.biases):
+    if coarse and (radii or biases):
         yield from _fitted(attacker, measures)
     if measures.queries is not None:
-        columns = FirstColumns.within(d, measures.queries, of.biases, seed)
+        columns = FirstColumns.within(d, measures.queries, biases, seed)
         if columns is not None:
             yield Attack(f"the first columns of W, {columns.columns} of {d}", columns)
-
-
-def _by_labels(attacker: Attacker, most: int) -> Iterator[Attack]:
-    for bits in attacker.tuning.label_bits:
-        labels = LabelHead(attacker.structure.dim, bits, seed=attacker.seed)
-        if labels.plan().at_most <= most:
-            yield Attack(f"LabelHead, {bits} bits", labels, up_to_scale=True)
-            return
 
 
 def _approximate(attacker: Attacker, measures: Measures, radius: float | None) -> Iterator[Attack]:
     """Yield what is tried without biases at a length of tokens; None stretches them."""
     d, seed, most = attacker.structure.dim, attacker.seed, attacker.may_ask(measures)
-    passes = min(attacker.tuning.most_passes, most // counts.single_head(d))
+    passes = min(64, most // counts.single_head(d))
     where = "tokens stretched" if radius is None else f"tokens up to {radius:.3g}"
-    tau = attacker.tolerance(measures)
-    once = ApproximateHead(d, tau, radius=radius, seed=seed)
+    once = learners.ApproximateHead(d, attacker.tolerance(measures), radius=radius, seed=seed)
     yield Attack(f"ApproximateHead, {where}", once)
     if radius is None or passes < 2:
         return
     if measures.noise:
-        mean = ApproximateHead(d, attacker.tolerance(measures, passes), radius=radius, seed=seed)
+        mean = replace(once, tolerance=attacker.tolerance(measures, passes))
         yield Attack(f"means of {passes} answers, {where}", AveragedAnswers(mean, passes))
     elif measures.step:
-        more = ApproximateHead(d, tau, radius=radius, repeats=passes, seed=seed)
+        more = replace(once, repeats=passes)
         yield Attack(f"ApproximateHead, {passes} passes, {where}", more)
         yield from _edges(attacker, measures, radius)
 
@@ -212,17 +176,21 @@ def _edges(attacker: Attacker, measures: Measures, radius: float) -> Iterator[At
     whole = EdgeHead(of.dim, measures.step, radius, seed=attacker.seed, rank=rank)
     spare = whole.plan().at_most - most
     bits = whole.bits - max(0, math.ceil(spare / (whole.entries + of.dim)))
-    if bits >= attacker.tuning.least_bits:
+    if bits >= 8:  # fewer tell less than rounded answers do
         edges = replace(whole, bits=bits)
         yield Attack(f"bisected steps of the rounding, tokens up to {radius:.3g}", edges)
 
 
 def _fitted(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
-    """Yield fits to as many answers as can be worked with."""
-    of, tuning = attacker.structure, attacker.tuning
+    """Yield fits to as many answers as can be worked with.
+
+    A step multiplies answers times parameters squared, at most 2·10¹⁰ numbers: about two seconds.
+    Beyond about 50 dimensions that leaves too few answers per parameter.
+    """
+    of = attacker.structure
     unknown = counts.single_head(of.dim, biases=of.biases)
-    queries = min(attacker.may_ask(measures), int(tuning.fit_work / unknown**2))
-    if queries >= tuning.fit_answers * unknown:
+    queries = min(attacker.may_ask(measures), int(2e10 / unknown**2))
+    if queries >= 1.25 * unknown:
         for length in attacker.fit_lengths(measures):
             fit = FittedHead(of.dim, length, queries, of.biases, attacker.seed)
             yield Attack(f"FittedHead, tokens up to {length:.3g}", fit)
@@ -234,112 +202,134 @@ def _fitted(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
 def several_heads_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
     """Yield the attacks on several heads."""
     of = attacker.structure
-    if measures.labels:
-        return
+    heads = learners.MultiHeadLearner(of.dim, of.units, of.biases, seed=attacker.seed)
     lengths: list[float | None] = [*attacker.radii(measures)] or [None]
-    for radius in lengths:
-        heads = MultiHeadLearner(of.dim, of.units, of.biases, radius=radius, seed=attacker.seed)
-        yield from with_averages("MultiHeadLearner", heads, attacker, measures)
-
-
-def network_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
-    """Yield the attacks on a ReLU network."""
-    of = attacker.structure
     if not measures.labels:
-        network = ReluNetworkLearner(of.dim, max_neurons=2 * of.units + 2, seed=attacker.seed)
-        yield from with_averages("ReluNetworkLearner", network, attacker, measures)
+        for radius in lengths:
+            yield from with_averages(replace(heads, radius=radius), attacker, measures)
 
 
 def with_averages(
-    name: str,
-    learner: Learner[Any],
-    attacker: Attacker,
-    measures: Measures,
-    typical: int | None = None,
+    learner: Learner[Any], attacker: Attacker, measures: Measures, typical: int | None = None
 ) -> Iterator[Attack]:
     """Yield a learner of exact values, and beside noise one of means.
 
     Learners ask about twice the parameters, unless ``typical`` says otherwise, and a hold-out.
     """
-    radius = getattr(learner, "radius", None)
+    name, radius = type(learner).__name__, getattr(learner, "radius", None)
     where = "" if radius is None else f", tokens up to {radius:.3g}"
-    holdout = attacker.tuning.exact_holdout
-    yield Attack(f"{name}{where}", learner, holdout=holdout)
+    yield Attack(f"{name}{where}", learner, holdout=Attack.exact)
     once = 2 * attacker.structure.parameters if typical is None else typical
-    times = attacker.may_ask(measures) // (once + holdout)
+    times = attacker.may_ask(measures) // (once + Attack.exact)
     if measures.noise and times > 1:
-        means = AveragedAnswers(learner, times)
-        yield Attack(f"{name}, means of {times} answers{where}", means, holdout=holdout * times)
+        means, holdout = AveragedAnswers(learner, times), Attack.exact * times
+        yield Attack(f"{name}, means of {times} answers{where}", means, holdout=holdout)
 
 
-def head_error(truth: SingleHead, found: SingleHead | MultiHead) -> float:
-    """Return the relative error of W; none of several heads is worse than W = 0."""
-    W = np.reshape(found.W, (-1, *truth.W.shape))
-    size = float(np.linalg.norm(truth.W)) or 1.0
-    return float(np.linalg.norm(W[0] - truth.W)) / size if len(W) else 1.0
+@dataclass(frozen=True)  # dim is a property here, which a slotted class does not protect
+class AveragedAnswers(Configured, Generic[M]):
+    """An attack's way with noise: let another learner learn from means of so many answers each.
+
+    Noise of deviation σ, fresh for every answer, becomes one of σ/√times; rounding stays.
+    """
+
+    of: Learner[M]
+    times: int
+
+    revision: ClassVar[int] = 1
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.of.dim)
+
+    @property
+    def outputs(self) -> Outputs:  # type: ignore[override]
+        """What a sequence is answered with, as the learner takes it."""
+        return outputs_of(self.of)
+
+    def plan(self) -> Plan:
+        """Say beforehand what it costs."""
+        one, times = self.of.plan(), int(self.times)
+        return replace(
+            one,
+            queries=None if one.queries is None else times * one.queries,
+            at_most=times * one.at_most,
+            tokens=times * one.tokens,
+            formula=f"{times}·({one.formula})",
+        )
+
+    def steps(self, checks: int) -> Generator[Round, Answers, Found[M]]:
+        """Ask, and return what the learner found."""
+
+        def again(asked: Round) -> Round:
+            return [probes for probes in asked for _ in range(self.times)]
+
+        def means(answers: Answers) -> Answers:
+            starts: Any = range(0, len(answers), self.times)
+            return [np.mean(answers[k : k + self.times], axis=0) for k in starts]
+
+        return mapped(self.of.steps(checks // self.times), ask=again, answer=means)
 
 
-def matched_error(cost: Array, truth: Array) -> float:
-    """Return the relative error of the best matching; what is missing counts whole."""
-    rows, columns = scipy.optimize.linear_sum_assignment(cost)
-    missing = np.setdiff1d(np.arange(len(truth)), rows)
-    squares = float(np.sum(cost[rows, columns]) + np.sum(truth[missing] ** 2))
-    return math.sqrt(squares) / (float(np.linalg.norm(truth)) or 1.0)
+@dataclass(frozen=True, slots=True)
+class FirstColumns(Configured):
+    """An attack of budgets below the number of parameters: v and the first columns of W.
 
+    v first, d queries, then W column by column, d queries each, as `ExactHead` does (Theorem 4.1);
+    with biases c and w before the columns, d + 1 more. Other columns count as 0.
+    """
 
-def of_known_rank(found: Any, structure: Structure) -> Any:
-    """Return a head whose W has the rank that it is known to have: errors of full rank leave."""
-    if not isinstance(found, SingleHead) or structure.rank >= structure.dim:
-        return found
-    U, sizes, V = np.linalg.svd(found.W)
-    r = structure.rank
-    return SingleHead((U[:, :r] * sizes[:r]) @ V[:r], found.v, found.w, found.c)
+    dim: int
+    columns: int
+    """How many of W's d columns."""
+    biases: bool = False
+    seed: int = 0
 
+    revision: ClassVar[int] = 1
 
-def heads_error(truth: MultiHead, found: MultiHead) -> float:
-    """Return the relative error of all W_h, heads matched."""
-    cost = np.array([[np.sum((W - U) ** 2) for U in found.W] for W in truth.W])
-    return matched_error(cost.reshape(len(truth.W), len(found.W)), truth.W)
+    @classmethod
+    def within(cls, dim: int, queries: int, biases: bool, seed: int) -> FirstColumns | None:
+        """Read as many columns as a budget is enough for, all but one at most; None for none."""
+        each = dim + ExactTuning().again_per_token
+        columns = min(dim - 1, (queries - (2 * each if biases else dim)) // each)
+        return cls(dim, columns, biases, seed) if columns > 0 else None
 
+    def plan(self) -> Plan:
+        """Say beforehand what it costs."""
+        d, of_bias, tuning = int(self.dim), int(self.biases), ExactTuning()
+        queries = d + of_bias + d * (self.columns + of_bias)
+        again = tuning.again_per_token * (self.columns + of_bias)
+        return Plan(
+            queries=queries,
+            at_most=queries + again,
+            tokens=2 * queries,
+            rounds=3 + tuning.grid.rounds * (1 + of_bias),
+            formula="d + d·columns",
+        )
 
-def neurons_error(truth: ReluNetwork, found: ReluNetwork) -> float:
-    """Return the relative error of the gradient's jumps w_j (A_j, b_j), known up to sign."""
-    mine, others = _jumps(truth), _jumps(found)
-    cost = np.array(
-        [[min(np.sum((x - y) ** 2), np.sum((x + y) ** 2)) for y in others] for x in mine]
-    )
-    return matched_error(cost.reshape(len(mine), len(others)), mine)
-
-
-def _jumps(network: ReluNetwork) -> Array:
-    return np.asarray(np.vstack([network.A, network.b]).T * network.w_o[:, None])
-
-
-def head_structure(model: SingleHead) -> Structure:
-    """Return what is known of a head."""
-    d, biases = model.dim, bool(np.any(model.w) or model.c)
-    scores = np.column_stack([model.W, model.w]) if biases else model.W
-    rank = int(np.linalg.matrix_rank(scores))
-    return Structure(d, 1, rank, biases, counts.low_rank_head(d, rank, biases=biases))
-
-
-def heads_structure(model: MultiHead) -> Structure:
-    """Return what is known of several heads."""
-    d, biases = model.dim, bool(np.any(model.w) or model.c)
-    rank = max((int(np.linalg.matrix_rank(W)) for W in model.W), default=0)
-    heads = len(model.v)
-    return Structure(d, heads, rank, biases, counts.multi_head(d, heads, rank, biases=biases))
-
-
-def network_structure(model: ReluNetwork) -> Structure:
-    """Return what is known of a ReLU network."""
-    neurons = len(model.w_o)
-    return Structure(model.dim, neurons, model.dim, True, neurons * (model.dim + 2) + 1)
-
-
-def without_scores(dim: int, determined: Mapping[str, Any]) -> SingleHead | None:
-    """Return the head that an attacker who knows v alone goes on with."""
-    if "v" not in determined:
-        return None
-    W = determined.get("W", np.zeros((dim, dim)))
-    return SingleHead(W, determined["v"], None, float(determined.get("c", 0.0)))
+    def steps(self, checks: int) -> Steps[SingleHead]:
+        """Ask, and return what was found; the hold-out is left to whoever has the whole head."""
+        rng, tuning, d = np.random.default_rng(self.seed), ExactTuning(), int(self.dim)
+        settings = FirstRoundSettings(
+            bool(self.biases), listens=True, ahead=self.plan().at_most, tuning=tuning.first_round
+        )
+        first = yield from ask_first_round(d, 0, rng, settings)
+        values = first.values
+        Z = offsets.balanced(values.v, rng)
+        spare = tuning.again_per_token
+        w, shift = np.zeros(d), None
+        split: Split = free
+        if self.biases:
+            none = np.zeros((1, d))
+            bias = LogitGrid(Z.made(), none, values, offset_only, "w", tuning=tuning.grid)
+            yield from measure(bias, spare)
+            [shift] = bias.measured()
+            w, values = solve(Z, bias.measured()).matrix[:, 0], bias.values
+            split = beside_bias(shift)
+        queries = np.eye(d)[: self.columns]
+        grid = LogitGrid(Z.made(), queries, values, split, "W", shift, tuning=tuning.grid)
+        yield from measure(grid, spare * self.columns)
+        W = np.zeros((d, d))
+        W[:, : self.columns] = solve(Z, grid.measured()).matrix
+        return unproved(SingleHead(W, values.v, w, values.c))

@@ -6,18 +6,13 @@ error of the parameters *and* of the function of at least the threshold, the one
 
 from __future__ import annotations
 
-import json
-import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from unsoftmax.models.files import read_json, replace_file
+from unsoftmax.models.files import SavedResult
 
-FORMAT_VERSION = 1
 DEFENCE_FILE = "defence.json"
 
 
@@ -186,7 +181,7 @@ def left_out(trials: Sequence[DefenceTrial], threshold: float) -> tuple[str, ...
 
 
 @dataclass(frozen=True, slots=True)
-class DefenceComparison:
+class DefenceComparison(SavedResult):
     """The result of `unsoftmax.defend`.
 
     Attributes
@@ -211,6 +206,8 @@ class DefenceComparison:
         What a user should know.
     """
 
+    file_name: ClassVar[str] = DEFENCE_FILE
+
     target: str
     dim: int
     parameters: int
@@ -231,51 +228,11 @@ class DefenceComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON; an error that is infinite becomes null."""
-        content = asdict(self)
+        content = SavedResult.to_json(self)
         for trial, known in zip(content["trials"], self.trials, strict=True):
             trial["error"], trial["function_error"] = known.error, known.function_error
             trial["best"] = None if known.best is None else known.best.name
-            for attack in trial["attacks"]:
-                for name in ("error", "function_error"):
-                    attack[name] = attack[name] if math.isfinite(attack[name]) else None
-        return {"format_version": FORMAT_VERSION, **content}
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``defence.json`` into a folder, making it."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
-        replace_file(Path(folder) / DEFENCE_FILE, text.encode())
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> DefenceComparison:
-        """Read back what `save` wrote.
-
-        Raises
-        ------
-        FileNotFoundError
-            The folder has no ``defence.json``.
-        ValueError
-            It is damaged, or newer than this program.
-        """
-        return read_json(Path(folder) / DEFENCE_FILE, FORMAT_VERSION, cls._of)
-
-    @classmethod
-    def _of(cls, content: Mapping[str, Any]) -> DefenceComparison:
-        """Undo `to_json`."""
-        return cls(
-            target=str(content["target"]),
-            dim=int(content["dim"]),
-            parameters=int(content["parameters"]),
-            paid=int(content["paid"]),
-            spread=_number(content["spread"]),
-            longest=_number(content["longest"]),
-            attack_queries=int(content["attack_queries"]),
-            threshold=_number(content["threshold"]),
-            most_loss=_number(content["most_loss"]),
-            trials=tuple(map(_trial, content["trials"])),
-            recommendation=str(content["recommendation"]),
-            notes=tuple(map(str, content["notes"])),
-        )
+        return content
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -289,36 +246,3 @@ class DefenceComparison:
 
 def _percent(share: float | None) -> str:
     return "not known" if share is None else f"{share:.2%}"
-
-
-def _trial(content: Mapping[str, Any]) -> DefenceTrial:
-    own = {name: content[name] for name in DefenceTrial.__dataclass_fields__}
-    for name in ("loss", "refused"):
-        own[name] = None if own[name] is None else _number(own[name])
-    for name in ("kind", "unit", "beside", "words", "brief"):
-        own[name] = str(own[name])
-    own["strength"] = _number(own["strength"])
-    return DefenceTrial(**{**own, "attacks": tuple(map(_outcome, content["attacks"]))})
-
-
-def _outcome(content: Mapping[str, Any]) -> AttackOutcome:
-    refusal = content["refusal"]
-    error, function_error = (
-        math.inf if content[name] is None else _number(content[name])
-        for name in ("error", "function_error")
-    )
-    return AttackOutcome(
-        str(content["name"]),
-        int(content["queries"]),
-        error,
-        function_error,
-        None if refusal is None else str(refusal),
-        tuple(map(str, content["determined"])),
-    )
-
-
-def _number(value: object) -> float:
-    """Return a number of a file: finite, and 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"a number of {value!r}")
-    return float(value)

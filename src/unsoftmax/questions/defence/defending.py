@@ -16,8 +16,8 @@ error they leave is no promise that nobody does better.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.questions.defence.attacked_classes import ATTACKED, AttackedClass, unattacked
-from unsoftmax.questions.defence.attacks import Attack, Attacker, AttackTuning
+from unsoftmax.questions.defence.attacks import Attack, Attacker
 from unsoftmax.questions.defence.defence_comparison import (
     AttackOutcome,
     DefenceComparison,
@@ -38,9 +38,104 @@ from unsoftmax.questions.defence.defence_comparison import (
     left_out,
     recommendation,
 )
-from unsoftmax.questions.defence.defence_ladder import UNITS, Defence, LadderTuning, Scale, ladder
-from unsoftmax.questions.defence.legitimate_use import LegitimateUse, StandardNormal, UseTuning
+from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 from unsoftmax.validate.function_bound import Sampler, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Defence:
+    """One defence at one strength."""
+
+    kind: str
+    """What the ladder is called that it belongs to."""
+    strength: float
+    """In the unit of its kind; see `UNITS`."""
+    measures: Measures
+    beside: str = ""
+    """The other measure of a combination, which its strengths share."""
+
+
+UNITS = {
+    "nothing": "",
+    "rounding": "step, in spreads of the answers",
+    "noise": "deviation, in spreads of the answers",
+    "clipping": "range either side, in spreads of the answers",
+    "norm cap": "cap, in longest legitimate tokens",
+    "labels only": "",
+    "query budget": "queries per parameter",
+    "rounding with a norm cap": "step, in spreads of the answers",
+    "noise with a norm cap": "deviation, in spreads of the answers",
+}
+"""What the strength of a kind is measured in; a kind of two measures names its first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderTuning:
+    """The strengths that are tried, weakest first."""
+
+    decimals: tuple[int, ...] = (6, 4, 2, 1, 0)
+    """Places beyond the power of ten below the spread."""
+    noise: tuple[float, ...] = (1e-6, 1e-4, 1e-2, 0.1, 0.3, 1.0)
+    """In spreads."""
+    clip: tuple[float, ...] = (4.0, 2.0, 1.0, 0.3)
+    """Spreads either side of the mean answer."""
+    cap: tuple[float, ...] = (4.0, 1.0, 0.8, 0.6)
+    """In longest legitimate tokens."""
+    budget: tuple[float, ...] = (0.25, 0.5, 0.9, 1.5)
+    """Queries per parameter; learners ask a little more than one."""
+    capped_decimals: tuple[int, ...] = (4, 2, 1, 0, -1)
+    """Places of rounding with a norm cap, as ``decimals``."""
+    capped_noise: tuple[float, ...] = (1e-2, 0.1, 0.2, 0.3, 0.5, 1.0)
+    """Deviations of noise with a norm cap, in spreads."""
+    both_caps: tuple[float, ...] = (4.0, 1.0)
+    """The caps that rounding and noise are tried with."""
+
+
+def ladder(use: LegitimateUse, parameters: int, tuning: LadderTuning) -> Iterator[Defence]:
+    """Yield every defence at every strength, those of a kind together.
+
+    Strengths are relative to what legitimate clients see: steps and noise to the spread of their
+    answers, caps to their longest token, budgets to the number of parameters.
+    ``parameters`` are the numbers that the model is made of; of vectors, answers that have as many.
+    """
+    caps = [Measures(radius=times * use.longest) for times in tuning.both_caps]
+    yield Defence("nothing", 0.0, Measures())
+    yield from _rounding("rounding", use, tuning.decimals, Measures())
+    yield from _noise("noise", use, tuning.noise, Measures())
+    for times in tuning.clip:
+        half = times * use.spread
+        clip = use.mean - half, use.mean + half
+        yield Defence("clipping", times, Measures(clip=clip))
+    for times in tuning.cap:
+        yield Defence("norm cap", times, Measures(radius=times * use.longest))
+    if use.answers.ndim == 1:  # labels are told of numbers
+        yield Defence("labels only", 1.0, Measures(labels=True))
+    for share in tuning.budget:
+        queries = int(np.ceil(share * parameters))
+        yield Defence("query budget", share, Measures(queries=queries))
+    for cap in caps:
+        yield from _rounding("rounding with a norm cap", use, tuning.capped_decimals, cap)
+    for cap in caps:
+        yield from _noise("noise with a norm cap", use, tuning.capped_noise, cap)
+
+
+def _rounding(
+    kind: str, use: LegitimateUse, places: tuple[int, ...], cap: Measures
+) -> Iterator[Defence]:
+    for beyond in places:
+        measures = replace(cap, decimals=beyond - int(np.floor(np.log10(use.spread))))
+        yield Defence(kind, measures.step / use.spread, measures, _beside(cap))
+
+
+def _noise(
+    kind: str, use: LegitimateUse, shares: tuple[float, ...], cap: Measures
+) -> Iterator[Defence]:
+    for share in shares:
+        yield Defence(kind, share, replace(cap, noise=share * use.spread), _beside(cap))
+
+
+def _beside(cap: Measures) -> str:
+    return "" if cap.radius is None else f"tokens up to {cap.radius:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +144,9 @@ class DefendTuning:
 
     ladder: LadderTuning = field(default=LadderTuning())
     """Which defences, how strong."""
-    attacks: AttackTuning = field(default=AttackTuning())
-    """What attackers do."""
-    use: UseTuning = field(default=UseTuning())
-    """What legitimate clients do."""
-    queries_per_parameter: int = 64
-    """What an attack may ask, where it is not said: bisecting every parameter to 40 bits takes 45,
-    and means of 64 answers take three bits off noise."""
-    per_pair: int = 16
-    """But at least so many per pair of dimensions: not every attack uses that a rank is low."""
-    least_queries: int = 4096
-    """And at least so many, for small targets."""
+    sequences: int = 512
+    """Sequences that losses are measured on, and as many others for the function's error: a loss
+    is known to about 3 % of itself."""
     certified: float = 0.01
     """A recovery whose parameters may be off by more than this share is not defended: errors
     of attacks could not be told from its own."""
@@ -90,7 +177,10 @@ class Undefended:
 
 
 def undefended(
-    oracle: Oracle, learner: Learner[Any], tuning: DefendTuning, **campaign: Any
+    oracle: Oracle,
+    learner: Learner[Any],
+    tuning: DefendTuning = DefendTuning(),
+    **campaign: Any,
 ) -> Undefended:
     """Recover a target that is asked undefended; biases within their bounds count as none.
 
@@ -102,17 +192,15 @@ def undefended(
     recovery = learn(oracle, learner, **campaign)
     errors, model = recovery.certificate.errors, recovery.model
     for name, bound in errors.items():
-        if not bound <= tuning.certified * (model.parameter_norm(name) or np.inf) and name in (
-            "W",
-            "v",
-            "M",
-        ):
+        if name not in ("W", "v", "M"):
+            continue
+        if not bound <= tuning.certified * (model.parameter_norm(name) or np.inf):
             raise NotIdentifiable(
                 f"The target's own answers are too coarse to judge defences by: {name} is known to "
                 f"{bound:.1e} at a norm of {model.parameter_norm(name):.1e}.",
                 determined={name: getattr(model, name) for name in errors if hasattr(model, name)},
             )
-    if isinstance(model, SingleHead) and all(
+    if type(model) is SingleHead and all(
         model.parameter_norm(name) <= errors.get(name, 0.0) for name in ("w", "c")
     ):
         arrays = {name: array for name, array in model.arrays().items() if name not in ("w", "c")}
@@ -187,54 +275,75 @@ class DefenceRange:
         return AttackOutcome(attack.name, asked, np.inf, missed, said, tuple(determined))
 
 
-def compared(
-    target: Undefended,
-    *,
-    sampler: Sampler | None = None,
-    threshold: float = 0.1,
-    most_loss: float = 0.5,
-    attack_queries: int | None = None,
-    needs: int | None = None,
-    seed: int = 0,
-    watch: Callable[[int, int, DefenceTrial], object] | None = None,
-    tuning: DefendTuning = DefendTuning(),
-) -> DefenceComparison:
-    """Try every defence on a model that is known; see `defend`."""
-    model = target.model
-    known = attacked_class(model)
-    structure = known.structure(model)
-    if sampler is None:
-        sampler = StandardNormal(int(model.dim), (1, 1) if known.singles else tuning.use.tokens)
-    use = LegitimateUse.drawn(model, sampler, needs, seed, tuning.use)
-    fresh = LegitimateUse.drawn(model, sampler, needs, seed + 1, tuning.use)
-    if attack_queries is None:
-        attack_queries = max(
-            tuning.queries_per_parameter * structure.queries,
-            tuning.per_pair * structure.dim * (structure.dim + 1),
-            tuning.least_queries,
+@dataclass(frozen=True, slots=True)
+class DefenceQuestion:
+    """What is wanted of defences; see `defend`. What is out of range is refused here.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range.
+    """
+
+    dim: int
+    sampler: Sampler | None = None
+    threshold: float = 0.1
+    most_loss: float = 0.5
+    attack_queries: int | None = None
+    needs: int | None = None
+    seed: int = 0
+    tuning: DefendTuning = field(default=DefendTuning())
+
+    def __post_init__(self) -> None:
+        whole_number("dim", self.dim, 1)
+        whole_number("seed", self.seed, 0)
+        for name in ("attack_queries", "needs"):
+            if (count := getattr(self, name)) is not None:
+                whole_number(name, count, 1)
+        for name in ("threshold", "most_loss"):
+            if not 0 < (share := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be between 0 and 1; it is {share}.")
+        if self.sampler is not None:
+            Sampling(self.sampler, eps=0.5, delta=0.5).try_out(self.dim)
+
+    def compared(
+        self, target: Undefended, watch: Callable[[int, int, DefenceTrial], object] | None = None
+    ) -> DefenceComparison:
+        """Try every defence on a model that is known."""
+        model, seed, tuning = target.model, self.seed, self.tuning
+        known = attacked_class(model)
+        structure = known.structure(model)
+        tokens = (1, 1) if known.singles else (2, 16)
+        sampler = self.sampler or standard_normal(int(model.dim), *tokens)
+        use, fresh = (
+            LegitimateUse.drawn(model, sampler, self.needs, stream, tuning.sequences)
+            for stream in (seed, seed + 1)
         )
-    attacker = Attacker(structure, use.spread, use.longest, attack_queries, seed, tuning.attacks)
-    trials = DefenceRange(model, known, attacker, use, fresh)
-    scale = Scale(use.mean, use.spread, use.longest, structure.queries, use.answers.ndim == 1)
-    defences, done = list(ladder(scale, tuning.ladder)), []
-    for number, defence in enumerate(defences, 1):
-        done.append(trials.trial(defence))
-        if watch is not None:
-            watch(number, len(defences), done[-1])
-    return DefenceComparison(
-        target=repr(model),
-        dim=int(model.dim),
-        parameters=structure.parameters,
-        paid=target.paid,
-        spread=use.spread,
-        longest=use.longest,
-        attack_queries=attack_queries,
-        threshold=threshold,
-        most_loss=most_loss,
-        trials=tuple(done),
-        recommendation=recommendation(done, threshold, most_loss),
-        notes=(*target.notes, *left_out(done, threshold), *known.caveats),
-    )
+        # bisecting every parameter to 40 bits takes 45 queries, and means of 64 answers take three
+        # bits off noise; not every attack uses that a rank is low
+        pairs = structure.dim * (structure.dim + 1)
+        most = self.attack_queries or max(64 * structure.queries, 16 * pairs, 4096)
+        attacker = Attacker(structure, use.spread, use.longest, most, seed)
+        trials = DefenceRange(model, known, attacker, use, fresh)
+        defences, done = list(ladder(use, structure.queries, tuning.ladder)), []
+        for number, defence in enumerate(defences, 1):
+            done.append(trials.trial(defence))
+            if watch is not None:
+                watch(number, len(defences), done[-1])
+        return DefenceComparison(
+            target=repr(model),
+            dim=int(model.dim),
+            parameters=structure.parameters,
+            paid=target.paid,
+            spread=use.spread,
+            longest=use.longest,
+            attack_queries=most,
+            threshold=self.threshold,
+            most_loss=self.most_loss,
+            trials=tuple(done),
+            recommendation=recommendation(done, self.threshold, self.most_loss),
+            notes=(*target.notes, *left_out(done, self.threshold), *known.caveats),
+        )
 
 
 def attacked_class(model: Any) -> AttackedClass:
@@ -259,22 +368,16 @@ def check_learner(learner: Learner[Any], dim: int) -> None:
     ValueError
         It recovers another class, or what no attack is known on, or takes another dimension.
     """
-    known = [kind for each in ATTACKED.values() for kind in each.learners]
-    if type(learner) not in known:
-        names = ", ".join(kind.__name__ for kind in known)
+    known = [name for each in ATTACKED.values() for name in each.learners]
+    if type(learner).__name__ not in known:
         raise ValueError(
             f"What {type(learner).__name__} recovers is not attacked here: defend recovers the "
-            f"target with one of {names}."
+            f"target with one of {', '.join(known)}."
         )
     if learner.dim != dim:
         raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
     if why := unattacked(learner):
         raise ValueError(why)
-
-
-def default_learner(dim: int, seed: int) -> Learner[Any]:
-    """Return what a target is recovered with where nothing is said: any single head."""
-    return LowRankHead(dim, biases=True, seed=seed)
 
 
 def is_known(oracle: object) -> bool:
@@ -368,37 +471,27 @@ def defend(
     >>> all(trial.error < 1e-9 for trial in rounding)
     True
     """
-    counts = ("attack_queries", attack_queries), ("needs", needs)
-    checked(dim, seed, sampler, *counts, threshold=threshold, most_loss=most_loss)
-    if is_known(oracle):
-        known = _as_given(oracle, dim, learner)
-    else:
-        asking = default_learner(dim, seed) if learner is None else learner
-        check_learner(asking, dim)
-        known = undefended(
-            oracle,
-            asking,
-            tuning,
-            budget=budget,
-            ledger=ledger,
-            holdout=holdout,
-            batch=batch,
-            workers=workers,
-            progress=progress,
-            retries=retries,
-            timeout=timeout,
-        )
-    return compared(
-        known,
-        sampler=sampler,
-        threshold=threshold,
-        most_loss=most_loss,
-        attack_queries=attack_queries,
-        needs=needs,
-        seed=seed,
-        watch=watch,
-        tuning=tuning,
+    question = DefenceQuestion(
+        dim, sampler, threshold, most_loss, attack_queries, needs, seed, tuning
     )
+    if is_known(oracle):
+        return question.compared(_as_given(oracle, dim, learner), watch)
+    asking = LowRankHead(dim, biases=True, seed=seed) if learner is None else learner
+    check_learner(asking, dim)
+    known = undefended(
+        oracle,
+        asking,
+        tuning,
+        budget=budget,
+        ledger=ledger,
+        holdout=holdout,
+        batch=batch,
+        workers=workers,
+        progress=progress,
+        retries=retries,
+        timeout=timeout,
+    )
+    return question.compared(known, watch)
 
 
 def _as_given(model: Any, dim: int, learner: object) -> Undefended:
@@ -409,31 +502,3 @@ def _as_given(model: Any, dim: int, learner: object) -> Undefended:
         raise ValueError("A target that is a model is not learned: leave the learner out.")
     attacked_class(model)
     return Undefended(model)
-
-
-def checked(
-    dim: int,
-    seed: int,
-    sampler: Sampler | None,
-    *counts: tuple[str, int | None],
-    **shares: float,
-) -> None:
-    """Refuse settings that are out of range, before anything is paid.
-
-    ``counts`` are whole numbers with their names, or None; ``shares`` are between 0 and 1.
-
-    Raises
-    ------
-    ValueError, TypeError
-        One is.
-    """
-    whole_number("dim", dim, 1)
-    whole_number("seed", seed, 0)
-    for name, count in counts:
-        if count is not None:
-            whole_number(name, count, 1)
-    for name, share in shares.items():
-        if not 0 < share < 1:
-            raise ValueError(f"{name} must be between 0 and 1; it is {share}.")
-    if sampler is not None:
-        Sampling(sampler, eps=0.5, delta=0.5).try_out(dim)

@@ -18,7 +18,7 @@ steps are blurred. It knows q, as whoever sees a few answers does. The head has 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -28,29 +28,11 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Flags, Pairs, Probes, Sequences
-from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
+from unsoftmax.protocol import Plan, Steps
+from unsoftmax.questions.defence.fitted_head import unproved
 
 Stretched: TypeAlias = Callable[[Array], Probes]
 """Makes the probes of one family, each at a length t ≤ 1 of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeTuning:
-    """Knobs of the attack."""
-
-    rough: int = 16
-    """Random tokens per dimension that tell the direction of v."""
-    beside: float = 0.5
-    """Offsets and query tokens lie this far beside v's direction. Smaller: larger values, which
-    coarser rounding shows; larger: they span all directions more evenly."""
-    octaves: int = 4
-    """Lengths of pairs that are tried, half as long each: long ones saturate the softmax."""
-    open: float = 0.05
-    """A gate is open where its weight is so far from 0 and 1."""
-    spare: int = 4
-    """Columns and rows beyond the rank: a core of the rank alone may be ill-conditioned."""
-    steps: float = 2.0
-    """Answers of so many steps give a gate's weight well enough to see whether it is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +47,15 @@ class EdgeHead(Configured):
     seed: int = 0
     rank: int | None = None
     """Rank of W, where it is known."""
-    tuning: EdgeTuning = field(default=EdgeTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
+    octaves: ClassVar[int] = 4
+    """Lengths of pairs that are tried, half as long each: long ones saturate the softmax."""
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        d, tuning = int(self.dim), self.tuning
-        most = tuning.rough * d + d * (1 + self.bits)
-        most += self.entries * (tuning.octaves + 1 + self.bits)
+        d = int(self.dim)
+        most = 16 * d + d * (1 + self.bits) + self.entries * (self.octaves + 1 + self.bits)
         return Plan(
             queries=None,
             at_most=most,
@@ -86,9 +68,12 @@ class EdgeHead(Configured):
 
     @property
     def crossing(self) -> int:
-        """How many columns and rows of Z W Zᵀ are read: k, or all d."""
+        """How many columns and rows of Z W Zᵀ are read: k, or all d.
+
+        Four beyond the rank: a core of the rank alone may be ill-conditioned.
+        """
         d = int(self.dim)
-        return d if self.rank is None else min(d, int(self.rank) + self.tuning.spare)
+        return d if self.rank is None else min(d, int(self.rank) + 4)
 
     @property
     def entries(self) -> int:
@@ -100,19 +85,18 @@ class EdgeHead(Configured):
         rng = np.random.default_rng(self.seed)
         along = yield from self._direction(rng)
         frame, _ = np.linalg.qr(rng.standard_normal((self.dim, self.dim)))
-        # on v's side: 1 alongᵀ + β·frame is then never near singular
+        # on v's side: 1 alongᵀ + frame/2 is then never near singular. Nearer to v values are
+        # larger, which coarser rounding shows; farther from it they span directions more evenly
         frame *= np.where(frame @ along < 0, -1.0, 1.0)[:, None]
-        Z = along + self.tuning.beside * frame
+        Z = along + frame / 2
         Z /= np.linalg.norm(Z, axis=1, keepdims=True)
         v = yield from self._values(Z)
         W = yield from self._scores(Z, v)
-        errors = {"W": np.inf, "v": np.inf, "w": 0.0, "c": 0.0}
-        evidence = Evidence.of(0, np.empty(0), np.empty(0))
-        return Found(SingleHead(W, v), Certificate(errors, ("Nothing bounds it.",)), evidence)
+        return unproved(SingleHead(W, v))
 
     def _direction(self, rng: np.random.Generator) -> Asking[Array]:
         """Estimate v/‖v‖ by the answers to random single tokens."""
-        x = rng.standard_normal((self.tuning.rough * self.dim, self.dim))
+        x = rng.standard_normal((16 * self.dim, self.dim))
         x *= self.radius / np.linalg.norm(x, axis=1, keepdims=True)
         [y] = yield [Sequences(x[:, None], phase="direction of v", purpose="data")]
         along = x.T @ y
@@ -131,11 +115,11 @@ class EdgeHead(Configured):
             X = (t * self.radius)[:, None, None] * Z[:, None]
             return Sequences(X, phase="v", purpose="data")
 
-        steps = yield from self._steps(singles, np.ones(len(Z)))
-        if not np.any(steps.there):
+        t, value, there = yield from self._steps(singles, np.ones(len(Z)))
+        if not np.any(there):
             raise NotIdentifiable("Answers to single tokens round to 0.", determined={})
-        values = steps.value / (steps.t * self.radius)
-        return np.asarray(np.linalg.lstsq(Z[steps.there], values[steps.there])[0])
+        values = value / (t * self.radius)
+        return np.asarray(np.linalg.lstsq(Z[there], values[there])[0])
 
     def _scores(self, Z: Array, v: Array) -> Asking[Array]:
         """Read Z W Zᵀ off steps, and W from it."""
@@ -149,16 +133,20 @@ class EdgeHead(Configured):
             return Pairs(Z, Z, i, j, t * half, t * half, phase="W", purpose="data")
 
         longest = yield from self._open_lengths(pairs, values[i], values[j])
-        steps = yield from self._steps(pairs, longest)
+        t, value, there = yield from self._steps(pairs, longest)
         with np.errstate(divide="ignore", invalid="ignore"):
-            gates = (steps.value / steps.t - values[j]) / values[i]
-            logits = np.log(gates / (1 - gates)) / (steps.t * half) ** 2
+            gates = (value / t - values[j]) / values[i]
+            logits = np.log(gates / (1 - gates)) / (t * half) ** 2
         table, known = np.zeros((d, d)), np.zeros((d, d), dtype=bool)
-        known[read] = steps.there & np.isfinite(logits)
+        known[read] = there & np.isfinite(logits)
         table[known] = logits[known[read]]
         if self.crossing < d:
             return self._skeleton(Z, table)
-        return _solved(Z, table, known)
+        columns = np.linalg.solve(Z, table)
+        for k, seen in enumerate(known.T):
+            if not np.all(seen):  # by the smallest column
+                columns[:, k] = np.linalg.lstsq(Z[seen], table[seen, k])[0]
+        return np.asarray(np.linalg.solve(Z, columns.T).T)
 
     def _skeleton(self, Z: Array, table: Array) -> Array:
         """Return W of the rank from columns and rows; an entry that is not known counts as 0."""
@@ -170,19 +158,24 @@ class EdgeHead(Configured):
         return np.asarray(columns @ (rows / np.maximum(sizes[:r], 1e-300)[:, None]))
 
     def _open_lengths(self, pairs: Stretched, of_a: Array, of_b: Array) -> Asking[Array]:
-        """Choose each pair's length: the longest at which the gate is seen to be open."""
-        tuning = self.tuning
-        tried = [np.full(len(of_a), 0.5**n) for n in range(tuning.octaves)]
+        """Choose each pair's length: the longest at which the gate is seen to be open.
+
+        It is open where its weight is 0.05 from 0 and 1, which answers of two steps show.
+        """
+        tried = [np.full(len(of_a), 0.5**n) for n in range(self.octaves)]
         answers = yield [pairs(t) for t in tried]
         chosen = tried[0].copy()
         for t, y in zip(tried[::-1], answers[::-1], strict=True):
             gates = (y / t - of_b) / of_a
-            seen = np.abs(y) >= tuning.steps * self.step
-            chosen = np.where(seen & (np.abs(gates - 0.5) < 0.5 - tuning.open), t, chosen)
+            seen = np.abs(y) >= 2 * self.step
+            chosen = np.where(seen & (np.abs(gates - 0.5) < 0.45), t, chosen)
         return chosen
 
-    def _steps(self, probes: Stretched, longest: Array) -> Asking[Stepped]:
-        """Find where rounded answers step to those of the longest."""
+    def _steps(self, probes: Stretched, longest: Array) -> Asking[tuple[Array, Array, Flags]]:
+        """Find where rounded answers step to those of the longest: lengths and exact values there.
+
+        And whether there is one: not where the longest answer rounds to 0.
+        """
         [y] = yield [probes(longest)]
         sign, count = np.sign(y), np.rint(np.abs(y) / self.step)
         edge = (count - 0.5) * self.step
@@ -192,25 +185,4 @@ class EdgeHead(Configured):
             [y] = yield [probes(middle)]
             beyond = sign * y > edge
             low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
-        return Stepped((low + high) / 2, sign * edge, count > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """Lengths at which rounded answers step, and the exact values there."""
-
-    t: Array
-    value: Array
-    there: Flags
-    """False where the longest answer rounds to 0: there is no step before it."""
-
-
-def _solved(Z: Array, logits: Array, known: Flags) -> Array:
-    """Solve Z W Zᵀ = logits; where some are not known, by the smallest columns."""
-    if np.all(known):
-        columns = np.linalg.solve(Z, logits)
-    else:
-        columns = np.zeros_like(logits)
-        for j, there in enumerate(known.T):
-            columns[:, j] = np.linalg.lstsq(Z[there], logits[there, j])[0]
-    return np.asarray(np.linalg.solve(Z, columns.T).T)
+        return (low + high) / 2, sign * edge, count > 0

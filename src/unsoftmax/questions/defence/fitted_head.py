@@ -1,15 +1,20 @@
-"""An attack: the head that fits coarse answers best, with biases or without.
+"""Attacks: the head that fits coarse answers best, at tokens of bounded length or ever longer ones.
 
-Answers to random tokens and sequences, no token longer than ``radius``, are fitted by least
-squares (`sequence_fit`): v and c from single tokens, f([x]) = x·v + c, then everything from
-sequences, beginning with W = 0 and a few random ones. The first fit then tells which of many more
-sequences tell most, and all that was asked is fitted again. Beside errors that are independent
-from answer to answer, as noise is and rounding nearly, it takes any number of answers.
+`FittedHead`: answers to random tokens and sequences, no token longer than ``radius``, are fitted
+by least squares: v and c from single tokens, f([x]) = x·v + c, then everything from sequences,
+beginning with W = 0 and a few random ones. The first fit then tells which of many more sequences
+tell most, and all that was asked is fitted again. Beside errors that are independent from answer to
+answer, as noise is and rounding nearly, it takes any number of answers.
+
+Logits are linear in W and w, and softmax is monotonic: as with logistic regression there is hardly
+a wrong minimum. What a question tells beside errors that are independent is its derivative by all
+parameters; those that tell most of all of them together have the largest determinant of JᵀJ (a
+D-optimal design, by Titterington's weights).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -18,50 +23,100 @@ from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Sequences
+from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
-from unsoftmax.questions.defence.pair_fit import PairFit, PairFitTuning, PairParameters
-from unsoftmax.questions.defence.sequence_fit import (
-    SequenceAnswers,
-    derivatives,
-    most_telling,
-)
+from unsoftmax.theory import counts
 
 
 @dataclass(frozen=True, slots=True)
-class FittedHeadTuning:
-    """Knobs of what is asked, and of the fit."""
+class HeadFit:
+    """Least squares for a head, by Levenberg's and Marquardt's steps.
 
-    tokens: int = 5
-    """Of a sequence. Measured with d = 8: those of 2 leave twice the error, of 16 a tenth less."""
-    shares: tuple[float, float] = (0.1, 0.6)
-    """Query tokens have lengths from this share to that of the longest; the others are that long.
-    Where logits are large, only answers to short ones tell anything."""
-    candidate_shares: tuple[float, float] = (0.1, 1.0)
-    """The same of sequences of which the most telling are asked."""
-    singles: int = 2
-    """Single tokens per value of v and c."""
-    opening: float = 0.4
-    """Share of the questions that are random."""
-    least_opening: float = 2.0
-    """But so many per parameter: what tells most is not known from a worse fit."""
-    candidates: int = 8
-    """Random sequences of which one is chosen."""
-    work: float = 1e10
-    """Candidates times parameters squared at most: about a second a round."""
-    derivatives: float = 2e7
-    """Candidates times parameters at most: what is in memory at once."""
-    rounds: int = 3
-    """Of the weights that candidates are chosen by."""
-    starts: int = 4
-    """First fits at most; the one that misses least is gone on with."""
-    start_work: float = 1e9
-    """But one alone where answers times parameters squared are more: beyond about 17 dimensions."""
-    agreed: float = 1.01
-    """There is no other start once two fits miss the same, but for this factor."""
-    logit: float = 1.0
-    """Typical size of the logits at which all but the first start."""
-    fit: PairFitTuning = field(default=PairFitTuning())
+    A step solves the normal equations, as many as there are parameters, of which there may be some
+    thousand: a decomposition of the Jacobian, as SciPy's, would take ten times as long.
+    """
+
+    dim: int
+    biases: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is fitted, one after the other."""
+        return ("v", "c", "w", "W") if self.biases else ("v", "W")
+
+    @property
+    def size(self) -> int:
+        """How many numbers that are."""
+        return counts.single_head(self.dim, biases=self.biases)
+
+    def head(self, theta: Array) -> SingleHead:
+        """Return the head of these parameters."""
+        d = self.dim
+        v, *biases, W = np.split(theta, [d, d + 1, 2 * d + 1] if self.biases else [d])
+        c, w = biases if biases else (np.zeros(1), None)
+        return SingleHead(W.reshape(d, d), v, w, float(c[0]))
+
+    def parameters(self, head: SingleHead) -> Array:
+        """Undo `head`."""
+        return np.concatenate([np.ravel(getattr(head, name)) for name in self.names])
+
+    def derivatives(self, theta: Array, X: Array) -> tuple[Array, Array]:
+        """Return derivatives of the answers to X by all parameters, and the answers."""
+        at = self.head(theta).linearise(X)
+        by = at.vjp(np.ones((1, len(X)))).by
+        columns = [by[name][0].whole.reshape(len(X), -1) for name in self.names]
+        return np.hstack(columns), at.value
+
+    def misfit(self, theta: Array, X: Array, y: Array) -> float:
+        """Return the sum of squares of what a head misses."""
+        return float(np.sum((y - self.head(theta)(X)) ** 2))
+
+    def fitted(self, start: Array, X: Array, y: Array) -> Array:
+        """Return the parameters that fit best, near some: to few of the answers, then to all."""
+        few = 12 * self.size
+        found = self._descend(start, X[:few], y[:few], 40)
+        return self._descend(found, X, y, 3)
+
+    def deviations(self, theta: Array, X: Array, y: Array) -> Array:
+        """Return how far parameters may be off, as far as the misfit is independent errors."""
+        normal, _, size = self._equations(theta, X, y)
+        variance = self.misfit(theta, X, y) / max(1, len(y) - len(theta))
+        inverse = np.linalg.inv(normal + 1e-12 * np.eye(len(normal)))
+        return np.asarray(np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance) / size)
+
+    def information(self, theta: Array, X: Array, y: Array) -> tuple[Array, Array]:
+        """Return JᵀJ and Jᵀ(what is missed), block by block: few derivatives are in memory."""
+        normal, gradient = np.zeros((self.size, self.size)), np.zeros(self.size)
+        for start in range(0, len(y), 4096):
+            part = slice(start, start + 4096)
+            J, f = self.derivatives(theta, X[part])
+            normal, gradient = normal + J.T @ J, gradient + J.T @ (y[part] - f)
+        return normal, gradient
+
+    def _equations(self, theta: Array, X: Array, y: Array) -> tuple[Array, Array, Array]:
+        """Return the same for parameters of unit effect, and their sizes."""
+        normal, gradient = self.information(theta, X, y)
+        effects = np.diag(normal)
+        # a parameter on which answers hardly depend stays
+        size = np.sqrt(effects + 1e-30 * np.max(effects))
+        return normal / np.outer(size, size), gradient / size, size
+
+    def _descend(self, theta: Array, X: Array, y: Array, steps: int) -> Array:
+        misfit, damping = self.misfit(theta, X, y), 1e-3
+        for _ in range(steps):
+            normal, gradient, size = self._equations(theta, X, y)
+            before = misfit
+            while damping <= 1e9:  # beyond it no step fits better
+                step = np.linalg.solve(normal + damping * np.eye(len(normal)), gradient) / size
+                missed = self.misfit(theta + step, X, y)
+                if missed < misfit:
+                    theta, misfit = theta + step, missed
+                    damping = max(damping / 10, 1e-12)
+                    break
+                damping *= 10
+            if before - misfit <= 1e-10 * before:
+                break
+        return theta
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,95 +130,104 @@ class FittedHead(Configured):
     """Questions asked."""
     biases: bool = False
     seed: int = 0
-    tuning: FittedHeadTuning = field(default=FittedHeadTuning(), kw_only=True)
 
     revision: ClassVar[int] = 2
+    tokens: ClassVar[int] = 5
+    """Of a sequence. Measured with d = 8: those of 2 leave twice the error, of 16 a tenth less."""
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
         return Plan(
             queries=int(self.queries),
             at_most=int(self.queries),
-            tokens=self.tuning.tokens * int(self.queries),
+            tokens=self.tokens * int(self.queries),
             rounds=2,
             formula="as given",
             longest_token=float(self.radius) * (1 + 1e-12),
-            most_tokens=self.tuning.tokens,
+            most_tokens=self.tokens,
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
-        rng, of, tuning = np.random.default_rng(self.seed), self._parameters, self.tuning
-        single = min(tuning.singles * (int(self.dim) + 1), max(1, int(self.queries) // 4))
+        rng, d, fit = np.random.default_rng(self.seed), int(self.dim), self._fit
+        single = min(2 * (d + 1), max(1, int(self.queries) // 4))
         rest = int(self.queries) - single
-        opening = max(tuning.opening * rest, tuning.least_opening * of.size)
-        x, X = (
-            self._tokens(rng, single),
-            self._sequences(rng, min(rest, int(opening)), tuning.shares),
-        )
+        # what tells most is not known from a worse fit than one to two answers per parameter
+        opening = min(rest, int(max(0.4 * rest, 2 * fit.size)))
+        # where logits are large, only answers to short query tokens tell anything
+        x, X = self._tokens(rng, single), self._sequences(rng, opening, 0.1, 0.6)
         of_x, y = yield [
             Sequences(x[:, None], phase="single tokens", purpose="data"),
             Sequences(X, phase="sequences", purpose="data"),
         ]
         columns = np.column_stack([x, np.ones(single)]) if self.biases else x
         straight = np.asarray(np.linalg.lstsq(columns, of_x)[0], dtype=np.float64)
-        if not np.any(straight[: self.dim]):
+        if not np.any(straight[:d]):
             raise NotIdentifiable("Answers to single tokens are all alike.", determined={})
         # a single token is a sequence of copies
-        copies = np.repeat(x[:, None], tuning.tokens, axis=1)
-        asked = SequenceAnswers(X, y).joined(SequenceAnswers(copies, of_x))
-        theta = self._opened(straight, asked, rng)
-        if rest > len(X):
-            theta = yield from self._refined(theta, asked, rest - len(X), rng)
-        return unproved(SingleHead(*of.parts(theta)))
+        X = np.concatenate([X, np.repeat(x[:, None], self.tokens, axis=1)])
+        y = np.append(y, of_x)
+        theta = self._opened(straight, X, y, rng)
+        if rest > opening:
+            theta = yield from self._refined(theta, X, y, rest - opening, rng)
+        return unproved(fit.head(theta))
 
     @property
-    def _parameters(self) -> PairParameters:
-        return PairParameters(int(self.dim), bool(self.biases))
+    def _fit(self) -> HeadFit:
+        return HeadFit(int(self.dim), bool(self.biases))
 
-    def _opened(self, straight: Array, asked: SequenceAnswers, rng: np.random.Generator) -> Array:
+    def _opened(self, straight: Array, X: Array, y: Array, rng: np.random.Generator) -> Array:
         """Fit from several starts; return the fit that misses least."""
-        of, d = self._parameters, int(self.dim)
-        fit = PairFit(of, self.tuning.fit)
-        size, found = self.tuning.logit * d**0.5 / self.radius**2, []
-        alone = len(asked.y) * of.size**2 > self.tuning.start_work
-        for k in range(1 if alone else self.tuning.starts):
-            start = np.zeros(of.size)
+        fit, d, found = self._fit, int(self.dim), list[tuple[float, int, Array]]()
+        size = d**0.5 / self.radius**2  # logits of about 1
+        # several would take too long beyond about 17 dimensions
+        for k in range(1 if len(y) * fit.size**2 > 1e9 else 4):
+            start = np.zeros(fit.size)
             start[: len(straight)] = straight
-            start[of.size - d * d :] = size * rng.standard_normal(d * d) * (k > 0)
-            theta = fit.fitted(start, asked)
-            found.append((fit.misfit(theta, asked), k, theta))
+            start[fit.size - d * d :] = size * rng.standard_normal(d * d) * (k > 0)
+            theta = fit.fitted(start, X, y)
+            found.append((fit.misfit(theta, X, y), k, theta))
             found.sort()
-            if k and found[1][0] <= self.tuning.agreed * found[0][0]:
+            if k and found[1][0] <= 1.01 * found[0][0]:  # two agree
                 break
         return found[0][2]
 
     def _refined(
-        self, theta: Array, asked: SequenceAnswers, count: int, rng: np.random.Generator
+        self, theta: Array, X: Array, y: Array, count: int, rng: np.random.Generator
     ) -> Asking[Array]:
         """Ask what tells most, and fit it with all else."""
-        of, tuning = self._parameters, self.tuning
-        afford = min(tuning.work / of.size**2, tuning.derivatives / of.size)
-        many = max(count, min(tuning.candidates * count, int(afford)))
-        X = self._sequences(rng, many, tuning.candidate_shares)
-        if many > count:
-            known = sum(J.T @ J for J, _ in asked.linear(theta, of, tuning.fit.block))
-            J, _ = derivatives(theta, of, X)
-            X = X[most_telling(J, np.asarray(known), count, tuning.rounds)]
-        [y] = yield [Sequences(X, phase="most telling sequences", purpose="data")]
+        fit = self._fit
+        # one of eight is chosen, of as many as take a second and fit into memory
+        afford = int(min(1e10 / fit.size**2, 2e7 / fit.size))
+        more = self._sequences(rng, max(count, min(8 * count, afford)), 0.1, 1.0)
+        if len(more) > count:
+            known, _ = fit.information(theta, X, y)
+            J, _ = fit.derivatives(theta, more)
+            more = more[most_telling(J, known, count)]
+        [of_more] = yield [Sequences(more, phase="most telling sequences", purpose="data")]
         # the first of all are fitted alone at first: these tell more
-        return PairFit(of, tuning.fit).fitted(theta, SequenceAnswers(X, y).joined(asked))
+        return fit.fitted(theta, np.concatenate([more, X]), np.append(of_more, y))
 
     def _tokens(self, rng: np.random.Generator, *count: int) -> Array:
         x = rng.standard_normal((*count, int(self.dim)))
         return np.asarray(x * (self.radius / np.linalg.norm(x, axis=-1, keepdims=True)))
 
-    def _sequences(
-        self, rng: np.random.Generator, count: int, shares: tuple[float, float]
-    ) -> Array:
-        X = self._tokens(rng, count, self.tuning.tokens)
-        X[:, -1] *= rng.uniform(*shares, (count, 1))
+    def _sequences(self, rng: np.random.Generator, count: int, least: float, most: float) -> Array:
+        """Draw sequences; query tokens have these shares of the length of the others."""
+        X = self._tokens(rng, count, self.tokens)
+        X[:, -1] *= rng.uniform(least, most, (count, 1))
         return X
+
+
+def most_telling(J: Array, known: Array, count: int) -> Indices:
+    """Return which ``count`` rows of J tell most beside ``known``, which is JᵀJ of the others."""
+    parameters, shares = J.shape[1], np.full(len(J), 1 / len(J))
+    for _ in range(3):
+        information = known + count * (J * shares[:, None]).T @ J
+        inverse = np.linalg.pinv(information, hermitian=True)
+        shares *= np.einsum("np,np->n", J @ inverse, J) / parameters
+        shares /= np.sum(shares)
+    return np.asarray(np.argsort(-shares, kind="stable")[:count], dtype=np.intp)
 
 
 def unproved(head: SingleHead) -> Found[SingleHead]:
@@ -171,3 +235,140 @@ def unproved(head: SingleHead) -> Found[SingleHead]:
     errors = dict.fromkeys("Wvwc", np.inf)
     evidence = Evidence.of(0, np.empty(0), np.empty(0))
     return Found(head, Certificate(errors, ("Nothing bounds the errors.",)), evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """A head as the last fit gave it."""
+
+    head: SingleHead
+    zero: Array
+    """b₀."""
+    X: Array
+    y: Array
+    """All pairs that it was fitted to, and their answers."""
+    missed: float = np.inf
+    """Root mean square of the residuals."""
+    off: float = np.inf
+    """How far an entry of W b₀ + w may be off."""
+
+
+@dataclass(frozen=True, slots=True)
+class StretchedHead(Configured):
+    """Learn a single head with biases from coarse answers, by ever longer tokens.
+
+    Without biases longer tokens make rounding and noise negligible (`ApproximateHead`); with them
+    the query bias w grows along, a·(W b + w), and saturates the softmax. Around the token b₀ at
+    which W b₀ + w = 0 there is none: with every token moved by b₀ a head with biases is one
+    without,
+
+        f([a + b + b₀; b + b₀]) = b·v + c' + (a·v)·σ(a·(W b + r)),   r = W b₀ + w ≈ 0.
+
+    b₀ is as good as W and w are known, offsets a may be as long as 1/‖error of r‖, and that error
+    falls with the square of their length. So fits of all that was asked, with longer and longer
+    offsets and shorter and shorter query tokens b, end near roundoff after a few, where answers are
+    so many and so precise that the first lengths are enough to begin with: otherwise they end at
+    about ten times the error of `FittedHead`, whose questions tell more. c is known no better than
+    by its share: nothing makes it larger.
+    """
+
+    dim: int
+    radius: float
+    """Length of the first tokens."""
+    queries: int
+    """Questions asked in all."""
+    rounds: int = 10
+    """Fits, each with its share of the questions."""
+    seed: int = 0
+
+    revision: ClassVar[int] = 2
+
+    def plan(self) -> Plan:
+        """Say beforehand what it costs."""
+        opening, more = self._opening.plan(), self._each * (int(self.rounds) - 1)
+        queries = self._opening.queries + more
+        return Plan(
+            queries=queries,
+            at_most=queries,
+            tokens=opening.tokens + 2 * more,
+            rounds=opening.rounds + int(self.rounds) - 1,
+            formula="as given",
+            most_tokens=opening.most_tokens,
+        )
+
+    def steps(self, checks: int) -> Steps[SingleHead]:
+        """Ask, and return what was found; nothing is certified, and nothing checked."""
+        rng, d = np.random.default_rng([self.seed, 1]), int(self.dim)
+        found = yield from self._opening.steps(0)
+        # it may be off by about 3 % of W
+        zero = _zero(found.model, 0.03)
+        best = Refined(found.model, zero, np.empty((0, 2, d)), np.empty(0))
+        length = self.radius / 2
+        for _ in range(1, self.rounds):
+            tried = yield from self._refined(best, length, rng)
+            if tried.missed > 1.5 * best.missed:
+                length /= 4
+                continue
+            best = tried
+            # so long that what is not known of r moves logits by about 0.3; not 64 times longer at
+            # once; and from 2²⁴ on W b₀ + w no longer cancels in the target's arithmetic
+            grown = min(0.3 / best.off, 2.0**6 * length)
+            length = min(max(grown, self.radius / 2), 2.0**24 * self.radius)
+        return unproved(best.head)
+
+    @property
+    def _opening(self) -> FittedHead:
+        """The first fit, with two in five questions: the others begin with what it finds."""
+        return FittedHead(int(self.dim), self.radius, int(0.4 * self.queries), True, self.seed)
+
+    @property
+    def _each(self) -> int:
+        return (int(self.queries) - self._opening.queries) // (int(self.rounds) - 1)
+
+    def _pairs(self, best: Refined, length: float, rng: np.random.Generator) -> Array:
+        """Draw pairs around b₀, with logits of about 2."""
+        head = best.head
+        # a·W b of unit tokens is about ‖W‖/d
+        size = max(head.parameter_norm("W"), 1 / self.radius) / head.dim
+        short = min(2 / (length * size), self.radius)
+        a, b = (scale * _unit(self._each, head.dim, rng) for scale in (length, short))
+        # where W is not known well enough to cancel w, offsets are short
+        left = head.W @ best.zero + head.w
+        along = left / (float(np.linalg.norm(left)) or 1.0)
+        open_at = float(np.linalg.norm(left)) * length / 2
+        a -= (1 - 1 / max(1.0, open_at)) * np.outer(a @ along, along)
+        return np.stack([a + b + best.zero, b + best.zero], axis=1)
+
+    def _refined(self, best: Refined, length: float, rng: np.random.Generator) -> Asking[Refined]:
+        """Ask around b₀ with offsets of a length, and fit all that was asked so far."""
+        pairs = self._pairs(best, length, rng)
+        [more] = yield [Sequences(pairs, phase="around W b + w = 0", purpose="data")]
+        X, y, zero = np.concatenate([best.X, pairs]), np.append(best.y, more), best.zero
+        fit = HeadFit(int(self.dim), True)
+        theta = fit.fitted(fit.parameters(_moved(best.head, zero)), X - zero, y)
+        head = _moved(fit.head(theta), -zero)
+        W_off = float(np.linalg.norm(fit.head(fit.deviations(theta, X - zero, y)).W))
+        zero = _zero(head, W_off / (head.parameter_norm("W") or 1.0))
+        theta = fit.parameters(_moved(head, zero))
+        off = fit.head(fit.deviations(theta, X - zero, y)).w
+        missed = np.sqrt(fit.misfit(theta, X - zero, y) / len(y))
+        return Refined(head, zero, X, y, float(missed), float(np.max(off)))
+
+
+def _zero(head: SingleHead, share: float) -> Array:
+    """Return b₀, in the directions in which W is known but for a share of its size.
+
+    Singular values below five times their error are not divided by.
+    """
+    rcond = min(max(5 * share, 1e-12), 0.5)
+    return np.asarray(-np.linalg.lstsq(head.W, head.w, rcond=rcond)[0])
+
+
+def _moved(head: SingleHead, zero: Array) -> SingleHead:
+    """Return the head that answers tokens as this one does those moved by ``zero``."""
+    return SingleHead(head.W, head.v, head.W @ zero + head.w, head.c + float(zero @ head.v))
+
+
+def _unit(count: int, dim: int, rng: np.random.Generator) -> Array:
+    x = rng.standard_normal((count, dim))
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))

@@ -1,4 +1,7 @@
-"""What legitimate clients ask, and what a defence costs them.
+"""What a service does to questions and answers, and what that costs legitimate clients.
+
+A defence is a set of `Measures`, the wrappers of `oracles.defences`; combinations need no code of
+their own.
 
 The loss of utility is the root mean square of what defended answers differ by from undefended
 ones, in units of the undefended answers' spread (their standard deviation): 0 where nothing is
@@ -9,47 +12,87 @@ square is over all their numbers, as is the spread: every number has a mean of i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from unsoftmax import oracles
 from unsoftmax.errors import NotIdentifiable, OracleError
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle
-from unsoftmax.questions.defence.defence_ladder import Measures
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
-
-@dataclass(frozen=True, slots=True)
-class UseTuning:
-    """Knobs of measuring utility and the error of functions."""
-
-    sequences: int = 512
-    """Sequences that losses are measured on, and as many others for the function's error: a loss
-    is known to about 3 % of itself."""
-    tokens: tuple[int, int] = (2, 16)
-    """Fewest and most tokens of a sequence, where no sampler is given."""
-    stream: int = 83
-    """Which stream of random numbers of a seed draws them."""
+_Part: TypeAlias = tuple[str, str, Callable[[Oracle, int], Oracle]]
 
 
 @dataclass(frozen=True, slots=True)
-class StandardNormal:
-    """Sequences of standard normal tokens, of random length: the default sampler."""
+class Measures:
+    """What a service does to questions and answers; a client may know all of it."""
 
-    dim: int
-    tokens: tuple[int, int]
+    clip: tuple[float, float] | None = None
+    """Answers below and above are moved to these."""
+    noise: float = 0.0
+    """Standard deviation of what is added to every answer, afresh."""
+    decimals: int | None = None
+    """Places that answers are rounded to."""
+    labels: bool = False
+    """Only whether an answer is positive is told."""
+    radius: float | None = None
+    """Sequences with a longer token are refused."""
+    queries: int | None = None
+    """A client is answered so many."""
 
-    def __call__(self, rng: np.random.Generator) -> Array:
-        """Draw one sequence (N, d)."""
-        fewest, most = self.tokens
-        return rng.standard_normal((int(rng.integers(fewest, most + 1)), self.dim))
+    @property
+    def step(self) -> float:
+        """Distance of two rounded answers; 0 where they are not rounded."""
+        return 0.0 if self.decimals is None else 10.0**-self.decimals
+
+    def _parts(self) -> Iterator[_Part]:
+        """Yield each measure for a table, as what an owner would do, and as a wrapper."""
+        if (clip := self.clip) is not None:
+            span = "{:.3g} … {:.3g}".format(*clip)
+            said = f"clip {span}", f"clip answers to {span}"
+            yield *said, lambda oracle, seed: oracles.clipped(oracle, *clip)
+        if noise := self.noise:
+            said = f"noise {noise:.2g}", f"add noise of {noise:.2g} to answers"
+            yield *said, lambda oracle, seed: oracles.noisy(oracle, noise, seed)
+        if (decimals := self.decimals) is not None:
+            said = f"round to {self.step:g}", f"round answers to multiples of {self.step:g}"
+            yield *said, lambda oracle, seed: oracles.rounded(oracle, decimals)
+        if self.labels:
+            said = "labels only", "tell only whether an answer is positive"
+            yield *said, lambda oracle, seed: oracles.labels(oracle)
+        if (radius := self.radius) is not None:
+            said = f"tokens ≤ {radius:.3g}", f"refuse tokens longer than {radius:.3g}"
+            yield *said, lambda oracle, seed: oracles.norm_capped(oracle, radius)
+        if self.queries is not None:  # a budget is kept by whoever counts
+            said = f"{self.queries:,} queries", f"answer {self.queries:,} queries per client"
+            yield *said, lambda oracle, seed: oracle
+
+    def around(self, oracle: Oracle, seed: int) -> Oracle:
+        """Wrap an oracle."""
+        for _, _, wrapped in self._parts():
+            oracle = wrapped(oracle, seed)
+        return oracle
+
+    @property
+    def brief(self) -> str:
+        """Say it in as few words as a table has room for."""
+        return ", ".join(brief for brief, _, _ in self._parts()) or "nothing"
+
+    def __str__(self) -> str:
+        """Say it as what an owner would do."""
+        return " and ".join(words for _, words, _ in self._parts()) or "do nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+def standard_normal(dim: int, fewest: int, most: int) -> Sampler:
+    """Return what draws standard normal tokens, so many: the default sampler."""
+    return lambda rng: rng.standard_normal((int(rng.integers(fewest, most + 1)), dim))
+
+
+class Loss(NamedTuple):
     """What a defence costs legitimate clients."""
 
     loss: float | None
@@ -70,19 +113,19 @@ class LegitimateUse:
 
     @classmethod
     def drawn(
-        cls, model: Any, sampler: Sampler, needs: int | None, seed: int, tuning: UseTuning
+        cls, model: Any, sampler: Sampler, needs: int | None, seed: int, sequences: int
     ) -> LegitimateUse:
-        """Draw sequences, and let the model answer them.
+        """Draw so many sequences, and let the model answer them.
 
         Raises
         ------
         NotIdentifiable
             All answers are equal.
         """
-        dim, rng = int(model.dim), np.random.default_rng([seed, tuning.stream])
+        rng = np.random.default_rng([seed, 83])  # a stream of its own
         sampling = Sampling(sampler, eps=0.5, delta=0.5)
-        sequences = tuple(sampling.drawn(dim, rng) for _ in range(tuning.sequences))
-        use = cls(sequences, _answers(model, sequences), needs)
+        drawn = tuple(sampling.drawn(int(model.dim), rng) for _ in range(sequences))
+        use = cls(drawn, _answers(model, drawn), needs)
         if not use.spread > np.finfo(np.float64).eps * float(np.max(np.abs(use.answers))):
             raise NotIdentifiable(
                 "All legitimate sequences get the same answer: there is nothing to defend, and "
