@@ -25,6 +25,7 @@ from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models.attention_map import BIASES, WHOLE, Attention
 from unsoftmax.models.composition import Composition, Map, chain
 from unsoftmax.models.linearised import Direct, Linearised, Outer, Transposed
+from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.neurons import ACTIVATIONS, Neurons
 from unsoftmax.probes import Array
 
@@ -34,7 +35,7 @@ same = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 # for h = u^(1/3) where f''' and f are about 1; they are up to some hundred here.
 STEP = np.finfo(float).eps ** (1 / 3)
 close = partial(np.testing.assert_allclose, rtol=1e-7, atol=1e-7)
-D, N, B = 4, 4, 2
+D, N, B = 4, 3, 2
 
 
 @dataclass(frozen=True)
@@ -265,266 +266,151 @@ def without_causality(part: Any) -> Any:
 
 # -- models
 
-
-def of_model(
-    name: str,
-    model: Any,
-    tensors: dict[str, Any],
-    build: Callable[[dict[str, Array]], Any],
-    formula: Callable[..., Any],
-    tokens: int = N,
-) -> Subject:
-    """``build`` makes the model, of whole matrices, from its tensors by name."""
-    arrays = {name: np.array(x, dtype=np.float64) for name, x in tensors.items()}
-    return Subject(name, model.linearise, arrays, build, formula, model, tokens=tokens)
+BY_HEAD: dict[Any, str] = {
+    us.MultiHead: "W w v",
+    us.MultiHeadTransformer: "W w B",
+    us.RotaryHeads: "K Q k_bias q_bias frequencies v",
+    us.RotaryLayer: "Q q_bias O",
+}
+BY_GROUP: dict[Any, str] = {us.RotaryLayer: "K k_bias V"}
 
 
-def each(name: str, stack: Any, of: str = "head") -> dict[str, Any]:
-    return {f"{name} of {of} {h}": x for h, x in enumerate(stack)}
+def whole_arrays(model: Any) -> dict[str, Array]:
+    """Return the arrays of a model, whole matrices in place of factors."""
+    arrays: dict[str, Array] = model.arrays()
+    if isinstance(model, us.AttentionLayer):
+        arrays = {name: x for name, x in arrays.items() if not name.startswith("heads.")}
+        for h, head in enumerate(model.heads):
+            arrays |= {f"heads.{h}.{name}": getattr(head, name) for name in "MWw"}
+    elif "K" in arrays and "frequencies" not in arrays:
+        arrays = {name: x for name, x in arrays.items() if name not in "KQ"} | {"W": model.W}
+    return arrays
 
 
-def stacked(t: dict[str, Array], name: str, shape: tuple[int, ...], of: str = "head") -> Array:
-    found = [x for n, x in t.items() if n.startswith(f"{name} of {of}")]
-    return np.reshape(found, (len(found), *shape))
+def places(model: Any) -> dict[str, tuple[str, Any]]:
+    """Return which array of `whole_arrays`, and which place of it, every tensor is."""
+    found: dict[str, tuple[str, Any]] = {}
+    by_head, by_group = (some.get(type(model), "").split() for some in (BY_HEAD, BY_GROUP))
+    for key, array in whole_arrays(model).items():
+        if key in ("dim", "groups", "norm.before", "norm.centred"):
+            continue
+        if key == "residual" and not array.ndim:
+            continue
+        prefix, _, own = key.rpartition(".")
+        if prefix == "norm":
+            found[f"{own} of the norm"] = key, ...
+        elif prefix.startswith("heads."):
+            found[f"{own} of head {prefix[6:]}"] = key, ...
+        elif key in (*by_head, *by_group):
+            of = "head" if key in by_head else "group"
+            found |= {f"{key} of {of} {h}": (key, h) for h in range(len(array))}
+        else:
+            found[key] = key, ...
+    return found
+
+
+def formula_of(model: Any) -> Callable[..., Any]:
+    count = getattr(model, "H", None)
+    if isinstance(model, us.AttentionLayer | us.FeedForward):
+        inside = formulas.feed_forward
+        if isinstance(model, us.AttentionLayer):
+            inside = partial(formulas.attention_layer, count=count)
+        return partial(formulas.sublayer, inside, residual=model.residual, norm=model.norm)
+    if isinstance(model, us.RotaryLayer):
+        return partial(formulas.rotary_layer, groups=model.groups, residual=model.residual)
+    if isinstance(model, us.MultiHeadTransformer):
+        return partial(formulas.heads_before_a_network, count=count)
+    if isinstance(model, us.ReluNetwork | us.Transformer):
+        return formulas.network if isinstance(model, us.ReluNetwork) else formulas.transformer
+    turning = isinstance(model, us.RotaryHead | us.RotaryHeads)
+    return partial(formulas.rotary_heads if turning else formulas.heads, count=count)
+
+
+def of_model(name: str, model: Any) -> Subject:
+    arrays, where = whole_arrays(model), places(model)
+
+    def build(t: dict[str, Array]) -> Any:
+        changed = {key: array.copy() for key, array in arrays.items()}
+        for tensor, (key, place) in where.items():
+            changed[key][place] = t[tensor]
+        return type(model).from_arrays(changed)
+
+    single = isinstance(model, us.FeedForward | us.ReluNetwork)
+    return Subject(
+        f"{type(model).__name__} {name}".strip(),
+        model.linearise,
+        {tensor: np.array(arrays[key][place]) for tensor, (key, place) in where.items()},
+        build,
+        formula_of(model),
+        model,
+        tokens=1 if single else N,
+    )
 
 
 def models() -> list[Subject]:
     draw = Drawn(1)
-    return [
-        *single_heads(draw),
-        *several_heads(draw),
-        *rotary_models(draw),
-        *layers(draw),
-        *networks(draw),
-    ]
-
-
-def single_heads(draw: Drawn) -> list[Subject]:
-    whole = us.SingleHead(draw(D, D), draw(D), draw(D), 0.5)
-    factors = us.SingleHead.from_factors(draw(2, D), draw(2, D), draw(D), draw(D), 0.5)
-    plain = us.SingleHead(draw(D, D), draw(D))
-    return [
-        of_model(
-            f"SingleHead {name}",
-            model,
-            {"W": model.W, "w": model.w, "v": model.v, "c": model.c},
-            lambda t: us.SingleHead(t["W"], t["v"], t["w"], float(t["c"])),
-            formulas.heads,
-        )
-        for name, model in {"whole": whole, "in factors": factors, "plain": plain}.items()
-    ]
-
-
-def several_heads(draw: Drawn) -> list[Subject]:
-    found = []
-    for H in (0, 1, 3):
-        w, c = draw(H, D), 0.5
-        v, K, Q = draw(H, D), draw(H, 2, D), draw(H, 2, D)
-        for name, model in {
-            "whole": us.MultiHead(draw(H, D, D), v, w, c),
-            "in factors": us.MultiHead.from_factors(K, Q, v, w, c),
-        }.items():
-            found.append(
-                of_model(
-                    f"MultiHead of {H} {name}",
-                    model,
-                    each("W", model.W) | each("w", model.w) | each("v", model.v) | {"c": model.c},
-                    lambda t: us.MultiHead(
-                        stacked(t, "W", (D, D)),
-                        stacked(t, "v", (D,)),
-                        stacked(t, "w", (D,)),
-                        float(t["c"]),
-                    ),
-                    partial(formulas.heads, count=H),
-                )
-            )
+    found = heads_and_networks(draw) + rotary_models(draw)
+    norms: dict[str, us.LayerNorm | None] = {"no norm": None}
+    for before, centred in itertools.product((True, False), (True, False)):
+        name = f"{'LayerNorm' if centred else 'RMSNorm'} {'before' if before else 'behind'}"
+        norms[name] = draw.norm(before=before, centred=centred)
+    kinds = {"whole": ["", ""], "in factors": ["OV KQ"] * 2, "mixed": ["OV", "KQ", ""], "none": []}
+    for (name, norm), residual in itertools.product(norms.items(), (False, True)):
+        for kind, factors in kinds.items():
+            heads = [draw.head(one) for one in factors]
+            layer = us.AttentionLayer(heads, draw(D), residual, norm)
+            found.append(of_model(f"{kind}, {name}, residual {residual}", layer))
+        feed = us.FeedForward(draw(5, D), draw(5), draw(D, 5), draw(D), residual, norm)
+        found.append(of_model(f"{name}, residual {residual}", feed))
     return found
+
+
+def heads_and_networks(draw: Drawn) -> list[Subject]:
+    """Without positions, whole and in factors."""
+    v, w, factors, network = draw(D), draw(D), (draw(2, D), draw(2, D)), draw.network()
+    some: list[tuple[str, Any]] = [
+        ("plain", us.SingleHead(draw(D, D), v)),
+        ("whole", us.SingleHead(draw(D, D), v, w, 0.5)),
+        ("in factors", us.SingleHead.from_factors(*factors, v, w, 0.5)),
+        ("", network),
+        ("whole", us.Transformer(draw(D, D), network, w)),
+        ("in factors", us.Transformer.from_factors(*factors, network, w)),
+    ]
+    for H in (0, 1, 3):
+        values, w, factors = draw(H, D), draw(H, D), (draw(H, 2, D), draw(H, 2, D))
+        some += [
+            (f"of {H} whole", us.MultiHead(draw(H, D, D), values, w, 0.5)),
+            (f"of {H} in factors", us.MultiHead.from_factors(*factors, values, w, 0.5)),
+        ]
+        for residual in (True, False):
+            R = draw(5, D) if residual else None
+            outer: Any = draw(H, 5, D), draw(5), draw(5), w, 0.5, R
+            layer, thin = us.MultiHeadTransformer, us.MultiHeadTransformer.from_factors
+            some += [
+                (f"of {H} whole, residual {residual}", layer(draw(H, D, D), *outer)),
+                (f"of {H} in factors, residual {residual}", thin(*factors, *outer)),
+            ]
+    return [of_model(*one) for one in some]
 
 
 def rotary_models(draw: Drawn) -> list[Subject]:
-    theta, names = us.Rotary([1.0, 0.25]), ("K", "Q", "k_bias", "q_bias")
-    one = us.RotaryHead(
-        draw(4, D), draw(4, D), draw(D), theta, k_bias=draw(4), q_bias=draw(4), c=0.5
-    )
-    found = [
-        of_model("RotaryHead", one, one.arrays(), us.RotaryHead.from_arrays, formulas.rotary_heads)
+    theta = us.Rotary([1.0, 0.25])
+    biases: Any = {"k_bias": draw(4), "q_bias": draw(4)}
+    some: list[tuple[str, Any]] = [
+        ("", us.RotaryHead(draw(4, D), draw(4, D), draw(D), theta, c=0.5, **biases))
     ]
     for H, r in ((0, 0), (3, 4)):
-        some = us.RotaryHeads(
-            draw(H, r, D),
-            draw(H, r, D),
-            draw(H, D),
-            [us.Rotary(draw(2)) for _ in range(H)],
-            k_bias=draw(H, r),
-            q_bias=draw(H, r),
-            c=0.5,
-        )
-        shapes = {"K": (r, D), "Q": (r, D), "k_bias": (r,), "q_bias": (r,), "v": (D,)}
-        shapes["frequencies"] = (r // 2,)
-        tensors = {n: x for name in shapes for n, x in each(name, some.arrays()[name]).items()}
-
-        def build(t: dict[str, Array], shapes: Any = shapes) -> Any:
-            arrays = {name: stacked(t, name, shape) for name, shape in shapes.items()}
-            return us.RotaryHeads.from_arrays({**arrays, "c": t["c"]})
-
-        formula = partial(formulas.rotary_heads, count=H)
-        found.append(of_model(f"RotaryHeads of {H}", some, tensors | {"c": some.c}, build, formula))
-    for heads, groups, residual in ((4, 2, True), (3, 3, False), (2, 1, True)):
-        layer = us.RotaryLayer(
-            draw(heads, D, 2),
-            draw(groups, 2, D),
-            draw(groups, 4, D),
-            draw(heads, 4, D),
-            draw(D),
-            theta,
-            k_bias=draw(groups, 4),
-            q_bias=draw(heads, 4),
-            residual=residual,
-        )
-        tensors = {"frequencies": theta.frequencies, "c": layer.c}
-        for name in ("K", "k_bias", "V"):
-            tensors |= each(name, layer.arrays()[name], "group")
-        for name in ("Q", "q_bias", "O"):
-            tensors |= each(name, layer.arrays()[name])
-
-        def build_layer(t: dict[str, Array], layer: Any = layer) -> Any:
-            arrays = layer.arrays() | {"frequencies": t["frequencies"], "c": t["c"]}
-            for name in (*names, "O", "V"):
-                of = "group" if name in ("K", "k_bias", "V") else "head"
-                arrays[name] = stacked(t, name, arrays[name].shape[1:], of)
-            return us.RotaryLayer.from_arrays(arrays)
-
-        formula = partial(formulas.rotary_layer, groups=layer.groups.tolist(), residual=residual)
-        found.append(
-            of_model(f"RotaryLayer of {heads} in {groups}", layer, tensors, build_layer, formula)
-        )
-    return found
-
-
-def norms(draw: Drawn) -> dict[str, us.LayerNorm | None]:
-    found: dict[str, us.LayerNorm | None] = {"no norm": None}
-    for before in (True, False):
-        for centred in (True, False):
-            name = f"{'LayerNorm' if centred else 'RMSNorm'} {'before' if before else 'behind'}"
-            found[name] = draw.norm(before=before, centred=centred)
-    return found
-
-
-def of_norm(norm: us.LayerNorm | None) -> dict[str, Array]:
-    names = ("scale", "shift", "eps") if norm else ()
-    return {f"{name} of the norm": norm.arrays()[name] for name in names} if norm else {}
-
-
-def norm_of(norm: us.LayerNorm | None, t: dict[str, Array]) -> us.LayerNorm | None:
-    if norm is None:
-        return None
-    own = {name: t[f"{name} of the norm"] for name in ("scale", "shift", "eps")}
-    return us.LayerNorm.from_arrays({**norm.arrays(), **own})
-
-
-def layers(draw: Drawn) -> list[Subject]:
-    found = []
-    kinds = {"whole": ["", ""], "in factors": ["OV KQ"] * 2, "mixed": ["OV", "KQ", ""], "none": []}
-    for kind, factors in kinds.items():
-        for name, norm in norms(draw).items():
-            for residual in (False, True):
-                heads = [draw.head(one) for one in factors]
-                layer = us.AttentionLayer(heads, draw(D), residual, norm)
-                tensors = {
-                    n: x
-                    for own in "MWw"
-                    for n, x in each(own, [getattr(head, own) for head in heads]).items()
-                }
-
-                def build(t: dict[str, Array], layer: Any = layer) -> Any:
-                    parts = (stacked(t, own, (D, D)) for own in "MW")
-                    w = stacked(t, "w", (D,))
-                    heads = [us.LayerHead(*own) for own in zip(*parts, w, strict=True)]
-                    norm = norm_of(layer.norm, t)
-                    return us.AttentionLayer(heads, t["c"], layer.residual, norm)
-
-                inside = partial(formulas.attention_layer, count=len(heads))
-                found.append(
-                    of_model(
-                        f"AttentionLayer {kind}, {name}, residual {residual}",
-                        layer,
-                        tensors | {"c": layer.c} | of_norm(norm),
-                        build,
-                        partial(formulas.sublayer, inside, residual=residual, norm=norm),
-                    )
-                )
-    for name, norm in norms(draw).items():
-        for residual in (False, True):
-            feed = us.FeedForward(
-                draw(5, D), draw(5), draw(D, 5), draw(D), residual=residual, norm=norm
-            )
-            found.append(
-                of_model(
-                    f"FeedForward {name}, residual {residual}",
-                    feed,
-                    {n: feed.arrays()[n] for n in ("A", "b", "B", "c")} | of_norm(norm),
-                    partial(feed_forward_of, feed),
-                    partial(formulas.sublayer, formulas.feed_forward, residual=residual, norm=norm),
-                    tokens=1,
-                )
-            )
-    return found
-
-
-def feed_forward_of(feed: us.FeedForward, t: dict[str, Array]) -> us.FeedForward:
-    norm = norm_of(feed.norm, t)
-    return us.FeedForward(t["A"], t["b"], t["B"], t["c"], feed.residual, norm)
-
-
-def networks(draw: Drawn) -> list[Subject]:
-    network = draw.network()
-    found = [
-        of_model(
-            "ReluNetwork",
-            network,
-            network.arrays(),
-            us.ReluNetwork.from_arrays,
-            formulas.network,
-            1,
-        )
-    ]
-    for name, model in {
-        "whole": us.Transformer(draw(D, D), network, draw(D)),
-        "in factors": us.Transformer.from_factors(draw(2, D), draw(2, D), network, draw(D)),
-    }.items():
-        own = {f"network.{n}": x for n, x in network.arrays().items()}
-        tensors = {"W": model.W, "w": model.w} | own
-        build = us.Transformer.from_arrays
-        found.append(of_model(f"Transformer {name}", model, tensors, build, formulas.transformer))
-    for H, residual in ((0, True), (1, False), (3, True), (3, False)):
-        R = draw(5, D) if residual else None
-        outer = draw(H, 5, D), draw(5), draw(5), draw(H, D), 0.5, R
-        K, Q = draw(H, 2, D), draw(H, 2, D)
-        for name, some in {
-            "whole": us.MultiHeadTransformer(draw(H, D, D), *outer),
-            "in factors": us.MultiHeadTransformer.from_factors(K, Q, *outer),
-        }.items():
-            tensors = each("W", some.W) | each("w", some.w) | each("B", some.B)
-            tensors |= {"w_o": some.w_o, "b": some.b, "c": np.array(some.c)}
-            tensors |= {} if R is None else {"residual": R}
-            found.append(
-                of_model(
-                    f"MultiHeadTransformer of {H} {name}, residual {residual}",
-                    some,
-                    tensors,
-                    lambda t: us.MultiHeadTransformer(
-                        stacked(t, "W", (D, D)),
-                        stacked(t, "B", (5, D)),
-                        t["w_o"],
-                        t["b"],
-                        stacked(t, "w", (D,)),
-                        float(t["c"]),
-                        t.get("residual"),
-                    ),
-                    partial(formulas.heads_before_a_network, count=H),
-                )
-            )
-    return found
+        biases = {"k_bias": draw(H, r), "q_bias": draw(H, r)}
+        angles = [us.Rotary(draw(2)) for _ in range(H)]
+        keys, queries = draw(H, r, D), draw(H, r, D)
+        some.append((f"of {H}", us.RotaryHeads(keys, queries, draw(H, D), angles, c=0.5, **biases)))
+    for H, G, residual in ((4, 2, True), (3, 3, False), (2, 1, True)):
+        biases = {"k_bias": draw(G, 4), "q_bias": draw(H, 4), "residual": residual}
+        values = draw(H, D, 2), draw(G, 2, D)
+        scores = draw(G, 4, D), draw(H, 4, D)
+        layer = us.RotaryLayer(*values, *scores, draw(D), theta, **biases)
+        some.append((f"of {H} in {G}", layer))
+    return [of_model(*one) for one in some]
 
 
 MAPS, MODELS = maps(), models()
@@ -721,6 +607,14 @@ def test_sizes_of_arrays_by_their_paths():
         np.testing.assert_allclose(norms, [np.linalg.norm(x) for x in each_one], rtol=1e-14)
     for unknown in ("mlp.neurons.W", "nowhere.W", "W"):
         assert block.map.size(unknown) == ((), (), False)
+
+
+def test_a_model_that_is_made_of_no_maps_says_so():
+    class Other(us.ReluNetwork):
+        _composed = FrozenModel._composed
+
+    with pytest.raises(NotImplementedError, match="Of what maps a Other is made is not known"):
+        Other(np.eye(2), np.ones(2)).linearise(np.ones((1, 2)))
 
 
 @given(
