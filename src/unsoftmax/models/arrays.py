@@ -57,11 +57,15 @@ def numbered(arrays: Mapping[str, Any], noun: str) -> tuple[list[dict[str, Any]]
         Numbers do not run from 0.
     """
     named, others = split(arrays, f"{noun}.")
-    places = {name.partition(".")[0] for name in named}
-    if places != {str(k) for k in range(len(places))}:
-        found = ", ".join(sorted(f"{noun}.{place}" for place in places))
+    parts: dict[str, dict[str, Any]] = {}
+    for name, x in named.items():
+        place, _, own = name.partition(".")
+        parts.setdefault(place, {})[own] = x
+    places = [str(k) for k in range(len(parts))]
+    if parts.keys() != {*places}:
+        found = ", ".join(sorted(f"{noun}.{place}" for place in parts))
         raise ValueError(f"{noun} must be numbered from 0; here are {found}.")
-    return [split(named, f"{k}.")[0] for k in range(len(places))], others
+    return [parts[place] for place in places], others
 
 
 def sequences(X: ArrayLike, dim: int, what: str) -> Array:

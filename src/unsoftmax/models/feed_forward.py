@@ -170,9 +170,9 @@ class FeedForward(SubLayer):
         X : array_like, shape (B, d) or (B, 1, d)
             Points.
         errors : mapping
-            ``constant`` and ``slope`` of the sum, ‖δ‖₂ ≤ constant + slope·‖x‖, with a norm
-            before of what it makes of x; of a norm behind ``scale``, ``shift`` (2-norms) and
-            ``eps`` too.
+            ``constant`` and ``slope`` of the sum, ‖δ‖₂ ≤ constant + slope·‖x‖, whatever its
+            neurons are; with a norm before of what it makes of x; of a norm behind ``scale``,
+            ``shift`` (2-norms) and ``eps`` too.
         """
         x = points(X, self.dim, self._noun)
         lengths = np.linalg.norm(self._seen(x), axis=1)
