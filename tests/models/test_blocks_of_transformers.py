@@ -68,8 +68,8 @@ def norm(state, name, eps, before):
 
 def neurons(state, names, norm, **options):
     """Two projections with biases, a residual and a norm."""
-    arrays = [state[f"{name}.{kind}"] for name in names for kind in ("weight", "bias")]
-    return us.FeedForward(*arrays, residual=True, norm=norm, **options)
+    A, b, B, c = (state[f"{name}.{kind}"] for name in names for kind in ("weight", "bias"))
+    return us.FeedForward(A, b, B, c, True, norm, **options)
 
 
 def bert_block(state, prefix="", heads=HEADS, eps=1e-12, activation="gelu"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import unsoftmax as us
 
 D, RNG = 6, np.random.default_rng
+HEAD: Any = us.SingleHead(np.eye(2), [1, 0])
 
 
 def norm(before, centred=True, seed=0):
@@ -31,7 +34,7 @@ def turning(seed=0, **around):
     """Four heads in two groups, with positions."""
     draw = RNG(seed).standard_normal
     O, V, K, Q = draw((4, D, 3)), draw((2, 3, D)), draw((2, 4, D)), draw((4, 4, D))  # noqa: E741
-    biases = {"k_bias": draw((2, 4)), "q_bias": draw((4, 4))}
+    biases: dict[str, Any] = {"k_bias": draw((2, 4)), "q_bias": draw((4, 4))}
     return us.RotaryLayer(O, V, K, Q, draw(D), us.Rotary([1.0, 0.2]), **biases, **around)
 
 
@@ -145,7 +148,7 @@ def test_memory_is_bounded_by_the_batch(stack, monkeypatch):
 # -- activations and gates
 
 
-PHI = {
+PHI: dict[str, Callable[[Any], Any]] = {
     "relu": lambda z: np.maximum(z, 0),
     "silu": lambda z: z / (1 + np.exp(-z)),
     "quick_gelu": lambda z: z / (1 + np.exp(-1.702 * z)),
@@ -162,8 +165,10 @@ PHI = {
 def test_activations_and_gates(activation, gated, tmp_path):
     layer, x, phi = neurons(activation=activation, gated=gated), batch()[:, 0], PHI[activation]
     z = x @ layer.A.T + layer.b
-    G, g = layer.gate or (None, None)
-    h = phi(x @ G.T + g) * z if gated else phi(z)
+    h = phi(z)
+    if layer.gate is not None:
+        G, g = layer.gate
+        h = phi(x @ G.T + g) * z
     np.testing.assert_allclose(layer(x), h @ layer.B.T + layer.c, rtol=1e-12)
     layer.save(tmp_path / "layer")
     loaded = us.load(tmp_path / "layer")
@@ -251,7 +256,7 @@ def test_linearised_at_sequences(stack):
     ("make", "error", "said"),
     [
         (lambda: us.Stack([]), ValueError, "needs a part"),
-        (lambda: us.Stack([us.SingleHead(np.eye(2), [1, 0])]), TypeError, "part 0 is a SingleHead"),
+        (lambda: us.Stack([HEAD]), TypeError, "part 0 is a SingleHead"),
         (lambda: us.Stack([heads(outputs=2), neurons()]), ValueError, "Part 1 takes 6 numbers"),
         (lambda: us.Stack([llama()]), ValueError, "Part 0 has causal=True"),
         (lambda: neurons(activation="swish"), ValueError, "activation must be one of relu, gelu"),
@@ -272,6 +277,8 @@ def test_damaged_arrays_are_refused():
         us.Stack.from_arrays(missing)
     with pytest.raises(ValueError, match="No part of a stack has the arrays x"):
         us.Stack.from_arrays({"parts.0.x": np.zeros(1), "causal": np.array(0.0)})
+    with pytest.raises(ValueError, match="Beside parts a stack has causal"):
+        us.Stack.from_arrays({name: x for name, x in arrays.items() if name != "causal"})
     with pytest.raises(ValueError, match="more than 8 deep"):
         us.Stack.from_arrays({"parts.0." * 2000 + "A": np.zeros(1), "causal": np.array(0.0)})
     with pytest.raises(ValueError, match="activation"):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, refuse_shapes
+from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.linearised import (
     Changes,
     Direct,
@@ -217,3 +218,10 @@ class LayerNorm(FrozenArrays):
             *(("before",) if self.before else ()),
             *(() if self.centred else ("centred=False",)),
         )
+
+
+def sublayer(name: str, inside: Map, residual: bool, norm: LayerNorm | None) -> Composition:
+    """Compose a sub-layer: a norm before, the map inside, the residual, a norm behind."""
+    before = norm if norm is not None and norm.before else None
+    whole = Composition.of({"norm": before, name: inside}, residual)
+    return whole if norm is before else Composition.of({"": whole, "norm": norm})

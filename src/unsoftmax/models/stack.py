@@ -99,7 +99,9 @@ class Stack(FrozenModel):
         parts, rest = numbered(arrays, "parts")
         if any(name.count("parts.") > _DEEPEST for name in arrays):
             raise ValueError(f"Stacks are inside each other more than {_DEEPEST} deep.")
-        return cls([_part(own) for own in parts], **{"causal": None, **rest})
+        if rest.keys() != {"causal"}:
+            raise ValueError(f"Beside parts a stack has causal; here are {sorted(rest)}.")
+        return cls([_part(own) for own in parts], **rest)
 
     @classmethod
     def has_parameters(cls, names: Iterable[str]) -> bool:

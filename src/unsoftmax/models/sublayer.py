@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import frozen, sequences, split
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.layer_norm import LayerNorm, sublayer
 from unsoftmax.models.model import FrozenModel, Parameter
 from unsoftmax.probes import Array
 
@@ -96,13 +96,11 @@ class SubLayer(FrozenModel):
     @cached_property
     def _sum(self) -> Composition:
         """The sub-layer without a norm behind."""
-        before = self._norm if self._behind is None else None
-        return Composition.of({"norm": before, self._part: self._map()}, self.residual)
+        norm = self._norm if self._behind is None else None
+        return sublayer(self._part, self._map(), self.residual, norm)
 
     def _composed(self) -> Composition:
-        if self._behind is None:
-            return self._sum
-        return Composition.of({"": self._sum, "norm": self._behind})
+        return sublayer(self._part, self._map(), self.residual, self._norm)
 
     def all(self, X: ArrayLike, causal: bool = False) -> Array:
         """Map sequences (B, N, d) to answers at all positions, (B, N, m).

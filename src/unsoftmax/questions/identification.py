@@ -30,7 +30,7 @@ from unsoftmax.measure.token_order import OrderQuestions
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import FARTHEST, Array, Flags, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
-from unsoftmax.questions.answer_traits import AnswerKind, Traits, traits_of
+from unsoftmax.questions.answer_traits import Traits, traits_of
 from unsoftmax.questions.target_classes import (
     CLASSES,
     ClassName,
@@ -49,10 +49,6 @@ NOT_RECOVERED = "The whole target was not recovered: "
 """How the reason begins why recovering the whole was tried, and refused,"""
 NOT_ONE_HEAD = "Not one head with rotary positions and without biases: "
 """and where one head was, and more are tried after it."""
-
-HIDES_HEADS: AnswerKind = "float32"
-"""Behind such a second head of a thousandth of the first moves no answer that a learner of one
-looks at by more than its certificate has to allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +341,7 @@ class Identifier(Configured):
             return Identity(sketch.whole, "likely", traits, facts, tuple(reasons))
         if k < d:
             return Identity(name, "likely", traits, facts, tuple(reasons))
-        sure = _certainty(traits, HIDES_HEADS)
+        sure = _certainty(traits, recovered=True)
         return Identity(name, sure, traits, facts, tuple(reasons), found=found)
 
     def _recovered(self, identity: Identity) -> Asking[Identity]:
@@ -372,7 +368,7 @@ class Identifier(Configured):
         return replace(
             identity,
             target_class=name,
-            certainty=_certainty(traits, HIDES_HEADS),
+            certainty=_certainty(traits, recovered=True),
             facts=facts,
             reasons=(reason, *identity.reasons),
         )
@@ -429,9 +425,14 @@ def _may_be_learned(identity: Identity, dim: int) -> bool:
     return bool(plain) or identity.traits.kind == "float64"
 
 
-def _certainty(traits: Traits, *hiding: AnswerKind) -> Certainty:
-    """Return how sure a class is of which nothing but such or coarser answers may hide another."""
-    return "likely" if traits.kind in ("rounded", "noisy", "labels", *hiding) else "certain"
+def _certainty(traits: Traits, *, recovered: bool = False) -> Certainty:
+    """Return how sure a class is: labels and coarse answers may hide another one.
+
+    Of a model that was recovered float32 answers may as well: a second head of a thousandth of the
+    first moves no answer that a learner of one looks at by more than its certificate has to allow.
+    """
+    hiding = ("rounded", "noisy", "labels", *(("float32",) if recovered else ()))
+    return "likely" if traits.kind in hiding else "certain"
 
 
 def at_first_sight(traits: Traits) -> Identity | None:
