@@ -8,7 +8,7 @@ from typing import Any
 
 from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
-from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
+from unsoftmax.models.equality import Equivalence, canonical, equivalent
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
@@ -52,7 +52,19 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_CLASSES = {rule.model.__name__: rule.model for rule in RULES}
+_KINDS: tuple[type[FrozenModel], ...] = (
+    SingleHead,
+    RotaryHead,
+    MultiHead,
+    RotaryHeads,
+    ReluNetwork,
+    Transformer,
+    MultiHeadTransformer,
+    AttentionLayer,
+    RotaryLayer,
+    FeedForward,
+)
+_CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 
 def load(path: str | os.PathLike[str]) -> Any:

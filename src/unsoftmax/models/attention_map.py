@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import softmax
 from unsoftmax.models.linearised import (
     Changes,
@@ -42,6 +43,9 @@ from unsoftmax.probes import Array, Indices
 
 # Sums over a sequence's tokens may round more than few terms do from this many tokens on.
 _SHORT_SUMS = 20
+# Scores of this size round by a tenth and more: what they weigh is unknown. Larger: the rounding of
+# answers is taken for linear where it is not.
+_LOST = 2.0**44
 
 
 WHOLE, BIASES = "W at any distance", "biases at any distance"
@@ -351,21 +355,25 @@ class Attention:
         B, N = lengths.shape
         longest = (max(1.0, N / _SHORT_SUMS) * lengths.max(axis=1))[:, None, None]
         m = at.values.shape[3] if self.O is None else self.O.shape[1]
-        squares = np.zeros((B, x.shape[1], m))
-        scores = at.alpha * self._score_sizes(at, x, lengths)
+        total = np.zeros((B, x.shape[1], m))
+        sizes = self._score_sizes(at, x, lengths)
+        scores, lost = at.alpha * sizes, np.max(sizes, axis=3) > _LOST
         for h, g in enumerate(self._places.tolist()):
             worth, rows = at.values[:, h], np.ones(m)
             if self.V is not None:
                 rows = np.linalg.norm(self.V[g], axis=1)
             if self.O is not None:
                 worth = worth @ self.O[h].T
-                rows = np.linalg.norm(self.O[h] * (rows if self.V is not None else 1.0), axis=1)
+                rows = np.hypot.reduce(self.O[h] * (rows if self.V is not None else 1.0), axis=1)
             mean = at.alpha[:, h] @ worth
             away = np.abs(worth[:, None] - mean[:, :, None])
             moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
-            squares += (longest * rows + moved) ** 2
+            if np.any(lost[:, h]):  # weights may be any
+                most = np.max(away, axis=2) / UNIT
+                moved = np.where(lost[:, h, :, None], np.maximum(moved, most), moved)
+            total = np.hypot(total, longest * rows + moved)
         added = 0.0 if self.R is None else np.abs(x) @ np.abs(self.R).T
-        return np.asarray(np.sqrt(squares) + added + (0.0 if self.c is None else np.abs(self.c)))
+        return np.asarray(total + added + (0.0 if self.c is None else np.abs(self.c)))
 
     def _score_sizes(self, at: _At, x: Array, lengths: Array) -> Array:
         """Return the sizes of what scores are made of, (B, H, P, N).

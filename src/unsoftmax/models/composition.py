@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -64,6 +64,15 @@ class Composition:
             inner = part.leaves if isinstance(part, Composition) else {"": part}
             found |= {prefix + own: leaf for own, leaf in inner.items()}
         return found
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What it is but for arrays: names and kinds of maps in order, and residuals."""
+        inner = (
+            (name, part.shape if isinstance(part, Composition) else type(part))
+            for name, part in self.parts
+        )
+        return (self.residual, *inner)
 
     def size(self, name: str) -> Size:
         """Return the size of an array by its path, such as ``heads.W``."""

@@ -8,7 +8,7 @@ tokens through A and G.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +67,9 @@ def _gelu_slope(z: Array) -> Array:
     return np.asarray(_normal(z) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
 
 
+# What a sum may be off by, as a share of its terms' sizes. Too small: near a kink the wrong slope.
+_MANY_ROUNDOFFS = 2.0**-47
+
 ACTIVATIONS = {
     "relu": Activation(lambda z: np.maximum(z, 0.0), lambda z: (z > 0).astype(np.float64)),
     "gelu": Activation(lambda z: z * _normal(z), _gelu_slope),
@@ -103,6 +106,18 @@ class Neurons:
         names = ("A", "a", "B", "c", "G", "g")
         missing = (["A"] if self.A is None else []) + (["G", "g"] if self.G is None else [])
         return {name: getattr(self, name) for name in names if name not in missing}
+
+    @property
+    def rows(self) -> Array:
+        """What every neuron is made of, (m, …): their order is free."""
+        own = self.arrays
+        own["B"] = self.B.T
+        return np.column_stack([own[name] for name in own if name != "c"])
+
+    def reordered(self, order: list[int]) -> Neurons:
+        """Return the same map with its neurons in another order."""
+        moved = {name: x[order] for name, x in self.arrays.items() if name not in ("B", "c")}
+        return replace(self, **moved, B=self.B[:, order])
 
     def size(self, name: str) -> Size:
         """Return the size of an array."""
@@ -162,15 +177,22 @@ class Neurons:
             return Pullback(by, by_tokens)
 
         value = h @ B.T + self.c
-        inside = self._inside(made_of, by_z, by_t)
+        inside = self._inside(made_of, z, by_z, by_t)
         rounding = inside + np.abs(value) + np.abs(self.c)
         return Linearised(value, rounding, jvp, vjp)
 
-    def _inside(self, sizes: Array, by_z: Array, by_t: Array) -> Array:
-        """Return the sizes of the terms of the neurons' sums, which round one by one."""
+    def _inside(self, sizes: Array, z: Array, by_z: Array, by_t: Array) -> Array:
+        """Return the sizes of the terms of the neurons' sums, which round one by one.
+
+        Where rounding may carry a sum across a kink the slope beyond counts.
+        """
         length = np.linalg.norm(sizes, axis=2, keepdims=True)
         sums = sizes if self.A is None else length * np.linalg.norm(self.A, axis=1)
-        squares = ((sums + np.abs(self.a)) * by_z) ** 2
+        sums = sums + np.abs(self.a)
+        if self.G is None:
+            beyond = ACTIVATIONS[self.activation].slope(z + _MANY_ROUNDOFFS * sums)
+            by_z = np.maximum(np.abs(by_z), np.abs(beyond))
+        squares = (sums * by_z) ** 2
         if self.G is not None:
             gates = length * np.linalg.norm(self.G, axis=1) + np.abs(self.g)
             squares = squares + (gates * by_t) ** 2

@@ -1,4 +1,4 @@
-"""Sequences on which two models differ by more than float64's rounding."""
+"""Sequences on which two models differ by more than float64's rounding: the one search."""
 
 from __future__ import annotations
 
@@ -8,13 +8,39 @@ from typing import TypeVar
 
 import numpy as np
 
-from unsoftmax.models.arrays import TINY
+from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.equality.equivalence import norm_of
+from unsoftmax.models.equality.form import Form
+from unsoftmax.models.equality.matching import Places
+from unsoftmax.models.equality.neuron_form import points_in_cells
+from unsoftmax.models.equality.score_form import scores_apart, whole_at
+from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.products import Product
+from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
-M = TypeVar("M", bound=FrozenModel)
+M = TypeVar("M")
+
+# Roundoffs that an answer may be off by, per root of a sum's terms; measured up to 1.4. Too small:
+# rounding passes for a difference; too large: small differences stay undecided.
+_LOST = 16.0
+# The search ends at a sequence that differs by this many times the rounding. Larger: a search at
+# d = 384 takes 15 seconds more often.
+_ENOUGH = 16.0
+# Pairs of heads, those that differ most, that sequences are made for. Fewer: a difference in
+# another pair may stay undecided; each costs 3 seconds at d = 384 and 12 heads.
+PAIRS = 4
+# Random sequences of each length and size; behind heads more, for networks that differ where
+# single tokens show nothing.
+_DRAWS, _DRAWS_OF_NETWORKS = 16, 128
+# Powers of 4 up and down that their sizes go from 1, from where neurons and norms bend.
+_SIZES = 12
+# Tokens longer than a norm lets through are put this far below the largest length.
+_NEARLY_WHOLE = 1e-6
+# How many sequences are asked at once: what heads compute of them is kept.
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +64,154 @@ class WitnessTuning:
         return self.queries + 2
 
 
+def rounding_of(model: FrozenModel, X: Array) -> Array:
+    """Bound the rounding of answers, as the model's maps know it: sums of n terms err as √n."""
+    terms = model.dim + X.shape[1]
+    return np.asarray(_LOST * np.sqrt(terms) * UNIT * model.linearise(X).rounding)
+
+
+def search(
+    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, places: Places
+) -> Array | None:
+    """Look for a witness among sequences of all sizes, then such as are aimed at heads that differ.
+
+    ``forms`` are the two models' where they are known, ``places`` the heads that differ.
+    """
+    return witness_of(*models, _families(models, forms, places), rounding_of, _ENOUGH)
+
+
+def _families(
+    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, places: Places
+) -> Iterator[Array]:
+    d = models[0].dim
+    yield np.zeros((1, 1, d))
+    yield from _of_all_sizes(models, forms)
+    if forms is None or not forms[0].attends:
+        return
+    yield from aimed_sequences(*forms, places)
+
+
+def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
+    """Make sequences at which the sums of values and the heads at these places differ most."""
+    for one, other, distance in _aimed_at(a, b, places):
+        for X in candidates(one, other, WitnessTuning()):
+            for tokens in _placed(X, distance):
+                yield tokens if a.before is None else _let_in(tokens, a.before.eps)
+
+
+def _of_all_sizes(
+    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None
+) -> Iterator[Array]:
+    """Make random sequences, beside where norms and neurons bend and at all hyperplanes."""
+    rng, d = np.random.default_rng(0), models[0].dim
+    leaves = [leaf for model in models for leaf in model.maps.leaves.values()]
+    units = {leaf.eps**0.5 or 1.0 for leaf in leaves if isinstance(leaf, LayerNorm)}
+    lengths, draws, beside = [1, 2, 3, 6, 24], _DRAWS, [np.zeros(d)]
+    if forms is not None:
+        known = [_on_single_tokens(form) for form in forms]
+        if any(form.neurons for form in forms):
+            shown = [ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known]
+            units |= {typical_length(*shown)}
+            cells = points_in_cells(known, max(units), 4 * _DRAWS_OF_NETWORKS)
+            yield cells[:, None]
+            draws = _DRAWS_OF_NETWORKS
+        elif any(form.behind for form in forms):  # tokens of which nothing is left to normalise
+            beside += [np.linalg.lstsq(A, -a, rcond=None)[0] for A, a in known]
+        lengths = lengths if forms[0].attends else [1]
+    powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
+    for unit in sorted({1.0, *units}):
+        sizes = unit * np.repeat(powers, draws)[:, None, None]
+        for length in lengths:
+            X = rng.standard_normal((len(sizes), length, d))
+            yield from (token + sizes * X for token in beside[: None if length == 1 else 1])
+            if length > 2:  # few large tokens: gates are neither all open nor all closed
+                yield sizes * X * 10.0 ** rng.uniform(-3, 3, (len(X), length, 1))
+
+
+def _on_single_tokens(form: Form) -> tuple[Array, Array]:
+    """Return what single tokens are mapped by, before neurons and norms behind."""
+    A = np.zeros((len(form.c), form.dim)) if form.last is None else form.last
+    A = A + (form.residual and form.neurons is None) * np.eye(*A.shape)
+    return sum((M.whole for M in form.values), A), form.c
+
+
+Aim = tuple[SingleHead, SingleHead, int]
+"""Two heads that answer with numbers, and the distance of tokens at which they differ most."""
+
+
+def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[Aim]:
+    """Return what single tokens show, then heads that differ, seen through what shows it most."""
+    none = Product(np.zeros((len(a.c), 0)), np.zeros((0, a.dim)))
+    if a.neurons is None and b.neurons is None:
+        M, its = (sum(form.values, none) for form in (a, b))
+        y, flat = _along(M, its), np.zeros((a.dim, a.dim))
+        yield (
+            SingleHead(flat, (y @ M.left) @ M.right, None, float(y @ a.c)),
+            SingleHead(flat, (y @ its.left) @ its.right, None, float(y @ b.c)),
+            1,
+        )
+    for g, h in places[:PAIRS]:
+        head = a.scores[g] if g >= 0 else b.scores[h]
+        scores = [a.scores[g] if g >= 0 else None, b.scores[h] if h >= 0 else None]
+        distance = 1 if None in scores else max(1, scores_apart(*scores).distance)
+        empty = 0.0 * whole_at(head, distance)
+        W, U = (empty if one is None else whole_at(one, distance) for one in scores)
+        for v, u in _read_out(a, b, g, h):
+            yield (
+                SingleHead(W[:-1, :-1], v, W[:-1, -1]),
+                SingleHead(U[:-1, :-1], u, U[:-1, -1]),
+                distance,
+            )
+
+
+def _read_out(a: Form, b: Form, g: int, h: int) -> Iterator[tuple[Array, Array]]:
+    """Return values of two heads along what they differ in most, or what neurons make of them."""
+    M = a.values[g] if g >= 0 else b.values[h].nothing
+    its = b.values[h] if h >= 0 else a.values[g].nothing
+    if a.neurons is None and b.neurons is None:
+        y = _along(M, its)
+        yield (y @ M.left) @ M.right, (y @ its.left) @ its.right
+        return
+    form, shown = (a, M) if g >= 0 and a.neurons is not None else (b, its)
+    weights = np.ones(len(form.c)) if form.neurons is None else form.neurons[0][0]
+    for y in (weights, np.abs(weights)):
+        v = (y @ shown.left) @ shown.right
+        yield v, v
+
+
+def _along(M: Product, other: Product) -> Array:
+    """Return the direction of outputs in which two maps differ most, of equal ones the largest."""
+    if len(M.left) == 1:
+        return np.ones(1)
+    difference, rounding = M - other, 8 * sum(M.left.shape) * UNIT * M.norm
+    left = (difference if difference.norm > rounding else M).compact().left
+    return np.asarray(left[:, 0] if left.size else np.ones(len(M.left)))
+
+
+def _placed(X: Array, distance: int) -> Iterator[Array]:
+    """Yield sequences; pairs at their distance, with copies and other tokens beside.
+
+    Two tokens, each once, do not suffice: σ(t) = 1 − σ(−t), so there the head (W, w, v) is what
+    (−W, −w, −v) and (0, 0, 2v) are together.
+    """
+    if X.shape[1] == 1:
+        yield X
+        return
+    between = np.zeros((len(X), distance - 1, X.shape[2]))
+    first, last, none = X[:, :1], X[:, 1:], np.zeros_like(X[:, :1])
+    # another pair's offset beside the first
+    other = np.roll(first - last, WitnessTuning().pairs_per_offset, axis=0) + last
+    for ahead in ((), (first,), (other,), *(((none,),) if distance > 1 else ())):
+        yield np.concatenate([*ahead, first, between, last], axis=1)
+
+
+def _let_in(X: Array, eps: float) -> Array:
+    """Return tokens that a norm maps to these, or to the longest that there are beside them."""
+    most = X.shape[2] * (1 - _NEARLY_WHOLE)
+    share = np.minimum(np.sum(X * X, axis=2, keepdims=True), most) / X.shape[2]
+    return np.asarray(X * np.sqrt((eps or 1.0) / (1 - share)))
+
+
 def witness_of(
     a: M,
     b: M,
@@ -49,25 +223,27 @@ def witness_of(
 
     Parameters
     ----------
-    a, b : FrozenModel
+    a, b : callable
         The models.
     families : iterable of ndarray (B, N, d)
         Sequences to try.
     rounding : callable
-        Maps a model and sequences to bounds on the rounding of its answers (B,).
+        Maps a model and sequences to bounds on the rounding of its answers, (B,) or (B, m).
     enough : float, optional
         The search ends at a sequence that differs by this many times the rounding.
     """
     best, witness = 1.0, None
     # answers out of float64's range are no evidence
-    with np.errstate(over="ignore", invalid="ignore"):
-        for X in families:
-            noise = np.maximum(rounding(a, X) + rounding(b, X), TINY)
-            off = np.abs(a(X) - b(X)).reshape(len(X), -1).max(axis=1)  # of vectors the largest
-            ratio = np.nan_to_num(off / noise, nan=0.0, posinf=0.0)
-            k = int(np.argmax(ratio))
-            if ratio[k] > best:
-                best, witness = float(ratio[k]), X[k]
+    with np.errstate(all="ignore"):
+        for family in families:
+            for start in range(0, len(family), _AT_ONCE):
+                X = family[start : start + _AT_ONCE]
+                noise = np.maximum(rounding(a, X) + rounding(b, X), TINY)
+                off = np.abs(a(X) - b(X))
+                ratio = np.nan_to_num(off / noise, nan=0.0, posinf=0.0).reshape(len(X), -1)
+                k = int(np.argmax(ratio.max(axis=1)))
+                if ratio[k].max() > best:
+                    best, witness = float(ratio[k].max()), X[k]
             if best > enough:
                 break
     return witness
