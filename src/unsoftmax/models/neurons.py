@@ -8,8 +8,8 @@ tokens through A and G.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,17 +107,23 @@ class Neurons:
         missing = (["A"] if self.A is None else []) + (["G", "g"] if self.G is None else [])
         return {name: getattr(self, name) for name in names if name not in missing}
 
-    @property
-    def rows(self) -> Array:
-        """What every neuron is made of, (m, …): their order is free."""
-        own = self.arrays
-        own["B"] = self.B.T
-        return np.column_stack([own[name] for name in own if name != "c"])
+    def in_order_of(self, other: Neurons) -> Neurons:
+        """Return the same map, its neurons in the order in which they are nearest to others."""
+        # imported here: SciPy's optimisers take longer to load than all of this package
+        from scipy.optimize import linear_sum_assignment
 
-    def reordered(self, order: list[int]) -> Neurons:
-        """Return the same map with its neurons in another order."""
-        moved = {name: x[order] for name, x in self.arrays.items() if name not in ("B", "c")}
-        return replace(self, **moved, B=self.B[:, order])
+        rows, its = (
+            np.column_stack([x.T if name == "B" else x for name, x in own.items() if name != "c"])
+            for own in (self.arrays, other.arrays)
+        )
+        if rows.shape != its.shape:
+            return self
+        norm = np.linalg.norm(its, axis=0)
+        rows, its = (x / np.where(norm > 0, norm, 1.0) for x in (rows, its))
+        order = linear_sum_assignment(np.sum(rows**2, axis=1) - 2 * its @ rows.T)[1]
+        moved: dict[str, Any] = {"A": None}
+        moved |= {name: x[order] for name, x in self.arrays.items() if name not in ("B", "c")}
+        return Neurons(**moved, B=self.B[:, order], c=self.c, activation=self.activation)
 
     def size(self, name: str) -> Size:
         """Return the size of an array."""

@@ -23,16 +23,16 @@ from unsoftmax.models.equality.form import (
     compacted,
     let_through,
     read,
-    rescaled,
     seen_through,
 )
-from unsoftmax.models.equality.hinge_sum import HingeSum
 from unsoftmax.models.equality.neuron_form import Network, first_is_negative, signed_size
-from unsoftmax.models.equality.score_form import as_turning, canonical_planes, score_bytes
+from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.hinge_sum import HingeSum
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
+from unsoftmax.models.products import Product
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
@@ -50,32 +50,21 @@ def _head(model: SingleHead) -> SingleHead:
 
 
 def _heads(model: MultiHead) -> MultiHead:
-    rows, d = _score_rows(model), model.dim
-    groups = _distinct(rows)
-    totals = [_sum_of_rows(model.v[group]) + 0.0 for group in groups]
-    kept = [k for k, total in enumerate(totals) if np.any(total)]
-    scores = rows[[groups[k][-1] for k in kept]]
-    v = np.reshape([totals[k] for k in kept], (len(kept), d))
-    return MultiHead(scores[:, : d * d].reshape(-1, d, d), v, scores[:, d * d :], model.c)
+    W, w, v = _merged(model, model.v)
+    kept = np.any(v, axis=1)
+    return MultiHead(W[kept], v[kept], w[kept], model.c)
 
 
 def _before_network(model: MultiHeadTransformer) -> MultiHeadTransformer:
-    rows, d = _score_rows(model), model.dim
-    groups = _distinct(rows)
-    H, m, _ = model.B.shape
-    flat = model.B.reshape(H, m * d)
-    B = np.array([_sum_of_rows(flat[group]) for group in groups]).reshape(len(groups), m, d)
-    if model.residual is not None:
-        B = np.concatenate([B, model.residual[None]])
-    B = B if len(B) else np.zeros((1, m, d))
+    W, w, B = _merged(model, model.B)
+    H, (m, d) = len(B), model.B.shape[1:]
+    B = np.concatenate([B, np.zeros((1, m, d)) if model.residual is None else model.residual[None]])
     A = B.transpose(0, 2, 1).reshape(len(B) * d, m)
     network = _network(ReluNetwork(A, model.w_o, model.b, model.c))
     B = network.A.T.reshape(len(network.b), len(B), d).transpose(1, 0, 2)
-    seen = [h for h in range(len(groups)) if np.any(B[h])]
-    scores = rows[[groups[h][0] for h in seen]]
-    W, w = scores[:, : d * d].reshape(-1, d, d), scores[:, d * d :]
-    R = B[-1] if model.residual is not None and np.any(B[-1]) else None
-    return MultiHeadTransformer(W, B[seen], network.w_o, network.b, w, network.c, R)
+    seen = [h for h in range(H) if np.any(B[h])]
+    R = B[-1] if np.any(B[-1]) else None
+    return MultiHeadTransformer(W[seen], B[seen], network.w_o, network.b, w[seen], network.c, R)
 
 
 def _network(model: ReluNetwork) -> ReluNetwork:
@@ -104,21 +93,23 @@ def _feed_forward(model: FeedForward) -> FeedForward:
     parts, order = _ordered(network)
     size = signed_size(form, parts)
     A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
-    linear = parts.linear[:, :d]
+    whole = np.atleast_2d(parts.linear)
+    linear, B = whole[:, :d], B.reshape(len(order), len(whole))
     used = np.linalg.norm(linear, axis=0)
-    total = float(np.linalg.norm(linear)) + float(np.sum(np.linalg.norm(parts.s, axis=1)))
+    total = float(np.linalg.norm(linear)) + float(np.sum(np.linalg.norm(B, axis=1)))
     used = used > 8 * UNIT * (1 + len(parts.s)) * total
     E, L = np.eye(d)[used], linear.T[used]
     A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
     unit = size or 1.0
-    B, c = np.vstack([B, L, -L]).T / unit, parts.linear[:, d] / unit
-    norm = rescaled(form.norm, size) if size and form.norm is not None else form.norm
+    B, c = np.vstack([B, L, -L]).T / unit, whole[:, d] / unit
+    norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
     return FeedForward(A, b, B, c, form.residual and form.before is not None, norm)
 
 
 def _attention_layer(model: AttentionLayer) -> AttentionLayer:
     form, heads = compacted(canonical_form(_form_of(model))), []
     for M, scores in zip(form.values, form.scores, strict=True):
+        assert isinstance(scores, Product)
         A = scores.compact()  # of orthonormal columns of Kᵀ
         w = A.left @ A.right[:, -1]
         heads.append(LayerHead.from_factors(M.left, M.right, A.left.T, A.right[:, :-1], w))
@@ -127,7 +118,7 @@ def _attention_layer(model: AttentionLayer) -> AttentionLayer:
 
 def _rotary_layer(model: RotaryLayer) -> RotaryLayer:
     form, d = compacted(canonical_form(_form_of(model))), model.dim
-    planes = [canonical_planes(as_turning(A)) for A in form.scores]
+    planes = [as_turning(A).canonical() for A in form.scores]
     H, r = len(planes), max((len(A.arrays["K"]) for A in planes), default=0)
     s = max((len(M.right) for M in form.values), default=0)
     O, V = np.zeros((H, model.outputs, s)), np.zeros((H, s, d))  # noqa: E741
@@ -142,7 +133,7 @@ def _rotary_layer(model: RotaryLayer) -> RotaryLayer:
 
 def _rotary_head(model: RotaryHead) -> RotaryHead:
     if np.any(model.v):
-        arrays = canonical_planes(model.scores).arrays
+        arrays = model.scores.canonical().arrays
         return RotaryHead.from_arrays({**arrays, "v": model.v, "c": model.c})
     none = np.zeros((0, model.dim))
     return RotaryHead(none, none, model.v, Rotary([]), c=model.c)
@@ -152,9 +143,9 @@ def _rotary_heads(model: RotaryHeads) -> RotaryHeads:
     groups: dict[bytes, list[RotaryHead]] = {}
     for head in model.heads:
         if np.any(head.v):
-            scores = canonical_planes(head.scores, empty=False)
+            scores = head.scores.canonical(empty=False)
             form = RotaryHead.from_arrays({**scores.arrays, "v": head.v})
-            groups.setdefault(score_bytes(scores), []).append(form)
+            groups.setdefault(scores.numbers, []).append(form)
     kept = []
     for first, *more in groups.values():
         v = _sum_of_rows(np.array([head.v for head in (first, *more)]))
@@ -169,7 +160,7 @@ def _place(head: RotaryHead) -> tuple[float, list[float], bytes]:
     The size of keys counts beside that of v, which heads may share.
     """
     keys = norm_of(np.column_stack([head.K, head.k_bias]))
-    return -norm_of(head.v) * keys, head.v.tolist(), score_bytes(head.scores)
+    return -norm_of(head.v) * keys, head.v.tolist(), head.scores.numbers
 
 
 def _form_of(model: FrozenModel) -> Form:
@@ -188,23 +179,23 @@ def _ordered(network: Network) -> tuple[HingeSum, Indices]:
     return parts, np.lexsort(parts.u.T[::-1]) if len(parts.u) else np.zeros(0, dtype=np.intp)
 
 
-def _score_rows(model: MultiHead | MultiHeadTransformer) -> Array:
-    """Return [W w] of every head as a row; −0 becomes 0."""
-    return np.column_stack([model.W.reshape(len(model.w), model.dim**2), model.w]) + 0.0
-
-
-def _distinct(rows: Array) -> list[list[int]]:
-    """Return the heads of each [W w], a row; groups are ordered entry by entry.
+def _merged(model: MultiHead | MultiHeadTransformer, values: Array) -> tuple[Array, Array, Array]:
+    """Return W, w and summed values of heads of distinct [W w], ordered by these entry by entry.
 
     Floats are compared as integers of the same order, highest byte first: rows may be long.
     """
-    bits = np.ascontiguousarray(rows).view(np.uint64)
-    sign = np.uint64(2**63)
+    d = model.dim
+    rows = np.column_stack([model.W.reshape(model.H, d * d), model.w]) + 0.0  # −0 becomes 0
+    bits, sign = np.ascontiguousarray(rows).view(np.uint64), np.uint64(2**63)
     keys = [row.tobytes() for row in np.where(bits < sign, bits + sign, ~bits).astype(">u8")]
     groups: dict[bytes, list[int]] = {}
     for head in sorted(range(len(keys)), key=keys.__getitem__):
         groups.setdefault(keys[head], []).append(head)
-    return list(groups.values())
+    flat = values.reshape(model.H, math.prod(values.shape[1:]))
+    totals = [_sum_of_rows(flat[group]) + 0.0 for group in groups.values()]
+    kept = rows[[group[0] for group in groups.values()]].reshape(len(groups), d * d + d)
+    whole = np.reshape(totals, (len(groups), *values.shape[1:]))
+    return kept[:, : d * d].reshape(-1, d, d), kept[:, d * d :], whole
 
 
 def _sum_of_rows(v: Array) -> Array:
@@ -214,7 +205,7 @@ def _sum_of_rows(v: Array) -> Array:
     return np.array([math.fsum(column) for column in v.T.tolist()])
 
 
-CANONICAL: dict[type[FrozenModel], Callable[[Any], FrozenModel]] = {
+CANONICAL: dict[type[FrozenModel], Callable[[Any], Any]] = {
     SingleHead: _head,
     RotaryHead: _rotary_head,
     MultiHead: _heads,

@@ -23,13 +23,12 @@ from unsoftmax.models.equality.neuron_form import Network, bends, points
 from unsoftmax.models.equality.score_form import (
     FARTHEST,
     Scores,
-    apart,
     score_distances,
     whole_at,
 )
 from unsoftmax.models.equality.witnesses import aimed_sequences, rounding_of
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, apart
 from unsoftmax.models.relu_network import typical_length
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
@@ -43,6 +42,8 @@ _AIMED = 64.0
 # It says nothing of logits beyond those of hold-outs, where heads 1e-9 apart may open and close at
 # different tokens.
 _REACH = 30.0
+# A bound that allows any difference, for the matching alone.
+_AMPLE = 1e300
 
 
 def share_of_bounds(
@@ -69,8 +70,8 @@ def share_of_bounds(
     turning = any(isinstance(A, RotaryScores) for A in (*a.scores, *b.scores))
     on_function = {"constant", "slope"} & errors.keys() and "W" not in errors
     if on_function and not a.kind[1] and not turning:
-        places = HeadMatching(a, b, Tolerance(0.0, 0.0)).gap()[1]
-        return _share_of_function(models, (a, b), places, errors)
+        differing = HeadMatching(a, b, Tolerance(0.0, 0.0)).gap()[1]
+        return _share_of_function(models, (a, b), differing, errors)
     return _share_of_heads(a, b, errors)
 
 
@@ -83,12 +84,13 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
         mine, its = a.norm.arrays(), b.norm.arrays()
         names = ("scale", "shift", "eps")
         shares += [share_of(norm_of(np.atleast_1d(mine[n] - its[n])), errors, n) for n in names]
-    scores = np.array([[_score_share(A, B, errors) for B in b.scores] for A in a.scores])
+    given = {**dict.fromkeys("WwM", _AMPLE), **errors}  # a bound that is not there matches all
+    scores = np.array([[_score_share(A, B, given) for B in b.scores] for A in a.scores])
     scores = scores.reshape(len(a.scores), len(b.scores))
-    values = np.array([[_value_share(M, N, errors) for N in b.values] for M in a.values])
+    values = np.array([[_value_share(M, N, given) for N in b.values] for M in a.values])
     cost = np.maximum(scores, values.reshape(scores.shape))
     alone, missing = (
-        np.array([_value_share(M, M.nothing, errors) for M in f.values]) for f in (a, b)
+        np.array([_value_share(M, M.nothing, given) for M in f.values]) for f in (a, b)
     )
     # one share above 1 weighs more than any number below; beyond, shares differ by many orders
     count = 1.0 + sum(cost.shape)
@@ -101,13 +103,13 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
         if g < 0 and len(scores) and np.min(scores[:, h]) <= 1:
             g = int(np.argmin(scores[:, h]))
         if g < 0:
-            shares.append(float(missing[h]))
+            shares.append(_value_share(b.values[h], b.values[h].nothing, errors))
         else:
             partners.setdefault(g, []).extend([] if h < 0 else [h])
     for g, several in partners.items():
         first, *others = [b.values[h] for h in several] or [a.values[g].nothing]
         shares.append(_value_share(a.values[g], sum(others, first), errors))
-        shares += [float(scores[g, h]) for h in several]
+        shares += [_score_share(a.scores[g], b.scores[h], errors) for h in several]
     return max(shares)
 
 

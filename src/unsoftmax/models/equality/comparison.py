@@ -18,7 +18,7 @@ import numpy as np
 
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.equality.equivalence import Basis, Tolerance, largest_of, refuse_range
+from unsoftmax.models.equality.equivalence import Basis, Tolerance, largest_of
 from unsoftmax.models.equality.form import (
     Form,
     canonical_form,
@@ -71,7 +71,7 @@ def compare(
 
     None where they take other sequences, or answer otherwise.
     """
-    first, second = (sublayers(one) for one in maps)
+    first, second = (one.sublayers for one in maps)
     if len(first) != len(second):
         return Decision(None, float("inf"), [], NO_FORM), None
     found = [_compare_sublayers(*pair, tolerance) for pair in zip(first, second, strict=True)]
@@ -112,7 +112,7 @@ def simplest(form: Form, tolerance: Tolerance) -> Form:
 def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Compare two sub-layers that take the same sequences and answer alike."""
     for form in (a, b) if a.kind[1] else ():
-        refuse_range(_sizes(form))
+        _refuse_range(form)
     if bends(a) or bends(b):
         return _networks(a, b, tolerance)
     first, second = canonical_form(a), canonical_form(b)
@@ -143,9 +143,9 @@ def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     if by is not None:
         return Decision(by, max(gap, worst))
     joined = nearly(scores, tolerance).tolist()
-    if not tolerance.exact and len({*joined}) < len({*places}):
-        if agreement(*networks(a, b, joined), tolerance)[0]:
-            return Decision(None, max(gap, worst), [], NEARLY_ONE)
+    fewer = not tolerance.exact and len({*joined}) < len({*places})
+    if fewer and agreement(*networks(a, b, joined), tolerance)[0]:
+        return Decision(None, max(gap, worst), [], NEARLY_ONE)
     nearest, worst = placed(relative)
     if nearest != places:
         gap = agreement(*networks(a, b, nearest), Tolerance(0.0, 0.0))[1]
@@ -182,33 +182,31 @@ def pairs_of(places: list[int], rows: int) -> Places:
     return [(g, h) for h, g in enumerate(places[rows:]) if g < rows]
 
 
-def _sizes(form: Form) -> dict[str, float]:
-    """Return how large the parameters are that are compared, the norm before taken in."""
-    norm, through = form.norm, 1.0
-    sizes = {"c": largest_of(form.c)}
-    if norm is not None:
-        sizes |= {"scale": largest_of(norm.scale), "shift": largest_of(norm.shift)}
-        through = max(1.0, *sizes.values()) if norm.before else 1.0
-    sizes["A"] = 0.0 if form.last is None else largest_of(form.last) * through
-    if form.neurons is not None:
-        sizes |= {"b": sizes["c"], "B": largest_of(form.neurons[0])}
-        sizes["c"] = largest_of(form.neurons[1])
-    for name, products, power in (("M", form.values, 1), ("W", form.scores, 2)):
-        each = [x for x in products if isinstance(x, Product)]
-        largest = [largest_of(x.left) * largest_of(x.right) * through**power for x in each]
-        sizes[name] = max(largest, default=0.0)
-    return sizes
+def _refuse_range(form: Form) -> None:
+    """Refuse parameters whose squares, summed, leave float64's range, with a norm before taken in.
+
+    Raises
+    ------
+    ValueError
+        One is larger than 1e145.
+    """
+    with np.errstate(over="ignore"):
+        seen, norm = seen_through(form), form.norm
+    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
+    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
+    sizes = {name: max(map(largest_of, some), default=0.0) for name, some in parts.items()}
+    for name, some in (("M", seen.values), ("W", seen.scores)):
+        each = [largest_of(x.left) * largest_of(x.right) for x in some if isinstance(x, Product)]
+        sizes[name] = max(each, default=0.0)
+    for name, size in sizes.items():
+        if not size <= 1e145:
+            raise ValueError(
+                f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
+                "range, and layers are not compared. Scale both layers' weights."
+            )
 
 
 # -- maps without a form
-
-
-def sublayers(maps: Composition) -> list[Composition]:
-    """Return the compositions that are in a row, of one sub-layer itself."""
-    inner = [part for _, part in maps.parts if isinstance(part, Composition)]
-    if not inner or maps.residual or len(inner) < len(maps.parts):
-        return [maps]
-    return [one for part in inner for one in sublayers(part)]
 
 
 def _arrays_alike(a: Composition, b: Composition, tolerance: Tolerance) -> Decision:
@@ -219,7 +217,7 @@ def _arrays_alike(a: Composition, b: Composition, tolerance: Tolerance) -> Decis
     for name, mine in a.leaves.items():
         its = b.leaves[name]
         if isinstance(mine, Neurons) and isinstance(its, Neurons):
-            its = _in_order_of(mine, its)
+            its = its.in_order_of(mine)
         first, second = _fields(mine), _fields(its)
         for field, value in first.items():
             within, off = _compare(value, second[field], tolerance)
@@ -240,15 +238,3 @@ def _compare(value: Any, other: Any, tolerance: Tolerance) -> tuple[bool, float]
         return False, float("inf")
     alike = type(value) is type(other) and bool(np.all(value == other))
     return alike, 0.0 if alike else float("inf")
-
-
-def _in_order_of(mine: Neurons, its: Neurons) -> Neurons:
-    """Return neurons in the order in which they are nearest to others."""
-    if mine.rows.shape != its.rows.shape:
-        return its
-    unit = np.linalg.norm(mine.rows, axis=0) + (np.linalg.norm(mine.rows, axis=0) == 0)
-    first, second = mine.rows / unit, its.rows / unit
-    squares = np.sum(first**2, axis=1)[:, None] + np.sum(second**2, axis=1)
-    cost = squares - 2 * first @ second.T
-    never = np.full(len(first), np.inf)
-    return its.reordered([h for _, _, h in match(cost, never, never)])

@@ -139,23 +139,3 @@ def norm_of(x: Array) -> float:
     """Return the 2-norm (Frobenius), also where the squares leave float64's range."""
     unit = largest_of(x)
     return unit * float(np.linalg.norm(x / unit)) if unit else 0.0
-
-
-def refuse_range(sizes: Mapping[str, float], largest: float = 1e145) -> None:
-    """Refuse parameters whose squares, summed, leave float64's range.
-
-    Raises
-    ------
-    ValueError
-        One is larger than ``largest``.
-
-    Examples
-    --------
-    >>> refuse_range({"A": 3.0})
-    """
-    for name, size in sizes.items():
-        if size > largest:
-            raise ValueError(
-                f"{name} is as large as {size:.0e}: beyond {largest:.0e} sums of squares leave "
-                "float64's range, and layers are not compared. Scale both layers' weights."
-            )

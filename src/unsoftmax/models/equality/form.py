@@ -19,7 +19,7 @@ arrays that this form does not know have none: `read` returns None.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -31,17 +31,18 @@ from unsoftmax.models.equality.score_form import (
     Scores,
     plain,
     scores_apart,
-    size_of,
     turning,
 )
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, size_of
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
-_KNOWN = {"Q", "K", "w", "O", "V", "c", "R", "k_bias", "q_bias", "frequencies"}
-"""Arrays of attention that the form knows; with others there is none."""
+_OF_HEADS = {"Q", "K", "w", "O", "V", "c", "R", "k_bias", "q_bias", "frequencies"}
+_OF_HEADS |= {"groups", "causal"}
+_OF_NEURONS = {"A", "a", "B", "c", "activation", "g"}
+"""What of these maps the form knows; with anything else there is none."""
 # Rounding of a product, in roundoffs and per dimension: heads closer than this are one, and smaller
 # M are none. Too small: a sum that cancels leaves a head; too large: a head is lost.
 _ROUNDOFFS = 8.0
@@ -95,41 +96,40 @@ class Form:
 
 
 def read(maps: Composition) -> Form | None:
-    """Read one sub-layer: a norm, heads, neurons, a residual and a norm, each where there is one."""
-    parts, residual, norms = [part for _, part in maps.parts], maps.residual, []
-    while parts and isinstance(parts[0], Composition):
-        inner, *parts = parts
-        norms += parts
-        if residual or len(parts) > 1:
+    """Read one sub-layer: a norm, heads, neurons, a residual, a norm, each where there is one."""
+    parts, residual, norms = [part for _, part in maps.parts], maps.residual, list[Map]()
+    while parts and isinstance(inner := parts[0], Composition):
+        norms += parts[1:]
+        if residual or len(parts) > 2:
             return None
         parts, residual = [part for _, part in inner.parts], inner.residual
     if parts and isinstance(parts[0], LayerNorm):
         norms.append(parts.pop(0))
-    if len(norms) > 1 or not all(isinstance(norm, LayerNorm) for norm in norms):
+    norm, form = norms[0] if norms else None, _inside(parts)
+    if form is None or len(norms) > 1 or not (norm is None or isinstance(norm, LayerNorm)):
         return None
-    norm = norms[0] if norms and isinstance(norms[0], LayerNorm) else None
-    form = _inside(parts)
-    return None if form is None else replace(form, residual=residual, norm=norm)
+    return replace(form, residual=residual, norm=norm)
 
 
 def _inside(parts: list[Map]) -> Form | None:
     form = None
-    if parts and isinstance(parts[0], Attention):
-        heads = parts.pop(0)
-        if not heads.arrays.keys() <= _KNOWN or (
-            heads.w is not None and heads.frequencies is not None
-        ):
+    if parts and isinstance(heads := parts[0], Attention):
+        turning_and_w = heads.w is not None and heads.frequencies is not None
+        if turning_and_w or not _holds(heads) <= _OF_HEADS:
             return None
-        form = _of_heads(heads)
-    if parts and isinstance(parts[0], Neurons):
-        neurons = parts.pop(0)
-        if neurons.activation != "relu" or neurons.G is not None:
+        form, parts = _of_heads(heads), parts[1:]
+    if parts and isinstance(neurons := parts[0], Neurons):
+        if neurons.activation != "relu" or not _holds(neurons) <= _OF_NEURONS:
             return None
         if form is None:
             dim = len(neurons.a) if neurons.A is None else neurons.A.shape[1]
             form = Form((), (), np.eye(dim), np.zeros(dim), None, False, None, dim, False, 0)
-        form = _through(form, neurons)
+        form, parts = _through(form, neurons), parts[1:]
     return None if parts else form
+
+
+def _holds(one: Attention | Neurons) -> set[str]:
+    return {field.name for field in fields(one) if getattr(one, field.name) is not None}
 
 
 def _of_heads(heads: Attention) -> Form:
@@ -177,8 +177,8 @@ def seen_through(form: Form) -> Form:
     for M in form.values:
         c = c + M.left @ (M.right @ norm.shift)
     if last is not None:
-        c, last = c + last @ norm.shift, centred(last * norm.scale, norm, axis=1)
-    values = [Product(M.left, centred(M.right * norm.scale, norm, axis=1)) for M in form.values]
+        c, last = c + last @ norm.shift, norm.without_mean(last * norm.scale, axis=1)
+    values = [Product(M.left, norm.without_mean(M.right * norm.scale, axis=1)) for M in form.values]
     # 0 for what is but the rounding of a difference of larger numbers
     share = form.rounding * largest_of(norm.scale)
     pairs = zip(values, form.values, strict=True)
@@ -193,11 +193,11 @@ def _scores_through(A: Scores, norm: LayerNorm) -> Scores:
         arrays = dict(A.arrays)
         for name, bias in (("K", "k_bias"), ("Q", "q_bias")):
             arrays[bias] = arrays[bias] + arrays[name] @ norm.shift
-            arrays[name] = centred(arrays[name] * norm.scale, norm, axis=1)
+            arrays[name] = norm.without_mean(arrays[name] * norm.scale, axis=1)
         return RotaryScores(len(norm.scale), arrays, A.rotary)
     seen = np.column_stack([A.right[:, :-1] * norm.scale, A.right @ [*norm.shift, 1.0]])
-    seen[:, :-1] = centred(seen[:, :-1], norm, axis=1)
-    return Product(centred(norm.scale[:, None] * A.left, norm, axis=0), seen)
+    seen[:, :-1] = norm.without_mean(seen[:, :-1], axis=1)
+    return Product(norm.without_mean(norm.scale[:, None] * A.left, axis=0), seen)
 
 
 def let_through(form: Form) -> Form:
@@ -206,12 +206,12 @@ def let_through(form: Form) -> Form:
     if norm is None:
         return form
     if form.neurons is not None:
-        B, c = (centred(x, norm, axis=0) for x in form.neurons)
+        B, c = (norm.without_mean(x, axis=0) for x in form.neurons)
         return replace(form, neurons=(B, c))
-    values = [Product(centred(M.left, norm, axis=0), M.right) for M in form.values]
+    values = [Product(norm.without_mean(M.left, axis=0), M.right) for M in form.values]
     pairs = zip(values, form.values, strict=True)
     values = [x if x.norm > form.rounding * y.norm else x.nothing for x, y in pairs]
-    return replace(form, values=tuple(values), c=centred(form.c, norm, axis=0))
+    return replace(form, values=tuple(values), c=norm.without_mean(form.c, axis=0))
 
 
 def merged(form: Form) -> Form:
@@ -255,9 +255,9 @@ def of_unit_size(form: Form) -> Form:
     if norm is None or form.residual or form.neurons is not None:
         return form
     size = float(np.linalg.norm([*form.c, *(M.norm for M in form.values)]))
-    signed = size * sign_of(norm)
+    signed = size * norm.sign
     values = tuple(Product(M.left / signed, M.right) for M in form.values)
-    return replace(form, values=values, c=form.c / signed, norm=rescaled(norm, signed))
+    return replace(form, values=values, c=form.c / signed, norm=norm.behind_share(signed))
 
 
 def canonical_form(form: Form) -> Form:
@@ -276,22 +276,6 @@ def compacted(form: Form) -> Form:
 
 
 # -- norms
-
-
-def centred(x: Array, norm: LayerNorm, axis: int) -> Array:
-    """Take the mean off where the norm does."""
-    return x - x.mean(axis=axis, keepdims=True) if norm.centred else x
-
-
-def sign_of(norm: LayerNorm) -> float:
-    """Return the sign of the first entry of scale that is not 0."""
-    return float(np.sign(norm.scale[np.argmax(norm.scale != 0)]))
-
-
-def rescaled(norm: LayerNorm, size: float) -> LayerNorm:
-    """Return the norm behind a sum that is divided by a size with a sign."""
-    scale = np.sign(size) * norm.scale
-    return LayerNorm(scale, norm.shift, norm.eps / size / size, norm.before, norm.centred)
 
 
 def same_kind(a: Form, b: Form) -> bool:

@@ -17,12 +17,10 @@ from unsoftmax.models.equality.exact_products import same_product
 from unsoftmax.models.equality.form import Form, same_kind
 from unsoftmax.models.equality.score_form import (
     Scores,
-    apart,
     places_exactly,
     score_distances,
-    size_of,
 )
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, apart, size_of
 from unsoftmax.probes import Array
 
 Places = list[tuple[int, int]]

@@ -7,12 +7,12 @@ functions may still be close: values in the cells on both sides of every hyperpl
 
 Behind heads the inputs are what these pool, p = (p_1, …, p_H), and the query token x_N where it has
 a first layer of its own. If n copies of a token y join a sequence with a small weight, p_h moves by
-a multiple of (y − p_h)·e^{y·u_h}, with u_h = W_h x_N + w_h: of distinct u_h such functions of y are
-linearly independent, so p moves in every direction. Sequences therefore show the network in open
-sets of R^{Hd}. With p_h the gradient of log Σ_i e^{x_i·u} at u_h, p at x_N = b and at −b, both long,
-are of opposite order along the W_h b: where all W_h differ every hyperplane is crossed. x_N stays
-where others move, so no head can stand for it. Functions are equal exactly if the heads are, those
-of equal scores merged, and the networks.
+a multiple of (y − p_h)·e^{y·u_h}, with u_h = W_h x_N + w_h: of distinct u_h such functions of y
+are linearly independent, so p moves in every direction. Sequences therefore show the network in
+open sets of R^{Hd}. With p_h the gradient of log Σ_i e^{x_i·u} at u_h, p at x_N = b and at −b, both
+long, are of opposite order along the W_h b: where all W_h differ every hyperplane is crossed. x_N
+stays where others move, so no head can stand for it. Functions are equal exactly if the heads are,
+those of equal scores merged, and the networks.
 
 ‖n‖ < √d behind a norm: neurons whose hyperplane is farther away never switch, and are part of the
 linear part or nothing. Before one the size of the sum is invisible, eps going as its square, and
@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.equality.equivalence import Tolerance
-from unsoftmax.models.equality.form import Form, centred, compare_norms, rescaled, sign_of
-from unsoftmax.models.equality.hinge_sum import HingeSum, squared_distance
+from unsoftmax.models.equality.form import Form, compare_norms
+from unsoftmax.models.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.products import Product
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.probes import Array
@@ -81,7 +82,9 @@ class Network:
         linear[:, -1] = c
         if residual:
             own = np.eye(len(c), d)
-            linear[:, -1 - d : -1] += own if form.behind is None else centred(own, form.behind, 0)
+            linear[:, -1 - d : -1] += (
+                own if form.behind is None else form.behind.without_mean(own, axis=0)
+            )
         return cls(A, form.c, B, linear, form)
 
     @property
@@ -161,7 +164,8 @@ def agreement(
     found = [g.parts(length) for g in (a, b)]
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
-    alike, norm_gap = compare_norms(*map(_beside, (a.form, b.form), sizes), tolerance)
+    beside = _beside(a.form, sizes[0]), _beside(b.form, sizes[1])
+    alike, norm_gap = compare_norms(*beside, tolerance)
     size = max(first.norm, second.norm)
     difference = float(np.sqrt(squared_distance(first, second, _NEAR)))
     gap = max(difference / size if size else 0.0, norm_gap)
@@ -179,16 +183,16 @@ def agreement(
 def signed_size(form: Form, parts: HingeSum) -> float:
     """Return what a sum is divided by behind a norm, with its sign; else 0."""
     norm = form.behind
-    return 0.0 if norm is None or not norm.scale.any() else parts.norm * sign_of(norm)
+    return 0.0 if norm is None or not norm.scale.any() else parts.norm * norm.sign
 
 
 def _beside(form: Form, size: float) -> Form:
     """Return what is beside a hinge sum: the norm in its unit, and a residual around one."""
-    norm = rescaled(form.norm, size) if size and form.norm is not None else form.norm
+    norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
     return replace(form, norm=norm, residual=form.residual and form.before is not None)
 
 
-def first_is_negative(u: Array) -> Array:
+def first_is_negative(u: Array) -> NDArray[np.bool_]:
     """Say of which hyperplanes the first weight that is not 0 is negative."""
     return np.asarray(u[np.arange(len(u)), np.argmax(u != 0, axis=1)] < 0)
 

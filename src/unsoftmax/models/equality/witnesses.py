@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import Form
 from unsoftmax.models.equality.matching import Places
 from unsoftmax.models.equality.neuron_form import points_in_cells
-from unsoftmax.models.equality.score_form import scores_apart, whole_at
+from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product
@@ -21,7 +20,7 @@ from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Callable[[Array], Array])
 
 # Roundoffs that an answer may be off by, per root of a sum's terms; measured up to 1.4. Too small:
 # rounding passes for a difference; too large: small differences stay undecided.
@@ -35,7 +34,9 @@ PAIRS = 4
 # Random sequences of each length and size; behind heads more, for networks that differ where
 # single tokens show nothing.
 _DRAWS, _DRAWS_OF_NETWORKS = 16, 128
-# Powers of 4 up and down that their sizes go from 1, from where neurons and norms bend.
+# Powers of 4 that sizes go up and down from 1, from where neurons and norms bend, and from where
+# logits are about 1. A parameter that is 4¹² times smaller than others of its block still shows;
+# one that is smaller may not.
 _SIZES = 12
 # Tokens longer than a norm lets through are put this far below the largest length.
 _NEARLY_WHOLE = 1e-6
@@ -43,25 +44,12 @@ _NEARLY_WHOLE = 1e-6
 _AT_ONCE = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class WitnessTuning:
-    """How thoroughly `candidates` looks for sequences that tell two heads apart."""
-
-    iterations: int = 30
-    """Steps of the power iteration that finds the direction in which the scores differ most. It
-    gains the ratio of the two largest singular values each; fewer leave other directions in."""
-    offsets: int = 4
-    """Random offsets beside the nine that are aimed: for heads that differ in no single one."""
-    queries: int = 2
-    """Random query tokens beside the aimed one and 0."""
-    powers_of_four: int = 12
-    """Powers of 4 that sizes go up and down from where logits are about 1. A parameter that is
-    4¹² times smaller than others of its block still shows; one that is smaller may not."""
-
-    @property
-    def pairs_per_offset(self) -> int:
-        """Number of query tokens that each offset is paired with, one after the other."""
-        return self.queries + 2
+# Steps of the power iteration that finds the direction in which scores differ most. It gains the
+# ratio of the two largest singular values each; fewer leave other directions in.
+_ITERATIONS = 30
+# Random offsets beside the nine that are aimed, for heads that differ in no single one, and random
+# query tokens beside the aimed one and 0.
+_OFFSETS, _QUERIES = 4, 2
 
 
 def rounding_of(model: FrozenModel, X: Array) -> Array:
@@ -94,7 +82,7 @@ def _families(
 def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
     """Make sequences at which the sums of values and the heads at these places differ most."""
     for one, other, distance in _aimed_at(a, b, places):
-        for X in candidates(one, other, WitnessTuning()):
+        for X in candidates(one, other):
             for tokens in _placed(X, distance):
                 yield tokens if a.before is None else _let_in(tokens, a.before.eps)
 
@@ -106,7 +94,7 @@ def _of_all_sizes(
     rng, d = np.random.default_rng(0), models[0].dim
     leaves = [leaf for model in models for leaf in model.maps.leaves.values()]
     units = {leaf.eps**0.5 or 1.0 for leaf in leaves if isinstance(leaf, LayerNorm)}
-    lengths, draws, beside = [1, 2, 3, 6, 24], _DRAWS, [np.zeros(d)]
+    lengths, draws, beside = [1, 2, 3, 6, 24], _DRAWS, [np.asarray(np.zeros(d))]
     if forms is not None:
         known = [_on_single_tokens(form) for form in forms]
         if any(form.neurons for form in forms):
@@ -116,7 +104,7 @@ def _of_all_sizes(
             yield cells[:, None]
             draws = _DRAWS_OF_NETWORKS
         elif any(form.behind for form in forms):  # tokens of which nothing is left to normalise
-            beside += [np.linalg.lstsq(A, -a, rcond=None)[0] for A, a in known]
+            beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
         lengths = lengths if forms[0].attends else [1]
     powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
     for unit in sorted({1.0, *units}):
@@ -141,42 +129,30 @@ Aim = tuple[SingleHead, SingleHead, int]
 
 def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[Aim]:
     """Return what single tokens show, then heads that differ, seen through what shows it most."""
-    none = Product(np.zeros((len(a.c), 0)), np.zeros((0, a.dim)))
-    if a.neurons is None and b.neurons is None:
-        M, its = (sum(form.values, none) for form in (a, b))
-        y, flat = _along(M, its), np.zeros((a.dim, a.dim))
-        yield (
-            SingleHead(flat, (y @ M.left) @ M.right, None, float(y @ a.c)),
-            SingleHead(flat, (y @ its.left) @ its.right, None, float(y @ b.c)),
-            1,
-        )
+    d, neurons = a.dim, a.neurons is not None or b.neurons is not None
+    flat = Product(np.zeros((d, 0)), np.zeros((0, d + 1)))
+    none = [Product(np.zeros((len(form.c), 0)), np.zeros((0, d))) for form in (a, b)]
+    found: list[tuple[Scores, Scores, Product, Product]] = []
+    if not neurons:
+        found.append((flat, flat, sum(a.values, none[0]), sum(b.values, none[1])))
     for g, h in places[:PAIRS]:
-        head = a.scores[g] if g >= 0 else b.scores[h]
-        scores = [a.scores[g] if g >= 0 else None, b.scores[h] if h >= 0 else None]
-        distance = 1 if None in scores else max(1, scores_apart(*scores).distance)
-        empty = 0.0 * whole_at(head, distance)
-        W, U = (empty if one is None else whole_at(one, distance) for one in scores)
-        for v, u in _read_out(a, b, g, h):
+        mine = (a.scores[g], a.values[g]) if g >= 0 else (flat, none[0])
+        its = (b.scores[h], b.values[h]) if h >= 0 else (flat, none[1])
+        found.append((mine[0], its[0], mine[1], its[1]))
+    for A, B, M, N in found:
+        distance = max(1, scores_apart(A, B).distance)
+        W, U = (whole_at(scores, distance) for scores in (A, B))
+        if neurons:
+            weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
+            seen = [weights, [np.abs(w) for w in weights]]
+        else:
+            seen = [[_along(M, N)] * 2]
+        for y, z in seen:
             yield (
-                SingleHead(W[:-1, :-1], v, W[:-1, -1]),
-                SingleHead(U[:-1, :-1], u, U[:-1, -1]),
+                SingleHead(W[:-1, :-1], (y @ M.left) @ M.right, W[:-1, -1], float(y @ a.c)),
+                SingleHead(U[:-1, :-1], (z @ N.left) @ N.right, U[:-1, -1], float(z @ b.c)),
                 distance,
             )
-
-
-def _read_out(a: Form, b: Form, g: int, h: int) -> Iterator[tuple[Array, Array]]:
-    """Return values of two heads along what they differ in most, or what neurons make of them."""
-    M = a.values[g] if g >= 0 else b.values[h].nothing
-    its = b.values[h] if h >= 0 else a.values[g].nothing
-    if a.neurons is None and b.neurons is None:
-        y = _along(M, its)
-        yield (y @ M.left) @ M.right, (y @ its.left) @ its.right
-        return
-    form, shown = (a, M) if g >= 0 and a.neurons is not None else (b, its)
-    weights = np.ones(len(form.c)) if form.neurons is None else form.neurons[0][0]
-    for y in (weights, np.abs(weights)):
-        v = (y @ shown.left) @ shown.right
-        yield v, v
 
 
 def _along(M: Product, other: Product) -> Array:
@@ -200,7 +176,7 @@ def _placed(X: Array, distance: int) -> Iterator[Array]:
     between = np.zeros((len(X), distance - 1, X.shape[2]))
     first, last, none = X[:, :1], X[:, 1:], np.zeros_like(X[:, :1])
     # another pair's offset beside the first
-    other = np.roll(first - last, WitnessTuning().pairs_per_offset, axis=0) + last
+    other = np.roll(first - last, _QUERIES + 2, axis=0) + last
     for ahead in ((), (first,), (other,), *(((none,),) if distance > 1 else ())):
         yield np.concatenate([*ahead, first, between, last], axis=1)
 
@@ -249,7 +225,7 @@ def witness_of(
     return witness
 
 
-def candidates(a: SingleHead, b: SingleHead, tuning: WitnessTuning) -> Iterator[Array]:
+def candidates(a: SingleHead, b: SingleHead) -> Iterator[Array]:
     """Make sequences that tell v and c apart, then pairs [u+q; q] that tell W and w apart.
 
     Sizes are chosen for logits near 1, which W or w alone may set, and up to 4¹² away from it.
@@ -259,37 +235,37 @@ def candidates(a: SingleHead, b: SingleHead, tuning: WitnessTuning) -> Iterator[
     if not v:
         return  # two constants
     for size in {1.0, c / v or 1.0}:
-        yield _sizes(size, tuning)[:, None, None] * _unit(a.v - b.v)
+        yield _sizes(size)[:, None, None] * _unit(a.v - b.v)
     W, w = max(norm_of(a.W), norm_of(b.W)), max(norm_of(a.w), norm_of(b.w))
-    offsets, queries = _aimed(a, b, tuning)
+    offsets, queries = _aimed(a, b)
     pairs = np.array([[u + q, q] for u in offsets for q in queries])
     for size in {W**-0.5 if W else 1.0, 1 / w if w else 1.0}:
-        yield (_sizes(size, tuning)[:, None, None, None] * pairs).reshape(-1, 2, a.dim)
+        yield (_sizes(size)[:, None, None, None] * pairs).reshape(-1, 2, a.dim)
     for size in {1 / W if W else 1.0, 1 / w if w else 1.0}:
-        sizes = _sizes(size, tuning)
+        sizes = _sizes(size)
         yield np.array([[s * u + q, q] for u in offsets for q in queries for s in sizes])
 
 
-def _aimed(a: SingleHead, b: SingleHead, tuning: WitnessTuning) -> tuple[list[Array], list[Array]]:
+def _aimed(a: SingleHead, b: SingleHead) -> tuple[list[Array], list[Array]]:
     """Return offsets and query tokens in the directions in which W, w and v differ most."""
     rng = np.random.default_rng(0)
     W, v = (max(norm_of(x), norm_of(y)) for x, y in ((a.W, b.W), (a.v, b.v)))
     difference = a.W / (W or 1.0) - b.W / (W or 1.0)
     left, right = rng.standard_normal((2, a.dim))
-    for _ in range(tuning.iterations):
+    for _ in range(_ITERATIONS):
         left, right = _unit(difference @ right), _unit(difference.T @ left)
     value = _unit(a.v / v + b.v / v)
     bias = _unit(a.w)
     across = left - (left @ bias) * bias  # sees W alone, however large w is
     lines = (left, across, _unit(a.w - b.w))
     offsets = [_unit(u + s * value) for u in lines for s in (0.0, 1.0, -1.0)]
-    offsets += list(rng.standard_normal((tuning.offsets, a.dim)))
-    return offsets, [right, np.zeros(a.dim), *rng.standard_normal((tuning.queries, a.dim))]
+    offsets += list(rng.standard_normal((_OFFSETS, a.dim)))
+    return offsets, [right, np.zeros(a.dim), *rng.standard_normal((_QUERIES, a.dim))]
 
 
-def _sizes(middle: float, tuning: WitnessTuning) -> Array:
+def _sizes(middle: float) -> Array:
     """Return sizes around one, of which no square leaves float64's range."""
-    powers = 4.0 ** np.arange(-tuning.powers_of_four, tuning.powers_of_four + 1)
+    powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
     sizes: Array = np.clip(middle * powers, 2.0**-480, 2.0**480)
     return sizes
 

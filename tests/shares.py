@@ -1,0 +1,17 @@
+"""What share of a certificate's bounds two models' differences take."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unsoftmax.models.equality.certificates import share_of_bounds
+from unsoftmax.models.equality.comparison import compare
+from unsoftmax.models.equality.equivalence import Tolerance
+
+
+def share(found, target, errors):
+    """The largest one, whatever their answers say."""
+    compared = compare((found.maps, target.maps), Tolerance(1e-9, 0.0))
+    if compared is None or compared[1] is None:
+        return np.inf
+    return share_of_bounds((found, target), compared[1], errors)
