@@ -58,12 +58,14 @@ def _heads(model: MultiHead) -> MultiHead:
 def _before_network(model: MultiHeadTransformer) -> MultiHeadTransformer:
     W, w, B = _merged(model, model.B)
     H, (m, d) = len(B), model.B.shape[1:]
-    B = np.concatenate([B, np.zeros((1, m, d)) if model.residual is None else model.residual[None]])
+    if model.residual is not None or not H:
+        last = np.zeros((m, d)) if model.residual is None else model.residual
+        B = np.concatenate([B, last[None]])
     A = B.transpose(0, 2, 1).reshape(len(B) * d, m)
     network = _network(ReluNetwork(A, model.w_o, model.b, model.c))
     B = network.A.T.reshape(len(network.b), len(B), d).transpose(1, 0, 2)
     seen = [h for h in range(H) if np.any(B[h])]
-    R = B[-1] if np.any(B[-1]) else None
+    R = B[-1] if len(B) > H and np.any(B[-1]) else None
     return MultiHeadTransformer(W[seen], B[seen], network.w_o, network.b, w[seen], network.c, R)
 
 

@@ -100,8 +100,10 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
 
     partners: dict[int, list[int]] = {}
     for _, g, h in match(weight(cost), weight(alone), weight(missing)):
-        if g < 0 and len(scores) and np.min(scores[:, h]) <= 1:
-            g = int(np.argmin(scores[:, h]))
+        if g < 0 and len(scores):
+            nearest = int(np.argmin(scores[:, h]))
+            alike = _score_share(a.scores[nearest], b.scores[h], errors) <= 1
+            g = nearest if alike else g
         if g < 0:
             shares.append(_value_share(b.values[h], b.values[h].nothing, errors))
         else:

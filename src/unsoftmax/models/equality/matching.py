@@ -19,6 +19,7 @@ from unsoftmax.models.equality.score_form import (
     Scores,
     places_exactly,
     score_distances,
+    scores_apart,
 )
 from unsoftmax.models.products import Product, apart, size_of
 from unsoftmax.probes import Array
@@ -74,10 +75,16 @@ class HeadMatching:
         cost = np.maximum(self.relative, self.apart / scale)
         least = 1.0 if self.lone else 0.0
         alone, missing = (np.maximum(x / scale, least) for x in (self.alone, self.missing))
-        best = match(cost, alone, missing)
+        best = [(self._in_full(*found), *found[1:]) for found in match(cost, alone, missing)]
         best.sort(key=lambda found: -found[0])
         gap = max([self.constant / scale, *(share for share, _, _ in best)])
         return gap, [(g, h) for share, g, h in best if share > 0]
+
+    def _in_full(self, share: float, g: int, h: int) -> float:
+        """Return what two heads differ by, at all distances."""
+        if min(g, h) < 0:
+            return share
+        return max(share, scores_apart(self.scores[0][g], self.scores[1][h]).relative)
 
     def distance_merged(self) -> float:
         """Return what differs when all heads whose scores are within tolerance are merged."""

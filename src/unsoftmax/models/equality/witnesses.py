@@ -214,9 +214,10 @@ def witness_of(
         for family in families:
             for start in range(0, len(family), _AT_ONCE):
                 X = family[start : start + _AT_ONCE]
-                noise = np.maximum(rounding(a, X) + rounding(b, X), TINY)
-                off = np.abs(a(X) - b(X))
-                ratio = np.nan_to_num(off / noise, nan=0.0, posinf=0.0).reshape(len(X), -1)
+                lost = [np.reshape(rounding(model, X), (len(X), -1)) for model in (a, b)]
+                mine, its = (np.reshape(model(X), (len(X), -1)) for model in (a, b))
+                ratio = np.abs(mine - its) / np.maximum(lost[0] + lost[1], TINY)
+                ratio = np.nan_to_num(ratio, nan=0.0, posinf=0.0)
                 k = int(np.argmax(ratio.max(axis=1)))
                 if ratio[k].max() > best:
                     best, witness = float(ratio[k].max()), X[k]
