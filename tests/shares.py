@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from unsoftmax.models.equality.certificates import share_of_bounds
@@ -9,7 +12,7 @@ from unsoftmax.models.equality.comparison import compare
 from unsoftmax.models.equality.equivalence import Tolerance
 
 
-def share(found, target, errors):
+def share(found: Any, target: Any, errors: Mapping[str, float]) -> float:
     """The largest one, whatever their answers say."""
     compared = compare((found.maps, target.maps), Tolerance(1e-9, 0.0))
     if compared is None or compared[1] is None:

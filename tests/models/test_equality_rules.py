@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,10 +117,13 @@ def test_sublayers_in_a_row_are_equal_part_by_part():
 def test_positions_beside_a_norm_follow_from_the_parts():
     rng, d = np.random.default_rng(0), 6
     shapes = {"Q": (2, 4, d), "K": (2, 4, d), "O": (2, d, 3), "V": (2, 3, d)}
-    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    biases = {"k_bias": rng.standard_normal((2, 4)), "q_bias": rng.standard_normal((2, 4))}
+    arrays: dict[str, Any] = {n: rng.standard_normal(shape) for n, shape in shapes.items()}
+    biases: dict[str, Any] = {
+        "k_bias": rng.standard_normal((2, 4)),
+        "q_bias": rng.standard_normal((2, 4)),
+    }
     theta = np.tile([1.0, 0.3], (2, 1))
-    heads = Attention(**arrays, **biases, c=rng.standard_normal(d), frequencies=theta)
+    heads: Any = Attention(**arrays, **biases, c=rng.standard_normal(d), frequencies=theta)
     X = rng.standard_normal((5, 7, d))
     for before in (True, False):
         for centred in (True, False):
@@ -127,7 +131,7 @@ def test_positions_beside_a_norm_follow_from_the_parts():
             norm = us.LayerNorm(scale, shift, 1e-3, before, centred)
             model = Built(sublayer("heads", heads, before, norm), d)
             if before:  # scale and shift are part of the projections
-                moved = {name: arrays[name] * scale for name in "QKV"}
+                moved: dict[str, Any] = {name: arrays[name] * scale for name in "QKV"}
                 moved |= {f"{n.lower()}_bias": biases[f"{n.lower()}_bias"] + arrays[n] @ shift
                           for n in "KQ"}  # fmt: skip
                 c = heads.c + np.einsum("hms,hsd,d", heads.O, heads.V, shift)
@@ -149,11 +153,13 @@ def test_positions_beside_a_norm_follow_from_the_parts():
 def test_neurons_without_a_form_are_compared_as_they_are(gated):
     rng, d, m = np.random.default_rng(0), 4, 6
     A, B, a = rng.standard_normal((m, d)), rng.standard_normal((d, m)), rng.standard_normal(m)
-    gate = {"G": rng.standard_normal((m, d)), "g": rng.standard_normal(m)} if gated else {}
+    gate: dict[str, Any] = (
+        {"G": rng.standard_normal((m, d)), "g": rng.standard_normal(m)} if gated else {}
+    )
     map_ = Neurons(A, a, B, np.ones(d), "silu", **gate)
     model = Built(sublayer("neurons", map_, True, None), d)
     order = rng.permutation(m)
-    moved = {name: x[order] for name, x in {"A": A, "a": a, **gate}.items()}
+    moved: dict[str, Any] = {name: x[order] for name, x in {"A": A, "a": a, **gate}.items()}
     other = Built(sublayer("neurons", replace(map_, **moved, B=B[:, order]), True, None), d)
     assert us.equivalent(model, other)
     assert us.equivalent(model, Built(other.maps, d), rtol=0)
@@ -162,7 +168,9 @@ def test_neurons_without_a_form_are_compared_as_they_are(gated):
     gelu = Built(sublayer("neurons", replace(map_, activation="gelu"), True, None), d)
     shown(us.equivalent(model, gelu), model, gelu)
     # a neuron in two halves: the same function, which no form says
-    halves = {n: np.concatenate([x, x[:1]]) for n, x in {"A": A, "a": a, **gate}.items()}
+    halves: dict[str, Any] = {
+        n: np.concatenate([x, x[:1]]) for n, x in {"A": A, "a": a, **gate}.items()
+    }
     parts = np.column_stack([B, B[:, 0] / 2])
     parts[:, 0] /= 2
     split = Built(sublayer("neurons", replace(map_, **halves, B=parts), True, None), d)
@@ -184,7 +192,7 @@ class Sloped(Attention):
 
 def test_a_score_term_that_no_form_knows_is_compared_as_an_array():
     maps = attention(0).maps
-    heads = maps.leaves["heads."]
+    heads: Any = maps.leaves["heads."]
     known = {field.name: getattr(heads, field.name) for field in fields(Attention)}
     sloped = [Built(sublayer("heads", Sloped(**known, slopes=np.array(slopes)), True, None), 4)
               for slopes in ([1.0, 0.5], [1.0, 0.5], [1.0, 0.4])]  # fmt: skip
@@ -196,8 +204,9 @@ def test_a_score_term_that_no_form_knows_is_compared_as_an_array():
 
 
 def test_what_is_no_model_is_refused():
+    one: Any = [1.0]
     with pytest.raises(TypeError, match="equivalent compares models; this is a list"):
-        us.equivalent([1.0], us.SingleHead([[1.0]], [1.0]))
+        us.equivalent(one, us.SingleHead([[1.0]], [1.0]))
 
 
 def test_every_class_has_a_canonical_form_and_its_files_load(tmp_path):
