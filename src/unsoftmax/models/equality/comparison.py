@@ -157,7 +157,7 @@ def networks(a: Form, b: Form, places: list[int]) -> tuple[Network, Network]:
 
     Where one is given the query token itself, that follows in both.
     """
-    last, H = a.last is not None or b.last is not None, len(a.scores)
+    last, H = any(f.last is not None or f.residual for f in (a, b)), len(a.scores)
     count = 1 + max([-1, *places])
     return Network.of(a, places[:H], count, last), Network.of(b, places[H:], count, last)
 

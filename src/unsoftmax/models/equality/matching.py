@@ -16,6 +16,7 @@ from unsoftmax.models.equality.equivalence import Tolerance, largest_of, norm_of
 from unsoftmax.models.equality.exact_products import same_product
 from unsoftmax.models.equality.form import Form, same_kind
 from unsoftmax.models.equality.score_form import (
+    FAR,
     Scores,
     places_exactly,
     score_distances,
@@ -82,7 +83,7 @@ class HeadMatching:
 
     def _in_full(self, share: float, g: int, h: int) -> float:
         """Return what two heads differ by, at all distances."""
-        if min(g, h) < 0:
+        if min(g, h) < 0 or self.relative[g, h] <= FAR:
             return share
         return max(share, scores_apart(self.scores[0][g], self.scores[1][h]).relative)
 

@@ -23,6 +23,8 @@ from unsoftmax.probes import Array
 Scores: TypeAlias = Product | RotaryScores
 """[W | w], (d, d + 1), or what turns with distance."""
 
+# Scores that differ by more than this share of their size at one token are looked at no further.
+FAR = 0.1
 # Bounds of certificates hold for W(Δ) up to this distance, and scores are compared so far at least.
 FARTHEST = 20
 
@@ -73,7 +75,11 @@ def scores_apart(a: Scores, b: Scores, enough: float = np.inf) -> Apart:
     """
     if not (isinstance(a, RotaryScores) or isinstance(b, RotaryScores)):
         return apart(a, b)
-    mine, its = _within_ranges(as_turning(a), as_turning(b))
+    a, b = as_turning(a), as_turning(b)
+    near = apart(_at_one(a), _at_one(b))
+    if near.relative > enough:
+        return near
+    mine, its = _within_ranges(a, b)
     size, worst = 0.0, (0.0, 0)
     last = max(FARTHEST, 2 * (len(mine.rotary) + len(its.rotary)))
     for distance in (1, 0, *range(2, last + 1)):
@@ -83,6 +89,12 @@ def scores_apart(a: Scores, b: Scores, enough: float = np.inf) -> Apart:
         if worst[0] > enough * size:
             break
     return Apart(worst[0], size, 1.0, worst[1])
+
+
+def _at_one(scores: RotaryScores) -> Product:
+    """Return W(1) with the query bias, (d, d + 1)."""
+    queries = np.column_stack([scores.arrays["Q"], scores.arrays["q_bias"]])
+    return Product(scores.arrays["K"].T, scores.rotary.turned(queries.T, np.array(1.0)).T)
 
 
 def _within_ranges(a: RotaryScores, b: RotaryScores) -> tuple[RotaryScores, RotaryScores]:
@@ -109,7 +121,7 @@ def score_distances(
         if mine is other and h < g:
             relative[g, h], close[g, h] = relative[h, g], close[h, g]
         elif mine[g] is not other[h]:
-            found = scores_apart(mine[g], other[h], max(0.1, 2 * tolerance.rtol))
+            found = scores_apart(mine[g], other[h], max(FAR, 2 * tolerance.rtol))
             relative[g, h] = found.relative
             close[g, h] = tolerance.allows(found.difference, found.size, found.unit)
     return relative, close
