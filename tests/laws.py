@@ -24,8 +24,8 @@ from tests.prenorm_layers import prenorm, share_after
 from tests.rotary_heads import rotary_head, several_rotary, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
+from tests.shares import share
 from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
-from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.protocol import Learner, Model, Oracle
 
 
@@ -247,8 +247,7 @@ def _heads_before_a_network(heads: int, dim: int, neurons: int) -> Any:
 
 
 def _transformer_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
-    rule = MultiHeadTransformerEquality()
-    return rule.share(recovery.model, target, recovery.certificate.errors) <= 1
+    return share(recovery.model, target, recovery.certificate.errors) <= 1
 
 
 def _layer_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:

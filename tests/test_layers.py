@@ -298,86 +298,9 @@ def classes(module, source):
             yield node.name, f"{module}:{node.lineno}"
 
 
-def numbers(module, source):
-    """Names that a module gives to numbers, with where."""
-    for node in ast.parse(source).body:
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-            continue
-        if isinstance(node.value, ast.Subscript):
-            continue  # a type, such as that of an option with its limits
-        literals = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
-        if not any(type(value) in (int, float, complex) for value in literals):
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for part in (part for target in targets for part in ast.walk(target)):
-            if isinstance(part, ast.Name):
-                yield f"{module}.{part.id}", f"{path_of(module)}:{node.lineno}"
-
-
 def path_of(module):
     path = FILES.get(module)
     return path.relative_to(SOURCE).as_posix() if path else module
-
-
-# What tunes an algorithm is a field with a reason, of a dataclass. These are facts of
-# mathematics, of a format or of a contract, which nobody can try otherwise.
-FACTS = {
-    "models.arrays.UNIT": "unit roundoff of float64",
-    "models.arrays.TINY": "the smallest normal float64",
-    "models.attention_map._SHORT_SUMS": "sums of so many terms round by no more than few do",
-    "models.neurons._RATE": "of the GELU by tanh",
-    "models.neurons._CUBIC": "of the GELU by tanh",
-    "models.neurons.ACTIVATIONS": "quick_gelu is told by its rate",
-    "models.stack._DEEPEST": "what Python's own stack bears, with room",
-    "models.attention._LARGEST_SHIFT": "where e^(2m) leaves float64",
-    "probes.FARTHEST": "where float32 ends",
-    "measure.precision.FLOAT32_UNIT": "unit roundoff of float32",
-    "measure.precision.KAPPA": "what a dot product may round by, in units: part of every bound",
-    "measure.precision.FLOAT32_BITS": "significant bits of float32",
-    "measure.precision._FLOAT16_BITS": "significant bits of float16",
-    "measure.precision._FLOAT16_TINY": "what float16's smallest numbers are multiples of",
-    "measure.offsets._GRID": "grid on which offset + unit vector is exact in float32",
-    "measure.offsets.DENSE_GRID": "grid on which the sum of two dense rows is exact in float32",
-    "measure.offsets._ALL_BITS": "bits of float64, and one",
-    "measure.offsets._CHUNK": "how many numbers of lazy rows are made at once: memory alone",
-    "learners.settings._SMALLEST": "where squares leave float64",
-    "learners.multi_head.orientation.COPIES": "copies of a token that its identity is written for",
-    "learners.single_head.sensing.gaussian_readings._GRID": "grid of Gaussians, for float32",
-    "learners.single_head.sensing.gaussian_readings._APART": "how far apart float32 adds on it",
-    "measure.intervals.SLACK": "covers float64's rounding in bounds that are otherwise exact",
-    "validate.head_comparison.UNBOUNDED": "stands for an infinite bound: 0 times it is 0",
-    "validate.head_comparison.SHORT_SUMS": "sums of so many terms round by no more than κ covers",
-    "learners.single_head.approximate.coordinate_probes._QUERY_SCALE": "Theorem 6.1's a_s",
-    "learners.single_head.approximate.coordinate_probes._ZERO_QUERY_SCALE": "1/(2√2), for float32",
-    "measure.thresholds._PROBE_ROUNDINGS": "how often a probe's tokens are rounded themselves",
-    "learners.single_head.labels.label_head._MOST_BITS": "bits of a float64's significand",
-    "learners.single_head.labels.label_head._MOST_PAPER_BITS": "where sample sizes leave float64",
-    "learners.single_head.labels.label_head._LEAST_MARGIN": "where sample sizes leave float64",
-    "learners.single_head.labels.label_probes._SAMPLES_PER_SEED": "which samples a seed means",
-    "models.files.FORMAT_VERSION": "version of the format of a model's file",
-    "campaign.ledger_format.FORMAT_VERSION": "version of the ledger's format",
-    "campaign.recovery.FORMAT_VERSION": "version of the format of recovery.json",
-    "campaign.failures._FLOAT16_LARGEST": "the largest number of float16",
-    "campaign.failures._FLOAT16_NORM": "within its square root, with room for the size of W",
-    "campaign.ledger_header.APPLICATION_ID": "marks an SQLite file as a ledger",
-    "campaign.ledger_images._HEADER": "bytes of the header in SQLite's format",
-    "campaign.ledger_images._FRAME": "bytes before each page of a WAL in SQLite's format",
-    "questions.answer_errors._LEAST": "where exponentials of its logarithm leave float64",
-    "questions.operand_rounding.OPERAND_BITS": "significant bits of TF32, float16 and bfloat16",
-    "questions.operand_rounding._STEP": "what neither 11 bits hold nor, eight times, 8 bits",
-    "cli.audit._STATUS": "exit statuses, promised to scripts",
-    "questions.verification.MOST": "queries that verification promises to stay below",
-    "campaign.refused_run.FORMAT_VERSION": "version of the format of refusal.json",
-    "report.command_record.FORMAT_VERSION": "version of the format of commands.json",
-    "questions.verification.FORMAT_VERSION": "version of the format of verification.json",
-    "campaign.retries._MOST_S": "the longest sleep that an operating system is trusted with",
-    "cli.compare._STATUS": "exit statuses, promised to scripts",
-    "cli.verify._STATUS": "exit statuses, promised to scripts",
-    "cli.faults.FAULT": "an exit status, promised to scripts",
-    "cli.minilm._HEADS": "heads of all-MiniLM-L6-v2",
-    "cli.minilm._EPS": "what its norms add to variances",
-    "cli.plan._HOLDOUT": "the default of `learn`, which a plan adds",
-}
 
 
 def test_rooms_are_all_there_is_and_each_has_modules():
@@ -402,14 +325,6 @@ def test_no_two_classes_share_a_name():
     refuse(shared(found), "classes of one name")
 
 
-def test_numbers_of_modules_are_facts():
-    found = [pair for module, path in FILES.items() for pair in numbers(module, read(path))]
-    facts = {f"unsoftmax.{name}" for name in FACTS}
-    knobs = [f"{where} {name.split('.')[-1]}" for name, where in found if name not in facts]
-    refuse(knobs, f"{len(knobs)} numbers that are neither fields nor facts")
-    refuse(sorted(facts - {name for name, _ in found}), "facts that are no longer there")
-
-
 def read(path):
     return path.read_text(encoding="utf-8")
 
@@ -421,37 +336,6 @@ def test_shared_names_are_seen():
     assert shared([("a", 1), ("b", 2), ("a", 3)]) == ["a: 1, 3"]
     source = "class A:\n    class _B: ...\ndef f():\n    class A: ..."
     assert shared(classes("x", source)) == ["A: x:1, x:4"]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "A = 1",
-        "A: float = 2.0**-3",
-        "A = (1, 2)",
-        "A = -1e3",
-        "A = {'a': 1}",
-        "A = np.arange(3.0)",
-        "A = f(x=2)",
-    ],
-)
-def test_a_number_of_a_module_is_seen(source):
-    assert list(numbers("x", source)) == [("x.A", "x:1")]
-
-
-def test_both_of_a_pair_are_seen():
-    assert [name for name, _ in numbers("x", "A, B = 1, 2")] == ["x.A", "x.B"]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        *("A = 'a'", "A = True", "A: int", "class A:\n    a: int = 1", "def f(a=1): ...", "A = B"),
-        "A = Annotated[int, Option(min=1)]",
-    ],
-)
-def test_no_number_of_a_module_is_none(source):
-    assert list(numbers("x", source)) == []
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,10 +9,8 @@ from hypothesis import strategies as st
 
 import unsoftmax as us
 from tests.models.test_attention_layer import NORMS, layer
-from unsoftmax.models.equality import RULES
-from unsoftmax.models.equality.attention_layer_equality import AttentionLayerEquality
+from tests.shares import share
 
-RULE = next(rule for rule in RULES if rule.model is us.AttentionLayer)
 KINDS = [(kind, residual) for kind in NORMS for residual in (False, True)]
 
 
@@ -326,27 +322,19 @@ def test_every_bound_of_a_certificate_counts(name):
     near = nudged(model, name, 1e-9 if name == "norm.eps" else 1e-7)
     bound = {"heads.1.O": "M", "heads.1.w": "w"}.get(name, name.removeprefix("norm."))
     ample = dict.fromkeys(("M", "W", "w", "c", "scale", "shift", "eps"), 1e-4)
-    assert RULE.share(near, model, ample) < 1
-    assert RULE.share(near, model, {**ample, bound: 1e-13}) > 1
-    assert RULE.share(near, model, {n: x for n, x in ample.items() if n != bound}) == np.inf
+    assert share(near, model, ample) < 1
+    assert share(near, model, {**ample, bound: 1e-13}) > 1
+    assert share(near, model, {n: x for n, x in ample.items() if n != bound}) == np.inf
 
 
 def test_a_head_without_a_partner_may_be_one_too_small_to_be_seen():
     model = layer()
     tiny = us.LayerHead(1e-10 * np.eye(5), np.eye(5))
     more = us.AttentionLayer([*model.heads, tiny], model.c)
-    assert RULE.share(model, more, dict.fromkeys("MWwc", 1e-9)) == pytest.approx(
+    assert share(model, more, dict.fromkeys("MWwc", 1e-9)) == pytest.approx(
         0.1 * np.sqrt(5), rel=1e-3
     )
-    assert RULE.share(model, layer(kind="behind"), dict.fromkeys("MWwc", 1.0)) == np.inf
-
-
-def test_knobs_are_fields():
-    model = layer()
-    near = nudged(model, "heads.1.K")
-    deaf = replace(AttentionLayerEquality(), lost=1e12)
-    assert us.equivalent(model, near, rules=[deaf]).verdict == "undecided"
-    assert us.equivalent(model, near).verdict == "different"
+    assert share(model, layer(kind="behind"), dict.fromkeys("MWwc", 1.0)) == np.inf
 
 
 @pytest.mark.parametrize("name", ["M", "W", "w", "c", "scale before", "K"])

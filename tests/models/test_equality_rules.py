@@ -1,27 +1,23 @@
-"""The parts of equality: tolerances, hinge sums, witnesses; a new class joins by a rule."""
+"""The parts of equality: tolerances, hinge sums, witnesses; a new class joins by its maps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.models.equality import RULES
-from unsoftmax.models.equality.equivalence import (
-    Equivalence,
-    ModelEquality,
-    Tolerance,
-    norm_of,
-    octave,
-)
-from unsoftmax.models.equality.hinge_sum import HingeSum, squared_distance
-from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
-from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
-from unsoftmax.models.equality.witnesses import WitnessTuning, candidates, witness_of
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Composition
+from unsoftmax.models.equality.canonical_form import CANONICAL
+from unsoftmax.models.equality.equivalence import Tolerance, norm_of, octave
+from unsoftmax.models.equality.witnesses import candidates, witness_of
+from unsoftmax.models.hinge_sum import HingeSum, squared_distance
+from unsoftmax.models.layer_norm import sublayer
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.neurons import Neurons
 
 
 def each(rounding):
@@ -32,72 +28,188 @@ def each(rounding):
 # -- a class that joins
 
 
-class Linear(FrozenModel):
-    """f(X) = x_N·v."""
+class Chained(FrozenModel):
+    """Sub-layers in a row, each known by its maps alone."""
 
-    def __init__(self, v):
-        self._arrays = {"v": np.array(v, dtype=float)}
+    def __init__(self, *parts, every=None):
+        self.parts, self._arrays = parts, {}
 
     @property
     def dim(self):
-        return len(self._arrays["v"])
+        return self.parts[0].dim
+
+    @property
+    def outputs(self):
+        return self.parts[-1].outputs
+
+    def _composed(self):
+        return Composition.of({str(k): part.maps for k, part in enumerate(self.parts)})
 
     def __call__(self, X):
-        return X[:, -1] @ self._arrays["v"]
+        return self.maps.linearise(X).value[:, 0]
 
     def _sizes(self):
         return (f"d={self.dim}",)
 
 
-@dataclass(frozen=True)
-class LinearEquality(ModelEquality[Linear]):
-    """Linear maps, and heads of no scores and no values as the map 0."""
+class Built(Chained):
+    """One sub-layer of maps that are given."""
 
-    model: ClassVar[type[FrozenModel]] = Linear
+    def __init__(self, maps, d):
+        self._maps, self._d, self._arrays = maps, d, {}
 
-    def canonical(self, model):
-        return model
+    @property
+    def dim(self):
+        return self._d
 
-    def read(self, model):
-        if isinstance(model, us.SingleHead) and not (np.any(model.v) or model.c):
-            return Linear(np.zeros(model.dim))
-        return model if isinstance(model, Linear) else None
+    @property
+    def outputs(self):
+        return self._d
 
-    def compare(self, a, b, tolerance):
-        within, gap = tolerance.compare(a.arrays()["v"], b.arrays()["v"])
-        if within:
-            return Equivalence("equal", None, gap)
-        units = [np.eye(a.dim)[:, None]]
-        return Equivalence.unequal(witness_of(a, b, units, each(1e-15)), gap)
+    def _composed(self):
+        return self._maps
 
 
-def test_a_class_joins_by_one_rule():
-    rules = (*RULES, LinearEquality())
-    one, other = Linear([1.0, 2.0]), Linear([1.0, 3.0])
-    assert us.models.canonical(one, rules=rules) is one
-    assert us.equivalent(one, Linear([1.0, 2.0]), rules=rules)
-    result = us.equivalent(one, other, rules=rules)
+def attention(seed, d=4, residual=True, norm=None):
+    rng = np.random.default_rng(seed)
+    heads = [us.LayerHead(rng.standard_normal((d, d)), rng.standard_normal((d, d))) for _ in "ab"]
+    return us.AttentionLayer(heads, rng.standard_normal(d), residual, norm)
+
+
+def neurons(seed, d=4, m=5):
+    rng = np.random.default_rng(seed)
+    A, B = rng.standard_normal((m, d)), rng.standard_normal((d, m))
+    return us.FeedForward(A, rng.standard_normal(m), B, rng.standard_normal(d), True)
+
+
+def shown(result, a, b):
     assert result.verdict == "different"
-    np.testing.assert_array_equal(result.witness, [[0.0, 1.0]])
+    assert np.any(a(result.witness[None]) != b(result.witness[None]))
 
 
-def test_across_classes_the_first_rule_that_reads_both_decides():
-    rules = (*RULES, LinearEquality())
-    silent = us.SingleHead(np.eye(2), np.zeros(2))
-    assert us.equivalent(Linear([0.0, 0.0]), silent, rules=rules)
-    assert us.equivalent(silent, Linear([0.0, 1.0]), rules=rules).verdict == "different"
-    speaking = us.SingleHead(np.eye(2), np.ones(2))
-    assert us.equivalent(Linear([0.0, 0.0]), speaking, rules=rules).by == "shape"
+def test_sublayers_in_a_row_are_equal_part_by_part():
+    one, two = attention(0), neurons(1)
+    model = Chained(one, two)
+    swapped = us.AttentionLayer(one.heads[::-1], one.c, True)
+    order = [3, 0, 4, 1, 2]
+    scaled = us.FeedForward(2 * two.A[order], 2 * two.b[order], two.B[:, order] / 2, two.c, True)
+    same = Chained(swapped, scaled)
+    result = us.equivalent(model, same)
+    assert (result.verdict, result.by) == ("equal", "canonical form")
+    assert us.equivalent(Chained(Chained(one, two), one), Chained(swapped, Chained(scaled, one)))
+    off = us.FeedForward(two.A, two.b, two.B * (1 + 1e-6), two.c, True)
+    for other in (Chained(one, off), Chained(two, one), Chained(one, two, two)):
+        shown(us.equivalent(model, other), model, other)
+    # in a row of one there is nothing to chain
+    assert us.equivalent(Chained(one), swapped)
+    assert us.equivalent(Chained(one, two), attention(0, 3)).by == "shape"
+    assert us.equivalent(Chained(neurons(0), neurons(1)), model).by == "shape"
+    # f = x/2 twice is x/4, which no part by itself says
+    quarter = Chained(*(us.AttentionLayer([], [0.0, 0.0], True) for _ in range(3)))
+    fewer = Chained(*(us.AttentionLayer([], [0.0, 0.0], True) for _ in range(2)))
+    undecided = us.equivalent(quarter, fewer)
+    assert undecided.verdict == "undecided"
+    assert "no canonical form is known" in undecided.reason
+    with pytest.raises(TypeError, match="canonical takes models; this is a Chained"):
+        us.canonical(model)
 
 
-def test_a_class_without_a_rule_is_refused():
-    with pytest.raises(TypeError, match="equivalent compares models; this is a Linear"):
-        us.equivalent(Linear([1.0]), Linear([1.0]))
-    with pytest.raises(TypeError, match="canonical takes models; this is a Linear"):
-        us.canonical(Linear([1.0]))
+def test_positions_beside_a_norm_follow_from_the_parts():
+    rng, d = np.random.default_rng(0), 6
+    shapes = {"Q": (2, 4, d), "K": (2, 4, d), "O": (2, d, 3), "V": (2, 3, d)}
+    arrays: dict[str, Any] = {n: rng.standard_normal(shape) for n, shape in shapes.items()}
+    biases: dict[str, Any] = {
+        "k_bias": rng.standard_normal((2, 4)),
+        "q_bias": rng.standard_normal((2, 4)),
+    }
+    theta = np.tile([1.0, 0.3], (2, 1))
+    heads: Any = Attention(**arrays, **biases, c=rng.standard_normal(d), frequencies=theta)
+    X = rng.standard_normal((5, 7, d))
+    for before in (True, False):
+        for centred in (True, False):
+            scale, shift = rng.uniform(0.5, 2, d), rng.standard_normal(d)
+            norm = us.LayerNorm(scale, shift, 1e-3, before, centred)
+            model = Built(sublayer("heads", heads, before, norm), d)
+            if before:  # scale and shift are part of the projections
+                moved: dict[str, Any] = {name: arrays[name] * scale for name in "QKV"}
+                moved |= {f"{n.lower()}_bias": biases[f"{n.lower()}_bias"] + arrays[n] @ shift
+                          for n in "KQ"}  # fmt: skip
+                c = heads.c + np.einsum("hms,hsd,d", heads.O, heads.V, shift)
+                through = us.LayerNorm(np.ones(d), None, 1e-3, True, centred)
+            else:  # the size of the sum, and its mean, do not show
+                moved = {"O": -2 * arrays["O"] + centred * rng.standard_normal((2, 1, 3))}
+                c, through = -2 * heads.c + centred * 3.0, us.LayerNorm(-scale, shift, 4e-3, False,
+                                                                        centred)  # fmt: skip
+            other = Built(sublayer("heads", replace(heads, **moved, c=c), before, through), d)
+            np.testing.assert_allclose(other(X), model(X), rtol=1e-10, atol=1e-10)
+            assert us.equivalent(model, other)
+            for name in ("Q", "k_bias", "frequencies", "O"):
+                near = replace(heads, **{name: getattr(heads, name) * (1 + 1e-6)})
+                off = Built(sublayer("heads", near, before, norm), d)
+                shown(us.equivalent(model, off), model, off)
 
 
-def test_every_class_has_one_rule_and_its_files_load(tmp_path):
+@pytest.mark.parametrize("gated", [False, True])
+def test_neurons_without_a_form_are_compared_as_they_are(gated):
+    rng, d, m = np.random.default_rng(0), 4, 6
+    A, B, a = rng.standard_normal((m, d)), rng.standard_normal((d, m)), rng.standard_normal(m)
+    gate: dict[str, Any] = (
+        {"G": rng.standard_normal((m, d)), "g": rng.standard_normal(m)} if gated else {}
+    )
+    map_ = Neurons(A, a, B, np.ones(d), "silu", **gate)
+    model = Built(sublayer("neurons", map_, True, None), d)
+    order = rng.permutation(m)
+    moved: dict[str, Any] = {name: x[order] for name, x in {"A": A, "a": a, **gate}.items()}
+    other = Built(sublayer("neurons", replace(map_, **moved, B=B[:, order]), True, None), d)
+    assert us.equivalent(model, other)
+    assert us.equivalent(model, Built(other.maps, d), rtol=0)
+    near = Built(sublayer("neurons", replace(map_, B=B * (1 + 1e-6)), True, None), d)
+    shown(us.equivalent(model, near), model, near)
+    gelu = Built(sublayer("neurons", replace(map_, activation="gelu"), True, None), d)
+    shown(us.equivalent(model, gelu), model, gelu)
+    # a neuron in two halves: the same function, which no form says
+    halves: dict[str, Any] = {
+        n: np.concatenate([x, x[:1]]) for n, x in {"A": A, "a": a, **gate}.items()
+    }
+    parts = np.column_stack([B, B[:, 0] / 2])
+    parts[:, 0] /= 2
+    split = Built(sublayer("neurons", replace(map_, **halves, B=parts), True, None), d)
+    result = us.equivalent(model, split)
+    assert result.verdict == "undecided"
+    assert "no canonical form is known" in result.reason
+
+
+@dataclass(frozen=True)
+class Sloped(Attention):
+    """Scores with a slope per head and token of distance: a term that no form knows."""
+
+    slopes: np.ndarray | None = None
+
+    @property
+    def arrays(self):
+        return {**super().arrays, "slopes": self.slopes}
+
+
+def test_a_score_term_that_no_form_knows_is_compared_as_an_array():
+    maps = attention(0).maps
+    heads: Any = maps.leaves["heads."]
+    known = {field.name: getattr(heads, field.name) for field in fields(Attention)}
+    sloped = [Built(sublayer("heads", Sloped(**known, slopes=np.array(slopes)), True, None), 4)
+              for slopes in ([1.0, 0.5], [1.0, 0.5], [1.0, 0.4])]  # fmt: skip
+    assert us.equivalent(sloped[0], sloped[1])
+    # its answers, as this class has them, do not show the slopes
+    assert us.equivalent(sloped[0], sloped[2]).verdict == "undecided"
+    assert us.equivalent(sloped[0], attention(0)).verdict == "undecided"
+    shown(us.equivalent(sloped[0], attention(1)), sloped[0], attention(1))
+
+
+def test_what_is_no_model_is_refused():
+    one: Any = [1.0]
+    with pytest.raises(TypeError, match="equivalent compares models; this is a list"):
+        us.equivalent(one, us.SingleHead([[1.0]], [1.0]))
+
+
+def test_every_class_has_a_canonical_form_and_its_files_load(tmp_path):
     rng = np.random.default_rng(0)
     network = us.ReluNetwork(rng.standard_normal((2, 3)), rng.standard_normal(3))
     models = [
@@ -119,7 +231,7 @@ def test_every_class_has_one_rule_and_its_files_load(tmp_path):
         ),
         us.FeedForward(np.ones((3, 2)), np.ones(3), np.ones((2, 3)), np.ones(2), True),
     ]
-    assert [rule.model for rule in RULES] == [type(model) for model in models]
+    assert [*CANONICAL] == [type(model) for model in models]
     for model in models:
         model.save(tmp_path / "model.safetensors")
         assert us.equivalent(us.load(tmp_path / "model.safetensors"), model, rtol=0)
@@ -242,23 +354,9 @@ def test_answers_out_of_range_are_no_witness():
     assert witness_of(a, b, [X], each(0.0)) is None
 
 
-@pytest.mark.parametrize("tuning", [WitnessTuning(), WitnessTuning(offsets=0, queries=0)])
-def test_candidates_are_pairs_and_single_tokens(tuning):
+def test_candidates_are_pairs_and_single_tokens():
     rng = np.random.default_rng(0)
     a, b = (us.SingleHead(rng.standard_normal((3, 3)), rng.standard_normal(3)) for _ in range(2))
-    families = list(candidates(a, b, tuning))
+    families = list(candidates(a, b))
     assert {X.shape[1:] for X in families} == {(1, 3), (2, 3)}
-    pairs = families[-1]
-    assert len(pairs) == (9 + tuning.offsets) * tuning.pairs_per_offset * 25
-
-
-def test_rules_are_tried_with_other_knobs():
-    """With hyperplanes merged up to 1e-3, two networks become one function."""
-    a = us.ReluNetwork([[1.0, 1.0 + 1e-5]], [1.0, -1.0], [1.0, 1.0])
-    assert us.canonical(a).A.shape[1] > 0
-    coarse = [ReluNetworkEquality(parallel=1e-3)]
-    assert us.models.canonical(a, rules=coarse).A.shape[1] < us.canonical(a).A.shape[1]
-    heads = MultiHeadEquality(witnesses=WitnessTuning(powers_of_four=2))
-    model = us.MultiHead([np.eye(2)], [[1.0, 0.0]])
-    other = us.MultiHead([2 * np.eye(2)], [[1.0, 0.0]])
-    assert us.equivalent(model, other, rules=[heads]).verdict == "different"
+    assert len(families[-1]) == (9 + 4) * 4 * 25

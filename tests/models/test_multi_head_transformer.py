@@ -229,7 +229,10 @@ def test_heads_closer_than_the_tolerance_are_undecided():
     B = np.concatenate([model.B[:1], 0.5 * model.B[1:], 0.5 * model.B[1:]])
     split = us.MultiHeadTransformer(W, B, model.w_o, model.b, w, model.c)
     assert us.equivalent(model, split).verdict == "undecided"
-    assert us.equivalent(model, split, rtol=0).verdict == "undecided"
+    exactly = us.equivalent(model, split, rtol=0)
+    assert exactly.verdict == "different"
+    X = shown(exactly)
+    assert model(X) != split(X)
 
 
 def test_what_a_certificate_allows():

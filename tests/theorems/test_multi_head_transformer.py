@@ -11,8 +11,8 @@ import pytest
 import scipy
 
 import unsoftmax as us
+from tests.shares import share
 from tests.truth import Counted
-from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
 from unsoftmax.theory import counts
 
 Learner = us.learners.MultiHeadTransformerLearner
@@ -67,7 +67,7 @@ def compared(recovery, target):
         float(np.abs(found.W[places] - truth.W).max(initial=0.0)),
         float(np.abs(found.w[places] - truth.w).max(initial=0.0)),
         float(np.max(np.abs(missed)) / np.max(np.abs(answers))),
-        MultiHeadTransformerEquality().share(found, truth, recovery.certificate.errors),
+        share(found, truth, recovery.certificate.errors),
     )
 
 

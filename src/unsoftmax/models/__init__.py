@@ -8,7 +8,7 @@ from typing import Any
 
 from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
-from unsoftmax.models.equality import RULES, Equivalence, canonical, equivalent
+from unsoftmax.models.equality import Equivalence, canonical, equivalent
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
@@ -54,8 +54,20 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_MODELS: tuple[type[FrozenModel], ...] = (*(rule.model for rule in RULES), Stack)
-_CLASSES = {kind.__name__: kind for kind in _MODELS}
+_KINDS: tuple[type[FrozenModel], ...] = (
+    SingleHead,
+    RotaryHead,
+    MultiHead,
+    RotaryHeads,
+    ReluNetwork,
+    Transformer,
+    MultiHeadTransformer,
+    AttentionLayer,
+    RotaryLayer,
+    FeedForward,
+    Stack,
+)
+_CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 
 def load(path: str | os.PathLike[str]) -> Any:

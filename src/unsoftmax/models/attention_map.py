@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import softmax
 from unsoftmax.models.linearised import (
     Changes,
@@ -45,6 +46,9 @@ from unsoftmax.probes import Array, Indices
 # Sums over a sequence's tokens may round more than few terms do from this many tokens on.
 _SHORT_SUMS = 20
 _LARGEST = np.finfo(np.float64).max
+# Scores of this size round by a tenth and more: where two are as close, either may have the weight.
+# Larger: the rounding of answers is taken for linear where it is not.
+_LOST = 2.0**44
 
 
 WHOLE, BIASES = "W at any distance", "biases at any distance"
@@ -57,8 +61,10 @@ class _At(NamedTuple):
     """k̂, (B, H, N, r)."""
     queries: Array
     """q̂, (B, H, P, r)."""
-    alpha: Array
+    scores: Array
     """(B, H, P, N)."""
+    alpha: Array
+    """Their softmax."""
     values: Array
     """V_g x_i, (B, H, N, s)."""
 
@@ -163,8 +169,8 @@ class Attention:
 
     def _at(self, X: Array, every: bool) -> _At:
         queries, keys, values = self._given(X, every)
-        alpha = softmax(self._scored(queries, keys, X))
-        return _At(self._each(keys), queries, alpha, self._each(values))
+        scores = self._scored(queries, keys, X)
+        return _At(self._each(keys), queries, scores, softmax(scores), self._each(values))
 
     def _by_heads(self, left: Array, right: Array) -> Array:
         """Return products (B, H, P, u) of what heads have (B, H, P, t) and groups (B, G, t, u)."""
@@ -391,7 +397,8 @@ class Attention:
             longest = long * made_of.max(axis=1)[:, None]
         m = at.values.shape[3] if self.O is None else self.O.shape[1]
         terms = np.zeros((B, x.shape[1], m))
-        scores = at.alpha * np.minimum(self._score_sizes(at, x, lengths), _LARGEST)
+        sizes = np.minimum(self._score_sizes(at, x, lengths), _LARGEST)
+        scores, lost = at.alpha * sizes, _lost(at.scores, sizes)
         for h, g in enumerate(self._places.tolist()):
             worth, rows = at.values[:, h], np.ones(m)
             if self.V is not None:
@@ -402,6 +409,9 @@ class Attention:
             mean = at.alpha[:, h] @ worth
             away = np.abs(worth[:, None] - mean[:, :, None])
             moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
+            if np.any(lost[:, h]):  # weights may be any
+                most = np.max(away, axis=2) / UNIT
+                moved = np.where(lost[:, h, :, None], np.maximum(moved, most), moved)
             terms = np.hypot(terms, longest * rows + moved)
         added = 0.0 if self.R is None else np.abs(x) @ np.abs(self.R).T
         return np.asarray(terms + added + (0.0 if self.c is None else np.abs(self.c)))
@@ -438,6 +448,13 @@ def _projected(X: Array, stack: Array | None) -> Array:
     for g, own in enumerate(stack):
         found[:, g] = X @ own.T
     return found
+
+
+def _lost(scores: Array, sizes: Array) -> Array:
+    """Tell where rounding may hide which token has the weight, (B, H, P)."""
+    largest = np.max(sizes, axis=3)
+    near = np.max(scores, axis=3, keepdims=True) - scores <= 8 * UNIT * largest[..., None]
+    return (largest > _LOST) & (np.count_nonzero(near, axis=3) > 1)
 
 
 def _per_head(left: Array, right: Array) -> Gradients:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -73,6 +73,23 @@ class Composition:
             inner = part.leaves if isinstance(part, Composition) else {"": part}
             found |= {prefix + own: leaf for own, leaf in inner.items()}
         return found
+
+    @property
+    def sublayers(self) -> list[Composition]:
+        """The compositions that are in a row; of one sub-layer itself."""
+        inner = [part for _, part in self.parts if isinstance(part, Composition)]
+        if not inner or self.residual or len(inner) < len(self.parts):
+            return [self]
+        return [one for part in inner for one in part.sublayers]
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What it is but for arrays: names and kinds of maps in order, and residuals."""
+        inner = (
+            (name, part.shape if isinstance(part, Composition) else type(part))
+            for name, part in self.parts
+        )
+        return (self.residual, *inner)
 
     def size(self, name: str) -> Size:
         """Return the size of an array by its path, such as ``heads.W``."""

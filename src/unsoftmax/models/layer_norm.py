@@ -131,6 +131,20 @@ class LayerNorm(FrozenArrays):
         sigma = np.maximum(spread * unit, np.nextafter(0.0, 1.0))
         return np.asarray(z / spread), mean * unit, np.where(variance > 0, sigma, 1.0)
 
+    def without_mean(self, x: Array, axis: int) -> Array:
+        """Take the mean along an axis off, where the norm does: no answer shows it."""
+        return x - x.mean(axis=axis, keepdims=True) if self.centred else x
+
+    @property
+    def sign(self) -> float:
+        """Sign of the first entry of scale that is not 0."""
+        return float(np.sign(self.scale[np.argmax(self.scale != 0)]))
+
+    def behind_share(self, size: float) -> LayerNorm:
+        """Return the norm behind a sum that is divided by a size with a sign."""
+        scale = np.sign(size) * self.scale
+        return LayerNorm(scale, self.shift, self.eps / size / size, self.before, self.centred)
+
     def size(self, name: str) -> Size:
         """Return the size of an array."""
         return Size.of(self._arrays.get(name))

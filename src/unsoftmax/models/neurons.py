@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,6 +79,9 @@ def _near(z: Array) -> Array:
     return np.clip(z, -100.0, 100.0)
 
 
+# What a sum may be off by, as a share of its terms' sizes. Too small: near a kink the wrong slope.
+_MANY_ROUNDOFFS = 2.0**-47
+
 ACTIVATIONS = {
     "relu": Activation(lambda z: np.maximum(z, 0.0), lambda z: (z > 0).astype(np.float64)),
     "gelu": Activation(lambda z: z * _normal(z), _gelu_slope, True),
@@ -115,6 +118,24 @@ class Neurons:
         names = ("A", "a", "B", "c", "G", "g")
         missing = (["A"] if self.A is None else []) + (["G", "g"] if self.G is None else [])
         return {name: getattr(self, name) for name in names if name not in missing}
+
+    def in_order_of(self, other: Neurons) -> Neurons:
+        """Return the same map, its neurons in the order in which they are nearest to others."""
+        # imported here: SciPy's optimisers take longer to load than all of this package
+        from scipy.optimize import linear_sum_assignment
+
+        rows, its = (
+            np.column_stack([x.T if name == "B" else x for name, x in own.items() if name != "c"])
+            for own in (self.arrays, other.arrays)
+        )
+        if rows.shape != its.shape:
+            return self
+        norm = np.linalg.norm(its, axis=0)
+        rows, its = (x / np.where(norm > 0, norm, 1.0) for x in (rows, its))
+        order = linear_sum_assignment(np.sum(rows**2, axis=1) - 2 * its @ rows.T)[1]
+        moved: dict[str, Any] = {"A": None}
+        moved |= {name: x[order] for name, x in self.arrays.items() if name not in ("B", "c")}
+        return Neurons(**moved, B=self.B[:, order], c=self.c, activation=self.activation)
 
     def size(self, name: str) -> Size:
         """Return the size of an array."""
@@ -188,18 +209,24 @@ class Neurons:
 
         value = h @ B.T + self.c
         worth = h if not phi.cancels else t * z if gated else z
-        inside = self._inside(made_of, by_z, by_t, worth)
+        inside = self._inside(made_of, z, by_z, by_t, worth)
         rounding = inside + np.abs(value) + np.abs(self.c)
         return Linearised(value, rounding, jvp, vjp)
 
-    def _inside(self, sizes: Array, by_z: Array, by_t: Array, worth: Array) -> Array:
+    def _inside(self, sizes: Array, z: Array, by_z: Array, by_t: Array, worth: Array) -> Array:
         """Return the sizes of the terms of the neurons' sums, which round one by one.
 
-        And of what neurons answer, ``worth``, where slopes hide those.
+        And of what neurons answer, ``worth``, where slopes hide those. Where rounding may carry a
+        sum across a kink the slope beyond counts.
         """
         length = lengths_of(sizes)[..., None]
         sums = sizes if self.A is None else length * np.linalg.norm(self.A, axis=1)
-        terms = np.maximum((sums + np.abs(self.a)) * np.abs(by_z), np.abs(worth))
+        sums = sums + np.abs(self.a)
+        by_z = np.abs(by_z)
+        if self.G is None:
+            beyond = ACTIVATIONS[self.activation].slope(z + _MANY_ROUNDOFFS * sums)
+            by_z = np.maximum(by_z, np.abs(beyond))
+        terms = np.maximum(sums * by_z, np.abs(worth))
         if self.G is not None:
             gates = length * np.linalg.norm(self.G, axis=1) + np.abs(self.g)
             terms = np.hypot(terms, gates * by_t)

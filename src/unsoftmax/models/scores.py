@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from unsoftmax.models.arrays import frozen
 from unsoftmax.models.attention import token_scores
@@ -175,6 +176,70 @@ class RotaryScores:
         distances = np.arange(X.shape[1])[::-1]
         queries = self.rotary.turned(self.queries(X[:, -1])[:, None], distances)
         return np.asarray(np.einsum("bnr,bnr->bn", self.keys(X), queries))
+
+    @property
+    def numbers(self) -> bytes:
+        """All numbers, −0 as 0."""
+        names = ("frequencies", "K", "Q", "k_bias", "q_bias")
+        return b"".join((self.arrays[name] + 0.0).tobytes() for name in names)
+
+    def canonical(self, empty: bool = True) -> RotaryScores:
+        """Return planes ordered by θ, in the factors of their products; without ``empty`` ones.
+
+        With complex rows κ_k = K_{2k} + iK_{2k+1} and φ_k likewise of Q, biases as their last
+        entries, a token x scores Re Σ_k κ̄_k·(x, 1) e^{iθ_kΔ} φ_k·(x_N, 1). So only the products
+        κ̄_k φ_kᵀ count, summed over planes of equal θ; where θ is 0 or π only their real part does.
+        θ counts up to sign, by which a plane is mirrored, and up to 2π. Where θ is 0 the key bias
+        scores all tokens alike: it is invisible. So θ is in [0, π], the largest first, and each
+        product in the factors that its singular value decomposition gives.
+        """
+        angles, arrays = self.rotary.folded, self.arrays
+        d = arrays["K"].shape[1]
+        parts, frequencies = [np.zeros((2, 0, d + 1))], []
+        for angle in np.unique(angles)[::-1]:
+            keys, queries = _products(self, np.flatnonzero(angles == angle), angle)
+            parts.append(np.stack(_factors(keys, queries), axis=0))
+            frequencies += [angle] * (parts[-1].shape[1] // 2)
+        rows, theta = np.concatenate(parts, axis=1), np.array(frequencies)
+        if not empty:
+            planes = rows.reshape(2, len(theta), 2 * d + 2)
+            kept = np.all(np.any(planes != 0, axis=2), axis=0)
+            rows, theta = rows[:, np.repeat(kept, 2)], theta[kept]
+        K, Q = rows[:, :, :-1]
+        biases = {"k_bias": rows[0, :, -1], "q_bias": rows[1, :, -1]}
+        return RotaryScores(d, {"K": K, "Q": Q, **biases}, Rotary(theta))
+
+
+def _products(
+    scores: RotaryScores, planes: NDArray[np.intp], angle: float
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the rows of K and Q of planes that turn alike, with biases; complex where they do."""
+    K = np.column_stack([scores.arrays["K"], scores.arrays["k_bias"]])
+    Q = np.column_stack([scores.arrays["Q"], scores.arrays["q_bias"]])
+    if angle in (0.0, np.pi):
+        rows = np.sort(np.concatenate([2 * planes, 2 * planes + 1]))
+        keys = K[rows]
+        keys[:, -1] *= angle != 0.0
+        return keys, Q[rows]
+    # a frequency that folds to its negative mirrors the plane
+    signs = np.where(np.sin(scores.rotary.frequencies[planes]) < 0, -1.0, 1.0)[:, None]
+    return tuple(x[2 * planes] + 1j * signs * x[2 * planes + 1] for x in (K, Q))  # type: ignore[return-value]
+
+
+def _factors(keys: NDArray[Any], queries: NDArray[Any]) -> tuple[Array, Array]:
+    """Return the rows, by singular values of κ̄φᵀ, in real numbers: two for a complex one."""
+    (A, left), (B, right) = (np.linalg.qr(x.T) for x in (keys.conj(), queries))
+    U, s, V = np.linalg.svd(left @ right.T)
+    U, V = A @ U, (V @ B.T)
+    top = U[np.argmax(np.abs(U), axis=0), np.arange(U.shape[1])]
+    phase = np.where(top == 0, 1.0, top / np.where(top == 0, 1.0, np.abs(top)))
+    found = (U / phase * np.sqrt(s)).T.conj(), (phase * np.sqrt(s))[:, None] * V
+    if not np.iscomplexobj(U):
+        odd = len(found[0]) % 2  # a plane has two rows
+        K, Q = (np.pad(x, ((0, odd), (0, 0))) for x in found)
+        return K, Q
+    K, Q = (np.stack([x.real, x.imag], axis=1).reshape(2 * len(x), -1) for x in found)
+    return K, Q
 
 
 def least(norms: Array) -> float:

@@ -1,55 +1,28 @@
 """Do two models compute the same function? Decided on canonical forms, shown by a witness.
 
-Every model class has one rule, a `ModelEquality` in a module of its own, which `RULES` lists. To
-add a class, write its rule and list it here: `canonical`, `equivalent`, across classes too, and
-`unsoftmax.load` then know it. Two models of different classes are compared by the first rule
-that can read both; where there is none they are different functions.
+A model is compared by its maps (`model.maps`): each sub-layer by its form where that is known
+(`form`, `score_form`, `neuron_form`), with one matching of heads (`matching`) and one search for
+witnesses (`witnesses`); other maps array by array. So a class, or a map, needs no rule of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
-from unsoftmax.models.equality.attention_layer_equality import AttentionLayerEquality
-from unsoftmax.models.equality.equivalence import (
-    Equivalence,
-    ModelEquality,
-    Tolerance,
-    within_certificate,
-)
-from unsoftmax.models.equality.feed_forward_equality import FeedForwardEquality
-from unsoftmax.models.equality.multi_head_equality import MultiHeadEquality
-from unsoftmax.models.equality.multi_head_transformer_equality import MultiHeadTransformerEquality
-from unsoftmax.models.equality.relu_network_equality import ReluNetworkEquality
-from unsoftmax.models.equality.rotary_head_equality import RotaryHeadEquality
-from unsoftmax.models.equality.rotary_heads_equality import RotaryHeadsEquality
-from unsoftmax.models.equality.rotary_layer_equality import RotaryLayerEquality
-from unsoftmax.models.equality.single_head_equality import SingleHeadEquality
-from unsoftmax.models.equality.transformer_equality import TransformerEquality
+from unsoftmax.models.equality.canonical_form import CANONICAL
+from unsoftmax.models.equality.certificates import share_of_bounds
+from unsoftmax.models.equality.equivalence import Equivalence, Tolerance, within_certificate
+from unsoftmax.models.equality.map_comparison import compare
+from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.model import FrozenModel
 
-__all__ = ["RULES", "Equivalence", "canonical", "equivalent"]
+__all__ = ["Equivalence", "canonical", "equivalent"]
 
 M = TypeVar("M", bound=FrozenModel)
-Rules = Sequence[ModelEquality[Any]]
-
-RULES: Rules = (
-    SingleHeadEquality(),
-    RotaryHeadEquality(),
-    MultiHeadEquality(),
-    RotaryHeadsEquality(),
-    ReluNetworkEquality(),
-    TransformerEquality(),
-    MultiHeadTransformerEquality(),
-    AttentionLayerEquality(),
-    RotaryLayerEquality(),
-    FeedForwardEquality(),
-)
-"""The rule of every model class; a class comes before those that its models can be read as."""
 
 
-def canonical(model: M, *, rules: Rules = RULES) -> M:
+def canonical(model: M) -> M:
     """Return the one model that stands for all that compute the same function.
 
     Parameters
@@ -65,10 +38,17 @@ def canonical(model: M, *, rules: Rules = RULES) -> M:
         factors, merged and ordered by the norm of their M; what a norm hides is put to one value;
         with rotary positions every head has keys and values of its own.
         Or a feed-forward layer: as a network, the linear part last.
-    rules : sequence of ModelEquality, optional
-        One for each class; another one may have other tolerances for rounding.
+
+    Raises
+    ------
+    ValueError
+        No canonical form is known of one of its maps, such as neurons that are no ReLUs.
+    TypeError
+        It is no model, or one of several sub-layers: take the canonical form of each.
     """
-    found: M = _rule_of("canonical takes", model, rules).canonical(model)
+    if type(model) not in CANONICAL:
+        raise TypeError(_refusal("canonical takes", model))
+    found: M = CANONICAL[type(model)](model)
     return found
 
 
@@ -79,7 +59,6 @@ def equivalent(
     atol: float = 0.0,
     *,
     errors: Mapping[str, float] | None = None,
-    rules: Rules = RULES,
 ) -> Equivalence:
     """Decide whether two models compute the same function.
 
@@ -103,8 +82,6 @@ def equivalent(
         differ by a tenth, which only a certificate that tells little allows; as different, by the
         certificate too, if they differ by more, for then neither is what the other was recovered
         from. Where both are recovered, the sum of their bounds.
-    rules : sequence of ModelEquality, optional
-        One for each class; another one may search longer for a witness.
 
     Returns
     -------
@@ -120,34 +97,23 @@ def equivalent(
     >>> bool(equivalent(a, a)), equivalent(a, b).verdict
     (True, 'different')
     """
-    a, b = (_rule_of("equivalent compares", model, rules).simplest(model) for model in (a, b))
+    for model in (a, b):
+        if not isinstance(model, FrozenModel):
+            raise TypeError(_refusal("equivalent compares", model))
     tolerance = Tolerance(rtol, atol)
-    errors = _with_affine_parts(errors or {})
-    if a.dim == b.dim:
-        for rule in rules:
-            mine, other = rule.read(a), rule.read(b)
-            if mine is not None and other is not None:
-                result = rule.compare(mine, other, tolerance)
-                if errors and not result:
-                    share = rule.share(mine, other, errors)
-                    return within_certificate(result, share, tolerance)
-                return result
-    return Equivalence("different", None, float("inf"), "shape")
+    kinds = [(model.dim, model.maps.attends, model.outputs or 1) for model in (a, b)]
+    compared = compare((a.maps, b.maps), tolerance) if kinds[0] == kinds[1] else None
+    if compared is None:
+        return Equivalence("different", None, float("inf"), "shape")
+    found, forms = compared
+    if found.by is not None:
+        return Equivalence("equal", None, found.gap, found.by)
+    witness = None if found.nearly_one else search((a, b), forms, found.places)
+    result = Equivalence.unequal(witness, found.gap, found.undecided)
+    if errors and forms is not None:
+        return within_certificate(result, share_of_bounds((a, b), forms, errors), tolerance)
+    return result
 
 
-def _with_affine_parts(errors: Mapping[str, float]) -> Mapping[str, float]:
-    """Add what bounds on a layer or a network say of heads alone."""
-    if "M" in errors:  # a layer of one output is a sum of heads, whose v are its M
-        return {"v": errors["M"], **errors}
-    if "constant" in errors:  # an affine network is v·p + c: at p = 0, and far out
-        return {"v": errors.get("slope", 0.0), "c": errors["constant"], **errors}
-    return errors
-
-
-def _rule_of(what: str, model: FrozenModel, rules: Rules) -> ModelEquality[Any]:
-    for rule in rules:
-        if isinstance(model, rule.model):
-            return rule
-    raise TypeError(
-        f"{what} models; this is a {type(model).__name__}. A recovery's model is recovery.model."
-    )
+def _refusal(what: str, model: object) -> str:
+    return f"{what} models; this is a {type(model).__name__}. A recovery's model is recovery.model."

@@ -1,19 +1,17 @@
-"""The answer to whether two models are equal, and what the rule of a model class has to say."""
+"""The answer to whether two models are equal, and the tolerance that it is given within."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
-from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 
-M = TypeVar("M", bound=FrozenModel)
 Verdict = Literal["equal", "different", "undecided"]
+Basis = Literal["canonical form", "cells"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +43,22 @@ class Equivalence:
         By a certificate: the largest share of its bounds that the differences take. Above 1 the
         verdict is "different", whatever answers differ by: the witness then shows two functions,
         as it would for a recovery and its own target, and is no proof.
+    reason : str
+        Why the verdict is "undecided".
     """
 
     verdict: Verdict
     witness: Array | None
     gap: float
-    by: Literal["canonical form", "cells", "certificate", "witness", "shape", "nothing"] = (
-        "canonical form"
-    )
+    by: Basis | Literal["certificate", "witness", "shape", "nothing"] = "canonical form"
     share: float | None = None
+    reason: str = ""
 
     @classmethod
-    def unequal(cls, witness: Array | None, gap: float) -> Equivalence:
+    def unequal(cls, witness: Array | None, gap: float, reason: str) -> Equivalence:
         """Return the verdict on models whose parameters differ: undecided without a witness."""
         if witness is None:
-            return cls("undecided", None, gap, "nothing")
+            return cls("undecided", None, gap, "nothing", reason=reason)
         return cls("different", witness, gap, "witness")
 
     def __bool__(self) -> bool:
@@ -108,45 +107,11 @@ def within_certificate(result: Equivalence, share: float, tolerance: Tolerance) 
     """
     if share <= 1:
         verdict: Verdict = "equal" if result.gap <= tolerance.vague else "undecided"
-        return Equivalence(verdict, None, result.gap, "certificate", share)
+        reason = "" if verdict == "equal" else "the bounds allow differences of a tenth"
+        return Equivalence(verdict, None, result.gap, "certificate", share, reason)
     if result.verdict == "different" and share < float("inf"):
         return replace(result, by="certificate", share=share)
     return result
-
-
-class ModelEquality(ABC, Generic[M]):
-    """Which models of one class compute the same function.
-
-    The fields of a rule are the knobs of its search for witnesses and of its tolerances for
-    rounding.
-    """
-
-    model: ClassVar[type[FrozenModel]]
-    """The class whose models the rule compares."""
-
-    @abstractmethod
-    def canonical(self, model: M) -> M:
-        """Return the one model that stands for all that compute the same function."""
-
-    @abstractmethod
-    def compare(self, a: M, b: M, tolerance: Tolerance) -> Equivalence:
-        """Decide whether two models over the same dimension compute the same function."""
-
-    def share(self, a: M, b: M, errors: Mapping[str, float]) -> float:
-        """Return the largest share of a certificate's bounds that the differences take.
-
-        At most 1 if either can be what the other was recovered from. ``inf`` where a bound that
-        is needed is not there, and for a class that has no such bounds.
-        """
-        return float("inf")
-
-    @abstractmethod
-    def read(self, model: FrozenModel) -> M | None:
-        """Return a model of any class as one of this class, None where it cannot be one."""
-
-    def simplest(self, model: M) -> FrozenModel:
-        """Return the model as one of a simpler class, where it is one; else itself."""
-        return model
 
 
 def share_of(difference: float, errors: Mapping[str, float], name: str) -> float:
@@ -174,23 +139,3 @@ def norm_of(x: Array) -> float:
     """Return the 2-norm (Frobenius), also where the squares leave float64's range."""
     unit = largest_of(x)
     return unit * float(np.linalg.norm(x / unit)) if unit else 0.0
-
-
-def refuse_range(sizes: Mapping[str, float], largest: float = 1e145) -> None:
-    """Refuse parameters whose squares, summed, leave float64's range.
-
-    Raises
-    ------
-    ValueError
-        One is larger than ``largest``.
-
-    Examples
-    --------
-    >>> refuse_range({"A": 3.0})
-    """
-    for name, size in sizes.items():
-        if size > largest:
-            raise ValueError(
-                f"{name} is as large as {size:.0e}: beyond {largest:.0e} sums of squares leave "
-                "float64's range, and layers are not compared. Scale both layers' weights."
-            )

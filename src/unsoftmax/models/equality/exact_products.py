@@ -20,8 +20,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models.attention_layer import LayerHead
-from unsoftmax.models.model import AttentionModel
+from unsoftmax.models.products import Product
 from unsoftmax.probes import Array
 
 Whole = NDArray[np.int64]
@@ -133,15 +132,18 @@ def _prime(k: int, bits: int) -> int:
     return p
 
 
-def same_scores(a: AttentionModel | LayerHead, b: AttentionModel | LayerHead) -> bool:
-    """Decide whether two models' W and w are equal as real numbers."""
-    mine, its = (ExactScores.of(model.arrays()) for model in (a, b))
-    return np.array_equal(a.w, b.w) and mine.equals(its)
+def exact(product: Product) -> ExactScores:
+    """Take a product of factors that is never rounded."""
+    return ExactScores.of({"K": product.left.T, "Q": product.right})
 
 
-def fingerprint_of(model: AttentionModel | LayerHead) -> bytes:
-    """Return what models of equal W and w have in common, and others next to never."""
-    scores = ExactScores.of(model.arrays())
-    digest = hashlib.sha256(scores.modulo(_prime(0, scores.modulus_bits)).tobytes())
-    digest.update((model.w + 0.0).tobytes())  # −0 is 0
-    return digest.digest()
+def same_product(a: Product, b: Product) -> bool:
+    """Decide whether two products are equal as real numbers."""
+    alike = [np.array_equal(x, y) for x, y in ((a.left, b.left), (a.right, b.right))]
+    return all(alike) or exact(a).equals(exact(b))
+
+
+def fingerprint_of(product: Product) -> bytes:
+    """Return what equal products have in common, and others next to never."""
+    residues = exact(product).modulo(_prime(0, ExactScores.modulus_bits))
+    return hashlib.sha256(residues.tobytes()).digest()

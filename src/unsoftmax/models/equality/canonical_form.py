@@ -1,0 +1,222 @@
+"""The one model that stands for all that compute the same function, built from the form.
+
+Attention with answers of its own in factors is brought to `form`; heads with whole W, as several
+heads and those before a network, are merged where W and w are equal to the last bit and ordered by
+them entry by entry. Neurons are those of `neuron_form`, each with ‖(A_j, b_j)‖ = 1 and its first
+weight that is not 0 positive, ordered by their weights; what is linear follows as pairs z and −z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
+from unsoftmax.models.equality.equivalence import norm_of
+from unsoftmax.models.equality.form import (
+    Form,
+    canonical_form,
+    compacted,
+    let_through,
+    read,
+    seen_through,
+)
+from unsoftmax.models.equality.neuron_form import Network, first_is_negative, signed_size
+from unsoftmax.models.equality.score_form import as_turning
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.hinge_sum import HingeSum
+from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
+from unsoftmax.models.products import Product
+from unsoftmax.models.relu_network import ReluNetwork
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.models.single_head import SingleHead
+from unsoftmax.models.transformer import Transformer
+from unsoftmax.probes import Array, Indices
+
+
+def _head(model: SingleHead) -> SingleHead:
+    if np.any(model.v):
+        return model
+    return SingleHead(np.zeros((model.dim, model.dim)), np.zeros(model.dim), None, model.c)
+
+
+def _heads(model: MultiHead) -> MultiHead:
+    W, w, v = _merged(model, model.v)
+    kept = np.any(v, axis=1)
+    return MultiHead(W[kept], v[kept], w[kept], model.c)
+
+
+def _before_network(model: MultiHeadTransformer) -> MultiHeadTransformer:
+    W, w, B = _merged(model, model.B)
+    H, (m, d) = len(B), model.B.shape[1:]
+    if model.residual is not None or not H:
+        last = np.zeros((m, d)) if model.residual is None else model.residual
+        B = np.concatenate([B, last[None]])
+    A = B.transpose(0, 2, 1).reshape(len(B) * d, m)
+    network = _network(ReluNetwork(A, model.w_o, model.b, model.c))
+    B = network.A.T.reshape(len(network.b), len(B), d).transpose(1, 0, 2)
+    seen = [h for h in range(H) if np.any(B[h])]
+    R = B[-1] if len(B) > H and np.any(B[-1]) else None
+    return MultiHeadTransformer(W[seen], B[seen], network.w_o, network.b, w[seen], network.c, R)
+
+
+def _network(model: ReluNetwork) -> ReluNetwork:
+    parts, order = _ordered(Network.of(_form_of(model), (), 0, True))
+    d = model.dim
+    A, b, w_o = parts.u[order, :d], parts.u[order, d], parts.s[order]
+    norm = float(np.linalg.norm(parts.linear[:d]))
+    size = norm + float(np.sum(np.abs(parts.s)))
+    if norm > 8 * UNIT * (1 + len(parts.s)) * size:  # else it is the rounding of the sum
+        direction = parts.linear[:d] / norm
+        A = np.vstack([A, direction, -direction])
+        b, w_o = np.append(b, [0.0, 0.0]), np.append(w_o, [norm, -norm])
+    return ReluNetwork(A.T, w_o, b, float(parts.linear[d]))
+
+
+def _transformer(model: Transformer) -> Transformer:
+    network = _network(model.network)
+    if network.A.shape[1]:
+        return model.before(network)
+    return Transformer(np.zeros((model.dim, model.dim)), network)
+
+
+def _feed_forward(model: FeedForward) -> FeedForward:
+    form = let_through(seen_through(_form_of(model)))
+    network, d = Network.of(form, (), 0, True), model.dim
+    parts, order = _ordered(network)
+    size = signed_size(form, parts)
+    A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
+    whole = np.atleast_2d(parts.linear)
+    linear, B = whole[:, :d], B.reshape(len(order), len(whole))
+    used = np.linalg.norm(linear, axis=0)
+    total = float(np.linalg.norm(linear)) + float(np.sum(np.linalg.norm(B, axis=1)))
+    used = used > 8 * UNIT * (1 + len(parts.s)) * total
+    E, L = np.eye(d)[used], linear.T[used]
+    A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
+    unit = size or 1.0
+    B, c = np.vstack([B, L, -L]).T / unit, whole[:, d] / unit
+    norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
+    return FeedForward(A, b, B, c, form.residual and form.before is not None, norm)
+
+
+def _attention_layer(model: AttentionLayer) -> AttentionLayer:
+    form, heads = compacted(canonical_form(_form_of(model))), []
+    for M, scores in zip(form.values, form.scores, strict=True):
+        assert isinstance(scores, Product)
+        A = scores.compact()  # of orthonormal columns of Kᵀ
+        w = A.left @ A.right[:, -1]
+        heads.append(LayerHead.from_factors(M.left, M.right, A.left.T, A.right[:, :-1], w))
+    return AttentionLayer(heads, form.c, form.residual, form.norm, dim=form.dim)
+
+
+def _rotary_layer(model: RotaryLayer) -> RotaryLayer:
+    form, d = compacted(canonical_form(_form_of(model))), model.dim
+    planes = [as_turning(A).canonical() for A in form.scores]
+    H, r = len(planes), max((len(A.arrays["K"]) for A in planes), default=0)
+    s = max((len(M.right) for M in form.values), default=0)
+    O, V = np.zeros((H, model.outputs, s)), np.zeros((H, s, d))  # noqa: E741
+    for h, M in enumerate(form.values):
+        O[h, :, : len(M.right)], V[h, : len(M.right)] = M.left, M.right
+    arrays: dict[str, Any] = {"norm": form.norm} if form.norm is not None else {}
+    for name, shape in (("K", (H, r, d)), ("Q", (H, r, d)), ("k_bias", (H, r)), ("q_bias", (H, r))):
+        arrays[name] = np.reshape([A.arrays[name] for A in planes], shape)
+    rotary = planes[0].rotary if planes else Rotary([])
+    return RotaryLayer(O, V, c=form.c, rotary=rotary, residual=form.residual, **arrays)
+
+
+def _rotary_head(model: RotaryHead) -> RotaryHead:
+    if np.any(model.v):
+        arrays = model.scores.canonical().arrays
+        return RotaryHead.from_arrays({**arrays, "v": model.v, "c": model.c})
+    none = np.zeros((0, model.dim))
+    return RotaryHead(none, none, model.v, Rotary([]), c=model.c)
+
+
+def _rotary_heads(model: RotaryHeads) -> RotaryHeads:
+    groups: dict[bytes, list[RotaryHead]] = {}
+    for head in model.heads:
+        if np.any(head.v):
+            scores = head.scores.canonical(empty=False)
+            form = RotaryHead.from_arrays({**scores.arrays, "v": head.v})
+            groups.setdefault(scores.numbers, []).append(form)
+    kept = []
+    for first, *more in groups.values():
+        v = _sum_of_rows(np.array([head.v for head in (first, *more)]))
+        if np.any(v):
+            kept.append(RotaryHead.from_arrays({**first.arrays(), "v": v}))
+    return RotaryHeads.of(sorted(kept, key=_place), model.dim, model.c)
+
+
+def _place(head: RotaryHead) -> tuple[float, list[float], bytes]:
+    """Return what heads are ordered by; what follows the weight decides exact ties alone.
+
+    The size of keys counts beside that of v, which heads may share.
+    """
+    keys = norm_of(np.column_stack([head.K, head.k_bias]))
+    return -norm_of(head.v) * keys, head.v.tolist(), head.scores.numbers
+
+
+def _form_of(model: FrozenModel) -> Form:
+    form = read(model.maps)
+    if form is None:
+        raise ValueError(
+            f"No canonical form is known of {model!r}: of its maps, their order, or an array."
+        )
+    return form
+
+
+def _ordered(network: Network) -> tuple[HingeSum, Indices]:
+    """Return neurons with a positive first weight, and their order by weights."""
+    parts = network.parts(1.0)
+    parts = parts.turned(first_is_negative(parts.u))
+    return parts, np.lexsort(parts.u.T[::-1]) if len(parts.u) else np.zeros(0, dtype=np.intp)
+
+
+def _merged(model: MultiHead | MultiHeadTransformer, values: Array) -> tuple[Array, Array, Array]:
+    """Return W, w and summed values of heads of distinct [W w], ordered by these entry by entry.
+
+    Floats are compared as integers of the same order, highest byte first: rows may be long.
+    """
+    d = model.dim
+    rows = np.column_stack([model.W.reshape(model.H, d * d), model.w]) + 0.0  # −0 becomes 0
+    bits, sign = np.ascontiguousarray(rows).view(np.uint64), np.uint64(2**63)
+    keys = [row.tobytes() for row in np.where(bits < sign, bits + sign, ~bits).astype(">u8")]
+    groups: dict[bytes, list[int]] = {}
+    for head in sorted(range(len(keys)), key=keys.__getitem__):
+        groups.setdefault(keys[head], []).append(head)
+    flat = values.reshape(model.H, math.prod(values.shape[1:]))
+    totals = [_sum_of_rows(flat[group]) + 0.0 for group in groups.values()]
+    kept = rows[[group[0] for group in groups.values()]].reshape(len(groups), d * d + d)
+    whole = np.reshape(totals, (len(groups), *values.shape[1:]))
+    return kept[:, : d * d].reshape(-1, d, d), kept[:, d * d :], whole
+
+
+def _sum_of_rows(v: Array) -> Array:
+    """Add up rows, exactly but for one rounding: in any order the same."""
+    if len(v) == 1:
+        return np.asarray(v[0])
+    return np.array([math.fsum(column) for column in v.T.tolist()])
+
+
+CANONICAL: dict[type[FrozenModel], Callable[[Any], Any]] = {
+    SingleHead: _head,
+    RotaryHead: _rotary_head,
+    MultiHead: _heads,
+    RotaryHeads: _rotary_heads,
+    ReluNetwork: _network,
+    Transformer: _transformer,
+    MultiHeadTransformer: _before_network,
+    AttentionLayer: _attention_layer,
+    RotaryLayer: _rotary_layer,
+    FeedForward: _feed_forward,
+}
+"""What builds the canonical model of each class from its parts."""

@@ -1,0 +1,249 @@
+"""Neurons on what heads pool, or on tokens: one hinge sum on all inputs, one after the other.
+
+Parallel neurons are one, and s·max(0, z) = s·z + s·max(0, −z) turns a neuron around at the price
+of a linear part. So networks are equal exactly if the hyperplanes, the gradient's jumps across
+them and the affine parts are (`HingeSum`). Where these differ by more than the tolerance, the
+functions may still be close: values in the cells on both sides of every hyperplane decide.
+
+Behind heads the inputs are what these pool, p = (p_1, …, p_H), and the query token x_N where it has
+a first layer of its own. If n copies of a token y join a sequence with a small weight, p_h moves by
+a multiple of (y − p_h)·e^{y·u_h}, with u_h = W_h x_N + w_h: of distinct u_h such functions of y
+are linearly independent, so p moves in every direction. Sequences therefore show the network in
+open sets of R^{Hd}. With p_h the gradient of log Σ_i e^{x_i·u} at u_h, p at x_N = b and at −b, both
+long, are of opposite order along the W_h b: where all W_h differ every hyperplane is crossed. x_N
+stays where others move, so no head can stand for it. Functions are equal exactly if the heads are,
+those of equal scores merged, and the networks.
+
+‖n‖ < √d behind a norm: neurons whose hyperplane is farther away never switch, and are part of the
+linear part or nothing. Before one the size of the sum is invisible, eps going as its square, and
+its sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.equality.equivalence import Tolerance
+from unsoftmax.models.equality.form import Form, compare_norms
+from unsoftmax.models.hinge_sum import HingeSum, squared_distance
+from unsoftmax.models.products import Product
+from unsoftmax.models.relu_network import ReluNetwork, typical_length
+from unsoftmax.probes import Array
+
+# Unit normals closer than this are one hyperplane. Smaller: the rounding of weights splits one;
+# larger: two that are close become one.
+PARALLEL = 1e-12
+# Hyperplanes of two networks are compared if 1 − |cos| of their normals is below this; the others
+# count as missing in the other network.
+_NEAR = 1e-2
+# Random points, beside ten at every hyperplane, where values are compared. With fewer a difference
+# away from all hyperplanes may stay undecided.
+_POINTS = 512
+# Powers of 4 up and down that sizes of tokens go from √eps, where there is a norm.
+_SIZES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """B relu(A x + a) + L x + c on n inputs, before a norm behind."""
+
+    A: Array
+    a: Array
+    B: Array
+    linear: Array
+    """[L c], (m, n + 1)."""
+    form: Form
+
+    @classmethod
+    def of(cls, form: Form, places: Sequence[int], count: int, last: bool) -> Network:
+        """Put what heads pool into their places among ``count``, and the query token behind.
+
+        Heads of one place are added up.
+        """
+        d, residual = form.dim, form.residual and form.before is None
+        placed = np.zeros((max(1, count + last), len(form.c), d))
+        for place, M in zip(places, form.values, strict=True):
+            placed[place] += M.whole
+        if last and form.last is not None:
+            placed[-1] += form.last
+        A = placed.transpose(1, 0, 2).reshape(len(form.c), len(placed) * d)
+        if form.neurons is None:  # what is given is the answer
+            none = np.zeros((0, A.shape[1]))
+            B, linear = np.zeros((len(form.c), 0)), np.column_stack([A, form.c])
+            return cls(none, np.zeros(0), B, linear, form)
+        B, c = form.neurons
+        linear = np.zeros((len(c), A.shape[1] + 1))
+        linear[:, -1] = c
+        if residual:
+            own = np.eye(len(c), d)
+            linear[:, -1 - d : -1] += (
+                own if form.behind is None else form.behind.without_mean(own, axis=0)
+            )
+        return cls(A, form.c, B, linear, form)
+
+    @property
+    def hyperplanes(self) -> ReluNetwork:
+        """Neurons that are all added up: what their hyperplanes are."""
+        return ReluNetwork(self.A.T, np.ones(len(self.a)), self.a)
+
+    def parts(self, length: float) -> HingeSum:
+        """Return the hinge sum in a unit of length, parallel neurons merged.
+
+        Of vectors the first weight of each that is not 0 is positive: their norm is one number.
+        """
+        A, a, linear = self.A, self.a, self.linear
+        if self.form.before is not None:
+            A, a, linear = _without_idle(A, a, self.B, linear)
+        linear = linear * np.append(np.full(A.shape[1], length), 1.0)
+        if not self.form.kind[1]:
+            return HingeSum.of_neurons(length * A, a, self.B[0], linear[0]).merged(PARALLEL)
+        parts = HingeSum.of_neurons(length * A, a, self.B.T, linear).merged(PARALLEL)
+        return parts.turned(first_is_negative(parts.u))
+
+    def __call__(self, x: Array) -> Array:
+        """Map points to answers (B, m), before a norm behind."""
+        z = np.maximum(x @ self.A.T + self.a, 0.0)
+        return np.asarray(z @ self.B.T + x @ self.linear[:, :-1].T + self.linear[:, -1])
+
+    def rounding(self, x: Array) -> Array:
+        """Bound the rounding of answers: sums of n terms err as √n."""
+        inside = np.abs(x) @ np.abs(self.A).T + np.abs(self.a)
+        size = inside @ np.abs(self.B).T + np.abs(x) @ np.abs(self.linear[:, :-1]).T
+        return np.asarray(16 * np.sqrt(x.shape[1] + 1) * UNIT * (size + np.abs(self.linear[:, -1])))
+
+
+def bends(form: Form) -> bool:
+    """Tell whether there are neurons, and a sum that is not affine."""
+    if form.neurons is None:
+        return False
+    network = Network.of(form, range(len(form.values)), len(form.values), True)
+    return form.norm is not None or not form.attends or bool(len(network.parts(1.0).s))
+
+
+def straightened(form: Form) -> Form:
+    """Return heads before neurons that nothing bends as heads, without those that do nothing.
+
+    What neurons do not see of heads is the rounding of a sum.
+    """
+    H, d = len(form.values), form.dim
+    network = Network.of(form, range(H), H, True)
+    parts = network.parts(1.0)
+    jumps = parts.s if parts.s.ndim > 1 else parts.s[:, None]
+    linear = np.atleast_2d(parts.linear)
+    size = float(np.linalg.norm(linear[:, :-1])) + float(np.sum(np.linalg.norm(jumps, axis=1)))
+    slots = [slice(h * d, h * d + d) for h in range(H + 1)]
+    lost = 8 * UNIT * (1 + len(parts.s)) * size
+    seen = [np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost for s in slots]
+    kept = [h for h in range(H) if seen[h]]
+    last = form.last if seen[H] else None
+    scores = tuple(form.scores[h] for h in kept)
+    if len(parts.s) or last is not None:
+        values = tuple(form.values[h] for h in kept)
+        return replace(form, scores=scores, values=values, last=last)
+    values = tuple(Product.of(linear[:, slots[h]]) for h in kept)
+    c = linear[:, -1]
+    return replace(form, scores=scores, values=values, last=None, c=c, neurons=None)
+
+
+def agreement(
+    a: Network, b: Network, tolerance: Tolerance
+) -> tuple[Literal["canonical form", "cells"] | None, float]:
+    """Say by what two networks are equal, None if they are not, and their relative difference.
+
+    No witness is looked for where they are not.
+    """
+    length = 1.0
+    if a.form.before is None and b.form.before is None:
+        length = typical_length(a.hyperplanes, b.hyperplanes)
+    found = [g.parts(length) for g in (a, b)]
+    sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
+    first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
+    beside = _beside(a.form, sizes[0]), _beside(b.form, sizes[1])
+    alike, norm_gap = compare_norms(*beside, tolerance)
+    size = max(first.norm, second.norm)
+    difference = float(np.sqrt(squared_distance(first, second, _NEAR)))
+    gap = max(difference / size if size else 0.0, norm_gap)
+    if alike and tolerance.allows(difference, size):
+        return "canonical form", gap
+    if tolerance.exact or not alike or a.form.norm is not None:
+        return None, gap
+    x = points(a, b, length)
+    with np.errstate(over="ignore", invalid="ignore"):
+        height = np.hypot(np.linalg.norm(x, axis=1) / length, 1.0)
+        off = np.linalg.norm(a(x) - b(x), axis=1) / height
+    return ("cells" if tolerance.allows(float(np.max(off)), size) else None), gap
+
+
+def signed_size(form: Form, parts: HingeSum) -> float:
+    """Return what a sum is divided by behind a norm, with its sign; else 0."""
+    norm = form.behind
+    return 0.0 if norm is None or not norm.scale.any() else parts.norm * norm.sign
+
+
+def _beside(form: Form, size: float) -> Form:
+    """Return what is beside a hinge sum: the norm in its unit, and a residual around one."""
+    norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
+    return replace(form, norm=norm, residual=form.residual and form.before is not None)
+
+
+def first_is_negative(u: Array) -> NDArray[np.bool_]:
+    """Say of which hyperplanes the first weight that is not 0 is negative."""
+    return np.asarray(u[np.arange(len(u)), np.argmax(u != 0, axis=1)] < 0)
+
+
+def points(a: Network, b: Network, length: float) -> Array:
+    """Return points at all hyperplanes and, where there is a norm, of all sizes."""
+    x = points_in_cells([(g.A, g.a) for g in (a, b)], length, _POINTS)
+    norms = [g.form.norm for g in (a, b) if g.form.norm is not None]
+    if not norms:
+        return x
+    rng = np.random.default_rng(1)
+    powers = 4.0 ** rng.integers(-_SIZES, _SIZES + 1, (_POINTS, 1))
+    sizes = [(norm.eps**0.5 or 1.0) * powers for norm in norms]
+    return np.vstack([x, *(size * rng.standard_normal((_POINTS, x.shape[1])) for size in sizes)])
+
+
+def points_in_cells(neurons: Sequence[tuple[Array, Array]], length: float, count: int) -> Array:
+    """Return points beside every hyperplane, at its foot and elsewhere on it, and at random.
+
+    Parameters
+    ----------
+    neurons : sequence of (ndarray (m, d), ndarray (m,))
+        Rows and biases.
+    length : float
+        Typical distance of a hyperplane from 0.
+    count : int
+        How many random ones there are.
+    """
+    rng, d = np.random.default_rng(0), neurons[0][0].shape[1]
+    directions = rng.standard_normal((count, d))
+    x = [np.zeros((1, d)), length * 10.0 ** rng.uniform(-2, 4, (count, 1)) * directions]
+    for A, b in neurons:
+        norm = np.linalg.norm(A, axis=1)
+        used = norm > 0
+        normal = A[used] / norm[used, None]
+        foot = -(b[used] / norm[used])[:, None] * normal
+        reach = length + np.linalg.norm(foot, axis=1, keepdims=True)
+        along = rng.standard_normal(foot.shape)
+        along -= np.sum(along * normal, axis=1, keepdims=True) * normal
+        for on in (foot, foot + reach / np.sqrt(d) * along):
+            x += [on, *(on + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
+    return np.concatenate(x)
+
+
+def _without_idle(A: Array, a: Array, B: Array, linear: Array) -> tuple[Array, Array, Array]:
+    """Put neurons that never switch into the linear part; set their rows and biases to 0.
+
+    Normalised tokens are no longer than √d: where |a| is more than √d·‖A‖ a neuron is always
+    active, or never.
+    """
+    idle = np.abs(a) >= np.sqrt(A.shape[1]) * np.linalg.norm(A, axis=1)
+    active = idle & (a > 0)
+    linear = linear + B[:, active] @ np.column_stack([A, a])[active]
+    return np.where(idle[:, None], 0.0, A), np.where(idle, 0.0, a), linear
