@@ -15,7 +15,6 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.equality.comparison import networks, pairs_of, placed
 from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
 from unsoftmax.models.equality.form import Form, canonical_form, same_kind
 from unsoftmax.models.equality.matching import HeadMatching, Places, match
@@ -26,6 +25,7 @@ from unsoftmax.models.equality.score_form import (
     score_distances,
     whole_at,
 )
+from unsoftmax.models.equality.verdicts import networks, pairs_of, placed
 from unsoftmax.models.equality.witnesses import aimed_sequences, rounding_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product, apart
