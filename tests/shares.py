@@ -9,7 +9,7 @@ import numpy as np
 
 from unsoftmax.models.equality.certificates import share_of_bounds
 from unsoftmax.models.equality.equivalence import Tolerance
-from unsoftmax.models.equality.map_comparison import compare
+from unsoftmax.models.equality.verdicts import compare
 
 
 def share(found: Any, target: Any, errors: Mapping[str, float]) -> float:

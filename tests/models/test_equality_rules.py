@@ -100,6 +100,21 @@ def test_sublayers_in_a_row_are_equal_part_by_part():
     off = us.FeedForward(two.A, two.b, two.B * (1 + 1e-6), two.c, True)
     for other in (Chained(one, off), Chained(two, one), Chained(one, two, two)):
         shown(us.equivalent(model, other), model, other)
+    # a norm at the end is one more sub-layer, or the norm behind the last, whatever it says
+    rng, before = np.random.default_rng(3), us.LayerNorm(np.ones(4), None, 1e-5, True)
+    last = us.LayerNorm(rng.uniform(1, 2, 4), None, 1e-5, before=True)
+    normed, moved = attention(0, norm=before), us.LayerNorm(last.scale + 1e-6, None, 1e-5)
+    again = us.AttentionLayer(normed.heads[::-1], normed.c, True, before)
+    for parts in ((normed, swapped), (normed, again), (one, swapped)):
+        ends = zip((*parts, parts[0]), (last, last, moved), strict=True)
+        rows = [Built(Composition.of({"0": part.maps, "1": end}), 4) for part, end in ends]
+        if parts[0] is normed and parts[1] is swapped:
+            shown(us.equivalent(rows[0], rows[1]), rows[0], rows[1])
+        else:
+            assert us.equivalent(rows[0], rows[1])
+        shown(us.equivalent(rows[0], rows[2]), rows[0], rows[2])
+    behind = attention(0, norm=us.LayerNorm(last.scale, None, 1e-5))
+    assert us.equivalent(Built(Composition.of({"0": one.maps, "1": last}), 4), behind)
     # in a row of one there is nothing to chain
     assert us.equivalent(Chained(one), swapped)
     assert us.equivalent(Chained(one, two), attention(0, 3)).by == "shape"

@@ -75,14 +75,6 @@ class Composition:
         return found
 
     @property
-    def sublayers(self) -> list[Composition]:
-        """The compositions that are in a row; of one sub-layer itself."""
-        inner = [part for _, part in self.parts if isinstance(part, Composition)]
-        if not inner or self.residual or len(inner) < len(self.parts):
-            return [self]
-        return [one for part in inner for one in part.sublayers]
-
-    @property
     def shape(self) -> tuple[Any, ...]:
         """What it is but for arrays: names and kinds of maps in order, and residuals."""
         inner = (

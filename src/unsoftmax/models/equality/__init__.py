@@ -13,7 +13,7 @@ from typing import TypeVar
 from unsoftmax.models.equality.canonical_form import CANONICAL
 from unsoftmax.models.equality.certificates import share_of_bounds
 from unsoftmax.models.equality.equivalence import Equivalence, Tolerance, within_certificate
-from unsoftmax.models.equality.map_comparison import compare
+from unsoftmax.models.equality.verdicts import compare
 from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.model import FrozenModel
 

@@ -17,7 +17,6 @@ from unsoftmax.models.attention import token_scores
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
 from unsoftmax.models.equality.form import Form, canonical_form, same_kind
-from unsoftmax.models.equality.map_comparison import networks, pairs_of, placed
 from unsoftmax.models.equality.matching import HeadMatching, Places, match
 from unsoftmax.models.equality.neuron_form import Network, bends, points
 from unsoftmax.models.equality.score_form import (
@@ -26,6 +25,7 @@ from unsoftmax.models.equality.score_form import (
     score_distances,
     whole_at,
 )
+from unsoftmax.models.equality.verdicts import networks, pairs_of, placed
 from unsoftmax.models.equality.witnesses import aimed_sequences, rounding_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product, apart

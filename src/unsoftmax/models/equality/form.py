@@ -103,11 +103,14 @@ def read(maps: Composition) -> Form | None:
         if residual or len(parts) > 2:
             return None
         parts, residual = [part for _, part in inner.parts], inner.residual
+    behind = len(norms)
     if parts and isinstance(parts[0], LayerNorm):
         norms.append(parts.pop(0))
     norm, form = norms[0] if norms else None, _inside(parts)
     if form is None or len(norms) > 1 or not (norm is None or isinstance(norm, LayerNorm)):
         return None
+    if norm is not None:  # where it stands, whatever it says
+        norm = LayerNorm(norm.scale, norm.shift, norm.eps, not behind, norm.centred)
     return replace(form, residual=residual, norm=norm)
 
 

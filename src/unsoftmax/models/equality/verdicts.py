@@ -43,7 +43,7 @@ NEARLY_ONE = (
     "the models equal"
 )
 UNTOLD = "parameters differ, yet no sequence was found on which float64 tells the functions apart"
-SEVERAL = "sub-layers in a row are equal if each is, and some are not; " + UNTOLD
+SEVERAL = "sub-layers in a row are equal if each is, and some are not: "
 NO_FORM = "no canonical form is known of some maps, whose arrays differ; " + UNTOLD
 
 
@@ -71,7 +71,7 @@ def compare(
 
     None where they take other sequences, or answer otherwise.
     """
-    first, second = (one.sublayers for one in maps)
+    first, second = (_in_a_row(one) for one in maps)
     if len(first) != len(second):
         return Decision(None, float("inf"), [], NO_FORM), None
     found = [_compare_sublayers(*pair, tolerance) for pair in zip(first, second, strict=True)]
@@ -82,7 +82,23 @@ def compare(
     gap = max((one.gap for one in decisions), default=float("inf"))
     if same and all(one.by for one in decisions):
         return Decision("canonical form", gap), None
-    return Decision(None, gap, [], SEVERAL), None
+    why = next((one.undecided for one in decisions if not one.by), UNTOLD)
+    return Decision(None, gap, [], SEVERAL + why), None
+
+
+def _in_a_row(maps: Composition) -> list[Composition]:
+    """Return the sub-layers, of one that has a form itself."""
+    inner = [part for _, part in maps.parts if isinstance(part, Composition)]
+    one = len(inner) == 1 and len(maps.parts) == 2 and read(maps) is not None
+    if not inner or maps.residual or one:
+        return [maps]
+    return [
+        sublayer
+        for name, part in maps.parts
+        for sublayer in (
+            _in_a_row(part) if isinstance(part, Composition) else [Composition(((name, part),))]
+        )
+    ]
 
 
 def _looks(maps: Composition) -> list[bool]:
