@@ -73,7 +73,7 @@ def test_tied_heads_are_found_from_further_away(trials):
         tied += fit_heads(equations, near.M).missed < 5
         moved = rough + 1e-3 * rng.standard_normal(M.shape)
         free += fit_heads(equations, moved).missed < 5
-    assert tied >= 0.9 * runs
+    assert tied >= 0.9 * runs - trials(1, 0)
     assert tied >= free
 
 
