@@ -221,10 +221,14 @@ def test_a_file_whose_content_is_none_is_named(tmp_path):
     fill(tmp_path)
     path = tmp_path / "audit.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["cost"]["queries"] = "ten"
-    path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"audit\.json cannot be shown"):
-        write_page(tmp_path)
+    for part, name, value, said in (
+        ("answers", "precision", 10, "shown"),
+        ("cost", "queries", "ten", "read"),
+    ):
+        content[part][name] = value
+        path.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"audit\.json cannot be {said}"):
+            write_page(tmp_path)
 
 
 def test_files_that_hold_very_much_have_a_page_of_usual_size(tmp_path):
