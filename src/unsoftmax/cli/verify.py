@@ -48,7 +48,7 @@ from unsoftmax.cli.run_options import (
 from unsoftmax.errors import DimensionRefused
 from unsoftmax.questions import Verification
 from unsoftmax.questions import verify as run
-from unsoftmax.questions.known_claims import can_be_claimed
+from unsoftmax.questions.claim import can_be_claimed
 from unsoftmax.questions.verification import VERIFICATION_FILE
 
 _STATUS = {"same": 0, "different": 1, "undecided": 3}

@@ -174,6 +174,10 @@ class Attention:
             )
         return np.asarray(u if self.w is None else u + self.w)
 
+    def pooled(self, X: Array) -> Array:
+        """Return what heads pool of the tokens of sequences (B, N, d), (B, H, d)."""
+        return np.asarray(self._at(X, False).alpha[:, :, 0] @ X)
+
     def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 
@@ -185,10 +189,10 @@ class Attention:
             value = value + x @ self.R.T
         if self.c is not None:
             value = value + self.c
-        lengths = np.linalg.norm(X if sizes is None else sizes, axis=2)
+        made_of = np.abs(X) if sizes is None else sizes
         return Linearised(
             value,
-            self._rounding(X, at, x, lengths),
+            self._rounding(at, x, made_of),
             partial(self._jvp, X, at, every),
             partial(self._vjp, X, at, every),
         )
@@ -343,13 +347,14 @@ class Attention:
 
     # -- rounding
 
-    def _rounding(self, X: Array, at: _At, x: Array, lengths: Array) -> Array:
+    def _rounding(self, at: _At, x: Array, made_of: Array) -> Array:
         """Return the size of what is added up: of values, and of scores, which move weights.
 
         Heads round one by one: their errors add up as random numbers do.
         """
-        B, N = lengths.shape
-        longest = (max(1.0, N / _SHORT_SUMS) * lengths.max(axis=1))[:, None, None]
+        B, N, _ = made_of.shape
+        lengths, long = np.linalg.norm(made_of, axis=2), max(1.0, N / _SHORT_SUMS)
+        longest = (long * lengths.max(axis=1))[:, None, None]
         m = at.values.shape[3] if self.O is None else self.O.shape[1]
         squares = np.zeros((B, x.shape[1], m))
         scores = at.alpha * self._score_sizes(at, x, lengths)
@@ -363,6 +368,8 @@ class Attention:
             mean = at.alpha[:, h] @ worth
             away = np.abs(worth[:, None] - mean[:, :, None])
             moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
+            if self.O is None and self.V is None:  # tokens are pooled number by number
+                rows = made_of.max(axis=1)[:, None] / lengths.max(axis=1)[:, None, None]
             squares += (longest * rows + moved) ** 2
         added = 0.0 if self.R is None else np.abs(x) @ np.abs(self.R).T
         return np.asarray(np.sqrt(squares) + added + (0.0 if self.c is None else np.abs(self.c)))
