@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -29,15 +29,9 @@ from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 from unsoftmax.questions.neuron_sides import Bends
+from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 SINGLE_TOKENS = "Only single tokens were asked: what the target does with several is not tested."
-# Errors may move an answer by so many standard deviations of random directions, as in
-# `validate.head_comparison`; ``different`` is said from twice that on.
-_ALIGNMENT = 2.0
-# Sums over a sequence's tokens may round more than few terms do from this many tokens on.
-_SHORT_SUMS = 20
-# Numbers that derivatives of answers are held in at a time: 32 MiB.
-_AT_ONCE = 2**22
 # Where positions count, certificates bound all W(Δ), the biases' part of the scores, and products.
 _WHOLE = {"W": WHOLE, "w": BIASES, "M": "M"}
 
@@ -78,10 +72,16 @@ class Claim:
         A bound is no number of 0 or more.
     """
 
+    alignment: ClassVar[float] = 2.0
+    """Errors may move an answer by so many standard deviations of random directions, as in
+    `validate.head_comparison`; ``different`` is said from twice that on."""
+    _numbers_at_once: ClassVar[int] = 2**22
+    """Of derivatives of answers: 32 MiB. Larger: more memory; smaller: more calls into NumPy."""
+
     def __init__(self, model: FrozenModel, errors: Mapping[str, float] | None = None) -> None:
         if not can_be_claimed(model):
-            kinds = [getattr(models, name) for name in sorted(models.__all__, reverse=True)]
-            known = [kind.__name__ for kind in kinds if _is_model(kind)]
+            known = [name for name in models.__all__ if _is_model(getattr(models, name))]
+            known.sort(key="SingleHead".__ne__)
             raise TypeError(
                 f"model must be one of {', '.join(known)}; it is {type(model).__name__}."
             )
@@ -241,8 +241,8 @@ class Claim:
         """Divide sequences, and the numbers of their answers, into parts that memory holds."""
         deep = sum(isinstance(one, Attention) for one in self.leaves.values()) > 1
         each = N * max(self.dim, N * len(self.heads.Q) if deep and self.heads else 1)
-        numbers = max(1, min(m, _AT_ONCE // each))
-        sequences = max(1, _AT_ONCE // (each * numbers))
+        numbers = max(1, min(m, self._numbers_at_once // each))
+        sequences = max(1, self._numbers_at_once // (each * numbers))
         for start in range(0, B, sequences):
             for first in range(0, m, numbers):
                 yield slice(start, start + sequences), slice(first, first + numbers)
@@ -255,13 +255,13 @@ class Claim:
         if not whole:
             return squares
         back = self.model.maps.linearise(X).vjp(y[:, :, None])
-        longer = max(1.0, X.shape[1] / _SHORT_SUMS)
+        longer = max(1.0, X.shape[1] / SHORT_SUMS)
         for prefix, leaf in self.leaves.items():
             for name, own in whole.items():
                 if prefix + own not in back.by:
                     continue
                 rows = leaf.size("M").shape[1] if name == "M" else self.dim
-                met = min(1.0, _ALIGNMENT / np.sqrt(rows * self.dim)) * self.errors[name]
+                met = min(1.0, self.alignment / np.sqrt(rows * self.dim)) * self.errors[name]
                 met = met if name == "M" else met * longer
                 for gradient in back.by[prefix + own]:
                     squares += _times(met, gradient.norms.T) ** 2
@@ -270,7 +270,7 @@ class Claim:
     def _left_open(self, X: Array, moves: Mapping[str, Array], squares: Array) -> Array:
         """Return what right answers may miss the claim by, (B, m)."""
         for name, tensor in self.model.tensors.items():
-            share = min(1.0, _ALIGNMENT / np.sqrt(max(1, tensor.entries)))
+            share = min(1.0, self.alignment / np.sqrt(max(1, tensor.entries)))
             met = _times(share * self.bound(name), moves[name])
             squares = squares + np.square(met.reshape(squares.shape))
         seen = self.seen_tokens(X)
