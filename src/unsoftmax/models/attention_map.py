@@ -370,9 +370,11 @@ class Attention:
             moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
             if self.O is None and self.V is None:  # tokens are pooled number by number
                 rows = made_of.max(axis=1)[:, None] / lengths.max(axis=1)[:, None, None]
-            squares += (longest * rows + moved) ** 2
+            # of a single number heads may round alike: their errors add up as they are
+            squares += (longest * rows + moved) ** (1 if m == 1 else 2)
+        total = squares if m == 1 else np.sqrt(squares)
         added = 0.0 if self.R is None else np.abs(x) @ np.abs(self.R).T
-        return np.asarray(np.sqrt(squares) + added + (0.0 if self.c is None else np.abs(self.c)))
+        return np.asarray(total + added + (0.0 if self.c is None else np.abs(self.c)))
 
     def _score_sizes(self, at: _At, x: Array, lengths: Array) -> Array:
         """Return the sizes of what scores are made of, (B, H, P, N).
