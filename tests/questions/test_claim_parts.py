@@ -11,11 +11,15 @@ from unsoftmax.questions.neuron_sides import NeuronSides, SideTuning
 from unsoftmax.questions.operand_rounding import OperandTuning, operand_bits, to_bits, with_steps
 
 
+def sides_of(g):
+    return NeuronSides.of(g.A.T, g.b, g.w_o)
+
+
 @pytest.mark.parametrize("d", [1, 2, 16, 64])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_points_lie_on_the_side_that_is_wanted(d, size):
     rng, tuning = np.random.default_rng(d), SideTuning()
-    sides = NeuronSides.of(network(rng, d, 40))
+    sides = sides_of(network(rng, d, 40))
     for k in rng.integers(80, size=10):
         wanted = np.arange(80) == k
         points = sides.aimed(wanted, size, rng, tuning)
@@ -27,7 +31,7 @@ def test_points_lie_on_the_side_that_is_wanted(d, size):
 def test_a_neuron_is_on_one_of_its_two_sides():
     rng = np.random.default_rng(0)
     g = network(rng, 5, 30)
-    sides, x = NeuronSides.of(g), rng.standard_normal((50, 5))
+    sides, x = sides_of(g), rng.standard_normal((50, 5))
     on, off = np.split(sides.depths(x), 2, axis=1)
     np.testing.assert_array_equal(on, -off)
     np.testing.assert_allclose(on * np.linalg.norm(g.A, axis=0), x @ g.A + g.b, atol=1e-12)

@@ -494,7 +494,7 @@ def test_with_a_larger_budget_a_ledger_goes_on(H, tmp_path):
 def test_weights_of_a_class_that_is_not_known_are_refused_in_a_sentence(tmp_path, monkeypatch):
     several(2, 8, 0).save(tmp_path / "heads.safetensors")
     weights = str(tmp_path / "heads.safetensors")
-    monkeypatch.setattr("unsoftmax.questions.known_claims.can_be_claimed", lambda model: False)
+    monkeypatch.setattr("unsoftmax.questions.claim.can_be_claimed", lambda model: False)
     done = CliRunner().invoke(app, ["verify", weights, "--weights", weights])
     assert done.exit_code == 2
     assert "verify does not know MultiHeads: recover the target" in done.stderr

@@ -12,8 +12,7 @@ import unsoftmax as us
 from tests.cli.test_cli import run
 from tests.heads import several
 from tests.questions.services import network, transformer
-from unsoftmax.questions.known_claims import claim_of
-from unsoftmax.questions.left_open import LeftOpen
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.verification import WITHIN_CERTIFICATE
 
 
@@ -95,7 +94,7 @@ def test_errors_as_large_as_the_certificate_are_allowed(trials):
 
 def test_the_function_s_bound_counts_with_the_longest_token():
     model, X = several(2, 6, 0), np.random.default_rng(0).standard_normal((3, 5, 6))
-    left_open = claim_of(model, {"constant": 1e-3, "slope": 1e-2}).at(X).open
+    left_open = Claim(model, {"constant": 1e-3, "slope": 1e-2}).at(X).open
     longest = np.linalg.norm(X, axis=2).max(axis=1)
     np.testing.assert_allclose(left_open, 1e-3 + 1e-2 * longest)
 
@@ -111,7 +110,8 @@ def test_a_certificate_without_bounds_decides_nothing():
     for bound in (-1.0, np.nan):
         with pytest.raises(ValueError, match="the bound on W must be 0 or more"):
             us.verify(model, model, errors={"W": bound})
-    assert not LeftOpen({"slope": np.inf}).at({}, {}, np.zeros(2)).any()
+    nothing = Claim(model, {"slope": np.inf}).at(np.zeros((2, 1, 6)))
+    assert not nothing.open.any()
 
 
 def test_a_ledger_belongs_to_its_certificate(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 
 import unsoftmax as us
 from tests.rotary_heads import nearly_rotary, rotary_head
-from unsoftmax.questions.claimed_rotary import ServedRotaryHead
 
 SHAPES = [(6, 4), (16, 8), (8, 8), (64, 16)]
 TENSORS = ["K", "Q", "v", "c", "k_bias", "q_bias", "frequencies"]
@@ -161,19 +160,3 @@ def test_a_recovery_is_verified_within_its_certificate(biases):
     assert us.verify(head, recovery.model, errors=errors)
     changed = with_change(head, "K", 1e-3, 0)
     assert us.verify(changed, recovery.model, errors=errors).verdict == "different"
-
-
-def test_moves_are_derivatives():
-    head = rotary_head(5, 4, 1, biases=0.4)
-    X = np.random.default_rng(0).standard_normal((3, 7, 5))
-    moves = ServedRotaryHead(head).at(X).moves
-    for name, array in head.arrays().items():
-        squares = np.zeros(len(X))
-        for k in np.ndindex(np.shape(array)):
-            answers = []
-            for sign in (1, -1):
-                moved = np.array(array)
-                moved[k] += sign * 1e-6
-                answers.append(us.RotaryHead.from_arrays({**head.arrays(), name: moved})(X))
-            squares += ((answers[0] - answers[1]) / 2e-6) ** 2
-        assert np.allclose(np.sqrt(squares), moves[name], rtol=1e-6, atol=1e-8)

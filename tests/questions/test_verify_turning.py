@@ -13,7 +13,6 @@ from tests.oracles.http_server import METADATA, in_json, output, sequences, serv
 from tests.rotary_heads import several_rotary
 from tests.rotary_layers import nearly_rotary, rotary_layer
 from tests.rotary_services import in_float32, with_change
-from unsoftmax.questions.known_claims import claim_of
 
 KINDS = ["heads", "layer"]
 HEADS = [(2, 6, 4), (4, 16, 8), (3, 8, 8), (4, 16, 4)]
@@ -281,34 +280,6 @@ def test_a_recovery_is_verified_within_its_certificate(kind):
     assert us.verify(target, recovery.model, errors=errors)
     changed = with_change(target, "K", 1e-2, 0, 1)
     assert us.verify(changed, recovery.model, errors=errors).verdict == "different"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_moves_are_derivatives(kind):
-    model = (
-        claimed(kind, 2)
-        if kind == "heads"
-        else rotary_layer(6, 4, 2, 4, 1, residual=True, biases=0.3)
-    )
-    X = np.random.default_rng(0).standard_normal((2, 5, model.dim)) / 2
-    moves = claim_of(model).at(X).moves
-    for tensor, array in model.arrays().items():
-        if tensor in ("groups", "residual"):
-            continue
-        for part in range(len(array)) if array.ndim > 1 else [None]:
-            squares = np.zeros_like(model(X))
-            for k in np.ndindex(np.shape(array) if part is None else np.shape(array)[1:]):
-                answers = []
-                for sign in (1, -1):
-                    moved = np.array(array)
-                    moved[k if part is None else (part, *k)] += sign * 1e-6
-                    answers.append(type(model).from_arrays({**model.arrays(), tensor: moved})(X))
-                squares += ((answers[0] - answers[1]) / 2e-6) ** 2
-            name = tensor if part is None else one_of(model, tensor, part)[1]
-            found = moves[name]
-            if tensor == "c":
-                squares = np.ones_like(squares)
-            assert np.allclose(np.sqrt(squares), found, rtol=1e-5, atol=1e-8), name
 
 
 def test_the_command_through_an_endpoint(tmp_path):

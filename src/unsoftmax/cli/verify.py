@@ -92,7 +92,7 @@ def verify(
     more than it leaves open are the same.
     """
     from unsoftmax.cli.model_files import certified_errors, model_of, model_path
-    from unsoftmax.questions.known_claims import can_be_claimed
+    from unsoftmax.questions.claim import can_be_claimed
     from unsoftmax.questions.verification import VERIFICATION_FILE
 
     if out is not None:

@@ -225,6 +225,10 @@ class Attention:
             )
         return np.asarray(u if self.w is None else u + self.w)
 
+    def pooled(self, X: Array) -> Array:
+        """Return what heads pool of the tokens of sequences (B, N, d), (B, H, d)."""
+        return np.asarray(self._at(X, False).alpha[:, :, 0] @ X)
+
     def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 
@@ -383,8 +387,8 @@ class Attention:
     def _rounding(self, at: _At, x: Array, made_of: Array) -> Array:
         """Return the size of what is added up: of values, and of scores, which move weights.
 
-        Heads round one by one: their errors add up as random numbers do. It is infinite where the
-        scores' sizes leave float64's range and weights are not 0 or 1.
+        Heads round one by one: errors of vectors add up as random numbers do. It is infinite where
+        the scores' sizes leave float64's range and weights are not 0 or 1.
         """
         with np.errstate(over="ignore"):
             return self._terms(at, x, made_of)
@@ -412,7 +416,9 @@ class Attention:
             if np.any(lost[:, h]):  # weights may be any
                 most = np.max(away, axis=2) / UNIT
                 moved = np.where(lost[:, h, :, None], np.maximum(moved, most), moved)
-            terms = np.hypot(terms, longest * rows + moved)
+            own = longest * rows + moved
+            # of a single number heads may round alike: their errors add up as they are
+            terms = terms + own if m == 1 else np.hypot(terms, own)
         added = 0.0 if self.R is None else np.abs(x) @ np.abs(self.R).T
         return np.asarray(terms + added + (0.0 if self.c is None else np.abs(self.c)))
 
@@ -453,8 +459,10 @@ def _projected(X: Array, stack: Array | None) -> Array:
 def _lost(scores: Array, sizes: Array) -> Array:
     """Tell where rounding may hide which token has the weight, (B, H, P)."""
     largest = np.max(sizes, axis=3)
-    near = np.max(scores, axis=3, keepdims=True) - scores <= 8 * UNIT * largest[..., None]
-    return (largest > _LOST) & (np.count_nonzero(near, axis=3) > 1)
+    with np.errstate(invalid="ignore"):  # scores beyond float64's range are not apart
+        below = np.max(scores, axis=3, keepdims=True) - scores
+    near = ~(below > 8 * UNIT * largest[..., None])
+    return np.asarray((largest > _LOST) & (np.count_nonzero(near, axis=3) > 1))
 
 
 def _per_head(left: Array, right: Array) -> Gradients:

@@ -22,7 +22,7 @@ from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
-from unsoftmax.questions.claimed_models import Claim, ClaimedAnswers
+from unsoftmax.questions.claim import Claim, ClaimedAnswers
 from unsoftmax.questions.operand_rounding import OperandTuning, operand_bits, operand_roundoff
 
 MISSED = (
@@ -85,7 +85,7 @@ def seen_at(
     _refuse_width(claim, answers)
     shape = (len(sequences), *answers[0].shape[1:])
     y, predicted, roundings, left_open = (np.empty(shape) for _ in range(4))
-    moves = {tensor: np.empty(shape) for tensor in claim.tensors()}
+    moves = {tensor: np.empty(shape) for tensor in claim.model.tensors}
     for some, X, answer in zip(places, stacks, answers, strict=True):
         at = claim.at(X)
         y[some], predicted[some], roundings[some] = answer, at.predicted, at.roundings
@@ -317,11 +317,11 @@ def power(claim: Claim, seen: Seen, bounds: Array, missed: float) -> dict[str, f
     0 it is the norm of the change instead.
     """
     found, units = {}, claim.units()
-    for tensor, (_, entries) in claim.tensors().items():
-        moves = units[tensor] * seen.at.moves[tensor] / np.sqrt(max(1, entries))
+    for name, tensor in claim.model.tensors.items():
+        moves = units[name] * seen.at.moves[name] / np.sqrt(max(1, tensor.entries))
         with np.errstate(divide="ignore", invalid="ignore"):
             shown = np.where((moves > 0) & np.isfinite(moves), moves / bounds, 0.0)
-        found[tensor] = _visible(claim.separate(tensor, shown), missed)
+        found[name] = _visible(claim.separate(name, shown), missed)
     return found
 
 

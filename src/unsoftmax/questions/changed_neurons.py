@@ -20,7 +20,7 @@ import scipy
 
 from unsoftmax.models import FeedForward
 from unsoftmax.probes import Array
-from unsoftmax.questions.claimed_layers import ServedFeedForward
+from unsoftmax.questions.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Ray:
 
     @classmethod
     def drawn(
-        cls, claim: ServedFeedForward, rng: np.random.Generator, tuning: NeuronSearchTuning
+        cls, claim: Claim, rng: np.random.Generator, tuning: NeuronSearchTuning
     ) -> Ray | None:
         """Draw it; None where too few hyperplanes are crossed."""
-        layer = claim.layer
+        layer = claim.model
         e = rng.standard_normal(claim.dim) / np.sqrt(claim.dim)
         e = e.astype(np.float32).astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -136,10 +136,10 @@ def with_outputs(layer: FeedForward, used: Array, centred: bool) -> FeedForward:
     return FeedForward(layer.A, layer.b, B[used], layer.c[used])
 
 
-def fits(claim: ServedFeedForward, ray: Ray, tuning: NeuronSearchTuning) -> dict[str, NeuronFit]:
+def fits(claim: Claim, ray: Ray, tuning: NeuronSearchTuning) -> dict[str, NeuronFit]:
     """Return what may explain answers along a ray, by name."""
     norm = claim.behind
-    layer = claim.layer
+    layer = claim.model
     if norm is not None:
         layer = with_outputs(layer, norm.scale != 0, norm.centred)
     one = NeuronFit(layer, ray, np.ones_like(ray.places), tuning)

@@ -21,29 +21,45 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from unsoftmax.models import AttentionLayer
+from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm
 from unsoftmax.models.attention import softmax, token_scores
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
 from unsoftmax.questions.changed_neurons import NeuronSearchTuning, Ray, fits
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, random_sequences
-from unsoftmax.questions.claimed_layers import (
-    EPS,
-    SCALE,
-    SHIFT,
-    Behind,
-    ServedFeedForward,
-    ServedLayer,
-    ServedVectors,
-)
-from unsoftmax.questions.claimed_turning import ServedRotaryLayer
 from unsoftmax.questions.located import NEAR, Located, Search
 
+SCALE, SHIFT, EPS = (f"{name} of the norm" for name in ("scale", "shift", "eps"))
 RESIDUAL = "the residual connection"
 NEURONS = "A, b or B"
 SEVERAL = "no change of one tensor alone explains the answers."
 VALUE_BIAS = "M of one head beside value biases, which are part of c, changes two at once."
 NORM = "a norm before the layer is not looked at by itself."
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A norm behind a layer at sums u (B, m), or none."""
+
+    norm: LayerNorm | None
+    u: Array
+    z: Array
+    """ẑ."""
+    factors: Array
+    """γ/σ, (B, m)."""
+    spread: Array
+    """σ, (B, 1)."""
+
+    @classmethod
+    def of(cls, norm: LayerNorm | None, u: Array) -> Behind:
+        """Evaluate it."""
+        if norm is None or norm.before:
+            return cls(None, u, np.zeros_like(u), np.ones_like(u), np.ones((len(u), 1)))
+        centred = u - u.mean(axis=1, keepdims=True) if norm.centred else u
+        spread = np.sqrt(np.mean(centred**2, axis=1, keepdims=True) + norm.eps)
+        spread = np.where(spread > 0, spread, 1.0)
+        return cls(norm, u, norm.normalised(u), norm.scale / spread, spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +113,13 @@ class Plane:
     @classmethod
     def drawn(
         cls,
-        claim: ServedLayer | ServedRotaryLayer,
+        claim: Claim,
         rng: np.random.Generator,
         probes: ClaimProbeTuning,
         tuning: ChangedPartTuning,
     ) -> Plane:
         """Draw a plane, and points in it where the claim's heads share between two tokens."""
-        if isinstance(claim, ServedLayer) and claim.before is not None:
+        if isinstance(claim.model, AttentionLayer) and claim.before is not None:
             return _on_circle(claim, rng, tuning)
         a, t = rng.standard_normal((2, claim.dim)) / np.sqrt(claim.dim)
         u, w = claim.vectors(np.array([t, 0.0 * t]))
@@ -128,7 +144,7 @@ class Plane:
         return cls(sequences, at * [1, 0], at * [0, 1], np.zeros((len(kept), 0)))
 
 
-def _on_circle(claim: ServedLayer, rng: np.random.Generator, tuning: ChangedPartTuning) -> Plane:
+def _on_circle(claim: Claim, rng: np.random.Generator, tuning: ChangedPartTuning) -> Plane:
     """Draw tokens that a norm before leaves where they are: two directions without a mean."""
     norm, d = claim.before, claim.dim
     assert norm is not None
@@ -230,7 +246,7 @@ class SumChange:
 class Asked:
     """What was answered to the sequences of one plane, or to single tokens."""
 
-    claim: ServedVectors
+    claim: Claim
     sequences: list[Array]
     seen: Seen
     errors: Array
@@ -243,7 +259,10 @@ class Asked:
 
     def behind(self) -> Behind:
         """Return the claim's norm behind, at the claim's sums."""
-        sums = [self.claim.sums(X[None])[0] for X in self.sequences]
+        inside = self.claim.model.maps
+        if self.claim.behind is not None:
+            inside = inside.parts[0][1]
+        sums = [inside.linearise(X[None]).value[0, 0] for X in self.sequences]
         return Behind.of(self.claim.behind, np.array(sums))
 
     def change(self) -> SumChange:
@@ -259,7 +278,7 @@ class Asked:
 
     def mapped(self, h: int, offsets: Array) -> Array:
         """Return what a head makes of offsets (K, d), as far as a norm behind shows it, (K, m)."""
-        layer, norm = self.claim.layer, self.claim.behind
+        layer, norm = self.claim.model, self.claim.behind
         assert isinstance(layer, AttentionLayer)
         values = layer.heads[h].mapped(offsets)
         if norm is None:
@@ -272,7 +291,7 @@ class Asked:
         plain = SumChange(self.seen.missed, None, self.errors, self.tuning)
         change, none = self.change(), np.zeros((len(self.sequences), 0))
         found, ones = {"c": change.left(np.ones((len(self.sequences), 1)))}, none[:, :0]
-        layer = self.claim.layer
+        layer = self.claim.model
         if layer.residual or self.claim.dim == len(layer.c):
             found[RESIDUAL] = (change + self._residual()).left(none)
         if self.claim.behind is not None:
@@ -287,7 +306,7 @@ class Asked:
         if norm is not None:
             x = x - x.mean(axis=1, keepdims=True) if norm.centred else x
             x = x[:, norm.scale != 0]
-        return x if self.claim.layer.residual else -x
+        return x if self.claim.model.residual else -x
 
     def _by_scale(self, plain: SumChange) -> float:
         """Return what is left where every number moved by a share of its own ẑ."""
@@ -301,7 +320,7 @@ class Asked:
 
 
 def changed_part(
-    claim: ServedVectors,
+    claim: Claim,
     errors: AnswerErrors,
     room: int,
     rng: np.random.Generator,
@@ -310,10 +329,10 @@ def changed_part(
     tuning: ChangedPartTuning,
 ) -> Search:
     """Find what was changed of a layer with at most ``room`` queries, or why that is not told."""
-    if isinstance(claim, ServedFeedForward):
+    if isinstance(claim.model, FeedForward):
         found = _among_neurons(claim, errors, room, rng, probes=probes, tuning=tuning)
         return (yield from found)
-    assert isinstance(claim, ServedLayer)
+    assert isinstance(claim.model, AttentionLayer)
     planes = [Plane.drawn(claim, rng, probes, tuning) for _ in range(tuning.planes)]
     while sum(len(plane.sequences) for plane in planes) > room:
         planes.pop()
@@ -331,7 +350,7 @@ def changed_part(
     names = sorted(set.intersection(*(set(one.simply()) for one in asked)))
     if names and np.max(np.abs(seen.missed) / bounds) > tuning.clear:
         return _named(names, claim, tuning)
-    for h in range(claim.layer.H):
+    for h in range(claim.model.H):
         heads = [HeadChange.of(one, plane, h) for one, plane in zip(asked, planes, strict=True)]
         if all(one.scores_left <= tuning.explained for one in heads):
             names.append(_scores_named(heads, h, claim))
@@ -366,11 +385,11 @@ class HeadChange:
 
 def _shares(asked: Asked, h: int) -> tuple[Array, Array]:
     """Return the shares of the first tokens by the claim, and the offsets as seen, (K, d)."""
-    assert isinstance(asked.claim, ServedLayer)
+    assert isinstance(asked.claim.model, AttentionLayer)
     shares, offsets = [], []
     for X in asked.sequences:
         seen = asked.claim.seen_tokens(X[None])
-        u = asked.claim.layer.heads[h].vectors(seen[:, -1])
+        u = asked.claim.model.heads[h].vectors(seen[:, -1])
         weights = softmax(token_scores(seen, u))[0]
         shares.append(weights[0] if len(X) == 2 else 0.0)
         offsets.append(seen[0, 0] - seen[0, -1])
@@ -398,7 +417,7 @@ def _logits(
     return bool(np.any(beyond[:n])), bool(np.any(beyond[n:]))
 
 
-def _scores_named(heads: list[HeadChange], h: int, claim: ServedLayer) -> str:
+def _scores_named(heads: list[HeadChange], h: int, claim: Claim) -> str:
     """Say whether W or w of a head was changed, or both."""
     by_w, by_W = (any(one.changed[k] for one in heads) for k in (0, 1))
     # a norm's shift goes through W as w does
@@ -409,7 +428,7 @@ def _scores_named(heads: list[HeadChange], h: int, claim: ServedLayer) -> str:
 
 
 def _among_neurons(
-    claim: ServedFeedForward,
+    claim: Claim,
     errors: AnswerErrors,
     room: int,
     rng: np.random.Generator,
@@ -433,7 +452,7 @@ def _among_neurons(
     seen = yield from seen_at(claim, asked, "which tensor")
     change = Asked(claim, asked, seen, errors.of(seen), tuning).change()
     # across a hyperplane a change of A shows by one neuron's share
-    apart = tuning.clear * np.sqrt(len(claim.layer.b))
+    apart = tuning.clear * np.sqrt(len(claim.model.b))
     clearness = np.max(np.abs(seen.missed) / errors.of(seen)) if change.usable else 0.0
     names = _of_neurons(claim, ray, change, tuning) if clearness > apart else []
     # what A cannot be fitted to may look like B, in coarse answers and with a free size per answer
@@ -442,10 +461,10 @@ def _among_neurons(
 
 
 def _ray(
-    claim: ServedFeedForward, room: int, rng: np.random.Generator, tuning: ChangedPartTuning
+    claim: Claim, room: int, rng: np.random.Generator, tuning: ChangedPartTuning
 ) -> Ray | None:
     """Draw tokens that tell A, b and B apart; None where none do."""
-    knobs, layer = tuning.neurons, claim.layer
+    knobs, layer = tuning.neurons, claim.model
     tokens, n = knobs.along + knobs.cells * knobs.per_cell, len(layer.b)
     few = tokens * len(layer.c) < knobs.least * n
     if claim.before is not None or few or n > knobs.most or tokens > room:
@@ -453,9 +472,7 @@ def _ray(
     return Ray.drawn(claim, rng, knobs)
 
 
-def _of_neurons(
-    claim: ServedFeedForward, ray: Ray, change: SumChange, tuning: ChangedPartTuning
-) -> list[str]:
+def _of_neurons(claim: Claim, ray: Ray, change: SumChange, tuning: ChangedPartTuning) -> list[str]:
     """Name which of A, b and B explain what was answered along a ray."""
     none, names = np.zeros((len(ray.places), 0)), []
     for name, fit in fits(claim, ray, tuning.neurons).items():
@@ -468,17 +485,19 @@ def _of_neurons(
         along=None if change.along is None else change.along[ray.near],
         errors=change.errors[ray.near],
     )
-    z = ray.tokens[ray.near] @ claim.layer.A.T + claim.layer.b
+    z = ray.tokens[ray.near] @ claim.model.A.T + claim.model.b
     if near.left(np.maximum(z, 0.0)) <= tuning.explained:
         names.append("B")
     return names
 
 
-def _named(names: list[str], claim: ServedVectors, tuning: ChangedPartTuning) -> Located:
+def _named(names: list[str], claim: Claim, tuning: ChangedPartTuning) -> Located:
     """Name what explains the misses; a norm before is not looked at by itself."""
     if len(names) > tuning.most:
         return Located(None, NEAR)
     if not names:
         here = f"{SEVERAL[:-1]}; {NORM}" if claim.before is not None else SEVERAL
-        return Located(None, f"{here} {VALUE_BIAS}" if isinstance(claim, ServedLayer) else here)
+        return Located(
+            None, f"{here} {VALUE_BIAS}" if isinstance(claim.model, AttentionLayer) else here
+        )
     return Located(" or ".join(names))

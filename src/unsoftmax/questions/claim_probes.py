@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.probes import Array
-from unsoftmax.questions.claimed_models import Claim
-from unsoftmax.questions.neuron_sides import NeuronSides, Sides, SideTuning
+from unsoftmax.questions.claim import Claim
+from unsoftmax.questions.neuron_sides import Bends, Sides, SideTuning
 from unsoftmax.questions.operand_rounding import with_steps
 
 
@@ -76,7 +76,7 @@ def random_sequences(
 
     Of several draws each the one is taken that meets most neurons which those before leave out.
     """
-    draws = 1 if claim.sides is None else tuning.sides.draws
+    draws = 1 if claim.bends is None else tuning.sides.draws
     found: list[Array] = []
     for n in range(tuning.random):
         length = _bend_length(claim, (n + 0.5) / tuning.random, tuning)
@@ -96,7 +96,7 @@ def _random_sequence(
     offsets, query = directions[:-1], directions[-1]
     if not claim.attends:
         return _as_float32((length or 1.0) * directions)
-    if claim.normalises:
+    if claim.before is not None:
         offsets, query = (np.sqrt(claim.dim) * x for x in (offsets, query))
         alpha, beta = _share_of_query(claim, offsets, query, n, tuning), 1.0
     else:
@@ -106,27 +106,28 @@ def _random_sequence(
 
 def _bend_length(claim: Claim, share: float, tuning: ClaimProbeTuning) -> float | None:
     """Return the length at which random tokens meet this share of what bends the function."""
-    if not len(bends := claim.lengths):
+    if claim.bends is None or not len(lengths := claim.bends.lengths):
         return None
-    return float(np.clip(np.quantile(bends, share), 1 / tuning.longest, tuning.longest))
+    return float(np.clip(np.quantile(lengths, share), 1 / tuning.longest, tuning.longest))
 
 
 def by_worth(
     claim: Claim, asked: list[Array], candidates: list[Array], tuning: ClaimProbeTuning
 ) -> list[Array]:
     """Order sequences by how many neurons they meet that those asked leave out, most first."""
-    if (sides := claim.sides) is None:
+    if (bends := claim.bends) is None:
         return candidates
-    wanted = sides.worth(tuning.sides) * ~met(claim, sides, asked, tuning)
-    every = np.concatenate([claim.given(X[None]) for X in candidates])
-    worth = sides.met(every, tuning.sides) @ wanted
+    wanted = bends.sides.worth(tuning.sides) * ~met(bends, asked, tuning)
+    every = np.concatenate([bends.given(X[None]) for X in candidates])
+    worth = bends.sides.met(every, tuning.sides) @ wanted
     return [candidates[k] for k in np.argsort(-worth, kind="stable")]
 
 
-def met(claim: Claim, sides: NeuronSides, asked: list[Array], tuning: ClaimProbeTuning) -> Sides:
+def met(bends: Bends, asked: list[Array], tuning: ClaimProbeTuning) -> Sides:
     """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
-    points = np.array([claim.given(X[None])[0] for X in asked]).reshape(-1, sides.normals.shape[1])
-    return np.asarray(np.any(sides.met(points, tuning.sides), axis=0))
+    points = np.array([bends.given(X[None])[0] for X in asked])
+    points = points.reshape(-1, bends.sides.normals.shape[1])
+    return np.asarray(np.any(bends.sides.met(points, tuning.sides), axis=0))
 
 
 def beside(
@@ -153,12 +154,14 @@ def _aimed(
     tuning: ClaimProbeTuning,
 ) -> Array:
     """Return points (K, d) aimed at neurons that the sequences asked do not meet."""
-    if (sides := claim.sides) is None:
+    if (bends := claim.bends) is None:
         return np.zeros((0, claim.dim))
-    missing = ~met(claim, sides, asked, tuning) & (sides.distances < tuning.longest)
+    sides = bends.sides
+    missing = ~met(bends, asked, tuning) & (sides.distances < tuning.longest)
     # neurons are off at most points: where they are on comes first
     first = missing & (sides.worth(tuning.sides) == 1)
-    return claim.aimed(first if np.any(first) else missing, length, rng, tuning.sides)
+    wanted = first if np.any(first) else missing
+    return bends.single.aimed(wanted, length, rng, tuning.sides)
 
 
 def _scales(

@@ -12,12 +12,16 @@ random tokens' x·n_j.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models import ReluNetwork
+from unsoftmax.models import LayerNorm
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Map
+from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 
 Sides = NDArray[np.bool_]
@@ -60,18 +64,16 @@ class NeuronSides:
     weights: Array
 
     @classmethod
-    def of(cls, network: ReluNetwork) -> NeuronSides:
-        """Return those of the neurons that the answers depend on and that switch at all."""
-        return cls.of_neurons(network, seen_neurons(network))
+    def of(cls, A: Array, a: Array, heights: Array) -> NeuronSides:
+        """Return those of neurons x·A_j + a_j, A (n, d), that add ``heights`` (n,) to answers.
 
-    @classmethod
-    def of_neurons(cls, network: ReluNetwork, used: Sides) -> NeuronSides:
-        """Return those of some neurons; one that never switches is infinitely far away."""
-        norms = np.linalg.norm(network.A, axis=0)[used]
+        One that never switches is infinitely far away.
+        """
+        norms = np.linalg.norm(A, axis=1)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            normals = np.where(norms[:, None] > 0, network.A.T[used] / norms[:, None], 0.0)
-            distances = np.where(norms > 0, -network.b[used] / norms, np.inf)
-            weights = norms * np.abs(network.w_o[used])
+            normals = np.where(norms[:, None] > 0, A / norms[:, None], 0.0)
+            distances = np.where(norms > 0, -a / norms, np.inf)
+            weights = norms * np.abs(heights)
         both = np.vstack([normals, -normals]), np.append(distances, -distances)
         return cls(*both, np.append(weights, weights))
 
@@ -130,6 +132,78 @@ class NeuronSides:
         return np.asarray(near + normals.T @ np.linalg.solve(gram, wanted - normals @ near))
 
 
-def seen_neurons(network: ReluNetwork) -> Sides:
-    """Say which neurons switch, and move answers."""
-    return np.asarray(np.any(network.A, axis=0) & (network.w_o != 0))
+@dataclass(frozen=True, slots=True)
+class Bends:
+    """Where a model bends: the hyperplanes of its first neurons, in what these are given.
+
+    Attributes
+    ----------
+    sides : NeuronSides
+        Those of the neurons that switch, and move answers.
+    single : NeuronSides
+        The same in single tokens.
+    lengths : ndarray
+        Lengths at which single tokens meet hyperplanes.
+    before : LayerNorm, Attention or None
+        What gives the neurons what they are given: tokens of size 1, or what heads pool.
+    """
+
+    sides: NeuronSides
+    single: NeuronSides
+    lengths: Array
+    before: Map | None
+
+    @classmethod
+    def of(cls, maps: Sequence[Map]) -> Bends | None:
+        """Find them in maps, one after the other; None where there are none, or not known.
+
+        They are known of ReLUs that are given tokens, what a norm makes of them, or what heads
+        pool.
+        """
+        first = next((k for k, one in enumerate(maps) if isinstance(one, Neurons)), None)
+        if first is None or first > 1:
+            return None
+        neurons, before = maps[first], maps[0] if first else None
+        assert isinstance(neurons, Neurons)
+        A, a = neurons.A, neurons.a
+        if neurons.activation != "relu" or neurons.G is not None:
+            return None
+        heights = np.linalg.norm(neurons.B, axis=0) / np.sqrt(len(neurons.B))
+        alone, lengths = A, None
+        if isinstance(before, LayerNorm):
+            assert A is not None
+            # in tokens of size 1
+            A, a = A * before.scale, a + A @ before.shift
+            A = A - A.mean(axis=1, keepdims=True) if before.centred else A
+            alone, lengths = A, np.array([np.sqrt(A.shape[1])])
+        elif isinstance(before, Attention):
+            if before.O is not None and (A is not None or before.V is not None):
+                return None
+            if before.O is not None:
+                a = a if before.c is None else a + before.c
+                layers = [*before.O, *([] if before.R is None else [before.R])]
+                none = np.zeros((len(a), before.Q.shape[2]))
+                A, alone = np.hstack(layers or [none]), sum(layers, none)
+        assert A is not None
+        assert alone is not None
+        used = np.any(A, axis=1) & np.any(neurons.B, axis=0)
+        own, single = (NeuronSides.of(one[used], a[used], heights[used]) for one in (A, alone))
+        return cls(own, single, _distances(alone, a) if lengths is None else lengths, before)
+
+    def given(self, X: Array) -> Array:
+        """Return the points that sequences (B, N, d) give to the neurons, (B, D)."""
+        if isinstance(self.before, LayerNorm):
+            return self.before.normalised(X[:, -1])
+        if not isinstance(self.before, Attention):
+            return X[:, -1]
+        pooled = self.before.pooled(X)
+        beside = [] if self.before.R is None else [X[:, -1:]]
+        given = np.concatenate([pooled, *beside], axis=1).reshape(len(X), -1)
+        return given if given.size else np.zeros((len(X), X.shape[2]))
+
+
+def _distances(A: Array, a: Array) -> Array:
+    """Return √d times the hyperplanes' distances: lengths at which random tokens meet them."""
+    norms = np.linalg.norm(A, axis=1)
+    used = (norms > 0) & (a != 0)
+    return np.asarray(np.sort(np.abs(a[used]) / norms[used]) * float(np.sqrt(A.shape[1])))

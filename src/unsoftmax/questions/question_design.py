@@ -14,6 +14,7 @@ from unsoftmax.questions.answer_errors import (
     Seen,
     measured,
 )
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import (
     ClaimProbeTuning,
     Identities,
@@ -23,7 +24,6 @@ from unsoftmax.questions.claim_probes import (
     random_sequences,
     straight,
 )
-from unsoftmax.questions.claimed_models import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,14 @@ class Design:
 
     def unmet(self, claim: Claim, bounds: Array) -> str:
         """Say how many neurons could be others without a miss beyond ``bounds``; "" if none."""
-        if (sides := claim.sides) is None:
+        if (bends := claim.bends) is None:
             return ""
-        points = np.array([claim.given(X[None])[0] for X in self.first])
-        off, on = (int(np.sum(some)) for some in np.split(sides.hidden(points, bounds), 2))
+        points = np.array([bends.given(X[None])[0] for X in self.first])
+        off, on = (int(np.sum(some)) for some in np.split(bends.sides.hidden(points, bounds), 2))
         said = [
-            f"{count} of {sides.neurons} neurons are {where} at all sequences that were asked, or "
-            f"hardly {other}: a change that shows only where they are {other} is not seen."
+            f"{count} of {bends.sides.neurons} neurons are {where} at all sequences that were "
+            f"asked, or hardly {other}: a change that shows only where they are {other} is not "
+            "seen."
             for count, where, other in ((off, "off", "on"), (on, "on", "off"))
             if count
         ]

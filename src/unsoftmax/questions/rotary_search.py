@@ -27,7 +27,7 @@ import scipy
 from unsoftmax.models import RotaryHead
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
-from unsoftmax.questions.claimed_models import Claim
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.located import Located, Search
 
 FEWER = "keys or queries are of a lower rank than their planes: no question shows one alone."

@@ -24,8 +24,8 @@ from unsoftmax.models.attention import softmax
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, seen_at
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, random_sequences
-from unsoftmax.questions.claimed_turning import ServedRotaryHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SharedTurningTuning:
 
 
 def shared_frequencies_changed(
-    claim: ServedRotaryHeads,
+    claim: Claim,
     errors: AnswerErrors,
     room: int,
     rng: np.random.Generator,
@@ -66,7 +66,7 @@ def shared_frequencies_changed(
     tuning: SharedTurningTuning,
 ) -> Generator[Round, Answers, bool]:
     """Tell whether other frequencies, shared by all heads, explain all of some more answers."""
-    theta = claim.sum.frequencies
+    theta = claim.model.frequencies
     shared = theta.size and np.ptp(theta, axis=0).max() <= tuning.alike
     count = min(room, theta.shape[1] + tuning.spare)
     if not shared or count < 2 + tuning.least:
@@ -99,16 +99,16 @@ class AnswersByTurning:
     c: float
 
     @classmethod
-    def of(cls, claim: ServedRotaryHeads, asked: list[Array]) -> AnswersByTurning:
+    def of(cls, claim: Claim, asked: list[Array]) -> AnswersByTurning:
         """Take what does not depend on frequencies."""
         stacks = []
         for N in sorted({len(X) for X in asked}):
             places = [k for k, X in enumerate(asked) if len(X) == N]
             X = np.stack([asked[k] for k in places])
-            keys = np.stack([head.scores.keys(X) for head in claim.heads])
-            queries = np.stack([head.scores.queries(X[:, -1]) for head in claim.heads])
-            stacks.append((places, keys, queries, np.einsum("bnd,hd->hbn", X, claim.v)))
-        return cls(tuple(stacks), claim.c)
+            keys = np.stack([head.scores.keys(X) for head in claim.model.heads])
+            queries = np.stack([head.scores.queries(X[:, -1]) for head in claim.model.heads])
+            stacks.append((places, keys, queries, np.einsum("bnd,hd->hbn", X, claim.model.v)))
+        return cls(tuple(stacks), claim.model.c)
 
     def at(self, frequencies: Array) -> Array:
         """Return the answers by frequencies (H, r/2)."""

@@ -21,21 +21,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import scipy
 
+from unsoftmax.models import (
+    AttentionLayer,
+    FeedForward,
+    MultiHead,
+    MultiHeadTransformer,
+    ReluNetwork,
+    RotaryHead,
+    RotaryHeads,
+    RotaryLayer,
+    SingleHead,
+    Transformer,
+)
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
 from unsoftmax.questions.changed_part import ChangedPartTuning, changed_part
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
-from unsoftmax.questions.claimed_layers import ServedVectors
-from unsoftmax.questions.claimed_models import (
-    Claim,
-    ServedHeads,
-    ServedHeadsAndNetwork,
-    ServedNetwork,
-    ServedTransformer,
-)
-from unsoftmax.questions.claimed_rotary import ServedRotaryHead
-from unsoftmax.questions.claimed_turning import ServedRotaryHeads, ServedRotaryLayer
 from unsoftmax.questions.located import Located, Search
 from unsoftmax.questions.rotary_search import (
     OneHead,
@@ -91,27 +94,27 @@ def changed_tensor(
     tuning: TensorSearchTuning,
 ) -> Search:
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
-    if isinstance(claim, ServedNetwork):
+    if isinstance(claim.model, ReluNetwork):
         return Located("the network")
-    if isinstance(claim, ServedVectors):
+    if isinstance(claim.model, AttentionLayer | FeedForward):
         found = changed_part(claim, errors.alone(), room, rng, probes=probes, tuning=tuning.layers)
         return (yield from found)
-    if isinstance(claim, ServedRotaryHead):
-        one = OneHead(claim, claim.head)
+    if isinstance(claim.model, RotaryHead):
+        one = OneHead(claim, claim.model)
         return (yield from changed_rotary(one, errors.alone(), room, rng, tuning.rotary))
-    if isinstance(claim, ServedRotaryLayer):
+    if isinstance(claim.model, RotaryLayer):
         found = changed_turned_part(
             claim, errors.alone(), room, rng, probes=probes, tuning=tuning.turned
         )
         return (yield from found)
     search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
-    if isinstance(claim, ServedTransformer):
+    if isinstance(claim.model, Transformer):
         return (yield from search.before_network(claim))
-    if isinstance(claim, ServedHeadsAndNetwork):
+    if isinstance(claim.model, MultiHeadTransformer):
         return (yield from search.before_joint_network(claim))
-    if isinstance(claim, ServedHeads):
+    if isinstance(claim.model, SingleHead | MultiHead):
         return (yield from search.among_heads(claim))
-    if isinstance(claim, ServedRotaryHeads):
+    if isinstance(claim.model, RotaryHeads):
         return (yield from search.among_turning_heads(claim))
     return Located(None, "of this class it is not looked for.")
 
@@ -156,11 +159,12 @@ class TensorSearch:
 
     # -- a head before a network
 
-    def before_network(self, claim: ServedTransformer) -> Search:
+    def before_network(self, claim: Claim) -> Search:
         """Tell the network from W and w."""
         random = random_sequences(claim, self.rng, self.probes)
         unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[: self.tuning.singles]]
-        pooled = [claim.pooled(X[None]) for X in (*random, *unqueried)]
+        assert claim.bends is not None
+        pooled = [claim.bends.given(X[None]) for X in (*random, *unqueried)]
         asked = [*random, *unqueried, *pooled]
         seen = yield from seen_at(claim, asked, "which tensor")
         n, k = len(random), len(random) + len(unqueried)
@@ -173,7 +177,7 @@ class TensorSearch:
             names.append("W")
         return Located.of(names)
 
-    def before_joint_network(self, claim: ServedHeadsAndNetwork) -> Search:
+    def before_joint_network(self, claim: Claim) -> Search:
         """Tell what single tokens show of the network, W, and w.
 
         B is shown by single tokens but for how it is divided among heads, which only sequences
@@ -187,8 +191,8 @@ class TensorSearch:
         moved = [self._moved(seen[[j]], (1.0,)) for j in range(len(seen.y))]
         if any(moved[:n]):
             return Located("the network")
-        residual = claim.attention.residual is not None
-        biased = bool(np.any(claim.attention.w))
+        residual = claim.model.residual is not None
+        biased = bool(np.any(claim.model.w))
         if any(moved[n:k]):
             divided = BESIDE_RESIDUAL if residual else DIVIDED
             return Located.of([f"w, or {divided}" if biased or residual else "w"])
@@ -196,10 +200,10 @@ class TensorSearch:
 
     # -- several heads
 
-    def among_heads(self, claim: ServedHeads) -> Search:
+    def among_heads(self, claim: Claim) -> Search:
         """Tell c, the v, the W and the w from each other, head by head where lines exist."""
         singles = [_direction(claim, self.rng)[None] for _ in range(self.tuning.singles)]
-        zero, H = np.zeros(claim.dim), len(claim.v)
+        zero, H = np.zeros(claim.dim), _count(claim)
         seen = yield from seen_at(claim, [zero[None], *singles], "which tensor")
         constant = self._moved(seen[[0]], (1.0,))
         values = any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in range(1, len(seen.y)))
@@ -229,13 +233,13 @@ class TensorSearch:
 
     # -- several heads with rotary positions
 
-    def among_turning_heads(self, claim: ServedRotaryHeads) -> Search:
+    def among_turning_heads(self, claim: Claim) -> Search:
         """Tell c, the v and the scores head by head, and look at one head's scores alone.
 
         Where several heads' were changed, their frequencies may have been, which they share.
         """
         singles = [_direction(claim, self.rng)[None] for _ in range(self.tuning.singles)]
-        zero, H = np.zeros(claim.dim), len(claim.v)
+        zero, H = np.zeros(claim.dim), _count(claim)
         seen = yield from seen_at(claim, [zero[None], *singles], "which tensor")
         names = ["c"] if self._moved(seen[[0]], (1.0,)) else []
         values = any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in range(1, len(seen.y)))
@@ -269,14 +273,14 @@ class TensorSearch:
         names += [_of_heads(claim, "scores", scored)] if any(scored) else []
         return Located.of(names)
 
-    def _of_one(self, claim: ServedRotaryHeads, h: int, room: int) -> Search:
+    def _of_one(self, claim: Claim, h: int, room: int) -> Search:
         """Tell which tensor one head's scores are changed by."""
-        one = OneHead(claim, with_value(claim.heads[h], claim.v[h]))
+        one = OneHead(claim, with_value(claim.model.heads[h], claim.model.v[h]))
         found = yield from changed_rotary(one, self.errors, room, self.rng, self.tuning.rotary)
         if found.tensor is None or " or " in found.tensor:
-            return Located(claim.named("scores", h))
+            return Located(f"scores of head {h}")
         each = found.tensor.split(", ")
-        return Located.of([claim.named(name, h) for name in each])
+        return Located.of([f"{name} of head {h}" for name in each])
 
     # -- what lines of several heads show
 
@@ -355,22 +359,26 @@ class TensorSearch:
         return self._moved(seen, (1.0, -0.5, -0.5))
 
 
-def _unlooked(claim: ServedHeads | ServedRotaryHeads, found: Lines | None) -> str:
+def _count(claim: Claim) -> int:
+    return 0 if claim.heads is None else len(claim.heads.Q)
+
+
+def _unlooked(claim: Claim, found: Lines | None) -> str:
     """Say why heads were not looked at one by one."""
     if found is not None:
-        return f"the questions left do not suffice to look at {len(claim.v)} heads one by one."
-    if len(claim.v) > claim.dim:
+        return f"the questions left do not suffice to look at {_count(claim)} heads one by one."
+    if _count(claim) > claim.dim:
         return "with more heads than dimensions no question shows one head alone."
     return "some heads' scores are 0, or depend on each other: no question shows one head alone."
 
 
-def _of_heads(claim: ServedHeads | ServedRotaryHeads, tensor: str, changed: list[bool]) -> str:
+def _of_heads(claim: Claim, tensor: str, changed: list[bool]) -> str:
     """Say which heads' tensor was changed.
 
     Examples
     --------
     >>> from unsoftmax.models import MultiHead
-    >>> claim = ServedHeads(MultiHead(np.ones((3, 1, 1)), np.ones((3, 1))))
+    >>> claim = Claim(MultiHead(np.ones((3, 1, 1)), np.ones((3, 1))))
     >>> _of_heads(claim, "v", [True, False, True]), _of_heads(claim, "W", [True] * 3)
     ('v of heads 0 and 2', 'W of every head')
     """
@@ -378,7 +386,7 @@ def _of_heads(claim: ServedHeads | ServedRotaryHeads, tensor: str, changed: list
     if tensor == FAR:
         return tensor
     if len(heads) == 1:
-        return claim.named(tensor, int(heads[0]))
+        return tensor if tensor in claim.model.tensors else f"{tensor} of head {heads[0]}"
     if len(heads) == len(changed):
         return f"{tensor} of every head"
     return f"{tensor} of heads {', '.join(heads[:-1])} and {heads[-1]}"

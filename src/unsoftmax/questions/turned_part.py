@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unsoftmax.models import RotaryHead, RotaryLayer
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, seen_at
 from unsoftmax.questions.changed_part import (
@@ -28,14 +29,13 @@ from unsoftmax.questions.changed_part import (
     Plane,
     SumChange,
 )
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import ClaimProbeTuning
-from unsoftmax.questions.claimed_turning import ServedRotaryLayer
 from unsoftmax.questions.located import NEAR, Located, Search
 from unsoftmax.questions.rotary_search import (
     OneHead,
     RotarySearchTuning,
     changed_rotary,
-    with_value,
 )
 
 SEVERAL_HERE = (
@@ -66,7 +66,7 @@ class TurnedPartTuning:
 class PlaneChange:
     """What was answered to the sequences of one plane."""
 
-    claim: ServedRotaryLayer
+    claim: Claim
     change: SumChange
     offsets: Array
     """x − y, (K, d)."""
@@ -85,7 +85,7 @@ class PlaneChange:
         K, m = self.change.change.shape
         found = {"c": self.change.left(np.ones((K, 1)))}
         if self.claim.dim == m:
-            x = -self.last if not self.claim.layer.residual else self.last
+            x = -self.last if not self.claim.model.residual else self.last
             found[RESIDUAL] = (self.change + x).left(np.zeros((K, 0)))
         return self._explained(found)
 
@@ -95,7 +95,7 @@ class PlaneChange:
         Of one head what O explains V explains too, but in the columns of O alone.
         """
         found: dict[str, float] = {}
-        for g, group in enumerate(self.claim.groups):
+        for g, group in enumerate(_groups(self.claim.model)):
             pooled = [self.at_last + self.shares[:, [h]] * self.at_offsets for h in group]
             each = [self.change.left(one) for one in pooled]
             shared, within = len(group) > 1, self._within(group)
@@ -107,7 +107,7 @@ class PlaneChange:
 
     def _within(self, group: tuple[int, ...]) -> float:
         """Return what is left outside of the columns of a group's O, as a share of its bounds."""
-        outputs = np.hstack([self.claim.layer.O[h] for h in group])
+        outputs = np.hstack([self.claim.model.O[h] for h in group])
         U, sizes, _ = np.linalg.svd(outputs, full_matrices=False)
         U = U[:, sizes > self.tuning.rank * sizes.max(initial=0.0)]
         off = np.eye(len(U)) - U @ U.T
@@ -136,7 +136,7 @@ class PlaneChange:
         return largest <= self.tuning.explained
 
     def _mapped(self, h: int) -> Array:
-        product = self.claim.layer.values_of(h)
+        product = self.claim.model.values_of(h)
         return np.asarray(self.offsets @ product.right.T @ product.left.T)
 
     def _explained(self, left: dict[str, float]) -> list[str]:
@@ -144,7 +144,7 @@ class PlaneChange:
 
 
 def changed_turned_part(
-    claim: ServedRotaryLayer,
+    claim: Claim,
     errors: AnswerErrors,
     room: int,
     rng: np.random.Generator,
@@ -194,27 +194,27 @@ def _filled(sequences: list[Array], fillers: tuple[int, ...]) -> list[Array]:
 
 
 def _plane_change(
-    claim: ServedRotaryLayer,
+    claim: Claim,
     change: SumChange,
     plane: Plane,
     sequences: list[Array],
     tuning: ChangedPartTuning,
 ) -> PlaneChange:
-    shares = np.array([claim.layer.attention(X[None])[0, :, 0] * (len(X) > 1) for X in sequences])
+    shares = np.array([claim.model.attention(X[None])[0, :, 0] * (len(X) > 1) for X in sequences])
     last = np.array([X[-1] for X in sequences])
     offsets = np.array([X[0] - X[-1] for X in sequences])
     return PlaneChange(claim, change, offsets, plane.offsets, plane.queries, last, shares, tuning)
 
 
-def _scored_heads(claim: ServedRotaryLayer, asked: list[PlaneChange]) -> tuple[int, ...] | None:
+def _scored_heads(claim: Claim, asked: list[PlaneChange]) -> tuple[int, ...] | None:
     """Return the fewest heads whose changed scores explain all: one, a group or all; or None."""
-    every = tuple(range(claim.layer.H))
-    candidates = [*((h,) for h in every), *claim.groups, every]
+    every = tuple(range(claim.model.H))
+    candidates = [*((h,) for h in every), *_groups(claim.model), every]
     return next((some for some in candidates if all(one.by_scores(some) for one in asked)), None)
 
 
 def _of_scores(
-    claim: ServedRotaryLayer,
+    claim: Claim,
     heads: tuple[int, ...],
     errors: AnswerErrors,
     room: int,
@@ -233,26 +233,26 @@ def _of_scores(
     found = yield from changed_rotary(one, errors, room, rng, tuning.rotary)
     if found.tensor is None:
         return unclear
-    told = [claim.named(name, heads[0]) for name in found.tensor.split(", ")]
+    told = [_named_of(claim.model, name, heads[0]) for name in found.tensor.split(", ")]
     if len(heads) > 1 and not set(told) <= set(names):
         return Located(None, SEVERAL_HERE)
     return Located(", ".join(told))
 
 
-def _candidates(claim: ServedRotaryLayer, heads: tuple[int, ...]) -> list[str]:
+def _candidates(claim: Claim, heads: tuple[int, ...]) -> list[str]:
     """List what changes the scores of these heads and of no others."""
-    every, h = len(heads) == claim.layer.H, heads[0]
+    every, h = len(heads) == claim.model.H, heads[0]
     names = ["Q", "q_bias"] if len(heads) == 1 else []
-    if heads in claim.groups:
+    if heads in _groups(claim.model):
         names += ["K", "k_bias"]
-    return [claim.named(name, h) for name in (*names, *(["frequencies"] if every else []))]
+    return [
+        _named_of(claim.model, name, h) for name in (*names, *(["frequencies"] if every else []))
+    ]
 
 
-def _alone(
-    claim: ServedRotaryLayer, heads: tuple[int, ...], tuning: TurnedPartTuning
-) -> OneHead | None:
+def _alone(claim: Claim, heads: tuple[int, ...], tuning: TurnedPartTuning) -> OneHead | None:
     """Choose a number of the answer in which the first of some heads is seen, and no other."""
-    layer, h = claim.layer, heads[0]
+    layer, h = claim.model, heads[0]
     product = layer.values_of(h)
     seen = product.left @ np.linalg.qr(product.right.T)[1].T
     whole = float(np.linalg.norm(seen))
@@ -266,10 +266,28 @@ def _alone(
         return None
     direction = np.linalg.svd(seen, full_matrices=False)[0][:, 0]
     value = (direction @ product.left) @ product.right
-    return OneHead(claim, with_value(claim.heads[h], value), direction)
+    return OneHead(claim, _head(claim.model, h, value), direction)
 
 
 def _named(names: list[str], tuning: ChangedPartTuning) -> Located:
     if len(names) > tuning.most:
         return Located(None, NEAR)
     return Located(" or ".join(names)) if names else Located(None, SEVERAL_HERE)
+
+
+def _groups(layer: RotaryLayer) -> list[tuple[int, ...]]:
+    places = layer.groups.tolist()
+    return [tuple(h for h in range(layer.H) if places[h] == g) for g in range(layer.G)]
+
+
+def _head(layer: RotaryLayer, h: int, v: Array) -> RotaryHead:
+    g = layer.groups[h]
+    biases = {"k_bias": layer.k_bias[g], "q_bias": layer.q_bias[h]}
+    return RotaryHead(layer.K[g], layer.Q[h], v, layer.rotary, **biases)
+
+
+def _named_of(layer: RotaryLayer, tensor: str, head: int) -> str:
+    if tensor == "frequencies":
+        return tensor
+    shared = tensor in ("K", "k_bias", "V")
+    return f"{tensor} of group {layer.groups[head]}" if shared else f"{tensor} of head {head}"

@@ -40,9 +40,8 @@ from unsoftmax.questions.answer_errors import (
     power,
     seen_at,
 )
+from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import ClaimProbeTuning
-from unsoftmax.questions.claimed_models import Claim
-from unsoftmax.questions.known_claims import claim_of
 from unsoftmax.questions.located import Located, Search
 from unsoftmax.questions.question_design import Design
 from unsoftmax.questions.tensor_search import TensorSearchTuning, changed_tensor
@@ -207,10 +206,10 @@ class Verifier:
     errors: Mapping[str, float] | None = None
     """Bounds on the model's parameters, as in a certificate."""
     tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        claim_of(self.model, self.errors)
+        Claim(self.model, self.errors)
         whole_number("seed", self.seed, 0)
 
     @property
@@ -221,7 +220,7 @@ class Verifier:
     @property
     def outputs(self) -> Outputs:
         """Whether the weights answer with numbers or with vectors."""
-        return "scalar" if claim_of(self.model).outputs is None else "vector"
+        return "scalar" if self.model.outputs is None else "vector"
 
     def settings(self) -> dict[str, Any]:
         """Return everything that determines the questions, as nested JSON."""
@@ -239,10 +238,10 @@ class Verifier:
 
     def plan(self) -> Plan:
         """Say what it will cost."""
-        claim, tuning = claim_of(self.model), self.tuning
+        claim, tuning = Claim(self.model), self.tuning
         design = Design.of(claim, self.seed, tuning.probes.hasty)
         asked = [*design.first, *design.second]
-        beside = 0 if claim.sides is None else max(0, tuning.probes.most - len(asked))
+        beside = 0 if claim.bends is None else max(0, tuning.probes.most - len(asked))
         again = tuning.noise_rounds * (len(design.first) + beside)
         first = len(asked) + beside
         most = max(MOST, first) if self.locate else first
@@ -258,7 +257,7 @@ class Verifier:
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
-        claim, tuning = claim_of(self.model, self.errors), self.tuning
+        claim, tuning = Claim(self.model, self.errors), self.tuning
         design = Design.of(claim, self.seed, tuning.probes)
         one = yield from seen_at(claim, design.first, "random sequences")
         two = yield from seen_at(claim, design.second, "again, and in other words")
@@ -359,14 +358,14 @@ def _told_apart(seen: Seen, tuning: VerificationTuning) -> bool:
 
 def _notes(claim: Claim, errors: AnswerErrors) -> tuple[str, ...]:
     """Say what was noticed, whatever the verdict."""
-    certified = [WITHIN_CERTIFICATE] if claim.left_open.errors else []
-    bound, norms = claim.left_open.bound, claim.tensors().items()
-    zeros = [name for name, (norm, _) in norms if 0 < norm <= bound(name)]
+    certified = [WITHIN_CERTIFICATE] if claim.errors else []
+    tensors = claim.model.tensors.items()
+    zeros = [name for name, tensor in tensors if 0 < tensor.norm <= claim.bound(name)]
     if zeros:
         certified.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
-    if errors.strange and claim.attends and "frequencies" not in claim.tensors():
+    if errors.strange and claim.attends and not claim.ordered:
         certified.append(NO_POSITIONS)
-    return (*errors.notes(), *([claim.note] if claim.note else []), *certified)
+    return (*errors.notes(), *claim.notes, *certified)
 
 
 def _doubts(largest: float, told_apart: bool, tuning: VerificationTuning) -> list[str]:
