@@ -459,10 +459,11 @@ def _projected(X: Array, stack: Array | None) -> Array:
 def _lost(scores: Array, sizes: Array) -> Array:
     """Tell where rounding may hide which token has the weight, (B, H, P)."""
     largest = np.max(sizes, axis=3)
-    with np.errstate(invalid="ignore"):  # scores beyond float64's range are not apart
-        below = np.max(scores, axis=3, keepdims=True) - scores
-    near = ~(below > 8 * UNIT * largest[..., None])
-    return np.asarray((largest > _LOST) & (np.count_nonzero(near, axis=3) > 1))
+    best = np.max(scores, axis=3, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        near = best - scores <= 8 * UNIT * largest[..., None]
+    told = np.isfinite(best[..., 0]) & (np.count_nonzero(near, axis=3) == 1)
+    return np.asarray((largest > _LOST) & ~told)
 
 
 def _per_head(left: Array, right: Array) -> Gradients:
