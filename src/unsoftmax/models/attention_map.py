@@ -459,11 +459,11 @@ def _projected(X: Array, stack: Array | None) -> Array:
 def _lost(scores: Array, sizes: Array) -> Array:
     """Tell where rounding may hide which token has the weight, (B, H, P)."""
     largest = np.max(sizes, axis=3)
-    best = np.max(scores, axis=3, keepdims=True)
     with np.errstate(invalid="ignore"):
-        near = best - scores <= 8 * UNIT * largest[..., None]
-    told = np.isfinite(best[..., 0]) & (np.count_nonzero(near, axis=3) == 1)
-    return np.asarray((largest > _LOST) & ~told)
+        below = np.max(scores, axis=3, keepdims=True) - scores
+    alone = np.count_nonzero(below <= 8 * UNIT * largest[..., None], axis=3) == 1
+    # sums of terms beyond float64's range overflow in one order, and not in another
+    return np.asarray((largest > _LOST) & ~(alone & (largest < _LARGEST)))
 
 
 def _per_head(left: Array, right: Array) -> Gradients:
