@@ -14,13 +14,11 @@ Where it is different, further queries find the tensor (`questions.tensor_search
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -28,7 +26,7 @@ from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.settings import as_json, changed, whole_number
-from unsoftmax.models.files import read_json, replace_file
+from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import (
@@ -48,7 +46,6 @@ from unsoftmax.questions.tensor_search import TensorSearchTuning, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
-FORMAT_VERSION = 1
 VERIFICATION_FILE = "verification.json"
 
 MOST = 100
@@ -94,7 +91,7 @@ class VerificationTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(SavedResult):
     """The answer of `unsoftmax.verify`; true if and only if the verdict is "same".
 
     Attributes
@@ -118,6 +115,8 @@ class Verification:
         What was noticed about the answers.
     """
 
+    file_name: ClassVar[str] = VERIFICATION_FILE
+
     verdict: Verdict
     queries: int
     tensor: str | None
@@ -128,57 +127,6 @@ class Verification:
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON; what is infinite becomes null."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "verdict": self.verdict,
-            "queries": self.queries,
-            "tensor": self.tensor,
-            "power": {name: x if np.isfinite(x) else None for name, x in self.power.items()},
-            "precision": self.precision if np.isfinite(self.precision) else None,
-            "largest_miss": self.largest_miss if np.isfinite(self.largest_miss) else None,
-            "notes": list(self.notes),
-        }
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``verification.json`` into a folder, making it."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
-        replace_file(Path(folder) / VERIFICATION_FILE, text.encode())
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Verification:
-        """Read back what `save` wrote.
-
-        Raises
-        ------
-        FileNotFoundError
-            The folder lacks ``verification.json``.
-        ValueError
-            It is damaged, or newer than this program.
-        """
-        return read_json(Path(folder) / VERIFICATION_FILE, FORMAT_VERSION, cls._of)
-
-    @classmethod
-    def _of(cls, content: Mapping[str, Any]) -> Verification:
-        """Undo `to_json`."""
-        if content["verdict"] not in get_args(Verdict):
-            raise ValueError(f"a verdict of {content['verdict']!r}")
-        return cls(
-            verdict=content["verdict"],
-            queries=int(content["queries"]),
-            tensor=None if content["tensor"] is None else str(content["tensor"]),
-            power={str(name): _or_infinite(x) for name, x in content["power"].items()},
-            precision=_or_infinite(content["precision"]),
-            largest_miss=_or_infinite(content["largest_miss"]),
-            notes=tuple(map(str, content["notes"])),
-        )
-
-
-def _or_infinite(number: float | None) -> float:
-    return float("inf") if number is None else float(number)
 
 
 @dataclass(frozen=True, slots=True)
