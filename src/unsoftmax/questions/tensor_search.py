@@ -33,6 +33,9 @@ from unsoftmax.models import (
     SingleHead,
     Transformer,
 )
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
@@ -56,6 +59,7 @@ DIVIDED = "how B is divided among heads"
 BESIDE_RESIDUAL = "how B and the residual are divided"
 FAR = "W or w, by so much that it cannot be told whose"
 FAR_SCORES = "scores, by so much that it cannot be told whose"
+NOT_LOOKED_FOR = "of this class it is not looked for."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,8 @@ def changed_tensor(
     tuning: TensorSearchTuning,
 ) -> Search:
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
+    if not _looked_for(claim):
+        return Located(None, NOT_LOOKED_FOR)
     if isinstance(claim.model, ReluNetwork):
         return Located("the network")
     if isinstance(claim.model, AttentionLayer | FeedForward):
@@ -116,7 +122,16 @@ def changed_tensor(
         return (yield from search.among_heads(claim))
     if isinstance(claim.model, RotaryHeads):
         return (yield from search.among_turning_heads(claim))
-    return Located(None, "of this class it is not looked for.")
+    return Located(None, NOT_LOOKED_FOR)
+
+
+def _looked_for(claim: Claim) -> bool:
+    """Whether a search knows all of the claim: other activations, and more norms, would mislead."""
+    maps = claim.leaves.values()
+    neurons = [one for one in maps if isinstance(one, Neurons)]
+    turned = [one for one in maps if isinstance(one, Attention) and one.frequencies is not None]
+    plain = all(one.activation == "relu" and one.G is None for one in neurons)
+    return plain and not (turned and any(isinstance(one, LayerNorm) for one in maps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,117 @@
+"""`verify` of compositions that no learner knows: whole blocks, other activations, gates, norms.
+
+The claim is read off the maps, so that these have a verdict and a power; no tensor is named.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+
+D, HEADS, GROUPS, WIDTH, NEURONS = 24, 4, 2, 6, 40
+
+
+def arrays(seed):
+    """Every array of a block like Llama's."""
+    rng = np.random.default_rng(seed)
+    shapes = {"O": (HEADS, D, WIDTH), "V": (GROUPS, WIDTH, D), "K": (GROUPS, WIDTH, D)}
+    shapes |= {"Q": (HEADS, WIDTH, D), "A": (NEURONS, D), "G": (NEURONS, D), "B": (D, NEURONS)}
+    found = {
+        name: rng.standard_normal(shape) / np.sqrt(shape[-1]) for name, shape in shapes.items()
+    }
+    scales = {name: 1 + 0.1 * rng.standard_normal(D) for name in ("before heads", "before neurons")}
+    return found | scales
+
+
+def heads(of, residual=True):
+    norm = us.LayerNorm(of["before heads"], None, 1e-5, before=True, centred=False)
+    parts, rotary = (of[name] for name in "OVKQ"), us.Rotary.of(10_000, WIDTH)
+    return us.RotaryLayer(*parts, np.zeros(D), rotary, residual=residual, norm=norm)
+
+
+def neurons(of, activation="silu"):
+    norm = us.LayerNorm(of["before neurons"], None, 1e-5, before=True, centred=False)
+    none = np.zeros(NEURONS)
+    gate = (of["G"], none)
+    return us.FeedForward(of["A"], none, of["B"], np.zeros(D), True, norm, activation, gate)
+
+
+def block(of):
+    return us.Stack([heads(of), neurons(of)], causal=True)
+
+
+def plain(of, activation="gelu"):
+    return us.FeedForward(of["A"], np.ones(NEURONS), of["B"], np.ones(D), activation=activation)
+
+
+def moved(of, name, step, seed):
+    """The arrays with one moved by ``step`` of its norm in a random direction."""
+    direction = np.random.default_rng(seed).standard_normal(of[name].shape)
+    size = step * np.linalg.norm(of[name]) / np.linalg.norm(direction)
+    return of | {name: of[name] + size * direction}
+
+
+def in_float32(model):
+    """The model as a service computes it that takes and gives float32 numbers."""
+    return lambda X: model(X.astype(np.float32).astype(np.float64)).astype(np.float32)
+
+
+MADE = {"block": block, "heads": heads, "gated": neurons, "gelu": plain}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_served_is_the_same(name, trials):
+    for seed in range(trials(2, 200)):
+        claim = MADE[name](arrays(seed))
+        for service in (claim, in_float32(claim)):
+            result = us.verify(service, claim, seed=seed)
+            assert result.verdict == "same", result.notes
+            assert result.queries <= 36
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("block", ("O", "V", "K", "Q", "A", "G", "B", "before heads", "before neurons")),
+        ("heads", ("O", "V", "K", "Q", "before heads")),
+        ("gated", ("A", "G", "B", "before neurons")),
+        ("gelu", ("A", "B")),
+    ],
+)
+def test_what_is_changed_is_different_and_has_no_wrong_name(name, tensors, trials):
+    for seed in range(trials(1, 50)):
+        of = arrays(seed)
+        claim = MADE[name](of)
+        for tensor in tensors:
+            served = MADE[name](moved(of, tensor, 1e-3, seed))
+            for service in (served, in_float32(served)):
+                result = us.verify(service, claim, seed=seed)
+                assert result.verdict == "different", tensor
+                assert result.tensor is None
+
+
+def test_a_change_as_large_as_the_power_says_is_caught(trials):
+    of = arrays(0)
+    claim = block(of)
+    power = us.verify(in_float32(claim), claim).power
+    named = {"B": "B of part 1", "Q": "Q of head {} of part 0", "A": "A of part 1"}
+    for tensor, name in named.items():
+        names = {name.format(h) for h in range(HEADS)}
+        step = max(power[one] for one in names)
+        caught = [
+            us.verify(in_float32(block(moved(of, tensor, step, seed))), claim).verdict
+            for seed in range(trials(3, 100))
+        ]
+        # of 100 at least 95; the array of all heads moves answers more than one head's alone
+        assert caught.count("same") == 0
+        assert caught.count("different") >= 0.9 * len(caught) - trials(1, 0)
+
+
+def test_another_activation_is_different_and_not_put_down_to_weights():
+    of = arrays(0)
+    result = us.verify(plain(of, "gelu_tanh"), plain(of))
+    assert result.verdict == "different"
+    assert result.tensor is None
+    assert "not looked for" in result.notes[-1] + result.notes[0]
