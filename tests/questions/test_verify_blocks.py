@@ -25,10 +25,11 @@ def arrays(seed):
     return found | scales
 
 
-def heads(of, residual=True):
+def heads(of):
     norm = us.LayerNorm(of["before heads"], None, 1e-5, before=True, centred=False)
-    parts, rotary = (of[name] for name in "OVKQ"), us.Rotary.of(10_000, WIDTH)
-    return us.RotaryLayer(*parts, np.zeros(D), rotary, residual=residual, norm=norm)
+    O, V, K, Q = (of[name] for name in "OVKQ")  # noqa: E741 - the projections' own names
+    rotary = us.Rotary.of(10_000, WIDTH)
+    return us.RotaryLayer(O, V, K, Q, np.zeros(D), rotary, residual=True, norm=norm)
 
 
 def neurons(of, activation="silu"):
