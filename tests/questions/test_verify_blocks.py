@@ -16,7 +16,11 @@ D, HEADS, GROUPS, WIDTH, NEURONS = 24, 4, 2, 6, 40
 def arrays(seed):
     """Every array of a block like Llama's."""
     rng = np.random.default_rng(seed)
-    shapes = {"O": (HEADS, D, WIDTH), "V": (GROUPS, WIDTH, D), "K": (GROUPS, WIDTH, D)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "O": (HEADS, D, WIDTH),
+        "V": (GROUPS, WIDTH, D),
+        "K": (GROUPS, WIDTH, D),
+    }
     shapes |= {"Q": (HEADS, WIDTH, D), "A": (NEURONS, D), "G": (NEURONS, D), "B": (D, NEURONS)}
     found = {
         name: rng.standard_normal(shape) / np.sqrt(shape[-1]) for name, shape in shapes.items()
