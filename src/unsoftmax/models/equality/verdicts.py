@@ -96,8 +96,8 @@ def _in_a_row(maps: Composition) -> list[Composition]:
         return [maps]
     row: list[Composition] = []
     for part in parts:
-        composed = isinstance(part, Composition)
-        for one in _in_a_row(part) if composed else [Composition((("", part),))]:
+        lone = Composition((("", part),))
+        for one in _in_a_row(part) if isinstance(part, Composition) else [lone]:
             row.append(one)
             # a norm belongs to the sub-layer that it follows, whichever stack it is in
             behind = len(row) > 1 and len(one.parts) == 1 and isinstance(one.parts[0][1], LayerNorm)
