@@ -392,6 +392,11 @@ def test_one_number_may_be_a_vector_of_one():
     assert us.equivalent(network, doubled)
     steeper = us.ReluNetwork([[1.0, 1.0, -1.0]], [1.0, 1.1, -1.0], np.zeros(3), 0.0)
     shown(us.equivalent(doubled, steeper), doubled, steeper)
+    near = us.ReluNetwork([[1.0, 1.0, -1.0]], [1.0, 1.0 + 1e-8, -1.0], np.zeros(3), 0.0)
+    bounds = {"constant": 1e-6, "slope": 1e-6}
+    assert us.equivalent(doubled, near, errors=bounds).by == "certificate"
+    assert us.equivalent(near, doubled, errors=bounds)
+    assert not us.equivalent(doubled, steeper, errors=bounds)
 
 
 def test_witnesses_of_neurons_without_a_form_have_one_token():

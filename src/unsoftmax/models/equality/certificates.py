@@ -173,8 +173,8 @@ def _share_of_networks(
     x = points(a, b, typical_length(a.hyperplanes, b.hyperplanes))
     constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
     if vector:
-        answers = [model(x) for model in models]
-        lost = sum(rounding_of(model, x[:, None]) for model in models)
+        answers = [np.reshape(model(x), (len(x), -1)) for model in models]
+        lost = sum(np.reshape(rounding_of(model, x[:, None]), (len(x), -1)) for model in models)
     else:
         answers, lost = [g(x) for g in (a, b)], a.rounding(x) + b.rounding(x)
     beyond = np.linalg.norm(np.subtract(*answers), axis=1) - np.linalg.norm(lost, axis=1)
