@@ -375,3 +375,76 @@ def test_candidates_are_pairs_and_single_tokens():
     families = list(candidates(a, b))
     assert {X.shape[1:] for X in families} == {(1, 3), (2, 3)}
     assert len(families[-1]) == (9 + 4) * 4 * 25
+
+
+def test_one_number_may_be_a_vector_of_one():
+    constant = us.AttentionLayer([], [2.0], dim=1)
+    head = us.LayerHead(M=[[1.0]], W=[[2.0]])
+    norm = us.LayerNorm([1.0], [2.0], 1e-5)  # lets nothing through: of one number the mean is all
+    layer = us.AttentionLayer([head], [0.0], norm=norm)
+    assert us.equivalent(layer, constant)
+    assert us.equivalent(layer, us.canonical(layer))
+    added = us.AttentionLayer([head], [0.0], True)
+    shown(us.equivalent(added, constant), added, constant)
+    doubled = us.FeedForward([[1.0]], [0.0], [[1.0]], [0.0], residual=True)
+    network = us.ReluNetwork([[1.0, 1.0, -1.0]], [1.0, 1.0, -1.0], np.zeros(3), 0.0)
+    assert us.equivalent(doubled, network)
+    assert us.equivalent(network, doubled)
+    steeper = us.ReluNetwork([[1.0, 1.0, -1.0]], [1.0, 1.1, -1.0], np.zeros(3), 0.0)
+    shown(us.equivalent(doubled, steeper), doubled, steeper)
+    near = us.ReluNetwork([[1.0, 1.0, -1.0]], [1.0, 1.0 + 1e-8, -1.0], np.zeros(3), 0.0)
+    bounds = {"constant": 1e-6, "slope": 1e-6}
+    assert us.equivalent(doubled, near, errors=bounds).by == "certificate"
+    assert us.equivalent(near, doubled, errors=bounds)
+    assert not us.equivalent(doubled, steeper, errors=bounds)
+
+
+def test_witnesses_of_neurons_without_a_form_have_one_token():
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((3, 2)), rng.standard_normal((2, 3))
+    model = us.FeedForward(A, np.ones(3), B, np.ones(2), activation="tanh")
+    near = us.FeedForward(A, np.ones(3), B * (1 + 1e-15), np.ones(2), activation="tanh")
+    assert us.equivalent(model, near, rtol=0).verdict == "undecided"
+    assert us.equivalent(us.Stack([model, model]), us.Stack([near, model]), rtol=0).by == "nothing"
+
+
+def test_stacks_in_stacks_are_the_row_of_their_parts():
+    rng, d = np.random.default_rng(0), 3
+
+    def norm(before):
+        return us.LayerNorm([1.0, 2.0, 3.0], [0.0, 1.0, 0.0], 1e-5, before)
+
+    def heads():
+        M, W = rng.standard_normal((2, d, d))
+        return us.AttentionLayer([us.LayerHead(M=M, W=W)], np.ones(d), True)
+
+    A, B = rng.standard_normal((4, d)), rng.standard_normal((d, 4))
+    gated = us.FeedForward(A, np.ones(4), B, np.ones(d), True, activation="silu", gate=(A, None))
+    one, two, last = heads(), heads(), norm(False)
+    behind = us.AttentionLayer(one.heads, one.c, True, last)
+    flat = us.Stack([one, last, gated, last, last])
+    for parts in (
+        [us.Stack([one, last]), gated, last, last],
+        [one, us.Stack([last, gated]), us.Stack([last, last])],
+        [us.Stack([behind, gated]), norm(True), last],
+        [us.Stack([us.Stack([one, last, gated, last])]), last],
+    ):
+        assert us.equivalent(flat, us.Stack(parts))
+        assert us.equivalent(us.Stack(parts), flat)
+    fewer = us.Stack([one, last, gated, last])
+    shown(us.equivalent(flat, fewer), flat, fewer)
+    # of the last heads, asked at the last position, no answer shows what others look at
+    assert us.equivalent(us.Stack([one, gated]), us.Stack([one, gated], causal=True))
+    both = us.Stack([one, two]), us.Stack([one, two], causal=True)
+    shown(us.equivalent(*both), *both)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e200, 1e300])
+def test_coincident_heads_of_any_size_are_added_up(size):
+    W, v = np.array([[1.0, -2.0], [0.5, 0.0]]), np.array([1.0, -3.0])
+
+    def heads(first, second):
+        return us.MultiHead([W, W], [first * size * v, second * size * v], np.zeros((2, 2)), 0.0)
+
+    assert us.equivalent(heads(1, 2), heads(3, 0))
+    shown(us.equivalent(heads(1, 2), heads(1, 2.001)), heads(1, 2), heads(1, 2.001))

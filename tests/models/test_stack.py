@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from unsoftmax.models import load
 
 D, RNG = 6, np.random.default_rng
 HEAD: Any = us.SingleHead(np.eye(2), [1, 0])
@@ -283,3 +284,15 @@ def test_damaged_arrays_are_refused():
         us.Stack.from_arrays({"parts.0." * 2000 + "A": np.zeros(1), "causal": np.array(0.0)})
     with pytest.raises(ValueError, match="activation"):
         us.FeedForward.from_arrays(neurons().arrays() | {"activation": np.array([1e9])})
+
+
+def test_a_stack_that_can_be_built_can_be_saved_and_pickled(tmp_path):
+    part: Any = us.FeedForward(np.eye(2), np.ones(2), np.eye(2), np.ones(2))
+    for _ in range(8):
+        part = us.Stack([part])
+    part.save(tmp_path / "deep.safetensors")
+    X = np.array([[[1.0, -2.0]]])
+    for again in (load(tmp_path / "deep.safetensors"), pickle.loads(pickle.dumps(part))):
+        np.testing.assert_array_equal(again(X), part(X))
+    with pytest.raises(ValueError, match="more than 8 deep"):
+        us.Stack([part])

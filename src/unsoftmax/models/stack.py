@@ -23,7 +23,7 @@ from unsoftmax.probes import Array
 Part: TypeAlias = "AttentionLayer | RotaryLayer | FeedForward | LayerNorm | Stack"
 
 _DEEPEST = 8
-"""How many stacks a file may have inside each other: one that would exhaust Python's is refused."""
+"""How many stacks may be inside each other: a file that would exhaust Python's is refused."""
 
 
 class Stack(FrozenModel):
@@ -41,8 +41,8 @@ class Stack(FrozenModel):
     Raises
     ------
     ValueError
-        There is no part, a part does not take what the one before it answers, or a stack inside
-        attends in another way.
+        There is no part, a part does not take what the one before it answers, a stack inside
+        attends in another way, or stacks are inside each other more than 8 deep.
     TypeError
         A part is none of these.
 
@@ -91,14 +91,14 @@ class Stack(FrozenModel):
                     f"{_widths(self._parts[k - 1])[1]}."
                 )
             self._arrays |= {f"parts.{k}.{name}": array for name, array in part.arrays().items()}
+        _refuse_depth(self._arrays)
         self._arrays["causal"] = frozen("causal", bool(causal))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Build the stack from what `arrays` returned; the names of a part's say what it is."""
         parts, rest = numbered(arrays, "parts")
-        if any(name.count("parts.") > _DEEPEST for name in arrays):
-            raise ValueError(f"Stacks are inside each other more than {_DEEPEST} deep.")
+        _refuse_depth(arrays)
         if rest.keys() != {"causal"}:
             raise ValueError(f"Beside parts a stack has causal; here are {sorted(rest)}.")
         return cls([_part(own) for own in parts], **rest)
@@ -153,6 +153,12 @@ class Stack(FrozenModel):
 
 
 _KINDS = (AttentionLayer, RotaryLayer, FeedForward, LayerNorm)
+
+
+def _refuse_depth(names: Iterable[str]) -> None:
+    """Refuse stacks that no file could be read back to."""
+    if any(name.count("parts.") > _DEEPEST for name in names):
+        raise ValueError(f"Stacks are inside each other more than {_DEEPEST} deep.")
 
 
 def _widths(part: Part) -> tuple[int, int]:

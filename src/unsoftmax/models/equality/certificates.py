@@ -59,7 +59,7 @@ def share_of_bounds(
         # an affine network is v·p + c: at p = 0, and far out
         errors = {"v": errors.get("slope", 0.0), "c": errors["constant"], **errors}
     if bends(a) or bends(b):
-        if a.kind[1]:
+        if a.vector or b.vector:
             return _share_of_networks(models, *networks(a, b, []), errors)
         places, _ = placed(score_distances(a.scores, b.scores, Tolerance(0.0, 0.0))[0])
         shares = [_share_of_networks(models, *networks(a, b, places), errors)]
@@ -69,7 +69,7 @@ def share_of_bounds(
     a, b = canonical_form(a), canonical_form(b)
     turning = any(isinstance(A, RotaryScores) for A in (*a.scores, *b.scores))
     on_function = {"constant", "slope"} & errors.keys() and "W" not in errors
-    if on_function and not a.kind[1] and not turning:
+    if on_function and not (a.vector or b.vector) and not turning:
         differing = HeadMatching(a, b, Tolerance(0.0, 0.0)).gap()[1]
         return _share_of_function(models, (a, b), differing, errors)
     return _share_of_heads(a, b, errors)
@@ -165,7 +165,7 @@ def _share_of_networks(
     models: tuple[FrozenModel, FrozenModel], a: Network, b: Network, errors: Errors
 ) -> float:
     """Compare values in the cells at all hyperplanes with what errors do to answers at most."""
-    vector, norm = a.form.kind[1], a.form.behind
+    vector, norm = a.form.vector or b.form.vector, a.form.behind
     needed = {"constant", "slope"} if vector else set()
     needed |= {"scale", "shift", "eps"} if norm is not None else set()
     if not needed <= errors.keys() or a.form.outputs != b.form.outputs:
@@ -173,8 +173,8 @@ def _share_of_networks(
     x = points(a, b, typical_length(a.hyperplanes, b.hyperplanes))
     constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
     if vector:
-        answers = [model(x) for model in models]
-        lost = sum(rounding_of(model, x[:, None]) for model in models)
+        answers = [np.reshape(model(x), (len(x), -1)) for model in models]
+        lost = sum(np.reshape(rounding_of(model, x[:, None]), (len(x), -1)) for model in models)
     else:
         answers, lost = [g(x) for g in (a, b)], a.rounding(x) + b.rounding(x)
     beyond = np.linalg.norm(np.subtract(*answers), axis=1) - np.linalg.norm(lost, axis=1)

@@ -74,10 +74,14 @@ class Form:
         return len(self.c if self.neurons is None else self.neurons[1])
 
     @property
-    def kind(self) -> tuple[bool, bool, int]:
-        """What sequences it takes, and what its answers are: numbers, or vectors of how many."""
-        vector = self.outputs > 1 or self.residual or self.norm is not None
-        return self.attends, vector, self.outputs
+    def kind(self) -> tuple[bool, int]:
+        """What sequences it takes, and how many numbers its answers have."""
+        return self.attends, self.outputs
+
+    @property
+    def vector(self) -> bool:
+        """Whether it is treated as one whose answers are vectors, though they may have length 1."""
+        return self.outputs > 1 or self.residual or self.norm is not None
 
     @property
     def before(self) -> LayerNorm | None:
@@ -230,9 +234,9 @@ def merged(form: Form) -> Form:
             groups.append([h])
     scores, values = [], []
     for first, *more in groups:
-        total, size = form.values[first], form.values[first].norm if more else 0.0
+        total, size = form.values[first], size_of(form.values[first]) if more else 0.0
         for h in more:
-            total, size = total + form.values[h], size + form.values[h].norm
+            total, size = total + form.values[h], size + size_of(form.values[h])
         if size_of(total) > form.rounding * size:
             values.append(total)
             scores.append(form.scores[first])

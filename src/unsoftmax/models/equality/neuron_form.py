@@ -92,16 +92,17 @@ class Network:
         """Neurons that are all added up: what their hyperplanes are."""
         return ReluNetwork(self.A.T, np.ones(len(self.a)), self.a)
 
-    def parts(self, length: float) -> HingeSum:
+    def parts(self, length: float, vector: bool | None = None) -> HingeSum:
         """Return the hinge sum in a unit of length, parallel neurons merged.
 
         Of vectors the first weight of each that is not 0 is positive: their norm is one number.
+        ``vector`` says whether answers are taken as such; by default the form does.
         """
         A, a, linear = self.A, self.a, self.linear
         if self.form.before is not None:
             A, a, linear = _without_idle(A, a, self.B, linear)
         linear = linear * np.append(np.full(A.shape[1], length), 1.0)
-        if not self.form.kind[1]:
+        if not (self.form.vector if vector is None else vector):
             return HingeSum.of_neurons(length * A, a, self.B[0], linear[0]).merged(PARALLEL)
         parts = HingeSum.of_neurons(length * A, a, self.B.T, linear).merged(PARALLEL)
         return parts.turned(first_is_negative(parts.u))
@@ -161,7 +162,7 @@ def agreement(
     length = 1.0
     if a.form.before is None and b.form.before is None:
         length = typical_length(a.hyperplanes, b.hyperplanes)
-    found = [g.parts(length) for g in (a, b)]
+    found = [g.parts(length, a.form.vector or b.form.vector) for g in (a, b)]
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
     beside = _beside(a.form, sizes[0]), _beside(b.form, sizes[1])

@@ -32,6 +32,7 @@ from unsoftmax.models.equality.matching import HeadMatching, Places, equal_exact
 from unsoftmax.models.equality.matching import places_nearly as nearly
 from unsoftmax.models.equality.neuron_form import Network, agreement, bends, straightened
 from unsoftmax.models.equality.score_form import places_exactly, score_distances
+from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.products import Product
 from unsoftmax.probes import Array
@@ -88,22 +89,30 @@ def compare(
 
 def _in_a_row(maps: Composition) -> list[Composition]:
     """Return the sub-layers, of one that has a form itself."""
-    inner = [part for _, part in maps.parts if isinstance(part, Composition)]
-    one = len(inner) == 1 and len(maps.parts) == 2 and read(maps) is not None
-    if not inner or maps.residual or one:
+    parts = [part for _, part in maps.parts]
+    inner = any(isinstance(part, Composition) for part in parts)
+    norms = bool(parts) and all(isinstance(part, LayerNorm) for part in parts)
+    if maps.residual or not (inner or norms):
         return [maps]
-    return [
-        sublayer
-        for name, part in maps.parts
-        for sublayer in (
-            _in_a_row(part) if isinstance(part, Composition) else [Composition(((name, part),))]
-        )
-    ]
+    row: list[Composition] = []
+    for part in parts:
+        lone = Composition((("", part),))
+        for one in _in_a_row(part) if isinstance(part, Composition) else [lone]:
+            row.append(one)
+            # a norm belongs to the sub-layer that it follows, whichever stack it is in
+            behind = len(row) > 1 and len(one.parts) == 1 and isinstance(one.parts[0][1], LayerNorm)
+            if behind and not one.residual:
+                joined = Composition((("", row[-2]), ("norm", one.parts[0][1])))
+                row[-2:] = row[-2:] if read(joined) is None else [joined]
+    return row
 
 
 def _looks(maps: Composition) -> list[bool]:
-    """Return which heads look at tokens up to their own position alone."""
-    return [leaf.causal for leaf in maps.leaves.values() if isinstance(leaf, Attention)]
+    """Return which heads look at tokens up to their own position alone.
+
+    Of the last ones no answer shows it: they are asked at the last position.
+    """
+    return [leaf.causal for leaf in maps.leaves.values() if isinstance(leaf, Attention)][:-1]
 
 
 def _compare_sublayers(
@@ -127,7 +136,7 @@ def simplest(form: Form, tolerance: Tolerance) -> Form:
 
 def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Compare two sub-layers that take the same sequences and answer alike."""
-    for form in (a, b) if a.kind[1] else ():
+    for form in (a, b) if a.vector or b.vector else ():
         _refuse_range(form)
     if bends(a) or bends(b):
         return _networks(a, b, tolerance)
@@ -244,7 +253,8 @@ def _arrays_alike(a: Composition, b: Composition, tolerance: Tolerance) -> Decis
 def _fields(leaf: Map) -> dict[str, Any]:
     if is_dataclass(leaf):
         return {field.name: getattr(leaf, field.name) for field in fields(leaf)}
-    return dict(vars(leaf)["_arrays"])
+    # a norm stands where it stands, whatever it says
+    return {name: x for name, x in vars(leaf)["_arrays"].items() if name != "before"}
 
 
 def _compare(value: Any, other: Any, tolerance: Tolerance) -> tuple[bool, float]:

@@ -94,7 +94,8 @@ def _of_all_sizes(
     rng, d = np.random.default_rng(0), models[0].dim
     leaves = [leaf for model in models for leaf in model.maps.leaves.values()]
     units = {leaf.eps**0.5 or 1.0 for leaf in leaves if isinstance(leaf, LayerNorm)}
-    lengths, draws, beside = [1, 2, 3, 6, 24], _DRAWS, [np.asarray(np.zeros(d))]
+    lengths = [1, 2, 3, 6, 24] if models[0].maps.attends else [1]
+    draws, beside = _DRAWS, [np.asarray(np.zeros(d))]
     if forms is not None:
         known = [_on_single_tokens(form) for form in forms]
         if any(form.neurons for form in forms):
@@ -105,7 +106,6 @@ def _of_all_sizes(
             draws = _DRAWS_OF_NETWORKS
         elif any(form.behind for form in forms):  # tokens of which nothing is left to normalise
             beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
-        lengths = lengths if forms[0].attends else [1]
     powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
     for unit in sorted({1.0, *units}):
         sizes = unit * np.repeat(powers, draws)[:, None, None]
