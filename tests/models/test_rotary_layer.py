@@ -67,7 +67,6 @@ def test_projections_answer_as_transformers_do():
     [
         ({"layout": "thirds"}, "layout must be"),
         ({"coordinate": 0, "residual": True}, "leave coordinate out"),
-        ({"norm": us.LayerNorm(np.ones(12), None, 1e-6, before=True)}, "leave norm out"),
     ],
 )
 def test_what_projections_with_positions_do_not_take(settings, named):
@@ -75,6 +74,21 @@ def test_what_projections_with_positions_do_not_take(settings, named):
         us.from_projections(
             **projections(12, 2, 1, 4), heads=2, kv_heads=1, rotary_base=1e4, **settings
         )
+
+
+def test_the_norm_of_a_layer_with_positions():
+    """Llama's, read with its names, is before the heads and takes no mean off."""
+    arrays, scale = projections(12, 6, 2, 4), np.linspace(0.5, 2.0, 12)
+    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+    state = {f"self_attn.{name}.weight": arrays[own] for own, name in names.items()}
+    state["input_layernorm.weight"] = scale
+    q, k, v, o = (arrays[own] for own in "qkvo")
+    found = us.find_projections(state, eps=1e-6)
+    layer = us.from_projections(**found, heads=6, kv_heads=2, rotary_base=1e4)
+    plain = us.from_projections(q, k, v, o, heads=6, kv_heads=2, rotary_base=1e4)
+    X = np.random.default_rng(0).standard_normal((3, 5, 12))
+    seen = X / np.sqrt(np.mean(X**2, axis=2, keepdims=True) + 1e-6) * scale
+    np.testing.assert_allclose(layer(X), X[:, -1] + plain(seen), rtol=1e-12, atol=1e-12)
 
 
 def test_names_of_llama_and_qwen(tmp_path):

@@ -86,7 +86,6 @@ def _in_options(said: str) -> str:
         ("give eps with it", "give --norm-eps with --norm-before or --norm-behind"),
         ("before says where", "--norm-before says where"),
         ("say before", "say --norm-before or --norm-behind"),
-        ("leave norm out beside rotary_base", "leave --norm-eps out beside --rotary-base"),
     ):
         said = said.replace(mine, theirs)
     return said

@@ -116,8 +116,6 @@ def from_projections(
     """
     given = (q, k, v, o, q_bias, k_bias, v_bias, o_bias)
     Q, K, V, O, b_q, b_k, b_v, b_o = _by_head(given, heads, kv_heads)  # noqa: E741
-    if norm is not None and rotary_base is not None:
-        raise ValueError("A RotaryLayer has no norm: leave norm out beside rotary_base.")
     if coordinate is not None and (residual or norm is not None):
         raise ValueError(
             "One coordinate of a sub-layer with a residual or a norm is no sum of heads: leave "
@@ -133,7 +131,8 @@ def from_projections(
         plane = rows.reshape(2, -1).T.ravel() if layout == "halves" else rows
         K, Q, b_k, b_q = K[:, plane], Q[:, plane], b_k[:, plane], b_q[:, plane]
         c = b_o + np.einsum("hmr,hr->m", O, b_v[g])
-        layer = RotaryLayer(O, V, K, Q, c, rotary, k_bias=b_k, q_bias=b_q, residual=residual)
+        biases = {"k_bias": b_k, "q_bias": b_q}
+        layer = RotaryLayer(O, V, K, Q, c, rotary, residual=residual, norm=norm, **biases)
         return layer if row is None else layer.coordinate(row)
     K, V, b_v, each = K[g], V[g], b_v[g], range(len(g))
     if row is None:
