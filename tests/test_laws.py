@@ -23,6 +23,15 @@ def same_bits(a, b):
     )
 
 
+def same_but_for_rounding(a, b):
+    """Old releases of OpenBLAS round by where an array lies in memory (SkylakeX, 0.3.23)."""
+    mine, other = a.arrays(), b.arrays()
+    return mine.keys() == other.keys() and all(
+        np.linalg.norm(mine[name] - other[name]) <= 1e-12 * np.linalg.norm(mine[name])
+        for name in mine
+    )
+
+
 def test_declared_queries_are_counted_queries(case):
     for seed in range(3):
         learner, oracle = case.learner(seed), Counted(case.oracle(case.target(seed)))
@@ -168,5 +177,5 @@ def test_a_run_that_stopped_goes_on_and_nothing_is_asked_twice(case, tmp_path):
         with pytest.raises(us.BudgetExceeded):
             us.learn(counted, case.learner(5), budget=int(part * whole.queries), ledger=ledger)
     again = us.learn(counted, case.learner(5), ledger=ledger)
-    assert same_bits(again.model, whole.model)
+    assert same_but_for_rounding(again.model, whole.model)
     assert counted.queries == again.queries <= whole.queries + 2 * 32
