@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import unsoftmax as us
+from tests.campaign.lives import unmeasured
 from unsoftmax.cli.commands import COMMANDS, MODULES
 
 SOURCE = Path(us.__file__).parent
@@ -201,8 +202,13 @@ def loaded_by(code, *words):
     code = (
         f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {code}"
     )
+    # measured, a program loads what coverage does
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=unmeasured(),
     )
     assert done.returncode == 0
     return set(done.stderr.split())

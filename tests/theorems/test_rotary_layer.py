@@ -235,7 +235,7 @@ def test_queries_of_a_rank_below_that_of_their_planes_are_refused():
     lower = us.RotaryLayer.from_arrays({**target.arrays(), "K": K})
     assert us.equivalent(learn(lower).model, lower)
     Q[:2, 2] = Q[:2, 0]
-    with pytest.raises(us.ModelMismatch, match=r"ranks 3, 4.*lower rank than its planes"):
+    with pytest.raises(us.ModelMismatch, match=r"ranks (3, 4|4, 3).*lower rank than its planes"):
         learn(us.RotaryLayer.from_arrays({**target.arrays(), "Q": Q}))
     Q[2:, 2] = Q[2:, 0]
     with pytest.raises(us.ModelMismatch, match=r"leave the span.*lower rank than its planes"):
