@@ -12,8 +12,6 @@ random numbers do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from unsoftmax.measure.precision import Precision
@@ -23,18 +21,12 @@ from unsoftmax.probes import Array
 OPERAND_BITS = (11, 8)
 # δ, as a share of the power of two below a token's entries.
 _STEP = 2.0**-12
-
-
-@dataclass(frozen=True, slots=True)
-class OperandTuning:
-    """Knobs of finding rounded operands."""
-
-    share: float = 0.25
-    """The roundoff that is assumed, in units of 2^−k/√d: as large as identities show it in the
-    median. Smaller: right weights are called different; larger: changes go unseen."""
-    clearly: float = 8.0
-    """By the claim answers must change by so many times their rounding, and change by less than
-    this part of it."""
+# The roundoff that is assumed, in units of 2^−k/√d: as large as identities show it in the median.
+# Smaller: right weights are called different; larger: changes go unseen.
+_SHARE = 0.25
+# By the claim answers must change by so many times their rounding, and change by less than this
+# part of it.
+_CLEARLY = 8.0
 
 
 def to_bits(x: Array, bits: int) -> Array:
@@ -62,9 +54,7 @@ def with_steps(x: Array, scale: float, slope: Array) -> tuple[Array, Array, Arra
     return short, short + step, short + 8 * step
 
 
-def operand_bits(
-    y: Array, predicted: Array, size: float, precision: Precision, tuning: OperandTuning
-) -> int | None:
+def operand_bits(y: Array, predicted: Array, size: float, precision: Precision) -> int | None:
     """Say to how many bits operands are rounded; None where nothing shows that they are.
 
     Parameters
@@ -77,14 +67,14 @@ def operand_bits(
     largest = float(np.abs(y).max())
     rounding = precision.unit * size + precision.relative * largest + precision.absolute
     foreseen, changes = (np.abs(some[1:] - some[0]) for some in (predicted, y))
-    told = foreseen > tuning.clearly * rounding
+    told = foreseen > _CLEARLY * rounding
     # values of 11 bits may be lost where those of 8 bits are
     told[1] &= foreseen[1] > 2 * 2.0 ** -OPERAND_BITS[0] * largest
-    lost = told & (changes < foreseen / tuning.clearly)
+    lost = told & (changes < foreseen / _CLEARLY)
     found = [bits for bits, gone in zip(OPERAND_BITS, lost, strict=True) if gone]
     return min(found, default=None)
 
 
-def operand_roundoff(bits: int, dim: int, tuning: OperandTuning) -> float:
+def operand_roundoff(bits: int, dim: int) -> float:
     """Return the roundoff that products of operands of so many bits are taken to have."""
-    return tuning.share * 2.0**-bits / float(np.sqrt(dim))
+    return _SHARE * 2.0**-bits / float(np.sqrt(dim))
