@@ -7,8 +7,8 @@ import pytest
 
 from tests.questions.services import network
 from unsoftmax.measure.precision import FLOAT32_UNIT, Precision
+from unsoftmax.questions.answer_errors import operand_bits, to_bits, with_steps
 from unsoftmax.questions.neuron_sides import NeuronSides
-from unsoftmax.questions.operand_rounding import operand_bits, to_bits, with_steps
 
 
 def sides_of(g):

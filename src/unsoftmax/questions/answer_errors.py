@@ -7,6 +7,15 @@ believe that answers are coarse. Three sources, of which each answer's bound is 
 - the target's own arithmetic: what it misses identities by that hold for every model of the class,
   in roundoffs of the terms that are added up;
 - noise, where sequences asked twice are answered differently: Student's t of the deviation.
+
+A fourth source shows in no identity: TF32 and autocast round the operands of products to 11 or 8
+bits and add up in float32, which leaves another model of the class. But inputs are operands, too:
+of a token x of 8 bits and x + δ, x + 8δ beside it, 11 bits hold no δ and 8 bits no 8δ. Then answers
+to these are those to x, whatever the weights are.
+
+With operands of k bits answers miss a head's by up to 0.32 κ 2^−k/√d of their terms' size, whatever
+d is (measured: 400 targets with 1 or 4 heads, d = 4 to 128): the roundings of d products add up as
+random numbers do.
 """
 
 from __future__ import annotations
@@ -24,7 +33,6 @@ from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT,
 from unsoftmax.probes import Array, Indices, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.claim import Claim, ClaimedAnswers
-from unsoftmax.questions.operand_rounding import operand_bits, operand_roundoff
 
 MISSED = (
     "Identities that hold for every such model are missed, as coarse arithmetic misses them and "
@@ -76,30 +84,25 @@ def _each(change: Callable[..., Array], *seen: Seen) -> Seen:
 def seen_at(
     claim: Claim, sequences: Sequence[Array], phase: str
 ) -> Generator[Round, Answers, Seen]:
-    """Ask sequences (N, d) of any lengths in one round; return what is seen, in their order."""
-    lengths = np.array([len(X) for X in sequences])
-    places = [np.flatnonzero(lengths == N).tolist() for N in np.unique(lengths)]
-    stacks = [np.stack([sequences[k] for k in some]) for some in places]
-    answers = yield [Sequences(X, phase=phase, purpose="check") for X in stacks]
-    _refuse_width(claim, answers)
-    by_length = [Seen(y, claim.at(X)) for X, y in zip(stacks, answers, strict=True)]
-    return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
-
-
-def _refuse_width(claim: Claim, answers: Answers) -> None:
-    """Refuse vectors of another length than the claim's.
+    """Ask sequences (N, d) of any lengths in one round; return what is seen, in their order.
 
     Raises
     ------
     DimensionRefused
-        The target does not answer with so many numbers.
+        The target answers with vectors of another length than the claim.
     """
+    lengths = np.array([len(X) for X in sequences])
+    places = [np.flatnonzero(lengths == N).tolist() for N in np.unique(lengths)]
+    stacks = [np.stack([sequences[k] for k in some]) for some in places]
+    answers = yield [Sequences(X, phase=phase, purpose="check") for X in stacks]
     width = answers[0].shape[1:]
     if claim.outputs is not None and width != (claim.outputs,):
         numbers = "1 number" if width[0] == 1 else f"{width[0]} numbers"
         raise DimensionRefused(
             f"The target answers with {numbers}, these weights with {claim.outputs}: {NOT_SERVED}"
         )
+    by_length = [Seen(y, claim.at(X)) for X, y in zip(stacks, answers, strict=True)]
+    return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
 
 
 # The arithmetic's roundoff is taken so many times as large as identities show it.
@@ -123,6 +126,16 @@ _FALSE_ALARM = 1e-9
 _WITNESSES = 4
 # A change that the power names is missed with this probability.
 _UNNOTICED = 0.05
+# Significant bits of float16 and TF32, and of bfloat16: what does not hold δ, and 8δ.
+OPERAND_BITS = (11, 8)
+# δ, as a share of the power of two below a token's entries.
+_STEP = 2.0**-12
+# The roundoff that is assumed, in units of 2^−k/√d: as large as identities show it in the median.
+# Smaller: right weights are called different; larger: changes go unseen.
+_SHARE = 0.25
+# By the claim answers must change by so many times their rounding, and change by less than this
+# part of it.
+_CLEARLY = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +224,7 @@ class AnswerErrors:
         # what is rounded by a format that too few answers show loses small changes, too
         if bits is None or self.deviation or self.few:
             return self
-        unit = operand_roundoff(bits, dim)
+        unit = _SHARE * 2.0**-bits / float(np.sqrt(dim))
         reason = f"The target rounds what it multiplies to {bits} bits"
         return replace(self, precision=self.precision.with_unit(unit, reason))
 
@@ -332,3 +345,52 @@ def _visible(moves: Array) -> float:
     low = np.log(units.min()) - 5
     high = np.log(units.min()) + 30
     return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-3)))
+
+
+# -- operands of few bits
+
+
+def to_bits(x: Array, bits: int) -> Array:
+    """Round to so many significant bits.
+
+    Examples
+    --------
+    >>> to_bits(np.array([1.001, -3.0]), 8).tolist()
+    [1.0, -3.0]
+    """
+    mantissa, exponent = np.frexp(x)
+    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits))
+
+
+def with_steps(x: Array, scale: float, slope: Array) -> tuple[Array, Array, Array]:
+    """Return x or −x to 8 bits, and x + δ and x + 8δ, away from 0 and to larger answers.
+
+    Entries of x are ``scale`` to twice that; single tokens are answered with x·slope by the claim.
+    """
+    short = to_bits(np.sign(x) * np.minimum(np.abs(x), scale * (2 - 2.0**-7)), min(OPERAND_BITS))
+    rising = short * slope >= 0
+    if 2 * np.sum(rising) < len(rising):
+        short, rising = -short, short * slope <= 0
+    step = scale * _STEP * np.sign(short) * rising
+    return short, short + step, short + 8 * step
+
+
+def operand_bits(y: Array, predicted: Array, size: float, precision: Precision) -> int | None:
+    """Say to how many bits operands are rounded; None where nothing shows that they are.
+
+    Parameters
+    ----------
+    y, predicted : ndarray, shape (3,)
+        Answers to the three tokens, and those that the claim foresees.
+    size : float
+        The size of their terms.
+    """
+    largest = float(np.abs(y).max())
+    rounding = precision.unit * size + precision.relative * largest + precision.absolute
+    foreseen, changes = (np.abs(some[1:] - some[0]) for some in (predicted, y))
+    told = foreseen > _CLEARLY * rounding
+    # values of 11 bits may be lost where those of 8 bits are
+    told[1] &= foreseen[1] > 2 * 2.0 ** -OPERAND_BITS[0] * largest
+    lost = told & (changes < foreseen / _CLEARLY)
+    found = [bits for bits, gone in zip(OPERAND_BITS, lost, strict=True) if gone]
+    return min(found, default=None)

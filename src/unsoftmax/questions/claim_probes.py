@@ -21,10 +21,9 @@ from itertools import cycle, islice
 import numpy as np
 
 from unsoftmax.probes import Array
-from unsoftmax.questions.answer_errors import AnswerErrors, Defect, Seen, measured
+from unsoftmax.questions.answer_errors import AnswerErrors, Defect, Seen, measured, with_steps
 from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.neuron_sides import Sides
-from unsoftmax.questions.operand_rounding import with_steps
 
 # Points that are drawn for each random sequence of a claim that bends.
 _DRAWS = 32
@@ -188,7 +187,7 @@ class Identities:
     sequences: list[Array]
     coefficients: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...] = ()
-    """Places of the tokens that show whether operands are rounded (`operand_rounding`)."""
+    """Places of the tokens that show whether operands are rounded (`with_steps`)."""
     curved: bool = False
     """Whether they hold but for what curves within short steps, for the claim as for the target."""
     nearly: tuple[tuple[int, ...], ...] = ()
@@ -339,7 +338,10 @@ class Design:
         rng = np.random.default_rng(seed)
         random = random_sequences(claim, rng, ClaimProbeTuning())
         if not claim.attends:  # the last are asked again: an answer of 0 shows no noise
-            random = [random[k] for k in np.argsort(_shares(claim, random), kind="stable")]
+            at, shape = claim.at(np.array(random)), (len(random), -1)
+            sizes, answers = at.roundings.reshape(shape), np.abs(at.predicted).reshape(shape)
+            shares = np.max(answers / np.where(sizes > 0, sizes, 1.0), axis=1)
+            random = [random[k] for k in np.argsort(shares, kind="stable")]
         some = random[: _reworded(claim)]
         words = [np.vstack([X[-2::-1], X[-1:]]) for X in some]
         words += [np.repeat(X, 3, axis=0) for X in some]
@@ -409,11 +411,3 @@ def lengths(claim: Claim) -> tuple[list[int], list[int]]:
 
 def _reworded(claim: Claim) -> int:
     return _REWORDED if claim.attends and not claim.ordered else 0
-
-
-def _shares(claim: Claim, tokens: list[Array]) -> Array:
-    """Return how large answers to single tokens are beside their terms, (B,)."""
-    at = claim.at(np.array(tokens))
-    sizes = at.roundings.reshape(len(tokens), -1)
-    answers = np.abs(at.predicted).reshape(len(tokens), -1)
-    return np.asarray(np.max(answers / np.where(sizes > 0, sizes, 1.0), axis=1))

@@ -148,35 +148,37 @@ class Bends:
         They are known of ReLUs that are given tokens, what a norm makes of them, or what heads
         pool.
         """
-        first = next((k for k, one in enumerate(maps) if isinstance(one, Neurons)), None)
-        if first is None or first > 1:
+        before = maps[0] if len(maps) > 1 and not isinstance(maps[0], Neurons) else None
+        neurons = maps[before is not None] if maps else None
+        if (
+            not isinstance(neurons, Neurons)
+            or neurons.activation != "relu"
+            or neurons.G is not None
+        ):
             return None
-        neurons, before = maps[first], maps[0] if first else None
-        assert isinstance(neurons, Neurons)
         A, a = neurons.A, neurons.a
-        if neurons.activation != "relu" or neurons.G is not None:
-            return None
-        heights = np.linalg.norm(neurons.B, axis=0) / np.sqrt(len(neurons.B))
-        alone, lengths = A, None
-        if isinstance(before, LayerNorm):
-            assert A is not None
-            # in tokens of size 1
+        alone, lengths = None, None
+        if isinstance(before, Attention) and before.O is not None:
+            if A is not None or before.V is not None:
+                return None
+            a = a if before.c is None else a + before.c
+            layers = [*before.O, *([] if before.R is None else [before.R])]
+            none = np.zeros((len(a), before.Q.shape[2]))
+            A, alone = np.hstack(layers or [none]), sum(layers, none)
+        assert A is not None
+        if isinstance(before, LayerNorm):  # in tokens of size 1
             A, a = A * before.scale, a + A @ before.shift
             A = A - A.mean(axis=1, keepdims=True) if before.centred else A
-            alone, lengths = A, np.array([np.sqrt(A.shape[1])])
-        elif isinstance(before, Attention):
-            if before.O is not None and (A is not None or before.V is not None):
-                return None
-            if before.O is not None:
-                a = a if before.c is None else a + before.c
-                layers = [*before.O, *([] if before.R is None else [before.R])]
-                none = np.zeros((len(a), before.Q.shape[2]))
-                A, alone = np.hstack(layers or [none]), sum(layers, none)
-        assert A is not None
-        assert alone is not None
+            lengths = np.array([np.sqrt(A.shape[1])])
+        alone = A if alone is None else alone
+        heights = np.linalg.norm(neurons.B, axis=0) / np.sqrt(len(neurons.B))
         used = np.any(A, axis=1) & np.any(neurons.B, axis=0)
         own, single = (NeuronSides.of(one[used], a[used], heights[used]) for one in (A, alone))
-        return cls(own, single, _distances(alone, a) if lengths is None else lengths, before)
+        if lengths is None:  # √d times the hyperplanes' distances: where random tokens meet them
+            norms = np.linalg.norm(alone, axis=1)
+            met = (norms > 0) & (a != 0)
+            lengths = np.sort(np.abs(a[met]) / norms[met]) * float(np.sqrt(alone.shape[1]))
+        return cls(own, single, lengths, before)
 
     def points(self, sequences: Sequence[Array]) -> Array:
         """Return the points that sequences (N, d) of any lengths give to the neurons, (B, D)."""
@@ -193,10 +195,3 @@ class Bends:
         beside = [] if self.before.R is None else [X[:, -1:]]
         given = np.concatenate([pooled, *beside], axis=1).reshape(len(X), -1)
         return given if given.size else np.zeros((len(X), X.shape[2]))
-
-
-def _distances(A: Array, a: Array) -> Array:
-    """Return √d times the hyperplanes' distances: lengths at which random tokens meet them."""
-    norms = np.linalg.norm(A, axis=1)
-    used = (norms > 0) & (a != 0)
-    return np.asarray(np.sort(np.abs(a[used]) / norms[used]) * float(np.sqrt(A.shape[1])))

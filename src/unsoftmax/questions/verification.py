@@ -25,18 +25,12 @@ import numpy as np
 from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.errors import DimensionRefused
+from unsoftmax.learners.compose import mapped
 from unsoftmax.learners.settings import as_json, whole_number
 from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
-from unsoftmax.questions.answer_errors import (
-    MISSED,
-    NOT_SERVED,
-    AnswerErrors,
-    Seen,
-    power,
-    seen_at,
-)
+from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import ClaimProbeTuning, Design, lengths
 from unsoftmax.questions.located import Located, Search
@@ -212,23 +206,27 @@ class Verifier:
         return found
 
 
+class _Spent(Exception):
+    """The next round would pass the budget."""
+
+
 def _affordable(search: Search, budget: Budget, asked: Sequence[Array]) -> Search:
     """Ask as far as a budget goes after what was asked; say so where it ends."""
     queries, tokens = len(asked), sum(map(len, asked))
+
+    def counted(more: Round) -> Round:
+        nonlocal queries, tokens
+        queries += sum(map(len, more))
+        tokens += sum(len(probes) * probes.tokens for probes in more)
+        limits = ((budget.queries, queries), (budget.tokens, tokens))
+        if any(limit is not None and needed > limit for limit, needed in limits):
+            raise _Spent
+        return more
+
     try:
-        more = next(search)
-        while True:
-            queries += sum(map(len, more))
-            tokens += sum(len(probes) * probes.tokens for probes in more)
-            limits = ((budget.queries, queries), (budget.tokens, tokens))
-            if any(limit is not None and needed > limit for limit, needed in limits):
-                return Located(None, BUDGET_SPENT)
-            more = search.send((yield more))
-    except StopIteration as end:
-        found: Located = end.value
-        return found
-    finally:
-        search.close()
+        return (yield from mapped(search, ask=counted))
+    except _Spent:
+        return Located(None, BUDGET_SPENT)
 
 
 def judged(claim: Claim, seen: Seen, errors: AnswerErrors) -> Verification:
@@ -260,15 +258,8 @@ def judged(claim: Claim, seen: Seen, errors: AnswerErrors) -> Verification:
         ):
             some = [name for name in unseen if (name in by_answers) == hides]
             notes += [f"{what} to show a change of {', '.join(some)}."] if some else []
-    return Verification(
-        verdict=verdict,
-        queries=0,
-        tensor=None,
-        power=strength,
-        precision=float(np.max(own) / (np.max(seen.at.roundings) or 1.0)),
-        largest_miss=largest,
-        notes=tuple(notes),
-    )
+    precision = float(np.max(own) / (np.max(seen.at.roundings) or 1.0))
+    return Verification(verdict, 0, None, strength, precision, largest, tuple(notes))
 
 
 def _unseen(claim: Claim, strength: Mapping[str, float]) -> list[str]:
@@ -313,8 +304,7 @@ def averaged(
     answers, sizes = np.array(every), one.at.roundings + errors.hidden
     apart = answers - answers.mean(axis=0)
     # numbers of one vector may have the same noise: they count as one
-    more_freedom = (len(every) - 1) * len(one.y)
-    freedom = more_freedom + errors.freedom
+    freedom = (len(every) - 1) * len(one.y) + errors.freedom
 
     def pooled(before: float, again: Array) -> float:
         squares = np.sum(again**2) / (one.y.size / len(one.y))
@@ -391,7 +381,12 @@ def verify(
     'W'
     """
     budget = budget if isinstance(budget, Budget) else Budget(budget)
-    _refuse_dimension(oracle, model)
+    mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
+    if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
+        raise DimensionRefused(
+            f"These weights take tokens of dimension {mine}, the target of {its}: they are not "
+            "what it serves."
+        )
     verifier = Verifier(model, locate, seed, budget, errors)
     with opened_campaign(
         oracle,
@@ -416,14 +411,4 @@ def verify(
             found,
             queries=sum(campaign.ledger.counts().values()),
             notes=(*found.notes, *campaign.notes()),
-        )
-
-
-def _refuse_dimension(oracle: Oracle, model: Any) -> None:
-    """Refuse weights of another dimension than a target that says its own."""
-    mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
-    if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
-        raise DimensionRefused(
-            f"These weights take tokens of dimension {mine}, the target of {its}: they are not "
-            "what it serves."
         )
