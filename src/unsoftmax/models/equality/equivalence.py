@@ -54,13 +54,6 @@ class Equivalence:
     share: float | None = None
     reason: str = ""
 
-    @classmethod
-    def unequal(cls, witness: Array | None, gap: float, reason: str) -> Equivalence:
-        """Return the verdict on models whose parameters differ: undecided without a witness."""
-        if witness is None:
-            return cls("undecided", None, gap, "nothing", reason=reason)
-        return cls("different", witness, gap, "witness")
-
     def __bool__(self) -> bool:
         return self.verdict == "equal"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import Form
-from unsoftmax.models.equality.matching import Places
 from unsoftmax.models.equality.neuron_form import points_in_cells
-from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
+from unsoftmax.models.equality.score_form import scores_apart, whole_at
+from unsoftmax.models.equality.verdicts import Places
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product
@@ -65,18 +66,10 @@ def search(
 
     ``forms`` are the two models' where they are known, ``places`` the heads that differ.
     """
-    return witness_of(*models, _families(models, forms, places), rounding_of, _ENOUGH)
-
-
-def _families(
-    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, places: Places
-) -> Iterator[Array]:
-    d = models[0].dim
-    yield np.zeros((1, 1, d))
-    yield from _of_all_sizes(models, forms)
-    if forms is None or not forms[0].attends:
-        return
-    yield from aimed_sequences(*forms, places)
+    aimed = aimed_sequences(*forms, places) if forms is not None and forms[0].attends else ()
+    none = np.zeros((1, 1, models[0].dim))
+    families = chain([none], _of_all_sizes(models, forms), aimed)
+    return witness_of(*models, families, rounding_of, _ENOUGH)
 
 
 def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
@@ -123,30 +116,27 @@ def _on_single_tokens(form: Form) -> tuple[Array, Array]:
     return sum((M.whole for M in form.values), A), form.c
 
 
-Aim = tuple[SingleHead, SingleHead, int]
-"""Two heads that answer with numbers, and the distance of tokens at which they differ most."""
+def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, SingleHead, int]]:
+    """Return what single tokens show, then heads that differ, seen through what shows it most.
 
-
-def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[Aim]:
-    """Return what single tokens show, then heads that differ, seen through what shows it most."""
-    d, neurons = a.dim, a.neurons is not None or b.neurons is not None
-    flat = Product(np.zeros((d, 0)), np.zeros((0, d + 1)))
-    none = [Product(np.zeros((len(form.c), 0)), np.zeros((0, d))) for form in (a, b)]
-    found: list[tuple[Scores, Scores, Product, Product]] = []
+    Heads answer with numbers; with them the distance of tokens at which they differ most.
+    """
+    neurons = a.neurons is not None or b.neurons is not None
+    nothing = [(Product.zeros(f.dim, f.dim + 1), Product.zeros(len(f.c), f.dim)) for f in (a, b)]
+    found = []
     if not neurons:
-        found.append((flat, flat, sum(a.values, none[0]), sum(b.values, none[1])))
-    for g, h in places[:PAIRS]:
-        mine = (a.scores[g], a.values[g]) if g >= 0 else (flat, none[0])
-        its = (b.scores[h], b.values[h]) if h >= 0 else (flat, none[1])
-        found.append((mine[0], its[0], mine[1], its[1]))
-    for A, B, M, N in found:
+        sums = [sum(f.values, none) for f, (_, none) in zip((a, b), nothing, strict=True)]
+        found.append([(flat, M) for (flat, _), M in zip(nothing, sums, strict=True)])
+    for pair in places[:PAIRS]:
+        each = zip((a, b), pair, nothing, strict=True)
+        found.append([(f.scores[h], f.values[h]) if h >= 0 else none for f, h, none in each])
+    for (A, M), (B, N) in found:
         distance = max(1, scores_apart(A, B).distance)
-        W, U = (whole_at(scores, distance) for scores in (A, B))
+        seen = [[_along(M, N)] * 2]
         if neurons:
             weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
             seen = [weights, [np.abs(w) for w in weights]]
-        else:
-            seen = [[_along(M, N)] * 2]
+        W, U = (whole_at(scores, distance) for scores in (A, B))
         for y, z in seen:
             yield (
                 SingleHead(W[:-1, :-1], (y @ M.left) @ M.right, W[:-1, -1], float(y @ a.c)),
