@@ -17,7 +17,7 @@ from unsoftmax.models.attention import token_scores
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
 from unsoftmax.models.equality.form import Form, canonical_form, same_kind
-from unsoftmax.models.equality.neuron_form import Network, bends, points
+from unsoftmax.models.equality.neuron_form import Network, points
 from unsoftmax.models.equality.score_form import (
     FARTHEST,
     Scores,
@@ -27,6 +27,7 @@ from unsoftmax.models.equality.score_form import (
 from unsoftmax.models.equality.verdicts import (
     HeadMatching,
     Places,
+    beside,
     match,
     networks,
     pairs_of,
@@ -64,9 +65,7 @@ def share_of_bounds(
     if "constant" in errors and a.neurons is None and b.neurons is None:
         # an affine network is v·p + c: at p = 0, and far out
         errors = {"v": errors.get("slope", 0.0), "c": errors["constant"], **errors}
-    if bends(a) or bends(b):
-        if a.vector or b.vector:
-            return _share_of_networks(models, *networks(a, b, []), errors)
+    if a.neurons is not None or b.neurons is not None:
         places, _ = placed(score_distances(a.scores, b.scores, Tolerance(0.0, 0.0))[0])
         shares = [_share_of_networks(models, *networks(a, b, places), errors)]
         pairs = pairs_of(places, len(a.scores))
@@ -85,7 +84,11 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
     """Compare canonical heads with the bounds on W, w and values, c and a norm with theirs."""
     if not same_kind(a, b):
         return float("inf")
-    shares = [share_of(norm_of(a.c - b.c), errors, "c")]
+    off, name = np.subtract(*beside(a, b)), "v" if "v" in errors else "M"
+    shares = [
+        share_of(norm_of(off[:, 0]), errors, "c"),
+        share_of(norm_of(off[:, 1:]), errors, name),
+    ]
     its = b.of_norm
     shares += [share_of(norm_of(x - its[name]), errors, name) for name, x in a.of_norm.items()]
     given = {**dict.fromkeys("WwM", _AMPLE), **errors}  # a bound that is not there matches all

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal
 
 import numpy as np
@@ -119,37 +120,32 @@ class Network:
         return np.asarray(16 * np.sqrt(x.shape[1] + 1) * UNIT * (size + np.abs(self.linear[:, -1])))
 
 
-def bends(form: Form) -> bool:
-    """Tell whether there are neurons, and a sum that is not affine."""
-    if form.neurons is None:
-        return False
-    network = Network.of(form, range(len(form.values)), len(form.values), True)
-    return form.norm is not None or not form.attends or bool(len(network.parts(1.0).s))
-
-
 def straightened(form: Form) -> Form:
     """Return heads before neurons that nothing bends as heads, without those that do nothing.
 
     What neurons do not see of heads is the rounding of a sum.
     """
     H, d = len(form.values), form.dim
-    network = Network.of(form, range(H), H, True)
+    network = Network.of(replace(form, residual=False), range(H), H, True)
     parts = network.parts(1.0)
     jumps = parts.s if parts.s.ndim > 1 else parts.s[:, None]
     linear = np.atleast_2d(parts.linear)
     size = float(np.linalg.norm(linear[:, :-1])) + float(np.sum(np.linalg.norm(jumps, axis=1)))
     slots = [slice(h * d, h * d + d) for h in range(H + 1)]
     lost = 8 * UNIT * (1 + len(parts.s)) * size
-    seen = [np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost for s in slots]
-    kept = [h for h in range(H) if seen[h]]
-    last = form.last if seen[H] else None
-    scores = tuple(form.scores[h] for h in kept)
-    if len(parts.s) or last is not None:
-        values = tuple(form.values[h] for h in kept)
-        return replace(form, scores=scores, values=values, last=last)
-    values = tuple(Product.of(linear[:, slots[h]]) for h in kept)
-    c = linear[:, -1]
-    return replace(form, scores=scores, values=values, last=None, c=c, neurons=None)
+    seen = [bool(np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost) for s in slots]
+    values, last, c, neurons = form.values, form.last, form.c, form.neurons
+    if not len(parts.s):
+        values = tuple(Product.of(linear[:, slot]) for slot in slots[:-1])
+        last, c, neurons = linear[:, slots[-1]], linear[:, -1], None
+    return replace(
+        form,
+        scores=tuple(compress(form.scores, seen)),
+        values=tuple(compress(values, seen)),
+        last=last if seen[-1] else None,
+        c=c,
+        neurons=neurons,
+    )
 
 
 def agreement(

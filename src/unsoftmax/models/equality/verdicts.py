@@ -34,7 +34,7 @@ from unsoftmax.models.equality.form import (
     read,
     seen_through,
 )
-from unsoftmax.models.equality.neuron_form import Network, agreement, bends, straightened
+from unsoftmax.models.equality.neuron_form import Network, agreement, straightened
 from unsoftmax.models.equality.score_form import (
     FAR,
     Scores,
@@ -146,7 +146,7 @@ def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Compare two sub-layers that take the same sequences and answer alike."""
     for form in (a, b) if a.vector or b.vector else ():
         _refuse_range(form)
-    if bends(a) or bends(b):
+    if a.neurons is not None or b.neurons is not None:
         return _networks(a, b, tolerance)
     first, second = canonical_form(a), canonical_form(b)
     matching = HeadMatching(first, second, tolerance)
@@ -222,12 +222,12 @@ class HeadMatching:
     def __init__(self, a: Form, b: Form, tolerance: Tolerance) -> None:
         self.scores, self.tolerance = (a.scores, b.scores), tolerance
         self.lone = a.heads == b.heads == 1
-        beside = _beside(a, b)
-        largest = [largest_of(x) for x in beside]
+        own = beside(a, b)
+        largest = [largest_of(x) for x in own]
         largest += [largest_of(M.left) * largest_of(M.right) for M in (*a.values, *b.values)]
         self.unit = octave(max(largest))
         self.values = [[Product(M.left / self.unit, M.right) for M in f.values] for f in (a, b)]
-        first, second = (x / self.unit for x in beside)
+        first, second = (x / self.unit for x in own)
         self.alone, self.missing = (np.array([size_of(M) for M in some]) for some in self.values)
         sums = (first, self.alone), (second, self.missing)
         self.size = max(math.hypot(norm_of(x), norm_of(values)) for x, values in sums)
@@ -291,7 +291,7 @@ def equal_exactly(a: Form, b: Form) -> bool:
     """
     if not compare_norms(a, b, Tolerance(0.0, 0.0))[0]:
         return False
-    first, second = (Product.of(x) for x in _beside(a, b))
+    first, second = (Product.of(x) for x in beside(a, b))
     groups = {-1: first - second}
     signed = [*a.values, *(-M for M in b.values)]
     for place, M in zip(places_exactly([*a.scores, *b.scores]), signed, strict=True):
@@ -304,7 +304,7 @@ def equal_exactly(a: Form, b: Form) -> bool:
     return all(same_product(total, total.nothing) for total in groups.values())
 
 
-def _beside(a: Form, b: Form) -> tuple[Array, Array]:
+def beside(a: Form, b: Form) -> tuple[Array, Array]:
     """Return c, and what the query token adds where it adds anything, (k, 1) or (k, 1 + d)."""
     if a.last is None and b.last is None:
         return a.c[:, None], b.c[:, None]
