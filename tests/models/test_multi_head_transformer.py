@@ -378,4 +378,5 @@ def test_an_affine_network_behind_a_residual_counts_by_what_it_answers():
         for bounds in (None, {"W": 1e-9, "w": 1e-9, "constant": 1e-9, "slope": 1e-9}):
             result = us.equivalent(one, other, errors=bounds)
             assert result.verdict == "different"
+            assert result.witness is not None
             assert one(result.witness[None]) != other(result.witness[None])

@@ -172,11 +172,11 @@ def same_product(a: Product, b: Product) -> bool:
     """Decide whether two products are equal as real numbers."""
     if np.array_equal(a.left, b.left) and np.array_equal(a.right, b.right):
         return True
-    both = _factors(a), _factors(b)
+    first, second = both = _factors(a), _factors(b)
     low = min(left.low + right.low for left, right in both)
     high = max(left.high + right.high + len(right.m).bit_length() for left, right in both)
     primes = (_prime(k) for k in range(-(-(high + 1 - low) // (_BITS - 1))))
-    return all(np.array_equal(*(_modulo(*one, p) for one in both)) for p in primes)
+    return all(np.array_equal(_modulo(*first, p), _modulo(*second, p)) for p in primes)
 
 
 def _factors(product: Product) -> tuple[Dyadics, Dyadics]:

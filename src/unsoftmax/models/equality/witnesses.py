@@ -12,7 +12,7 @@ from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import Form
 from unsoftmax.models.equality.neuron_form import points_in_cells
-from unsoftmax.models.equality.score_form import scores_apart, whole_at
+from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
 from unsoftmax.models.equality.verdicts import Places
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
@@ -26,9 +26,6 @@ M = TypeVar("M", bound=Callable[[Array], Array])
 # Roundoffs that an answer may be off by, per root of a sum's terms; measured up to 1.4. Too small:
 # rounding passes for a difference; too large: small differences stay undecided.
 _LOST = 16.0
-# The search ends at a sequence that differs by this many times the rounding. Larger: a search at
-# d = 384 takes 15 seconds more often.
-_ENOUGH = 16.0
 # Pairs of heads, those that differ most, that sequences are made for. Fewer: a difference in
 # another pair may stay undecided; each costs 3 seconds at d = 384 and 12 heads.
 PAIRS = 4
@@ -69,7 +66,7 @@ def search(
     aimed = aimed_sequences(*forms, places) if forms is not None and forms[0].attends else ()
     none = np.zeros((1, 1, models[0].dim))
     families = chain([none], _of_all_sizes(models, forms), aimed)
-    return witness_of(*models, families, rounding_of, _ENOUGH)
+    return witness_of(*models, families, rounding_of)
 
 
 def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
@@ -117,19 +114,19 @@ def _on_single_tokens(form: Form) -> tuple[Array, Array]:
 
 
 def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, SingleHead, int]]:
-    """Return what single tokens show, then heads that differ, seen through what shows it most.
+    """Return heads that differ, then what single tokens show, seen through what shows it most.
 
     Heads answer with numbers; with them the distance of tokens at which they differ most.
     """
     neurons = a.neurons is not None or b.neurons is not None
     nothing = [(Product.zeros(f.dim, f.dim + 1), Product.zeros(len(f.c), f.dim)) for f in (a, b)]
-    found = []
-    if not neurons:
-        sums = [sum(f.values, none) for f, (_, none) in zip((a, b), nothing, strict=True)]
-        found.append([(flat, M) for (flat, _), M in zip(nothing, sums, strict=True)])
+    found: list[list[tuple[Scores, Product]]] = []
     for pair in places[:PAIRS]:
         each = zip((a, b), pair, nothing, strict=True)
         found.append([(f.scores[h], f.values[h]) if h >= 0 else none for f, h, none in each])
+    if not neurons:
+        sums = [(flat, sum(f.values, M)) for f, (flat, M) in zip((a, b), nothing, strict=True)]
+        found.append(sums)
     for (A, M), (B, N) in found:
         distance = max(1, scores_apart(A, B).distance)
         seen = [[_along(M, N)] * 2]
@@ -183,9 +180,11 @@ def witness_of(
     b: M,
     families: Iterable[Array],
     rounding: Callable[[M, Array], Array],
-    enough: float = np.inf,
 ) -> Array | None:
-    """Return the sequence whose answers differ most beside their rounding, None if by less.
+    """Return a sequence whose answers differ by more than their rounding, None where none does.
+
+    It is the one that differs most beside its rounding in the first family that has any: all
+    families at d = 384 take half a minute.
 
     Parameters
     ----------
@@ -195,8 +194,6 @@ def witness_of(
         Sequences to try.
     rounding : callable
         Maps a model and sequences to bounds on the rounding of its answers, (B,) or (B, m).
-    enough : float, optional
-        The search ends at a sequence that differs by this many times the rounding.
     """
     best, witness = 1.0, None
     # answers out of float64's range are no evidence
@@ -211,7 +208,7 @@ def witness_of(
                 k = int(np.argmax(ratio.max(axis=1)))
                 if ratio[k].max() > best:
                     best, witness = float(ratio[k].max()), X[k]
-            if best > enough:
+            if witness is not None:
                 break
     return witness
 
