@@ -64,10 +64,6 @@ class Seen:
         """Return both, one after the other."""
         return _each(lambda x, y: np.concatenate([x, y]), self, other)
 
-    def output(self, k: int) -> Seen:
-        """Return one number of every vector answer."""
-        return _each(lambda x: x[:, k], self)
-
 
 def _each(change: Callable[..., Array], *seen: Seen) -> Seen:
     """Change answers, and what is claimed of them, array by array."""
@@ -122,7 +118,7 @@ _COARSEST, _COARSEST_FLOAT64 = 2.0**-11, 2.0**-24
 _NEARLY = 4.0
 # Probability with which noise alone passes its bound, per answer.
 _FALSE_ALARM = 1e-9
-# Fewer different answers establish no format (`PrecisionTuning`).
+# Fewer different answers establish no format (`measure.precision`).
 _WITNESSES = 4
 # A change that the power names is missed with this probability.
 _UNNOTICED = 0.05
@@ -142,19 +138,18 @@ _CLEARLY = 8.0
 class Defect:
     """What a target misses Σ c_k f(X_k) = 0 by, and how large the terms are."""
 
-    value: Array
-    weights: Array
+    weights: Sequence[float]
     seen: Seen
+    """Answers to the identity's sequences."""
+    curved: bool = False
+    """Whether it holds but for what curves within short steps: what a function is off by there for
+    the claim it is off by for the target, so misses y − f̂ are added up."""
 
-    @classmethod
-    def of(cls, weights: Sequence[float], seen: Seen, curved: bool = False) -> Defect:
-        """Take the answers to the identity's sequences.
-
-        Of a ``curved`` function, in short steps, it is one of the misses y − f̂: what it is off by
-        for the claim it is off by for the target.
-        """
-        c = np.array(weights)
-        return cls(np.abs(c @ (seen.missed if curved else seen.y)), c, seen)
+    @property
+    def value(self) -> Array:
+        """How far the sum is from 0."""
+        seen = self.seen
+        return np.asarray(np.abs(np.array(self.weights) @ (seen.missed if self.curved else seen.y)))
 
     def roundoffs(self, precision: Precision, hidden: Array) -> float:
         """Return the roundoff that explains it, beyond what the answers' format does."""
@@ -216,8 +211,8 @@ class AnswerErrors:
     def with_operands(self, seen: Seen, dim: int) -> AnswerErrors:
         """Assume that operands are rounded where answers to three tokens show it."""
         if seen.y.ndim > 1:  # the number that should change most
-            foreseen = np.abs(seen.at.predicted[1] - seen.at.predicted[0])
-            seen = seen.output(int(np.argmax(foreseen)))
+            k = int(np.argmax(np.abs(seen.at.predicted[1] - seen.at.predicted[0])))
+            seen = _each(lambda x: x[:, k], seen)
         size = float(seen.at.roundings.max())
         inside = replace(self.precision, unit=max(self.precision.relative, UNIT))
         bits = operand_bits(seen.y, seen.at.predicted, size, inside)

@@ -386,12 +386,11 @@ class Design:
             stop = start + len(some.sequences)
             steps += [start + k for k in some.steps]
             within = one[start:stop]
-            defects += [Defect.of(row, within, some.curved) for row in some.coefficients]
-            nearly += [Defect.of(row, within, curved=True) for row in some.nearly if not sharp]
+            defects += [Defect(row, within, some.curved) for row in some.coefficients]
+            nearly += [Defect(row, within, curved=True) for row in some.nearly if not sharp]
             start = stop
         for n in range(len(self.words)):
-            both = one[[n % _REWORDED]].beside(two[[_AGAIN + n]])
-            defects.append(Defect.of((1, -1), both))
+            defects.append(Defect((1, -1), one[[n % _REWORDED]].beside(two[[_AGAIN + n]])))
         generic, last = one[: len(self.random)], len(self.random) - _AGAIN
         found = measured(one.y, generic, (generic[last:], two[:_AGAIN]), defects, nearly)
         return found.with_operands(one[steps], self.random[0].shape[1]) if steps else found

@@ -44,10 +44,15 @@ def canonical(model: M) -> M:
     ValueError
         No canonical form is known of one of its maps, such as neurons that are no ReLUs.
     TypeError
-        It is no model, or one of several sub-layers: take the canonical form of each.
+        It is no model, or one of sub-layers in a row: take the canonical form of each.
     """
-    if type(model) not in CANONICAL:
+    if not isinstance(model, FrozenModel):
         raise TypeError(_refusal("canonical takes", model))
+    if type(model) not in CANONICAL:
+        raise TypeError(
+            f"No canonical form is known of a {type(model).__name__}: of sub-layers in a row take "
+            "that of each."
+        )
     found: M = CANONICAL[type(model)](model)
     return found
 
@@ -113,7 +118,7 @@ def equivalent(
     if witness is None:
         result = Equivalence("undecided", None, found.gap, "nothing", reason=found.undecided)
     if errors and forms is not None:
-        return within_certificate(result, share_of_bounds((a, b), forms, errors), tolerance)
+        return within_certificate(result, share_of_bounds((a, b), forms, errors))
     return result
 
 

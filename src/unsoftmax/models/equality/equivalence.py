@@ -13,6 +13,10 @@ from unsoftmax.probes import Array
 Verdict = Literal["equal", "different", "undecided"]
 Basis = Literal["canonical form", "cells"]
 
+# Models that differ by more than this share of their parameters are not equal by a certificate,
+# however wide: it tells too little.
+_VAGUE = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
@@ -64,9 +68,6 @@ class Tolerance:
 
     rtol: float
     atol: float
-    vague: float = 0.1
-    """Models that differ by more than this share of their parameters are not equal by a
-    certificate, however wide: it tells too little."""
 
     def __post_init__(self) -> None:
         if not (self.rtol >= 0 and self.atol >= 0):
@@ -92,14 +93,14 @@ class Tolerance:
         return within, difference / size if size else 0.0
 
 
-def within_certificate(result: Equivalence, share: float, tolerance: Tolerance) -> Equivalence:
+def within_certificate(result: Equivalence, share: float) -> Equivalence:
     """Say what the bounds of a certificate make of models that are not equal without it.
 
     ``share`` is the part of the bounds that the differences take; infinite where a bound is not
     there, which decides nothing.
     """
     if share <= 1:
-        verdict: Verdict = "equal" if result.gap <= tolerance.vague else "undecided"
+        verdict: Verdict = "equal" if result.gap <= _VAGUE else "undecided"
         reason = "" if verdict == "equal" else "the bounds allow differences of a tenth"
         return Equivalence(verdict, None, result.gap, "certificate", share, reason)
     if result.verdict == "different" and share < float("inf"):

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.equality.equivalence import Tolerance
-from unsoftmax.models.equality.form import Form, compare_norms
+from unsoftmax.models.equality.form import Form, compare_norms, merged
 from unsoftmax.models.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.products import Product
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
@@ -120,11 +120,14 @@ class Network:
         return np.asarray(16 * np.sqrt(x.shape[1] + 1) * UNIT * (size + np.abs(self.linear[:, -1])))
 
 
-def straightened(form: Form) -> Form:
-    """Return heads before neurons that nothing bends as heads, without those that do nothing.
+def straightened(form: Form, tolerance: Tolerance) -> Form:
+    """Return heads before neurons that nothing bends as heads; else as few as there need be.
 
     What neurons do not see of heads is the rounding of a sum.
     """
+    if form.neurons is None or not form.attends or form.norm is not None:
+        return form
+    form = form if tolerance.exact else merged(form)
     H, d = len(form.values), form.dim
     network = Network.of(replace(form, residual=False), range(H), H, True)
     parts = network.parts(1.0)

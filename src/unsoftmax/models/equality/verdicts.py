@@ -129,17 +129,10 @@ def _compare_sublayers(
     forms = read(a), read(b)
     if forms[0] is None or forms[1] is None:
         return _arrays_alike(a, b, tolerance), None
-    first, second = simplest(forms[0], tolerance), simplest(forms[1], tolerance)
+    first, second = straightened(forms[0], tolerance), straightened(forms[1], tolerance)
     if (first.attends, first.outputs) != (second.attends, second.outputs):
         return None
     return decide(first, second, tolerance), (first, second)
-
-
-def simplest(form: Form, tolerance: Tolerance) -> Form:
-    """Return heads before neurons as heads, where they are; else as few heads as there need be."""
-    if form.neurons is None or not form.attends or form.norm is not None:
-        return form
-    return straightened(form if tolerance.exact else merged(form))
 
 
 def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:

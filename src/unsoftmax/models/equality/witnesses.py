@@ -125,8 +125,8 @@ def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, Si
         each = zip((a, b), pair, nothing, strict=True)
         found.append([(f.scores[h], f.values[h]) if h >= 0 else none for f, h, none in each])
     if not neurons:
-        sums = [(flat, sum(f.values, M)) for f, (flat, M) in zip((a, b), nothing, strict=True)]
-        found.append(sums)
+        both = zip((a, b), nothing, strict=True)
+        found.append([(flat, sum(f.values, none)) for f, (flat, none) in both])
     for (A, M), (B, N) in found:
         distance = max(1, scores_apart(A, B).distance)
         seen = [[_along(M, N)] * 2]
