@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -59,13 +59,19 @@ def rounding_of(model: FrozenModel, X: Array) -> Array:
 def search(
     models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, places: Places
 ) -> Array | None:
-    """Look for a witness among sequences of all sizes, then such as are aimed at heads that differ.
+    """Look for a witness among sequences of all sizes, and such as are aimed at heads that differ.
 
     ``forms`` are the two models' where they are known, ``places`` the heads that differ.
     """
     aimed = aimed_sequences(*forms, places) if forms is not None and forms[0].attends else ()
-    none = np.zeros((1, 1, models[0].dim))
-    families = chain([none], _of_all_sizes(models, forms), aimed)
+    short, long = ((1, 2), (3, 6, 24)) if models[0].maps.attends else ((1,), ())
+    # long sequences cost most: they come last
+    families = chain(
+        [np.zeros((1, 1, models[0].dim))],
+        _of_all_sizes(models, forms, short),
+        aimed,
+        _of_all_sizes(models, forms, long),
+    )
     return witness_of(*models, families, rounding_of)
 
 
@@ -78,22 +84,23 @@ def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
 
 
 def _of_all_sizes(
-    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None
+    models: tuple[FrozenModel, FrozenModel],
+    forms: tuple[Form, Form] | None,
+    lengths: Sequence[int],
 ) -> Iterator[Array]:
     """Make random sequences, beside where norms and neurons bend and at all hyperplanes."""
     rng, d = np.random.default_rng(0), models[0].dim
     leaves = [leaf for model in models for leaf in model.maps.leaves.values()]
     units = {leaf.eps**0.5 or 1.0 for leaf in leaves if isinstance(leaf, LayerNorm)}
-    lengths = [1, 2, 3, 6, 24] if models[0].maps.attends else [1]
     draws, beside = _DRAWS, [np.asarray(np.zeros(d))]
     if forms is not None:
         known = [_on_single_tokens(form) for form in forms]
         if any(form.neurons for form in forms):
             shown = [ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known]
             units |= {typical_length(*shown)}
-            cells = points_in_cells(known, max(units), 4 * _DRAWS_OF_NETWORKS)
-            yield cells[:, None]
             draws = _DRAWS_OF_NETWORKS
+            if 1 in lengths:
+                yield points_in_cells(known, max(units), 4 * draws)[:, None]
         elif any(form.behind for form in forms):  # tokens of which nothing is left to normalise
             beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
     powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
