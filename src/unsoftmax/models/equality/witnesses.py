@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TypeVar
 
@@ -64,14 +64,9 @@ def search(
     ``forms`` are the two models' where they are known, ``places`` the heads that differ.
     """
     aimed = aimed_sequences(*forms, places) if forms is not None and forms[0].attends else ()
-    short, long = ((1, 2), (3, 6, 24)) if models[0].maps.attends else ((1,), ())
     # long sequences cost most: they come last
-    families = chain(
-        [np.zeros((1, 1, models[0].dim))],
-        _of_all_sizes(models, forms, short),
-        aimed,
-        _of_all_sizes(models, forms, long),
-    )
+    short, long = (_of_all_sizes(models, forms, long) for long in (False, True))
+    families = chain([np.zeros((1, 1, models[0].dim))], short, aimed, long)
     return witness_of(*models, families, rounding_of)
 
 
@@ -84,9 +79,7 @@ def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
 
 
 def _of_all_sizes(
-    models: tuple[FrozenModel, FrozenModel],
-    forms: tuple[Form, Form] | None,
-    lengths: Sequence[int],
+    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, long: bool
 ) -> Iterator[Array]:
     """Make random sequences, beside where norms and neurons bend and at all hyperplanes."""
     rng, d = np.random.default_rng(0), models[0].dim
@@ -99,18 +92,21 @@ def _of_all_sizes(
             shown = [ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known]
             units |= {typical_length(*shown)}
             draws = _DRAWS_OF_NETWORKS
-            if 1 in lengths:
+            if not long:
                 yield points_in_cells(known, max(units), 4 * draws)[:, None]
         elif any(form.behind for form in forms):  # tokens of which nothing is left to normalise
             beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
     powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
     for unit in sorted({1.0, *units}):
         sizes = unit * np.repeat(powers, draws)[:, None, None]
-        for length in lengths:
+        for length in (1, 2, 3, 6, 24) if models[0].maps.attends else (1,):
             X = rng.standard_normal((len(sizes), length, d))
-            yield from (token + sizes * X for token in beside[: None if length == 1 else 1])
-            if length > 2:  # few large tokens: gates are neither all open nor all closed
-                yield sizes * X * 10.0 ** rng.uniform(-3, 3, (len(X), length, 1))
+            # few large tokens: gates are neither all open nor all closed
+            spread = 10.0 ** rng.uniform(-3, 3, (len(X), length, 1)) if length > 2 else None
+            if long == (spread is not None):
+                yield from (token + sizes * X for token in beside[: None if length == 1 else 1])
+                if spread is not None:
+                    yield sizes * X * spread
 
 
 def _on_single_tokens(form: Form) -> tuple[Array, Array]:
