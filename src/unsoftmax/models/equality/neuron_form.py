@@ -164,7 +164,7 @@ def agreement(
     found = [g.parts(length, a.form.vector or b.form.vector) for g in (a, b)]
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
-    around = [beside_sum(g.form, size) for g, size in zip((a, b), sizes, strict=True)]
+    around = beside_sum(a.form, sizes[0]), beside_sum(b.form, sizes[1])
     alike, norm_gap = compare_norms(*around, tolerance)
     size = max(first.norm, second.norm)
     difference = float(np.sqrt(squared_distance(first, second, _NEAR)))
