@@ -13,7 +13,7 @@ token, add up with the tokens' lengths as weights.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from unsoftmax.measure.precision import FLOAT32_BITS, Precision
 from unsoftmax.probes import Array, Sequences
 
 AnswerKind: TypeAlias = Literal["constant", "labels", "noisy", "rounded", "float32", "float64"]
-SingleTokenShape: TypeAlias = Literal["affine", "bent", "smooth", "unclear"]
+SingleTokenShape: TypeAlias = Literal["bent", "smooth", "unclear", "affine"]
+"""Of several lines that are answered in different shapes the first of these counts."""
 TokensThatCount: TypeAlias = Literal["all", "the last", "one alone"]
 
 
@@ -218,7 +219,8 @@ def _seen(singles: list[Array], along: list[Array], several: list[Array]) -> Tra
     drifts = bool(kind == "noisy" and abs(np.sum(np.sign(change))) == len(change) >= 10)
     # beyond these float64 has no room to compute with
     beyond = largest if largest and not 1e-100 <= largest <= 1e100 else None
-    shape, drowned = _shape(along, precision), bool(np.std(y) < 2 * precision.noise)
+    shape = min((_shape_along(y, precision) for y in along), key=get_args(SingleTokenShape).index)
+    drowned = bool(np.std(y) < 2 * precision.noise)
     found = Traits(
         width, k, kind, precision, singles=shape, drowned=drowned, drifts=drifts, beyond=beyond
     )
@@ -259,19 +261,14 @@ def _differ(one: Array, two: Array, precision: Precision, share: float = 1e-4) -
     return bool(np.any(np.abs(one - two) > max(off, share * size)))
 
 
-def _shape(along: list[Array], precision: Precision) -> SingleTokenShape:
-    """Say how single tokens are answered along lines: y of x, x + t u for all t, x − t u."""
-    shapes: list[SingleTokenShape] = []
-    for y in along:
-        off = 32 * float(precision.error(np.max(np.abs(y)), np.max(np.abs(y))))
-        plus, minus = np.split(y[1:], 2)
-        shapes.append(_shape_of_one(np.abs(plus + minus - 2 * y[0]), off))
-    seen: tuple[SingleTokenShape, ...] = ("bent", "smooth", "unclear")
-    return next((shape for shape in seen if shape in shapes), "affine")
+def _shape_along(y: Array, precision: Precision) -> SingleTokenShape:
+    """Say how single tokens are answered along a line: y of x, x + t u for all t, x − t u.
 
-
-def _shape_of_one(second: Array, off: float) -> SingleTokenShape:
-    """Read one line's second differences, at steps that are 4 times shorter every time."""
+    Its second differences say so, at steps that are 4 times shorter every time.
+    """
+    off = 32 * float(precision.error(np.max(np.abs(y)), np.max(np.abs(y))))
+    plus, minus = np.split(y[1:], 2)
+    second = np.abs(plus + minus - 2 * y[0])
     visible = np.flatnonzero(second > off)
     if not len(visible):
         return "affine"

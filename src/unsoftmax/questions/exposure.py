@@ -20,6 +20,7 @@ from unsoftmax.learners.settings import at_least_0
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions import target_classes
+from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import NOT_RECOVERED, Certainty, Identifier, Identity
 from unsoftmax.theory import counts
 
@@ -292,16 +293,7 @@ def audit(
     return Audit(
         target_class=found.target_class,
         certainty=found.certainty,
-        answers={
-            "kind": traits.kind,
-            "width": traits.width,
-            "coordinate": traits.coordinate,
-            "tokens": traits.tokens,
-            "single_tokens": traits.singles,
-            "longest_token": traits.radius,
-            "residual": traits.residual,
-            "precision": list(traits.precision.why),
-        },
+        answers=_answers(traits),
         facts=found.facts,
         reasons=found.reasons,
         recoverable=target_classes.RECOVERABLE[found.target_class],
@@ -316,6 +308,19 @@ def audit(
         versions=versions(),
         whole=all_numbers,
     )
+
+
+def _answers(traits: Traits) -> dict[str, Any]:
+    return {
+        "kind": traits.kind,
+        "width": traits.width,
+        "coordinate": traits.coordinate,
+        "tokens": traits.tokens,
+        "single_tokens": traits.singles,
+        "longest_token": traits.radius,
+        "residual": traits.residual,
+        "precision": list(traits.precision.why),
+    }
 
 
 def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:

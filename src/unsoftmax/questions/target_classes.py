@@ -315,26 +315,25 @@ def typical_cost(
     if plan.queries is not None:
         return plan.queries + holdout, plan.tokens + fresh
     d, heads, neurons = int(learner.dim), facts.get("heads", 1), facts.get("neurons", 0)
-    kind, rotary = type(learner), getattr(learner, "rotary", False)
-    singles, biases = 0, bool(facts.get("biases"))
-    rank = facts.get("rank", d if rotary else None)
-    if kind is learners.LowRankHead:
-        of_one = counts.rotary_head_queries if rotary else counts.low_rank_head
-        queries = of_one(d, rank or 0, biases=biases) + 2 * d
-    elif kind is learners.MultiHeadLearner and rotary:
-        queries = counts.rotary_heads_queries(d, heads, rank or 0, biases=True)
-    elif kind is learners.MultiHeadLearner:
-        queries = counts.multi_head(d, heads, rank, biases=biases) + heads * (d + 16) + d + 40
-        if traits.kind == "float32":
-            queries = round(2.2 * queries)  # 1.6 to 3.2 times as many, of 18
+    rotary, biases = getattr(learner, "rotary", False), bool(facts.get("biases"))
+    rank, residual = facts.get("rank", d if rotary else None), "residual" in facts
+    of_one = counts.rotary_head_queries if rotary else counts.low_rank_head
+    if rotary:
+        of_several = counts.rotary_heads_queries(d, heads, rank or 0, biases=True)
     else:
-        singles = queries = counts.relu_network_queries(d, neurons)
-        if kind is learners.TransformerLearner:
-            queries += d * d + 2 * d
-        elif kind is learners.MultiHeadTransformerLearner:
-            residual = "residual" in facts
-            queries = counts.multi_head_transformer_queries(d, heads, neurons, residual=residual)
-    return queries + holdout, 2 * queries - singles + fresh
+        of_several = counts.multi_head(d, heads, rank, biases=biases) + heads * (d + 16) + d + 40
+        # 1.6 to 3.2 times as many, of 18
+        of_several = round(2.2 * of_several) if traits.kind == "float32" else of_several
+    singles = counts.relu_network_queries(d, neurons)
+    joint = counts.multi_head_transformer_queries(d, heads, neurons, residual=residual)
+    queries, alone = {
+        learners.LowRankHead: (of_one(d, rank or 0, biases=biases) + 2 * d, 0),
+        learners.MultiHeadLearner: (of_several, 0),
+        learners.ReluNetworkLearner: (singles, singles),
+        learners.TransformerLearner: (singles + d * d + 2 * d, singles),
+        learners.MultiHeadTransformerLearner: (joint, singles),
+    }[type(learner)]
+    return queries + holdout, 2 * queries - alone + fresh
 
 
 def counted_for(learner: Learner[Any], facts: Facts) -> str:
