@@ -47,12 +47,13 @@ ROOMS = (
     ("cli",),
     ("__main__",),  # runs the command line
 )
-EVERYBODYS = ("errors", "probes", "protocol")
+EVERYBODYS = ("errors", "first_use", "probes", "protocol")
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # What a room without I/O may import from outside; os is allowed for os.PathLike alone.
 PURE_ROOMS = (
     "errors",
+    "first_use",
     "probes",
     "protocol",
     "models",
@@ -85,8 +86,8 @@ PURE = {
 DOES_IO = ("unsoftmax.models.files",)
 # Runs a function in a thread that waits whenever it asks: one side at a time, no clock, no I/O.
 THREADS = {"unsoftmax.learners.called_algorithm": {"contextvars", "queue.SimpleQueue", "threading"}}
-# Imports its own modules when they are first named.
-LAZY = ("unsoftmax.learners",)
+# Imports a package's modules when their names are first used.
+LAZY = ("unsoftmax.first_use",)
 WORLDLY = {"open", "print", "input", "exec", "eval", "compile", "breakpoint", "__import__"}
 
 

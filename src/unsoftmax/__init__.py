@@ -121,21 +121,15 @@ __all__ = [
     "verify",
 ]
 
-# Where the public names are, by how long these take to import. A name is looked up when it is
-# first used: what needs one alone (the command line, a worker process) does not wait for all.
-_OWNERS = ("errors", "models", "campaign", "questions")
-
 
 def __getattr__(name: str) -> _typing.Any:
-    """Import a public name on first use (PEP 562)."""
+    """Import a public name when it is first used: what needs one alone does not wait for all."""
     if name in ("learners", "oracles", "theory"):
         return _importlib.import_module(f"{__name__}.{name}")
-    for owner in _OWNERS if name in __all__ else ():
-        module = _importlib.import_module(f"{__name__}.{owner}")
-        if hasattr(module, name):
-            value = globals()[name] = getattr(module, name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from unsoftmax.first_use import first_use
+
+    # by how long these take to import
+    return first_use(globals(), name, ("errors", "models", "campaign", "questions"))
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from unsoftmax.learners.compose import (
     limited,
     mapped,
     named,
+    read_as,
     restricted,
     together,
 )
@@ -55,6 +56,7 @@ EVERY = {
     "antisymmetric": antisymmetric,
     "limited": lambda steps: limited(steps, us.ModelMismatch("many"), queries=100, rounds=100),
     "named": lambda steps: named(steps, "other"),
+    "read_as": lambda steps: read_as(steps, lambda asked, answers: answers),
     "together": lambda steps: together([steps, asking(2), asking(9)]),
 }
 ONE = {name: made for name, made in EVERY.items() if name != "together"}
@@ -266,6 +268,16 @@ def test_a_named_phase_asks_the_same():
     assert [len(part) for parts in rounds for part in parts] == [1, 2]
     [[part]] = drive(named(restricted(asking(1), np.eye(2)), "E"), first_of)[1]
     assert (part.phase, part.purpose) == ("E: one", "data")
+
+
+def test_answers_are_read_beside_what_was_asked():
+    steps = read_as(
+        asking(2),
+        lambda asked, answers: [y + len(part) for part, y in zip(asked, answers, strict=True)],
+    )
+    (_, seen), rounds = drive(steps, first_of)
+    assert [y.tolist() for y in seen] == [[2.0], [4.0, 4.0]]
+    assert [len(part) for [part] in rounds] == [1, 2]
 
 
 def test_side_by_side_is_as_long_as_the_longest():

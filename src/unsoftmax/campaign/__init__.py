@@ -1,7 +1,8 @@
 """The runner: feeds any learner from any oracle, pays every answer once, keeps all of them."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from unsoftmax.first_use import first_use
 
 if TYPE_CHECKING:
     from unsoftmax.campaign.budget import Budget
@@ -22,25 +23,12 @@ __all__ = [
     "learn_many",
 ]
 
-# Where the names are: who needs a budget's limits does not wait for the ledger.
-_MODULES = {
-    "Budget": "budget",
-    "Progress": "watching",
-    "Recoveries": "many",
-    "Recovery": "recovery",
-    "Retries": "retries",
-    "Watcher": "watching",
-    "learn": "runner",
-    "learn_many": "many",
-}
+# Who needs a budget's limits does not wait for the ledger.
+_MODULES = ("budget", "retries", "watching", "recovery", "runner", "many")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return value
+    return first_use(globals(), name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,7 @@ from unsoftmax.errors import (
 )
 from unsoftmax.learners.positions_named import naming_positions
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Asks, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.protocol import Answers, Asks, Found, Learner, M, Oracle, Outputs, outputs_of
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 R = TypeVar("R")
@@ -307,12 +307,18 @@ class Campaign:
         if self.sampling is not None:
             steps = self.sampling.after(steps, getattr(learner, "seed", 0))
         found = self.run(steps)
+        return self.recovery(found, learner, self.notes())
+
+    def recovery(
+        self, found: Found[M], learner: Learner[M], noticed: Iterable[str] = ()
+    ) -> Recovery[M]:
+        """Return what a learner found with what the run has cost."""
         return Recovery(
             model=found.model,
             certificate=found.certificate,
             evidence=found.evidence,
             counts=self.ledger.counts(),
-            notes=(*found.notes, *self.notes()),
+            notes=(*found.notes, *noticed),
             learner=learner.settings(),
             function=found.function,
         )

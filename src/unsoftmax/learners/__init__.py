@@ -4,8 +4,9 @@ Learners are imported when they are first named: ``import unsoftmax`` does not p
 them. `BY_NAME` is how the command line calls them.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from unsoftmax.first_use import first_use
 
 if TYPE_CHECKING:
     from unsoftmax.learners.antisymmetric_part import Antisymmetric
@@ -85,12 +86,9 @@ def __getattr__(name: str) -> Any:
     """Import a learner on first use (PEP 562)."""
     if name == "BY_NAME":
         value: Any = {model: __getattr__(learner) for model, learner in MODELS.items()}
-    elif name in MODULES:
-        value = getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+        globals()[name] = value
+        return value
+    return first_use(globals(), name, [MODULES[name]] if name in MODULES else [])
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ target or asks the same under a condition:
     limited        no more queries and rounds than a limit
     as_planned     no more than the plan; singular equations are a refusal
     named          the same rounds under another phase
+    read_as        the same rounds, and answers that are read beside what was asked
     together       several generators in step: what they ask at the same time is one round
 
 One loop drives the inner generators (`_driven`). Results and errors of an inner generator pass
@@ -138,6 +139,14 @@ def named(steps: Asking[T], name: str) -> Asking[T]:
         return [replace(probes, phase=f"{name}: {probes.phase}") for probes in asked]
 
     return mapped(steps, ask=renamed)
+
+
+def read_as(steps: Asking[T], read: Callable[[Round, Answers], Answers]) -> Asking[T]:
+    """Ask the same, and send what ``read`` makes of a round and its answers."""
+    [found] = yield from _driven(
+        [steps], lambda asked: asked[0], lambda asked, answers: [read(asked[0], answers)]
+    )
+    return found
 
 
 def together(steps: Sequence[Asking[T]]) -> Asking[list[T]]:

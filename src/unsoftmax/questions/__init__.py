@@ -1,7 +1,8 @@
 """Questions about a target that are built on models, oracles and the runner."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from unsoftmax.first_use import first_use
 
 if TYPE_CHECKING:
     from unsoftmax.questions.defence.defence_comparison import (
@@ -25,26 +26,12 @@ __all__ = [
     "verify",
 ]
 
-# Where the names are: `verify` does not wait for the learners, which the others are built on.
-_MODULES = {
-    "AttackOutcome": "defence.defence_comparison",
-    "Audit": "exposure",
-    "DefenceComparison": "defence.defence_comparison",
-    "DefenceTrial": "defence.defence_comparison",
-    "Verification": "verification",
-    "Verifier": "verification",
-    "audit": "exposure",
-    "defend": "defence.defending",
-    "verify": "verification",
-}
+# `verify` does not wait for the learners, which the others are built on.
+_MODULES = ("verification", "exposure", "defence.defence_comparison", "defence.defending")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return value
+    return first_use(globals(), name, _MODULES)
 
 
 def __dir__() -> list[str]:

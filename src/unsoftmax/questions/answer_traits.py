@@ -13,7 +13,7 @@ token, add up with the tokens' lengths as weights.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from unsoftmax.measure.precision import FLOAT32_BITS, Precision
 from unsoftmax.probes import Array, Sequences
 
 AnswerKind: TypeAlias = Literal["constant", "labels", "noisy", "rounded", "float32", "float64"]
-SingleTokenShape: TypeAlias = Literal["affine", "bent", "smooth", "unclear"]
+SingleTokenShape: TypeAlias = Literal["bent", "smooth", "unclear", "affine"]
+"""Of several lines that are answered in different shapes the first of these counts."""
 TokensThatCount: TypeAlias = Literal["all", "the last", "one alone"]
 
 
@@ -85,6 +86,11 @@ class Traits:
     beyond: float | None = None
 
     @property
+    def constant(self) -> bool:
+        """Whether all answers are the same."""
+        return self.kind == "constant"
+
+    @property
     def coarse(self) -> bool:
         """Whether answers are so coarse that a learner should be told how much."""
         return self.kind in ("rounded", "noisy")
@@ -101,36 +107,35 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     long = shorter * _sequences(rng, 2, 64, dim)  # windows and position biases may begin late
     far = reach * _directions(rng, 6, 1, dim)
 
-    once, again = yield from _answers("single tokens", points, points[-6:])
+    singles = yield from _answers("single tokens", points, points[-6:])
     along = yield from _answers("single tokens along lines", *lines)
-    several = yield from _several_tokens(short, rng)
-    width, k = once.shape[1], int(np.argmax(np.ptp(once, axis=0)))
-    families = [once, again], along, several
-    found = _seen(width, k, radius, *([y[:, k] for y in answers] for answers in families))
-    largest = float(np.max(np.abs(once)))
-    # beyond these float64 has no room to compute with
-    if largest and not 1e-100 <= largest <= 1e100:
-        return replace(found, beyond=largest)
-    if found.kind == "constant" or found.drowned:
+    several = yield from unless_refused(_several_tokens(short, rng), [], first=True)
+    found = replace(_seen(singles, along, several), radius=radius)
+    if found.beyond is not None or found.constant or found.drowned:
         return found
     if several:
-        ordered = yield from _unless_refused(_ordered(long, rng, k, found.precision), False)
+        ordered = yield from unless_refused(_ordered(long, rng, found), False)
         found = replace(found, ordered=found.ordered or ordered)
-    if width > 2 and found.radius is None:  # two numbers lie on an ellipse too easily
-        normalised = yield from _unless_refused(_normalised(far, width, rng), False)
+    if found.width > 2 and radius is None:  # two numbers lie on an ellipse too easily
+        normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
         found = replace(found, normalised=normalised)
-    if found.singles in ("smooth", "unclear") and found.radius is None and not found.normalised:
+    if found.singles in ("smooth", "unclear") and radius is None and not found.normalised:
         look = norm_before(dim, int(rng.integers(2**31)), NormSearchTuning())
-        kind, _ = yield from _unless_refused(look, (None, False))
+        kind, _ = yield from unless_refused(look, (None, False))
         found = replace(found, after_norm=kind is not None)
     return found
 
 
-def _unless_refused(steps: Asking[T], otherwise: T) -> Asking[T]:
-    """Return what steps find, or that where the target does not answer them."""
+def unless_refused(steps: Asking[T], otherwise: T, *, first: bool = False) -> Asking[T]:
+    """Return what steps find, or that where the target does not answer them.
+
+    In the ``first`` questions a target that takes tokens of another dimension says so.
+    """
     try:
         return (yield from steps)
-    except OracleError:
+    except OracleError as refusal:
+        if first and isinstance(refusal, DimensionRefused):
+            raise
         return otherwise
 
 
@@ -164,13 +169,9 @@ def _reach(dim: int, rng: np.random.Generator) -> Asking[tuple[float, float | No
     x /= np.linalg.norm(x)
     for radius in (None, 1e4, 1e3, 300.0, 100.0, 30.0, 10.0, 3.0):
         reach = 2.0**30 if radius is None else radius
-        try:
-            yield from _answers("how long tokens may be", reach * x)
-        except DimensionRefused:
-            raise
-        except OracleError:
-            continue
-        return reach, radius
+        asked = _answers("how long tokens may be", reach * x)
+        if (yield from unless_refused(asked, [], first=True)):
+            return reach, radius
     return 1.0, 1.0
 
 
@@ -179,7 +180,7 @@ def _answers(phase: str, *families: Array) -> Asking[list[Array]]:
 
 
 def _several_tokens(X: Array, rng: np.random.Generator) -> Asking[list[Array]]:
-    """Ask sequences, and what attention takes for the same or for others; [] where it is refused.
+    """Ask sequences, and what attention takes for the same or for others.
 
     Answers are those to the sequences, permuted, twice over, with other tokens but the last, and
     again.
@@ -187,18 +188,14 @@ def _several_tokens(X: Array, rng: np.random.Generator) -> Asking[list[Array]]:
     doubled = np.concatenate([X, X], axis=1)
     others = np.concatenate([rng.permutation(X)[:, :-1] * 1.5, X[:, -1:]], axis=1)
     families = X, _permuted(X, rng), doubled, others, X
-    try:
-        return (yield from _answers("several tokens, and in other words", *families))
-    except DimensionRefused:
-        raise
-    except OracleError:
-        return []
+    return (yield from _answers("several tokens, and in other words", *families))
 
 
-def _ordered(X: Array, rng: np.random.Generator, k: int, precision: Precision) -> Asking[bool]:
+def _ordered(X: Array, rng: np.random.Generator, seen: Traits) -> Asking[bool]:
     """Whether long sequences are answered differently in two orders."""
     once, permuted = yield from _answers("many tokens", X, _permuted(X, rng))
-    return _differ(once[:, k], permuted[:, k], precision)
+    k = seen.coordinate
+    return _differ(once[:, k], permuted[:, k], seen.precision)
 
 
 def _permuted(X: Array, rng: np.random.Generator) -> Array:
@@ -210,41 +207,30 @@ def _permuted(X: Array, rng: np.random.Generator) -> Array:
 # -- what it says
 
 
-def _seen(
-    width: int,
-    k: int,
-    radius: float | None,
-    singles: list[Array],
-    along: list[Array],
-    several: list[Array],
-) -> Traits:
-    """Say what answers' one number shows: of single tokens, along lines, of several tokens."""
+def _seen(singles: list[Array], along: list[Array], several: list[Array]) -> Traits:
+    """Say what answers show: to single tokens, along lines, and to several tokens."""
+    largest, width = float(np.max(np.abs(singles[0]))), singles[0].shape[1]
+    k = int(np.argmax(np.ptp(singles[0], axis=0)))
+    singles, along, several = ([y[:, k] for y in some] for some in (singles, along, several))
     y, repeated = np.concatenate([singles[0], *along, *several[:1]]), [singles, several[::4]]
     change = np.concatenate([ys[1] - ys[0][-len(ys[1]) :] for ys in repeated if ys])
     kind, precision = _kind(y, change)
     # so many changes of one sign are no noise: by chance they are once in 500
-    drifts = kind == "noisy" and abs(np.sum(np.sign(change))) == len(change) >= 10
+    drifts = bool(kind == "noisy" and abs(np.sum(np.sign(change))) == len(change) >= 10)
+    # beyond these float64 has no room to compute with
+    beyond = largest if largest and not 1e-100 <= largest <= 1e100 else None
+    shape = min((_shape_along(y, precision) for y in along), key=get_args(SingleTokenShape).index)
+    drowned = bool(np.std(y) < 2 * precision.noise)
     found = Traits(
-        width,
-        k,
-        kind,
-        precision,
-        singles=_shape(along, precision),
-        drowned=bool(np.std(y) < 2 * precision.noise),
-        radius=radius,
-        drifts=bool(drifts),
+        width, k, kind, precision, singles=shape, drowned=drowned, drifts=drifts, beyond=beyond
     )
     if not several:
         return replace(found, tokens="one alone")
     once, permuted, doubled, others, _ = several
     # a label hides most
     count = kind == "labels" or _differ(once, others, precision, share=0.0)
-    return replace(
-        found,
-        tokens="all" if count else "the last",
-        ordered=_differ(once, permuted, precision),
-        counted=_differ(once, doubled, precision),
-    )
+    ordered, counted = (_differ(once, y, precision) for y in (permuted, doubled))
+    return replace(found, tokens="all" if count else "the last", ordered=ordered, counted=counted)
 
 
 def _kind(y: Array, changes: Array) -> tuple[AnswerKind, Precision]:
@@ -275,19 +261,14 @@ def _differ(one: Array, two: Array, precision: Precision, share: float = 1e-4) -
     return bool(np.any(np.abs(one - two) > max(off, share * size)))
 
 
-def _shape(along: list[Array], precision: Precision) -> SingleTokenShape:
-    """Say how single tokens are answered along lines: y of x, x + t u for all t, x − t u."""
-    shapes: list[SingleTokenShape] = []
-    for y in along:
-        off = 32 * float(precision.error(np.max(np.abs(y)), np.max(np.abs(y))))
-        plus, minus = np.split(y[1:], 2)
-        shapes.append(_shape_of_one(np.abs(plus + minus - 2 * y[0]), off))
-    seen: tuple[SingleTokenShape, ...] = ("bent", "smooth", "unclear")
-    return next((shape for shape in seen if shape in shapes), "affine")
+def _shape_along(y: Array, precision: Precision) -> SingleTokenShape:
+    """Say how single tokens are answered along a line: y of x, x + t u for all t, x − t u.
 
-
-def _shape_of_one(second: Array, off: float) -> SingleTokenShape:
-    """Read one line's second differences, at steps that are 4 times shorter every time."""
+    Its second differences say so, at steps that are 4 times shorter every time.
+    """
+    off = 32 * float(precision.error(np.max(np.abs(y)), np.max(np.abs(y))))
+    plus, minus = np.split(y[1:], 2)
+    second = np.abs(plus + minus - 2 * y[0])
     visible = np.flatnonzero(second > off)
     if not len(visible):
         return "affine"

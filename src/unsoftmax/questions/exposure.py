@@ -7,8 +7,8 @@ answers of identification and of recovery, and the same call goes on with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,43 +19,12 @@ from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.learners.settings import at_least_0
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
 from unsoftmax.protocol import Course, Oracle
+from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits
-from unsoftmax.questions.identification import Certainty, Identifier, Identity, RecoveryWish
-from unsoftmax.questions.target_classes import CLASSES, ClassName, Facts, counted_for, typical_cost
+from unsoftmax.questions.identification import NOT_RECOVERED, Certainty, Identifier, Identity
 from unsoftmax.theory import counts
 
 AUDIT_FILE = "audit.json"
-
-NOT_AFFORDED = "Recovery was not begun, it is beyond the budget: it typically takes {beyond}."
-NOTHING_RECOVERED = (
-    "Nothing was recovered: this recovers one number of each answer, and of such a target no "
-    "learner of one number is known."
-)
-LEFT_TO_VECTORS = (
-    "Nothing was recovered: this recovers one number of each answer, and such a target is left to "
-    "AttentionLayerLearner with rotary=True, which recovers all numbers together."
-)
-OTHER_POSITIONS = (
-    "Nothing was recovered: this recovers rotary positions, with biases or in several heads from "
-    "float64 answers alone, and these positions, or these answers, are not such."
-)
-REFUSED = "Nothing was recovered: the first reason says why."
-ONE_COORDINATE = (
-    "Answers are vectors of {width} numbers; all this is about number {coordinate}, which varies "
-    "most. us.oracles.coordinate chooses another one."
-)
-WHOLE_LAYER = (
-    "All {width} numbers together give the whole layer: AttentionLayerLearner(dim={dim}) takes "
-    "about {queries:,} queries if it has heads of rank {rank}, {heads} in all."
-)
-WHOLE_NETWORK = (
-    "All {width} numbers together give the whole network: FeedForwardLearner(dim={dim}) takes "
-    "about six queries for each neuron."
-)
-RESIDUAL = (
-    "Answers are the last token and, added to it, this: a layer with a residual connection. What "
-    "is recovered is what is added."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +123,10 @@ class Audit(SavedResult):
 
     file_name: ClassVar[str] = AUDIT_FILE
 
-    target_class: ClassName
+    target_class: target_classes.ClassName
     certainty: Certainty
     answers: Mapping[str, Any]
-    facts: Facts
+    facts: target_classes.Facts
     reasons: tuple[str, ...]
     recoverable: str
     cost: RecoveryCost | None
@@ -174,28 +143,25 @@ class Audit(SavedResult):
     @property
     def decided(self) -> bool:
         """Whether the target is of a class that is known."""
-        return self.target_class not in ("none of these", "undecided")
+        return self.target_class not in target_classes.UNNAMED
 
     @property
     def known(self) -> tuple[tuple[str, str], ...]:
         """The facts in words."""
+        flags = {0: "no", 1: "yes"}
         return tuple(
-            (
-                name.replace("_", " "),
-                f"{number:,}" if name not in ("biases", "rotary") else "yes" if number else "no",
-            )
-            for name, number in self.facts.items()
+            (name.replace("_", " "), flags[n] if name in ("biases", "rotary") else f"{n:,}")
+            for name, n in self.facts.items()
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the recovery as JSON; ``recovered`` says whether there is one."""
-        known = as_json(replace(self, recovery=None, course=None))
-        for name in ("recovery", "course", "versions"):
-            del known[name]
+        apart = ("target_class", "recovery", "course", "versions")
+        said = {f.name: as_json(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
         return {
             "format_version": self.format_version,
-            "class": known.pop("target_class"),
-            **known,
+            "class": self.target_class,
+            **said,
             "recovered": self.recovery is not None,
         }
 
@@ -290,9 +256,11 @@ def audit(
     >>> result.target_class, result.certainty, result.facts["heads"], result.queries < 500
     ('several heads', 'likely', 3, True)
     """
-    holdout, money = whole("holdout", holdout, 0), _prices(price, token_price)
+    holdout = whole("holdout", holdout, 0)
+    at_least_0("price", price)
+    at_least_0("token_price", token_price)
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
-    identifier = Identifier(dim, seed, wish=RecoveryWish(recover, most, holdout))
+    identifier = Identifier(dim, seed, within=most if recover else None)
     watch = CourseWatch(progress)
     with opened_campaign(
         oracle,
@@ -305,50 +273,40 @@ def audit(
         retries=retries,
         timeout=timeout,
     ) as campaign:
-        found = campaign.run(identifier.steps(0))
-        counts, spent = campaign.ledger.counts(), campaign.ledger.spent
+        found = campaign.run(identifier.steps(holdout))
+        recovery, spent = None, campaign.ledger.spent
+        if found.found is not None and found.learner is not None:
+            recovery = campaign.recovery(found.found, found.learner)
+            recovery = replace(recovery, course=watch.course(), versions=versions())
         noticed, course = campaign.notes(), watch.course()
-    all_at_once, by_vectors = _whole(found, int(dim), holdout)
+
+    def money(queries: int, tokens: int) -> float:
+        return (price * queries + token_price * tokens) / 1000
+
+    cost, traits = None, found.traits
+    if (learner := found.learner) is not None:
+        needed = target_classes.typical_cost(learner, found.facts, traits, holdout)
+        counted = target_classes.counted_for(learner, found.facts)
+        at_most = learner.plan().at_most + holdout
+        cost = RecoveryCost(learner.settings(), *needed, at_most, money(*needed), counted)
+    all_numbers, by_vectors = _whole(found, int(dim), holdout)
     return Audit(
         target_class=found.target_class,
         certainty=found.certainty,
-        answers=_answers(found.traits),
+        answers=_answers(traits),
         facts=found.facts,
         reasons=found.reasons,
-        recoverable=CLASSES[found.target_class].recoverable,
-        cost=_cost(found, holdout, money),
+        recoverable=target_classes.RECOVERABLE[found.target_class],
+        cost=cost,
         queries=spent.queries,
         tokens=spent.tokens,
         money=money(spent.queries, spent.tokens),
-        recovery=_recovery(found, counts, course),
+        recovery=recovery,
         notes=(*_notes(found, by_vectors, wanted=recover), *noticed),
         afforded=not found.beyond if recover else None,
         course=course,
         versions=versions(),
-        whole=all_at_once,
-    )
-
-
-def _prices(price: float, token_price: float) -> Callable[[int, int], float]:
-    """Return what so many queries and tokens cost."""
-    at_least_0("price", price)
-    at_least_0("token_price", token_price)
-    return lambda queries, tokens: (price * queries + token_price * tokens) / 1000
-
-
-def _recovery(found: Identity, counts: Mapping[str, int], course: Course) -> Recovery[Any] | None:
-    if (whole := found.found) is None or found.learner is None:
-        return None
-    return Recovery(
-        whole.model,
-        whole.certificate,
-        whole.evidence,
-        counts,
-        whole.notes,
-        found.learner.settings(),
-        whole.function,
-        course,
-        versions(),
+        whole=all_numbers,
     )
 
 
@@ -365,20 +323,6 @@ def _answers(traits: Traits) -> dict[str, Any]:
     }
 
 
-def _cost(found: Identity, holdout: int, money: Callable[[int, int], float]) -> RecoveryCost | None:
-    if found.learner is None:
-        return None
-    queries, tokens = typical_cost(found.learner, found.facts, found.traits, holdout)
-    return RecoveryCost(
-        learner=found.learner.settings(),
-        queries=queries,
-        tokens=tokens,
-        at_most=found.learner.plan().at_most + holdout,
-        money=money(queries, tokens),
-        counted=counted_for(found.learner, found.facts),
-    )
-
-
 def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:
     """Say what all numbers at once cost, where one of them shows what they are of; and by what."""
     width, heads = found.traits.width, found.facts.get("heads", 1)
@@ -389,36 +333,61 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
         return WholeCost("attention-layer", True, queries + holdout), ""
     if width > 1 and found.target_class == "ReLU network":
         queries = counts.feed_forward_queries(dim, found.facts["neurons"], width)
-        said = WHOLE_NETWORK.format(width=width, dim=dim)
-        return WholeCost("feed-forward", False, queries + holdout), said
+        return WholeCost("feed-forward", False, queries + holdout), (
+            f"All {width} numbers together give the whole network: FeedForwardLearner(dim={dim}) "
+            "takes about six queries for each neuron."
+        )
     if 1 < width >= heads and found.target_class in ("single head", "several heads"):
         rank = found.facts.get("rank", max(1, min(dim, width) // heads))
         queries = counts.attention_layer_queries(dim, heads, rank)
-        said = WHOLE_LAYER.format(queries=queries, width=width, dim=dim, heads=heads, rank=rank)
-        return WholeCost("attention-layer", False, queries + holdout), said
+        return WholeCost("attention-layer", False, queries + holdout), (
+            f"All {width} numbers together give the whole layer: AttentionLayerLearner(dim={dim}) "
+            f"takes about {queries:,} queries if it has heads of rank {rank}, {heads} in all."
+        )
     return None, ""
+
+
+def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
+    """Say what a user should know of one number of the answers, and of a recovery's end."""
+    traits, notes = found.traits, []
+    if traits.width > 1:
+        notes.append(
+            f"Answers are vectors of {traits.width} numbers; all this is about number "
+            f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses another one."
+        )
+    if traits.residual:
+        notes.append(
+            "Answers are the last token and, added to it, this: a layer with a residual "
+            "connection. What is recovered is what is added."
+        )
+    if by_vectors:
+        notes.append(by_vectors)
+    named = found.target_class not in ("constant", *target_classes.UNNAMED)
+    if wanted and named and found.found is None and found.learner is None:
+        notes.append(f"Nothing was recovered: {_why_nothing(found)}")
+    if found.beyond:
+        takes = "; ".join(found.beyond)
+        notes.append(
+            f"Recovery was not begun, it is beyond the budget: it typically takes {takes}."
+        )
+    return notes
 
 
 def _why_nothing(found: Identity) -> str:
     """Say why a recovery that was asked for gave nothing, of a class that is known."""
-    if found.refused:
-        return REFUSED
+    if found.reasons[0].startswith(NOT_RECOVERED):
+        return "the first reason says why."
     if found.of_vectors:
-        return LEFT_TO_VECTORS
-    return OTHER_POSITIONS if found.traits.ordered else NOTHING_RECOVERED
-
-
-def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
-    notes, traits = [], found.traits
-    if traits.width > 1:
-        notes.append(ONE_COORDINATE.format(width=traits.width, coordinate=traits.coordinate))
-    if traits.residual:
-        notes.append(RESIDUAL)
-    if by_vectors:
-        notes.append(by_vectors)
-    idle = wanted and found.found is None and found.learner is None
-    if idle and found.known and found.target_class != "constant":
-        notes.append(_why_nothing(found))
-    if found.beyond:
-        notes.append(NOT_AFFORDED.format(beyond="; ".join(found.beyond)))
-    return notes
+        return (
+            "this recovers one number of each answer, and such a target is left to "
+            "AttentionLayerLearner with rotary=True, which recovers all numbers together."
+        )
+    if found.traits.ordered:
+        return (
+            "this recovers rotary positions, with biases or in several heads from float64 answers "
+            "alone, and these positions, or these answers, are not such."
+        )
+    return (
+        "this recovers one number of each answer, and of such a target no learner of one number is "
+        "known."
+    )

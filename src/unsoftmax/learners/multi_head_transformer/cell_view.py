@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.compose import Asking, T, mapped
+from unsoftmax.learners.compose import Asking, T, read_as
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Answers
@@ -54,18 +54,13 @@ def beside_residual(steps: Asking[T], r: Array, at_once: int) -> Asking[T]:
 
     So many sequences are made at a time to find out what their last tokens are.
     """
-    asked: Round = []
 
-    def remembered(now: Round) -> Round:
-        asked[:] = now
-        return now
-
-    def less(answers: Answers) -> Answers:
+    def less(asked: Round, answers: Answers) -> Answers:
         return [
             y - last_tokens(probes, at_once) @ r for probes, y in zip(asked, answers, strict=True)
         ]
 
-    return mapped(steps, ask=remembered, answer=less)
+    return read_as(steps, less)
 
 
 def last_tokens(probes: Probes, at_once: int) -> Array:
