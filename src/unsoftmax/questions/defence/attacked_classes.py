@@ -7,9 +7,8 @@ longer or shorter tokens are what the learners choose already.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,38 +17,39 @@ from scipy.optimize import linear_sum_assignment
 from unsoftmax import learners, models
 from unsoftmax.models.equality import canonical
 from unsoftmax.probes import Array
+from unsoftmax.protocol import Learner
 from unsoftmax.questions.defence.attacks import (
     Attack,
     Attacker,
-    Attacks,
     Structure,
-    several_heads_attacks,
+    by_learner,
     single_head_attacks,
-    with_averages,
 )
-from unsoftmax.questions.defence.legitimate_use import Measures
 from unsoftmax.theory import counts
 from unsoftmax.theory.information import layer_parameters
 
 
-@dataclass(frozen=True, slots=True)
-class AttackedClass:
+class AttackedClass(NamedTuple):
     """How a class of targets is attacked, and what counts as an error."""
 
     structure: Callable[[Any], Structure]
-    attacks: Attacks
+    parts: Callable[[Any], list[Array]]
+    """What is to be kept: arrays of parts, heads or neurons, whose order answers do not tell."""
     learners: tuple[str, ...]
     """What recovers a target of this class undefended, by its name."""
-    error: Callable[[Any, Any], float]
-    """Relative error of the parameters that are to be kept, from the truth and what was found."""
-    remainder: Callable[[int, Mapping[str, Any]], Any] = lambda dim, determined: None
-    """What an attacker makes of a refusal's ``determined``; None for nothing."""
-    finished: Callable[[Any, Structure], Any] = lambda found, structure: found
-    """What an attacker makes of what it found, by what it knows of the model's size."""
+    learner: Callable[[Structure], Learner[Any]] | None
+    """What attacks; None: `single_head_attacks` do."""
     caveats: tuple[str, ...] = ()
     """What its figures leave open."""
-    singles: bool = False
-    """Whether legitimate sequences are single tokens, unless a sampler says otherwise."""
+    neurons: bool = False
+    """Whether parts are known up to sign, and legitimate sequences are single tokens, unless a
+    sampler says otherwise."""
+
+    def attacks(self, by: Attacker) -> Iterator[Attack]:
+        """Yield the attacks on a target of this class."""
+        if self.learner is None:
+            return single_head_attacks(by)
+        return by_learner(by, self.learner(by.structure))
 
 
 WEAKER = (
@@ -70,77 +70,75 @@ ATTENTION_WITH_NORM = (
 FEED_FORWARD_WITH_NORM = (
     "No attacks are known on feed-forward layers with a norm: defend takes plain ones."
 )
+POSITIONS = "No attacks are known on heads with rotary positions: defend takes heads without."
 
 
 # -- what is known without asking
 
 
-def _head_structure(model: models.SingleHead) -> Structure:
-    d, biases = model.dim, bool(np.any(model.w) or model.c)
-    scores = np.column_stack([model.W, model.w]) if biases else model.W
-    rank = int(np.linalg.matrix_rank(scores))
-    return Structure(d, 1, rank, biases, counts.low_rank_head(d, rank, biases=biases))
-
-
-def _heads_structure(model: models.MultiHead) -> Structure:
-    d, H, biases = model.dim, model.H, bool(np.any(model.w) or model.c)
-    rank = _rank(model.W)
+def _heads(model: models.SingleHead | models.MultiHead) -> Structure:
+    d, [scores], w = model.dim, _scores(model), np.reshape(model.w, (-1, model.dim, 1))
+    H, rank, biases = len(w), _rank(np.concatenate([scores, w], 2)), bool(np.any(w) or model.c)
     return Structure(d, H, rank, biases, counts.multi_head(d, H, rank, biases=biases))
 
 
-def _network_structure(model: models.ReluNetwork) -> Structure:
-    neurons = len(model.w_o)
-    return Structure(model.dim, neurons, model.dim, True, neurons * (model.dim + 2) + 1)
+def _network(model: models.ReluNetwork) -> Structure:
+    d, m = model.dim, len(model.b)
+    return Structure(d, m, d, True, m * (d + 2) + 1)
 
 
-def _layer_structure(layer: models.AttentionLayer) -> Structure:
-    norm = layer.norm
-    if norm is not None and (norm.before or not norm.centred):
+def _layer(layer: models.AttentionLayer) -> Structure:
+    if layer.norm is not None and (layer.norm.before or not layer.norm.centred):
         raise ValueError(ATTENTION_WITH_NORM)
-    kept = canonical(layer)
-    biases = bool(any(np.any(head.w) for head in kept.heads) or np.any(layer.c))
-    rank, parameters = _rank(head.W for head in kept.heads), layer_parameters(kept)
-    return Structure(layer.dim, kept.H, rank, biases, parameters, per_answer=layer.outputs)
+    d, (scores, _) = layer.dim, _scores_and_values(layer)
+    H, rank, parameters = len(scores), _rank(scores), layer_parameters(layer)
+    typical = counts.attention_layer_queries(d, max(1, H), max(1, rank)) + d
+    return Structure(d, H, rank, True, parameters, layer.outputs, typical)
 
 
-def _feed_forward_structure(layer: models.FeedForward) -> Structure:
+def _feed_forward(layer: models.FeedForward) -> Structure:
     if layer.norm is not None:
         raise ValueError(FEED_FORWARD_WITH_NORM)
-    m, width = len(layer.b), len(layer.c)
-    parameters = counts.feed_forward(layer.dim, m, width)
-    return Structure(layer.dim, m, layer.dim, True, parameters, per_answer=width)
+    d, m, width = layer.dim, len(layer.b), layer.outputs
+    parameters, typical = (
+        f(d, m, width) for f in (counts.feed_forward, counts.feed_forward_queries)
+    )
+    return Structure(d, m, d, True, parameters, width, typical + d)
 
 
-def _rank(matrices: Iterable[Array]) -> int:
-    return max((int(np.linalg.matrix_rank(W)) for W in matrices), default=0)
-
-
-# -- attacks by the learners of a class
-
-
-def _network_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
-    of = attacker.structure
-    if not measures.labels:
-        most = 2 * of.units + 2
-        network = learners.ReluNetworkLearner(of.dim, max_neurons=most, seed=attacker.seed)
-        yield from with_averages(network, attacker, measures)
-
-
-def _layer_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
-    of = attacker.structure
-    layer = learners.AttentionLayerLearner(of.dim, max_heads=of.units or None, seed=attacker.seed)
-    typical = counts.attention_layer_queries(of.dim, max(1, of.units), max(1, of.rank)) + of.dim
-    return with_averages(layer, attacker, measures, typical)
-
-
-def _feed_forward_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
-    of = attacker.structure
-    layer = learners.FeedForwardLearner(of.dim, seed=attacker.seed)
-    typical = counts.feed_forward_queries(of.dim, of.units, of.per_answer) + of.dim
-    return with_averages(layer, attacker, measures, typical)
+def _rank(matrices: Array) -> int:
+    """Return the largest rank of several matrices; 0 of none."""
+    return int(np.max(np.linalg.matrix_rank(matrices), initial=0))
 
 
 # -- what counts as an error
+
+
+def _scores(model: Any) -> list[Array]:
+    """Return all W_h of one head or several."""
+    return [np.reshape(model.W, (-1, model.dim, model.dim))]
+
+
+def _scores_and_values(layer: models.AttentionLayer) -> list[Array]:
+    """Return all W_h, and all M_h."""
+    heads = canonical(layer).heads
+    return [np.array([head.W for head in heads]), np.array([head.M for head in heads])]
+
+
+def _jumps(model: Any) -> list[Array]:
+    """Return what derivatives of the answers by tokens jump by, B_j (A_j, b_j)."""
+    [neurons] = model.maps.leaves.values()
+    return [neurons.B.T[:, :, None] * np.column_stack([neurons.A, neurons.a])[:, None]]
+
+
+def parameters_error(truth: Any, found: Any) -> float:
+    """Return the relative error of what is to be kept of a model; of several arrays the largest.
+
+    A single head's W is compared with the nearest W_h of several: none is worse than W = 0.
+    """
+    known = attacked_class(truth)
+    pairs = zip(known.parts(truth), known.parts(found), strict=True)
+    return max(matched_error(*pair, signed=not known.neurons) for pair in pairs)
 
 
 def matched_error(truth: ArrayLike, found: ArrayLike, *, signed: bool = True) -> float:
@@ -161,113 +159,78 @@ def matched_error(truth: ArrayLike, found: ArrayLike, *, signed: bool = True) ->
     return math.sqrt(squares) / (float(np.linalg.norm(mine)) or 1.0)
 
 
-def _head_error(truth: models.SingleHead, found: models.SingleHead | models.MultiHead) -> float:
-    """Return the relative error of W; none of several heads is worse than W = 0."""
-    return matched_error(truth.W[None], np.reshape(found.W, (-1, *truth.W.shape)))
-
-
-def heads_error(truth: models.MultiHead, found: models.MultiHead) -> float:
-    """Return the relative error of all W_h, heads matched."""
-    return matched_error(truth.W, found.W)
-
-
-def neurons_error(truth: models.ReluNetwork, found: models.ReluNetwork) -> float:
-    """Return the relative error of the gradient's jumps w_j (A_j, b_j), known up to sign."""
-
-    def jumps(network: models.ReluNetwork) -> Array:
-        return np.vstack([network.A, network.b]).T * network.w_o[:, None]
-
-    return matched_error(jumps(truth), jumps(found), signed=False)
-
-
-def layer_error(truth: models.AttentionLayer, found: models.AttentionLayer) -> float:
-    """Return the relative error of all W_h or of all M_h, heads matched: the larger one."""
-    mine, its = canonical(truth).heads, canonical(found).heads
-    return max(
-        matched_error([getattr(h, name) for h in mine], [getattr(h, name) for h in its])
-        for name in ("W", "M")
-    )
-
-
-def feed_forward_error(truth: models.FeedForward, found: models.FeedForward) -> float:
-    """Return the relative error of the Jacobian's jumps B_j (A_j, b_j), known up to sign."""
-
-    def jumps(layer: models.FeedForward) -> Array:
-        return layer.B.T[:, :, None] * np.column_stack([layer.A, layer.b])[:, None]
-
-    return matched_error(jumps(truth), jumps(found), signed=False)
-
-
-# -- what else an attacker knows
-
-
-def _of_known_rank(found: Any, structure: Structure) -> Any:
-    """Return a head whose W has the rank that it is known to have: errors of full rank leave."""
-    if type(found) is not models.SingleHead or structure.rank >= structure.dim:
-        return found
-    U, sizes, V = np.linalg.svd(found.W)
-    r = structure.rank
-    return models.SingleHead((U[:, :r] * sizes[:r]) @ V[:r], found.v, found.w, found.c)
-
-
-def _without_scores(dim: int, determined: Mapping[str, Any]) -> models.SingleHead | None:
-    """Return the head that an attacker who knows v alone goes on with."""
-    if "v" not in determined:
-        return None
-    W = determined.get("W", np.zeros((dim, dim)))
-    return models.SingleHead(W, determined["v"], None, float(determined.get("c", 0.0)))
-
-
 ATTACKED: Mapping[type[Any], AttackedClass] = {
     models.SingleHead: AttackedClass(
-        _head_structure,
-        single_head_attacks,
-        ("LowRankHead", "ExactHead", "ApproximateHead", "SensingHead"),
-        _head_error,
-        _without_scores,
-        _of_known_rank,
+        _heads, _scores, ("LowRankHead", "ExactHead", "ApproximateHead", "SensingHead"), None
     ),
     models.MultiHead: AttackedClass(
-        _heads_structure,
-        several_heads_attacks,
+        _heads,
+        _scores,
         ("MultiHeadLearner", "OrthogonalHeads"),
-        heads_error,
-        caveats=WEAKER,
+        lambda of: learners.MultiHeadLearner(of.dim, of.units, of.biases),
+        WEAKER,
     ),
     models.ReluNetwork: AttackedClass(
-        _network_structure,
-        _network_attacks,
+        _network,
+        _jumps,
         ("ReluNetworkLearner",),
-        neurons_error,
-        caveats=WEAKER,
-        singles=True,
+        lambda of: learners.ReluNetworkLearner(of.dim, max_neurons=2 * of.units + 2),
+        WEAKER,
+        neurons=True,
     ),
     models.AttentionLayer: AttackedClass(
-        _layer_structure,
-        _layer_attacks,
+        _layer,
+        _scores_and_values,
         ("AttentionLayerLearner",),
-        layer_error,
-        caveats=VECTORS,
+        lambda of: learners.AttentionLayerLearner(of.dim, max_heads=of.units or None),
+        VECTORS,
     ),
     models.FeedForward: AttackedClass(
-        _feed_forward_structure,
-        _feed_forward_attacks,
+        _feed_forward,
+        _jumps,
         ("FeedForwardLearner",),
-        feed_forward_error,
-        caveats=VECTORS,
-        singles=True,
+        lambda of: learners.FeedForwardLearner(of.dim),
+        VECTORS,
+        neurons=True,
     ),
 }
 """How each class of targets is attacked."""
 
 
-def unattacked(learner: Any) -> str:
-    """Say why what a learner recovers, as it is set, is not attacked; "" where it is."""
-    norm = getattr(learner, "norm", None)
-    if type(learner) is learners.FeedForwardLearner and norm is not None:
-        return FEED_FORWARD_WITH_NORM
+def attacked_class(model: Any) -> AttackedClass:
+    """Return how a model's class is attacked.
+
+    Raises
+    ------
+    ValueError
+        No attacks are known for it.
+    """
+    if type(model) not in ATTACKED:
+        names = ", ".join(kind.__name__ for kind in ATTACKED)
+        raise ValueError(f"No attacks are known on a {type(model).__name__}: defend takes {names}.")
+    return ATTACKED[type(model)]
+
+
+def check_learner(learner: Any, dim: int) -> None:
+    """Refuse a learner whose models cannot be attacked, before anything is paid.
+
+    Raises
+    ------
+    ValueError
+        It recovers another class, or what no attack is known on, or takes another dimension.
+    """
+    name, norm = type(learner).__name__, getattr(learner, "norm", None)
+    known = [own for each in ATTACKED.values() for own in each.learners]
+    if name not in known:
+        raise ValueError(
+            f"What {name} recovers is not attacked here: defend recovers the target with one of "
+            f"{', '.join(known)}."
+        )
+    if learner.dim != dim:
+        raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
+    if name == "FeedForwardLearner" and norm is not None:
+        raise ValueError(FEED_FORWARD_WITH_NORM)
     if norm == "pre":
-        return ATTENTION_WITH_NORM
-    rotary = getattr(learner, "rotary", False) or getattr(learner, "rotary_base", None) is not None
-    known = "No attacks are known on heads with rotary positions: defend takes heads without."
-    return known if rotary else ""
+        raise ValueError(ATTENTION_WITH_NORM)
+    if getattr(learner, "rotary", False) or getattr(learner, "rotary_base", None) is not None:
+        raise ValueError(POSITIONS)

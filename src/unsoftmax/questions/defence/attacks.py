@@ -8,9 +8,9 @@ parameter. What is specific to a class of targets is in `attacked_classes.ATTACK
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeAlias
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 
@@ -31,24 +31,22 @@ from unsoftmax.questions.defence.legitimate_use import Measures
 from unsoftmax.solve.dense import solve
 from unsoftmax.theory import counts
 
+EXACT = 32
+"""Fresh questions of learners of exact values, which tell noise and rounding by them."""
 
-@dataclass(frozen=True, slots=True)
-class Attack:
+
+class Attack(NamedTuple):
     """One attempt at a defended service."""
 
     name: str
     learner: Learner[Any]
-    up_to_scale: bool = False
-    """What is found is right up to a factor, which the answers do not tell."""
     holdout: int = 0
     """Fresh questions beside; an attacker that is content with any estimate asks none."""
+    up_to_scale: bool = False
+    """What is found is right up to a factor, which the answers do not tell."""
 
-    exact: ClassVar[int] = 32
-    """Those of learners of exact values, which tell noise and rounding by them."""
 
-
-@dataclass(frozen=True, slots=True)
-class Structure:
+class Structure(NamedTuple):
     """What is known of a target without asking: its class, and how many numbers it is made of."""
 
     dim: int
@@ -59,6 +57,8 @@ class Structure:
     parameters: int
     per_answer: int = 1
     """Numbers that an answer has."""
+    typical: int | None = None
+    """What the learner of its class typically asks; None: twice the parameters."""
 
     @property
     def queries(self) -> int:
@@ -71,6 +71,8 @@ class Attacker:
     """Who attacks: what it knows and may spend."""
 
     structure: Structure
+    measures: Measures
+    """The defence."""
     spread: float
     longest: float
     """Spread of the answers to legitimate sequences, and their longest token."""
@@ -78,152 +80,115 @@ class Attacker:
     """Most queries of an attack."""
     seed: int
 
-    def tolerance(self, measures: Measures, times: int = 1) -> float:
+    def tolerance(self, times: int = 1) -> float:
         """Return what means of so many answers may be off by."""
         # noise is within six deviations but for one of 10⁹ answers; float64 rounds by the rest
-        noise = 6 * measures.noise / math.sqrt(times)
-        return measures.step / 2 + noise + 1e-15 * self.spread
+        noise = 6 * self.measures.noise / math.sqrt(times)
+        return self.measures.step / 2 + noise + 1e-15 * self.spread
 
-    def radii(self, measures: Measures) -> list[float]:
-        """Return lengths of tokens to try, where not all lengths may be asked; else none.
+    @property
+    def radii(self) -> list[float]:
+        """Lengths of tokens to try, where not all lengths may be asked; else none.
 
         Longer tokens make errors smaller, until they saturate the softmax: a generous cap is
         tried at legitimate lengths as well.
         """
-        cap = math.inf if measures.radius is None else measures.radius
-        if measures.clip is None:
-            return [] if measures.radius is None else sorted({cap, min(cap, self.longest)})
-        low, high = measures.clip
+        clip, radius = self.measures.clip, self.measures.radius
+        cap = math.inf if radius is None else radius
+        if clip is None:
+            return [] if radius is None else sorted({cap, min(cap, self.longest)})
+        low, high = clip
         # short tokens are answered by about c, which without biases is 0
         room = (high - low) / 2 if self.structure.biases else min(high, -low)
-        if room <= 0:
-            return []
         # where a legitimate answer of the usual size would be clipped, and well below
         unclipped = self.longest * room / self.spread
-        return [min(cap, share * unclipped) for share in (1.0, 0.25, 0.0625)]
-
-    def fit_lengths(self, measures: Measures) -> list[float]:
-        """Return lengths of tokens to fit at: legitimate ones, and the longest that serve."""
-        if radii := self.radii(measures):
-            return sorted({min(radius, self.longest) for radius in radii} | {max(radii)})
-        return [self.longest, 4 * self.longest]
-
-    def may_ask(self, measures: Measures) -> int:
-        """Return how many queries an attack has."""
-        return min(self.queries, self.queries if measures.queries is None else measures.queries)
+        return [min(cap, share * unclipped) for share in (1.0, 0.25, 0.0625) if room > 0]
 
 
-Attacks: TypeAlias = Callable[[Attacker, Measures], Iterator[Attack]]
-"""The attacks on a class of targets."""
-
-
-def single_head_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
+def single_head_attacks(by: Attacker) -> Iterator[Attack]:
     """Yield the attacks on one head."""
-    of, most, seed = attacker.structure, attacker.may_ask(measures), attacker.seed
-    d, biases, coarse = of.dim, of.biases, bool(measures.step or measures.noise)
+    measures, seed, d, biases = by.measures, by.seed, by.structure.dim, by.structure.biases
     if measures.labels:  # as many bits as the queries allow
-        by_labels = (
-            [] if biases else [learners.LabelHead(d, bits, seed=seed) for bits in (50, 24, 12)]
-        )
-        afforded = [labels for labels in by_labels if labels.plan().at_most <= most]
-        for labels in afforded[:1]:
+        with_bits = (learners.LabelHead(d, n, seed=seed) for n in (50, 24, 12) if not biases)
+        afforded = (labels for labels in with_bits if labels.plan().at_most <= by.queries)
+        if labels := next(afforded, None):
             yield Attack(f"LabelHead, {labels.bits} bits", labels, up_to_scale=True)
         return
-    yield Attack("ExactHead", learners.ExactHead(d, biases, seed=seed), holdout=Attack.exact)
-    radii = attacker.radii(measures)
+    yield Attack("ExactHead", learners.ExactHead(d, biases, seed=seed), EXACT)
+    radii, coarse = by.radii, bool(measures.step or measures.noise)
     if not radii:
-        error = attacker.tolerance(measures) if coarse else None
+        error = by.tolerance() if coarse else None
         low = learners.LowRankHead(d, biases=biases, tolerance=error, seed=seed)
-        yield Attack(f"LowRankHead{', tokens stretched' * coarse}", low, holdout=Attack.exact)
-    if biases:
-        for radius in radii:
-            heads = learners.MultiHeadLearner(d, 1, True, radius=radius, seed=seed)
-            yield from with_averages(heads, attacker, measures)
-    else:
+        yield Attack(f"LowRankHead{', tokens stretched' * coarse}", low, EXACT)
+    if not biases:
         lengths: list[float | None] = [*radii] or [None] * coarse
         for length in lengths:
-            yield from _approximate(attacker, measures, length)
+            yield from _approximate(by, length)
+    elif radii:
+        yield from by_learner(by, learners.MultiHeadLearner(d, 1, True))
     if coarse and (radii or biases):
-        yield from _fitted(attacker, measures)
-    if measures.queries is not None:
-        columns = FirstColumns.within(d, measures.queries, biases, seed)
-        if columns is not None:
-            yield Attack(f"the first columns of W, {columns.columns} of {d}", columns)
+        yield from _fitted(by)
+    if measures.queries and (columns := FirstColumns.within(d, measures.queries, biases, seed)):
+        yield Attack(f"the first columns of W, {columns.columns} of {d}", columns)
 
 
-def _approximate(attacker: Attacker, measures: Measures, radius: float | None) -> Iterator[Attack]:
+def _approximate(by: Attacker, radius: float | None) -> Iterator[Attack]:
     """Yield what is tried without biases at a length of tokens; None stretches them."""
-    d, seed, most = attacker.structure.dim, attacker.seed, attacker.may_ask(measures)
-    passes = min(64, most // counts.single_head(d))
+    of, step = by.structure, by.measures.step
     where = "tokens stretched" if radius is None else f"tokens up to {radius:.3g}"
-    once = learners.ApproximateHead(d, attacker.tolerance(measures), radius=radius, seed=seed)
+    once = learners.ApproximateHead(of.dim, by.tolerance(), radius=radius, seed=by.seed)
     yield Attack(f"ApproximateHead, {where}", once)
+    passes = min(64, by.queries // counts.single_head(of.dim))
     if radius is None or passes < 2:
         return
-    if measures.noise:
-        mean = replace(once, tolerance=attacker.tolerance(measures, passes))
+    if by.measures.noise:
+        mean = replace(once, tolerance=by.tolerance(passes))
         yield Attack(f"means of {passes} answers, {where}", AveragedAnswers(mean, passes))
-    elif measures.step:
+    elif step:
         more = replace(once, repeats=passes)
         yield Attack(f"ApproximateHead, {passes} passes, {where}", more)
-        yield from _edges(attacker, measures, radius)
+        edges = EdgeHead(of.dim, step, radius, seed=by.seed, rank=of.rank)
+        # as many bits as queries allow
+        missing = max(0, edges.plan().at_most - by.queries)
+        bits = edges.bits - math.ceil(missing / (edges.entries + of.dim))
+        if bits >= 8:  # fewer tell less than rounded answers do
+            yield Attack(f"bisected steps of the rounding, {where}", replace(edges, bits=bits))
 
 
-def _edges(attacker: Attacker, measures: Measures, radius: float) -> Iterator[Attack]:
-    """Yield what bisects to where the rounding steps, to as many bits as queries allow."""
-    of, most = attacker.structure, attacker.may_ask(measures)
-    rank = of.rank if of.rank < of.dim else None
-    whole = EdgeHead(of.dim, measures.step, radius, seed=attacker.seed, rank=rank)
-    spare = whole.plan().at_most - most
-    bits = whole.bits - max(0, math.ceil(spare / (whole.entries + of.dim)))
-    if bits >= 8:  # fewer tell less than rounded answers do
-        edges = replace(whole, bits=bits)
-        yield Attack(f"bisected steps of the rounding, tokens up to {radius:.3g}", edges)
-
-
-def _fitted(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
+def _fitted(by: Attacker) -> Iterator[Attack]:
     """Yield fits to as many answers as can be worked with.
 
     A step multiplies answers times parameters squared, at most 2·10¹⁰ numbers: about two seconds.
     Beyond about 50 dimensions that leaves too few answers per parameter.
     """
-    of = attacker.structure
-    unknown = counts.single_head(of.dim, biases=of.biases)
-    queries = min(attacker.may_ask(measures), int(2e10 / unknown**2))
-    if queries >= 1.25 * unknown:
-        for length in attacker.fit_lengths(measures):
-            fit = FittedHead(of.dim, length, queries, of.biases, attacker.seed)
-            yield Attack(f"FittedHead, tokens up to {length:.3g}", fit)
-        if of.biases and not attacker.radii(measures):
-            stretched = StretchedHead(of.dim, attacker.longest, queries, seed=attacker.seed)
-            yield Attack("StretchedHead", stretched)
+    d, biases = by.structure.dim, by.structure.biases
+    unknown = counts.single_head(d, biases=biases)
+    queries = min(by.queries, int(2e10 / unknown**2))
+    if queries < 1.25 * unknown:
+        return
+    # legitimate lengths, and the longest that serve
+    radii, longest = by.radii, by.longest
+    lengths = {min(radius, longest) for radius in radii or [longest]}
+    for length in sorted(lengths | {max(radii, default=4 * longest)}):
+        fit = FittedHead(d, length, queries, biases, by.seed)
+        yield Attack(f"FittedHead, tokens up to {length:.3g}", fit)
+    if biases and not radii:
+        yield Attack("StretchedHead", StretchedHead(d, longest, queries, seed=by.seed))
 
 
-def several_heads_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
-    """Yield the attacks on several heads."""
-    of = attacker.structure
-    heads = learners.MultiHeadLearner(of.dim, of.units, of.biases, seed=attacker.seed)
-    lengths: list[float | None] = [*attacker.radii(measures)] or [None]
-    if not measures.labels:
-        for radius in lengths:
-            yield from with_averages(replace(heads, radius=radius), attacker, measures)
-
-
-def with_averages(
-    learner: Learner[Any], attacker: Attacker, measures: Measures, typical: int | None = None
-) -> Iterator[Attack]:
-    """Yield a learner of exact values, and beside noise one of means.
-
-    Learners ask about twice the parameters, unless ``typical`` says otherwise, and a hold-out.
-    """
-    name, radius = type(learner).__name__, getattr(learner, "radius", None)
-    where = "" if radius is None else f", tokens up to {radius:.3g}"
-    yield Attack(f"{name}{where}", learner, holdout=Attack.exact)
-    once = 2 * attacker.structure.parameters if typical is None else typical
-    times = attacker.may_ask(measures) // (once + Attack.exact)
-    if measures.noise and times > 1:
-        means, holdout = AveragedAnswers(learner, times), Attack.exact * times
-        yield Attack(f"{name}, means of {times} answers{where}", means, holdout=holdout)
+def by_learner(by: Attacker, learner: Any) -> Iterator[Attack]:
+    """Yield a learner of exact values, and beside noise one of means, at all lengths of tokens."""
+    if by.measures.labels:  # which it does not take
+        return
+    once = by.structure.typical or 2 * by.structure.parameters
+    times, name = by.queries // (once + EXACT), type(learner).__name__
+    learner, radii = replace(learner, seed=by.seed), by.radii if hasattr(learner, "radius") else []
+    for at in [replace(learner, radius=radius) for radius in radii] or [learner]:
+        where = f", tokens up to {at.radius:.3g}" if radii else ""
+        yield Attack(f"{name}{where}", at, EXACT)
+        if by.measures.noise and times > 1:
+            means = AveragedAnswers(at, times)
+            yield Attack(f"{name}, means of {times} answers{where}", means, EXACT * times)
 
 
 @dataclass(frozen=True)  # dim is a property here, which a slotted class does not protect
@@ -241,7 +206,7 @@ class AveragedAnswers(Configured, Generic[M]):
     @property
     def dim(self) -> int:
         """Dimension d of a token."""
-        return int(self.of.dim)
+        return self.of.dim
 
     @property
     def outputs(self) -> Outputs:  # type: ignore[override]
@@ -250,14 +215,10 @@ class AveragedAnswers(Configured, Generic[M]):
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        one, times = self.of.plan(), int(self.times)
-        return replace(
-            one,
-            queries=None if one.queries is None else times * one.queries,
-            at_most=times * one.at_most,
-            tokens=times * one.tokens,
-            formula=f"{times}·({one.formula})",
-        )
+        one, times = self.of.plan(), self.times
+        queries = None if one.queries is None else times * one.queries
+        most, tokens, formula = times * one.at_most, times * one.tokens, f"{times}·({one.formula})"
+        return replace(one, queries=queries, at_most=most, tokens=tokens, formula=formula)
 
     def steps(self, checks: int) -> Generator[Round, Answers, Found[M]]:
         """Ask, and return what the learner found."""
@@ -266,8 +227,8 @@ class AveragedAnswers(Configured, Generic[M]):
             return [probes for probes in asked for _ in range(self.times)]
 
         def means(answers: Answers) -> Answers:
-            starts: Any = range(0, len(answers), self.times)
-            return [np.mean(answers[k : k + self.times], axis=0) for k in starts]
+            starts = range(0, len(answers), self.times)
+            return [np.asarray(np.mean(answers[k : k + self.times], axis=0)) for k in starts]
 
         return mapped(self.of.steps(checks // self.times), ask=again, answer=means)
 
@@ -297,39 +258,27 @@ class FirstColumns(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        d, of_bias, tuning = int(self.dim), int(self.biases), ExactTuning()
-        queries = d + of_bias + d * (self.columns + of_bias)
-        again = tuning.again_per_token * (self.columns + of_bias)
-        return Plan(
-            queries=queries,
-            at_most=queries + again,
-            tokens=2 * queries,
-            rounds=3 + tuning.grid.rounds * (1 + of_bias),
-            formula="d + d·columns",
-        )
+        tokens, tuning = self.columns + self.biases, ExactTuning()
+        queries = self.dim * (1 + tokens) + self.biases
+        most = queries + tuning.again_per_token * tokens
+        rounds = 3 + tuning.grid.rounds * (1 + self.biases)
+        return Plan(queries, most, 2 * queries, rounds, "d + d·columns")
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; the hold-out is left to whoever has the whole head."""
-        rng, tuning, d = np.random.default_rng(self.seed), ExactTuning(), int(self.dim)
-        settings = FirstRoundSettings(
-            bool(self.biases), listens=True, ahead=self.plan().at_most, tuning=tuning.first_round
-        )
-        first = yield from ask_first_round(d, 0, rng, settings)
-        values = first.values
+        rng, d, spare = np.random.default_rng(self.seed), self.dim, ExactTuning().again_per_token
+        known = FirstRoundSettings(self.biases, listens=True, ahead=self.plan().at_most)
+        first = yield from ask_first_round(d, 0, rng, known)
+        values, w, shift = first.values, np.zeros(d), None
         Z = offsets.balanced(values.v, rng)
-        spare = tuning.again_per_token
-        w, shift = np.zeros(d), None
         split: Split = free
         if self.biases:
-            none = np.zeros((1, d))
-            bias = LogitGrid(Z.made(), none, values, offset_only, "w", tuning=tuning.grid)
+            bias = LogitGrid(Z.made(), np.zeros((1, d)), values, offset_only, "w")
             yield from measure(bias, spare)
             [shift] = bias.measured()
-            w, values = solve(Z, bias.measured()).matrix[:, 0], bias.values
-            split = beside_bias(shift)
-        queries = np.eye(d)[: self.columns]
-        grid = LogitGrid(Z.made(), queries, values, split, "W", shift, tuning=tuning.grid)
+            w, values, split = solve(Z, shift[None]).matrix[:, 0], bias.values, beside_bias(shift)
+        queries, W = np.eye(d)[: self.columns], np.zeros((d, d))
+        grid = LogitGrid(Z.made(), queries, values, split, "W", shift)
         yield from measure(grid, spare * self.columns)
-        W = np.zeros((d, d))
         W[:, : self.columns] = solve(Z, grid.measured()).matrix
         return unproved(SingleHead(W, values.v, w, values.c))

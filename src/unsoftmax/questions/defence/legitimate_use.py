@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,6 @@ from unsoftmax.errors import NotIdentifiable, OracleError
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle
 from unsoftmax.validate.function_bound import Sampler, Sampling
-
-_Part: TypeAlias = tuple[str, str, Callable[[Oracle, int], Oracle]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +48,31 @@ class Measures:
         """Distance of two rounded answers; 0 where they are not rounded."""
         return 0.0 if self.decimals is None else 10.0**-self.decimals
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self, seed: int = 0) -> Iterator[tuple[str, str, Callable[[Oracle], Oracle]]]:
         """Yield each measure for a table, as what an owner would do, and as a wrapper."""
-        if (clip := self.clip) is not None:
-            span = "{:.3g} … {:.3g}".format(*clip)
-            said = f"clip {span}", f"clip answers to {span}"
-            yield *said, lambda oracle, seed: oracles.clipped(oracle, *clip)
-        if noise := self.noise:
-            said = f"noise {noise:.2g}", f"add noise of {noise:.2g} to answers"
-            yield *said, lambda oracle, seed: oracles.noisy(oracle, noise, seed)
-        if (decimals := self.decimals) is not None:
-            said = f"round to {self.step:g}", f"round answers to multiples of {self.step:g}"
-            yield *said, lambda oracle, seed: oracles.rounded(oracle, decimals)
+        if self.clip is not None:
+            (low, high), span = self.clip, "{:.3g} … {:.3g}".format(*self.clip)
+            clipped = partial(oracles.clipped, low=low, high=high)
+            yield f"clip {span}", f"clip answers to {span}", clipped
+        if size := self.noise:
+            noisy = partial(oracles.noisy, scale=size, seed=seed)
+            yield f"noise {size:.2g}", f"add noise of {size:.2g} to answers", noisy
+        if self.decimals is not None:
+            step, rounded = f"{self.step:g}", partial(oracles.rounded, decimals=self.decimals)
+            yield f"round to {step}", f"round answers to multiples of {step}", rounded
         if self.labels:
-            said = "labels only", "tell only whether an answer is positive"
-            yield *said, lambda oracle, seed: oracles.labels(oracle)
-        if (radius := self.radius) is not None:
-            said = f"tokens ≤ {radius:.3g}", f"refuse tokens longer than {radius:.3g}"
-            yield *said, lambda oracle, seed: oracles.norm_capped(oracle, radius)
+            yield "labels only", "tell only whether an answer is positive", oracles.labels
+        if self.radius is not None:
+            longest, capped = f"{self.radius:.3g}", partial(oracles.norm_capped, radius=self.radius)
+            yield f"tokens ≤ {longest}", f"refuse tokens longer than {longest}", capped
         if self.queries is not None:  # a budget is kept by whoever counts
-            said = f"{self.queries:,} queries", f"answer {self.queries:,} queries per client"
-            yield *said, lambda oracle, seed: oracle
+            count = f"{self.queries:,} queries"
+            yield count, f"answer {count} per client", lambda oracle: oracle
 
     def around(self, oracle: Oracle, seed: int) -> Oracle:
         """Wrap an oracle."""
-        for _, _, wrapped in self._parts():
-            oracle = wrapped(oracle, seed)
+        for _, _, wrapped in self._parts(seed):
+            oracle = wrapped(oracle)
         return oracle
 
     @property
