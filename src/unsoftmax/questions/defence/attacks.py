@@ -8,27 +8,23 @@ parameter. What is specific to a class of targets is in `attacked_classes.ATTACK
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from unsoftmax import learners
+from unsoftmax.learners.antisymmetric_part import SeveralPerQuery
 from unsoftmax.learners.compose import mapped
-from unsoftmax.learners.settings import Configured
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
-from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid, measure
-from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Round
-from unsoftmax.protocol import Answers, Found, Learner, M, Outputs, Plan, Steps, outputs_of
+from unsoftmax.protocol import Answers, Learner, M, Plan, Steps
 from unsoftmax.questions.defence.edge_head import EdgeHead
 from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead, unproved
 from unsoftmax.questions.defence.legitimate_use import Measures
-from unsoftmax.solve.dense import solve
 from unsoftmax.theory import counts
 
 EXACT = 32
@@ -191,36 +187,16 @@ def by_learner(by: Attacker, learner: Any) -> Iterator[Attack]:
             yield Attack(f"{name}, means of {times} answers{where}", means, EXACT * times)
 
 
-@dataclass(frozen=True)  # dim is a property here, which a slotted class does not protect
-class AveragedAnswers(Configured, Generic[M]):
+@dataclass(frozen=True)
+class AveragedAnswers(SeveralPerQuery[M]):
     """An attack's way with noise: let another learner learn from means of so many answers each.
 
     Noise of deviation σ, fresh for every answer, becomes one of σ/√times; rounding stays.
     """
 
-    of: Learner[M]
-    times: int
-
     revision: ClassVar[int] = 1
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return self.of.dim
-
-    @property
-    def outputs(self) -> Outputs:  # type: ignore[override]
-        """What a sequence is answered with, as the learner takes it."""
-        return outputs_of(self.of)
-
-    def plan(self) -> Plan:
-        """Say beforehand what it costs."""
-        one, times = self.of.plan(), self.times
-        queries = None if one.queries is None else times * one.queries
-        most, tokens, formula = times * one.at_most, times * one.tokens, f"{times}·({one.formula})"
-        return replace(one, queries=queries, at_most=most, tokens=tokens, formula=formula)
-
-    def steps(self, checks: int) -> Generator[Round, Answers, Found[M]]:
+    def steps(self, checks: int) -> Steps[M]:
         """Ask, and return what the learner found."""
 
         def again(asked: Round) -> Round:
@@ -234,31 +210,26 @@ class AveragedAnswers(Configured, Generic[M]):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstColumns(Configured):
+class FirstColumns(learners.ExactHead):
     """An attack of budgets below the number of parameters: v and the first columns of W.
 
-    v first, d queries, then W column by column, d queries each, as `ExactHead` does (Theorem 4.1);
-    with biases c and w before the columns, d + 1 more. Other columns count as 0.
+    v first, d queries, then W column by column, d queries each (Theorem 4.1); with biases c and w
+    before the columns, d + 1 more. Other columns count as 0.
     """
 
-    dim: int
-    columns: int
+    columns: int = field(default=1, kw_only=True)
     """How many of W's d columns."""
-    biases: bool = False
-    seed: int = 0
-
-    revision: ClassVar[int] = 1
 
     @classmethod
     def within(cls, dim: int, queries: int, biases: bool, seed: int) -> FirstColumns | None:
         """Read as many columns as a budget is enough for, all but one at most; None for none."""
         each = dim + ExactTuning().again_per_token
         columns = min(dim - 1, (queries - (2 * each if biases else dim)) // each)
-        return cls(dim, columns, biases, seed) if columns > 0 else None
+        return cls(dim, biases, seed=seed, columns=columns) if columns > 0 else None
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        tokens, tuning = self.columns + self.biases, ExactTuning()
+        tokens, tuning = self.columns + self.biases, self.tuning
         queries = self.dim * (1 + tokens) + self.biases
         most = queries + tuning.again_per_token * tokens
         rounds = 3 + tuning.grid.rounds * (1 + self.biases)
@@ -266,19 +237,9 @@ class FirstColumns(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; the hold-out is left to whoever has the whole head."""
-        rng, d, spare = np.random.default_rng(self.seed), self.dim, ExactTuning().again_per_token
+        rng = np.random.default_rng(self.seed)
         known = FirstRoundSettings(self.biases, listens=True, ahead=self.plan().at_most)
-        first = yield from ask_first_round(d, 0, rng, known)
-        values, w, shift = first.values, np.zeros(d), None
-        Z = offsets.balanced(values.v, rng)
-        split: Split = free
-        if self.biases:
-            bias = LogitGrid(Z.made(), np.zeros((1, d)), values, offset_only, "w")
-            yield from measure(bias, spare)
-            [shift] = bias.measured()
-            w, values, split = solve(Z, shift[None]).matrix[:, 0], bias.values, beside_bias(shift)
-        queries, W = np.eye(d)[: self.columns], np.zeros((d, d))
-        grid = LogitGrid(Z.made(), queries, values, split, "W", shift)
-        yield from measure(grid, spare * self.columns)
-        W[:, : self.columns] = solve(Z, grid.measured()).matrix
-        return unproved(SingleHead(W, values.v, w, values.c))
+        first = yield from ask_first_round(self.dim, 0, rng, known)
+        Z = self._offsets(first.values, rng)
+        read = yield from self._read(first.values, Z, self.columns)
+        return unproved(read.model)
