@@ -137,17 +137,15 @@ class FittedHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
-        rng, d = np.random.default_rng(self.seed), self.dim
+        rng, d, size = np.random.default_rng(self.seed), self.dim, self._size
         single = min(2 * (d + 1), max(1, self.queries // 4))
         rest = self.queries - single
         # what tells most is not known from a worse fit than one to two answers per parameter
-        opening = min(rest, int(max(0.4 * rest, 2 * self._size)))
+        opening = min(rest, int(max(0.4 * rest, 2 * size)))
         # where logits are large, only answers to short query tokens tell anything
-        x, X = self._tokens(rng, single), self._sequences(rng, opening, 0.1, 0.6)
-        of_x, y = yield [
-            Sequences(x[:, None], phase="single tokens", purpose="data"),
-            Sequences(X, phase="sequences", purpose="data"),
-        ]
+        x, X = self._tokens(rng, single), self._sequences(rng, opening, 0.6)
+        singles = Sequences(x[:, None], phase="single tokens", purpose="data")
+        of_x, y = yield [singles, Sequences(X, phase="sequences", purpose="data")]
         columns = np.column_stack([x, np.ones(single)]) if self.biases else x
         straight = np.asarray(np.linalg.lstsq(columns, of_x)[0], dtype=np.float64)
         if not np.any(straight[:d]):
@@ -156,8 +154,17 @@ class FittedHead(Configured):
         X = np.concatenate([X, np.repeat(x[:, None], self.tokens, axis=1)])
         fit = HeadFit(self.biases, X, np.append(y, of_x))
         theta = self._opened(fit, straight, rng)
-        if rest > opening:
-            fit, theta = yield from self._refined(fit, theta, rest - opening, rng)
+        if (count := rest - opening) > 0:
+            # one of eight is chosen, of as many as take a second and fit into memory
+            afford = int(min(1e10 / size**2, 2e7 / size))
+            more = self._sequences(rng, max(count, min(8 * count, afford)), 1.0)
+            if len(more) > count:
+                (known, _), (J, _) = fit.information(theta), fit.derivatives(theta, more)
+                more = more[most_telling(J, known, count)]
+            [y] = yield [Sequences(more, phase="most telling sequences", purpose="data")]
+            # the first of all are fitted alone at first: these tell more
+            fit = HeadFit(self.biases, np.concatenate([more, X]), np.append(y, fit.y))
+            theta = fit.fitted(theta)
         return unproved(fit.head(theta))
 
     @property
@@ -172,38 +179,21 @@ class FittedHead(Configured):
         # several would take too long beyond about 17 dimensions
         for k in range(1 if len(fit.y) * self._size**2 > 1e9 else 4):
             W = size * rng.standard_normal(d * d) * (k > 0)
-            start = np.concatenate([straight, np.zeros(d * self.biases), W])
-            theta = fit.fitted(start)
+            theta = fit.fitted(np.concatenate([straight, np.zeros(d * self.biases), W]))
             found.append((fit.misfit(theta), k, theta))
             found.sort()
             if k and found[1][0] <= 1.01 * found[0][0]:  # two agree
                 break
         return found[0][2]
 
-    def _refined(
-        self, fit: HeadFit, theta: Array, count: int, rng: np.random.Generator
-    ) -> Asking[tuple[HeadFit, Array]]:
-        """Ask what tells most, and fit it with all else."""
-        # one of eight is chosen, of as many as take a second and fit into memory
-        afford = int(min(1e10 / self._size**2, 2e7 / self._size))
-        more = self._sequences(rng, max(count, min(8 * count, afford)), 0.1, 1.0)
-        if len(more) > count:
-            known, _ = fit.information(theta)
-            J, _ = fit.derivatives(theta, more)
-            more = more[most_telling(J, known, count)]
-        [y] = yield [Sequences(more, phase="most telling sequences", purpose="data")]
-        # the first of all are fitted alone at first: these tell more
-        fit = HeadFit(self.biases, np.concatenate([more, fit.X]), np.append(y, fit.y))
-        return fit, fit.fitted(theta)
-
     def _tokens(self, rng: np.random.Generator, *count: int) -> Array:
         x = rng.standard_normal((*count, self.dim))
         return np.asarray(x * (self.radius / np.linalg.norm(x, axis=-1, keepdims=True)))
 
-    def _sequences(self, rng: np.random.Generator, count: int, least: float, most: float) -> Array:
-        """Draw sequences; query tokens have these shares of the length of the others."""
+    def _sequences(self, rng: np.random.Generator, count: int, most: float) -> Array:
+        """Draw sequences; query tokens have a tenth to ``most`` of the length of the others."""
         X = self._tokens(rng, count, self.tokens)
-        X[:, -1] *= rng.uniform(least, most, (count, 1))
+        X[:, -1] *= rng.uniform(0.1, most, (count, 1))
         return X
 
 
@@ -226,7 +216,7 @@ def unproved(head: SingleHead) -> Found[SingleHead]:
 
 
 @dataclass(frozen=True, slots=True)
-class StretchedHead(Configured):
+class StretchedHead(FittedHead):
     """Learn a single head with biases from coarse answers, by ever longer tokens.
 
     Without biases longer tokens make rounding and noise negligible (`ApproximateHead`); with them
@@ -244,33 +234,29 @@ class StretchedHead(Configured):
     by its share: nothing makes it larger.
     """
 
-    dim: int
-    radius: float
-    """Length of the first tokens."""
-    queries: int
-    """Questions asked in all."""
-    seed: int = 0
+    biases: bool = True
 
-    revision: ClassVar[int] = 2
-    rounds: ClassVar[int] = 10
-    """Fits, each with its share of the questions."""
+    rounds: ClassVar[int] = 9
+    """Fits after the first one, each with its share of the questions."""
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        one, more = self._opening.plan(), self._each * (self.rounds - 1)
-        n, tokens, rounds = one.at_most + more, one.tokens + 2 * more, one.rounds + self.rounds - 1
-        return Plan(n, n, tokens, rounds, "as given", most_tokens=one.most_tokens)
+        n = self.queries
+        return Plan(n, n, self.tokens * n, 2 + self.rounds, "as given", most_tokens=self.tokens)
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
         rng, d = np.random.default_rng([self.seed, 1]), self.dim
-        found = yield from self._opening.steps(0)
+        # two in five questions: the others begin with what it finds
+        opening = FittedHead(d, self.radius, int(0.4 * self.queries), True, self.seed)
+        found = yield from opening.steps(0)
         # it may be off by about 3 % of W
         head, zero = found.model, _zero(found.model, 0.03)
         X, y, misses, length = np.empty((0, 2, d)), np.empty(0), np.inf, self.radius / 2
-        for _ in range(1, self.rounds):
+        for _ in range(self.rounds):
             # ask around b₀ with offsets of this length, and fit all that was asked so far
-            pairs = self._pairs(head, zero, length, rng)
+            drawn = rng.standard_normal((2, (self.queries - opening.queries) // self.rounds, d))
+            pairs = self._pairs(head, zero, length, drawn)
             [more] = yield [Sequences(pairs, phase="around W b + w = 0", purpose="data")]
             every, answers = np.concatenate([X, pairs]), np.append(y, more)
             fit = HeadFit(True, every - zero, answers)
@@ -291,25 +277,13 @@ class StretchedHead(Configured):
             length = min(max(grown, self.radius / 2), 2.0**24 * self.radius)
         return unproved(head)
 
-    @property
-    def _opening(self) -> FittedHead:
-        """The first fit, with two in five questions: the others begin with what it finds."""
-        return FittedHead(self.dim, self.radius, int(0.4 * self.queries), True, self.seed)
-
-    @property
-    def _each(self) -> int:
-        return (self.queries - self._opening.queries) // (self.rounds - 1)
-
-    def _pairs(
-        self, head: SingleHead, zero: Array, length: float, rng: np.random.Generator
-    ) -> Array:
-        """Draw pairs around b₀, with logits of about 2."""
+    def _pairs(self, head: SingleHead, zero: Array, length: float, drawn: Array) -> Array:
+        """Make pairs around b₀ of what was drawn, with logits of about 2."""
         # a·W b of unit tokens is about ‖W‖/d
         size = max(head.parameter_norm("W"), 1 / self.radius) / self.dim
         short = min(2 / (length * size), self.radius)
-        a, b = rng.standard_normal((2, self._each, self.dim))
-        a = length * (a / np.linalg.norm(a, axis=1, keepdims=True))
-        b = short * (b / np.linalg.norm(b, axis=1, keepdims=True))
+        a, b = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+        a, b = length * a, short * b
         # where W is not known well enough to cancel w, offsets are short
         left = head.W @ zero + head.w
         along = left / (float(np.linalg.norm(left)) or 1.0)
