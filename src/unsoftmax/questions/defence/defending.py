@@ -99,22 +99,21 @@ def ladder(use: LegitimateUse, parameters: int, tuning: DefendTuning) -> Iterato
     mean, spread, longest, none = use.mean, use.spread, use.longest, Measures()
     power = int(np.floor(np.log10(spread)))
 
-    def rounded(places: Iterable[int], beside: Measures) -> list[tuple[float, Measures]]:
-        found = [replace(beside, decimals=beyond - power) for beyond in places]
-        return [(measures.step / spread, measures) for measures in found]
+    def rounded(places: Iterable[int], cap: Measures) -> Iterator[tuple[float, Measures]]:
+        for beyond in places:
+            measures = replace(cap, decimals=beyond - power)
+            yield measures.step / spread, measures
 
-    def noisy(shares: Iterable[float], beside: Measures) -> list[tuple[float, Measures]]:
-        return [(share, replace(beside, noise=share * spread)) for share in shares]
+    def noisy(shares: Iterable[float], cap: Measures) -> Iterator[tuple[float, Measures]]:
+        return ((share, replace(cap, noise=share * spread)) for share in shares)
 
-    clips = [(x, Measures(clip=(mean - x * spread, mean + x * spread))) for x in tuning.clip]
-    caps, both_caps = (
-        [(x, Measures(radius=x * longest)) for x in some] for some in (tuning.cap, tuning.both_caps)
-    )
-    budgets = [(x, Measures(queries=int(np.ceil(x * parameters)))) for x in tuning.budget]
-    # of numbers alone labels are told
-    labels = [(1.0, Measures(labels=True))] * (use.answers.ndim == 1)
+    clips = ((x, Measures(clip=(mean - x * spread, mean + x * spread))) for x in tuning.clip)
+    caps = ((x, Measures(radius=x * longest)) for x in tuning.cap)
+    labels = [(1.0, Measures(labels=True))] * (use.answers.ndim == 1)  # of numbers alone
+    budgets = ((x, Measures(queries=int(np.ceil(x * parameters)))) for x in tuning.budget)
+    both = [Measures(radius=x * longest) for x in tuning.both_caps]
     step, deviation = "step, in spreads of the answers", "deviation, in spreads of the answers"
-    kinds = [
+    for kind, unit, strengths in (
         ("nothing", "", [(0.0, none)]),
         ("rounding", step, rounded(tuning.decimals, none)),
         ("noise", deviation, noisy(tuning.noise, none)),
@@ -122,15 +121,13 @@ def ladder(use: LegitimateUse, parameters: int, tuning: DefendTuning) -> Iterato
         ("norm cap", "cap, in longest legitimate tokens", caps),
         ("labels only", "", labels),
         ("query budget", "queries per parameter", budgets),
-    ]
-    for _, cap in both_caps:
-        kinds.append(("rounding with a norm cap", step, rounded(tuning.capped_decimals, cap)))
-    for _, cap in both_caps:
-        kinds.append(("noise with a norm cap", deviation, noisy(tuning.capped_noise, cap)))
-    for kind, unit, strengths in kinds:
+        *(("rounding with a norm cap", step, rounded(tuning.capped_decimals, cap)) for cap in both),
+        *(("noise with a norm cap", deviation, noisy(tuning.capped_noise, cap)) for cap in both),
+    ):
         for strength, measures in strengths:
-            both = kind.endswith("with a norm cap")
-            beside = f"tokens up to {measures.radius:.3g}" if both else ""
+            beside = (
+                f"tokens up to {measures.radius:.3g}" if kind.endswith("with a norm cap") else ""
+            )
             yield Defence(kind, strength, unit, beside, measures)
 
 

@@ -20,7 +20,6 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Sequences
