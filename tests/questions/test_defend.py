@@ -17,8 +17,13 @@ from tests.cli.test_cli import run
 from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
-from unsoftmax.questions.defence.attacked_classes import ATTACKED, parameters_error
-from unsoftmax.questions.defence.attacks import Attacker, AveragedAnswers, FirstColumns
+from unsoftmax.questions.defence.attacks import (
+    ATTACKED,
+    Attacker,
+    AveragedAnswers,
+    FirstColumns,
+    parameters_error,
+)
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
 from unsoftmax.questions.defence.defending import DefendTuning
 from unsoftmax.questions.defence.edge_head import EdgeHead

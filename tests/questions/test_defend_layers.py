@@ -17,7 +17,7 @@ from tests.questions.test_defend import of, tuned
 from tests.truth import Counted
 from unsoftmax.cli.commands import app
 from unsoftmax.questions import DefenceComparison
-from unsoftmax.questions.defence.attacked_classes import parameters_error
+from unsoftmax.questions.defence.attacks import parameters_error
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 TARGETS: dict[str, Any] = {

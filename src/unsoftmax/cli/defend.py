@@ -173,7 +173,7 @@ def _kept(
 def _known(oracle: Oracle, model: str | None, settings: Settings, campaign: dict[str, Any]) -> Any:
     """Take a model as it is; recover any other target, and say beforehand what that costs."""
     from unsoftmax.models.model import FrozenModel
-    from unsoftmax.questions.defence.attacked_classes import check_learner
+    from unsoftmax.questions.defence.attacks import check_learner
 
     if isinstance(oracle, FrozenModel):
         if model is not None or {*settings} - {"dim", "seed"}:

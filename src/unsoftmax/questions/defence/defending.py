@@ -30,12 +30,14 @@ from unsoftmax.models import SingleHead
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
-from unsoftmax.questions.defence.attacked_classes import (
+from unsoftmax.questions.defence.attacks import (
+    Attack,
+    Attacker,
+    Structure,
     attacked_class,
     check_learner,
     parameters_error,
 )
-from unsoftmax.questions.defence.attacks import Attack, Attacker, Structure
 from unsoftmax.questions.defence.defence_comparison import (
     AttackOutcome,
     DefenceComparison,
