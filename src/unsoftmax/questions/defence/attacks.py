@@ -59,8 +59,10 @@ class Structure(NamedTuple):
     parameters: int
     per_answer: int = 1
     """Numbers that an answer has."""
+    learner: Any = None
+    """What attacks a target of its class; None: `single_head_attacks` do."""
     typical: int | None = None
-    """What the learner of its class typically asks; None: twice the parameters."""
+    """What that asks, typically; None: twice the parameters."""
 
     @property
     def queries(self) -> int:
@@ -178,6 +180,12 @@ def _fitted(by: Attacker) -> Iterator[Attack]:
         yield Attack("StretchedHead", StretchedHead(d, longest, queries, seed=by.seed))
 
 
+def attacks_on(by: Attacker) -> Iterator[Attack]:
+    """Yield the attacks on a target of any class."""
+    learner = by.structure.learner
+    return single_head_attacks(by) if learner is None else by_learner(by, learner)
+
+
 def by_learner(by: Attacker, learner: Any) -> Iterator[Attack]:
     """Yield a learner of exact values, and beside noise one of means, at all lengths of tokens."""
     if by.measures.labels:  # which it does not take
@@ -252,26 +260,18 @@ class FirstColumns(learners.ExactHead):
 
 
 class AttackedClass(NamedTuple):
-    """How a class of targets is attacked, and what counts as an error."""
+    """What is known of a class of targets, and what counts as an error."""
 
     structure: Callable[[Any], Structure]
     parts: Callable[[Any], list[Array]]
     """What is to be kept: arrays of parts, heads or neurons, whose order answers do not tell."""
     learners: tuple[str, ...]
     """What recovers a target of this class undefended, by its name."""
-    learner: Callable[[Structure], Learner[Any]] | None
-    """What attacks; None: `single_head_attacks` do."""
     caveats: tuple[str, ...] = ()
     """What its figures leave open."""
     neurons: bool = False
     """Whether parts are known up to sign, and legitimate sequences are single tokens, unless a
     sampler says otherwise."""
-
-    def attacks(self, by: Attacker) -> Iterator[Attack]:
-        """Yield the attacks on a target of this class."""
-        if self.learner is None:
-            return single_head_attacks(by)
-        return by_learner(by, self.learner(by.structure))
 
 
 WEAKER = (
@@ -301,12 +301,15 @@ POSITIONS = "No attacks are known on heads with rotary positions: defend takes h
 def _heads(model: models.SingleHead | models.MultiHead) -> Structure:
     d, [scores], w = model.dim, _scores(model), np.reshape(model.w, (-1, model.dim, 1))
     H, rank, biases = len(w), _rank(np.concatenate([scores, w], 2)), bool(np.any(w) or model.c)
-    return Structure(d, H, rank, biases, counts.multi_head(d, H, rank, biases=biases))
+    learner = learners.MultiHeadLearner(d, H, biases) if model.w.ndim > 1 else None
+    parameters = counts.multi_head(d, H, rank, biases=biases)
+    return Structure(d, H, rank, biases, parameters, learner=learner)
 
 
 def _network(model: models.ReluNetwork) -> Structure:
     d, m = model.dim, len(model.b)
-    return Structure(d, m, d, True, m * (d + 2) + 1)
+    learner = learners.ReluNetworkLearner(d, max_neurons=2 * m + 2)
+    return Structure(d, m, d, True, m * (d + 2) + 1, learner=learner)
 
 
 def _layer(layer: models.AttentionLayer) -> Structure:
@@ -314,18 +317,18 @@ def _layer(layer: models.AttentionLayer) -> Structure:
         raise ValueError(ATTENTION_WITH_NORM)
     d, (scores, _) = layer.dim, _scores_and_values(layer)
     H, rank, parameters = len(scores), _rank(scores), layer_parameters(layer)
+    learner = learners.AttentionLayerLearner(d, max_heads=H or None)
     typical = counts.attention_layer_queries(d, max(1, H), max(1, rank)) + d
-    return Structure(d, H, rank, True, parameters, layer.outputs, typical)
+    return Structure(d, H, rank, True, parameters, layer.outputs, learner, typical)
 
 
 def _feed_forward(layer: models.FeedForward) -> Structure:
     if layer.norm is not None:
         raise ValueError(FEED_FORWARD_WITH_NORM)
     d, m, width = layer.dim, len(layer.b), layer.outputs
-    parameters, typical = (
-        f(d, m, width) for f in (counts.feed_forward, counts.feed_forward_queries)
-    )
-    return Structure(d, m, d, True, parameters, width, typical + d)
+    parameters, typical = counts.feed_forward(d, m, width), counts.feed_forward_queries(d, m, width)
+    learner = learners.FeedForwardLearner(d)
+    return Structure(d, m, d, True, parameters, width, learner, typical + d)
 
 
 def _rank(matrices: Array) -> int:
@@ -383,37 +386,19 @@ def matched_error(truth: ArrayLike, found: ArrayLike, *, signed: bool = True) ->
 
 ATTACKED: Mapping[type[Any], AttackedClass] = {
     models.SingleHead: AttackedClass(
-        _heads, _scores, ("LowRankHead", "ExactHead", "ApproximateHead", "SensingHead"), None
+        _heads, _scores, ("LowRankHead", "ExactHead", "ApproximateHead", "SensingHead")
     ),
     models.MultiHead: AttackedClass(
-        _heads,
-        _scores,
-        ("MultiHeadLearner", "OrthogonalHeads"),
-        lambda of: learners.MultiHeadLearner(of.dim, of.units, of.biases),
-        WEAKER,
+        _heads, _scores, ("MultiHeadLearner", "OrthogonalHeads"), WEAKER
     ),
     models.ReluNetwork: AttackedClass(
-        _network,
-        _jumps,
-        ("ReluNetworkLearner",),
-        lambda of: learners.ReluNetworkLearner(of.dim, max_neurons=2 * of.units + 2),
-        WEAKER,
-        neurons=True,
+        _network, _jumps, ("ReluNetworkLearner",), WEAKER, neurons=True
     ),
     models.AttentionLayer: AttackedClass(
-        _layer,
-        _scores_and_values,
-        ("AttentionLayerLearner",),
-        lambda of: learners.AttentionLayerLearner(of.dim, max_heads=of.units or None),
-        VECTORS,
+        _layer, _scores_and_values, ("AttentionLayerLearner",), VECTORS
     ),
     models.FeedForward: AttackedClass(
-        _feed_forward,
-        _jumps,
-        ("FeedForwardLearner",),
-        lambda of: learners.FeedForwardLearner(of.dim),
-        VECTORS,
-        neurons=True,
+        _feed_forward, _jumps, ("FeedForwardLearner",), VECTORS, neurons=True
     ),
 }
 """How each class of targets is attacked."""

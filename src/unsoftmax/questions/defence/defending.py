@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from unsoftmax.questions.defence.attacks import (
     Attacker,
     Structure,
     attacked_class,
+    attacks_on,
     check_learner,
     parameters_error,
 )
@@ -78,21 +79,10 @@ class DefendTuning:
     of attacks could not be told from its own."""
 
 
-class Defence(NamedTuple):
-    """One defence at one strength."""
-
-    kind: str
-    """What the ladder is called that it belongs to."""
-    strength: float
-    unit: str
-    """What the strength is measured in; of a kind of two measures, that of the first."""
-    beside: str
-    """The other measure of a combination, which its strengths share."""
-    measures: Measures
-
-
-def ladder(use: LegitimateUse, parameters: int, tuning: DefendTuning) -> Iterator[Defence]:
-    """Yield every defence at every strength, those of a kind together.
+def ladder(
+    use: LegitimateUse, parameters: int, tuning: DefendTuning
+) -> Iterator[tuple[Measures, DefenceTrial]]:
+    """Yield every defence at every strength, those of a kind together, with a trial to be made.
 
     Strengths are relative to what legitimate clients see: steps and noise to the spread of their
     answers, caps to their longest token, budgets to the number of parameters.
@@ -127,10 +117,10 @@ def ladder(use: LegitimateUse, parameters: int, tuning: DefendTuning) -> Iterato
         *(("noise with a norm cap", deviation, noisy(tuning.capped_noise, cap)) for cap in both),
     ):
         for strength, measures in strengths:
-            beside = (
-                f"tokens up to {measures.radius:.3g}" if kind.endswith("with a norm cap") else ""
-            )
-            yield Defence(kind, strength, unit, beside, measures)
+            both_measures = kind.endswith("with a norm cap")
+            beside = f"tokens up to {measures.radius:.3g}" if both_measures else ""
+            said = str(measures), measures.brief
+            yield measures, DefenceTrial(kind, strength, unit, beside, *said, None, None, ())
 
 
 def undefended(recovery: Recovery[Any], certified: float) -> Any:
@@ -150,12 +140,10 @@ def undefended(recovery: Recovery[Any], certified: float) -> Any:
                 f"{errors[name]:.1e} at a norm of {norm:.1e}.",
                 determined={name: getattr(model, name) for name in errors if hasattr(model, name)},
             )
-    biases = ("w", "c")
-    if type(model) is SingleHead and all(
-        model.parameter_norm(name) <= errors.get(name, 0.0) for name in biases
-    ):
-        arrays = {name: array for name, array in model.arrays().items() if name not in biases}
-        model = SingleHead.from_arrays(arrays)
+    unseen = all(model.parameter_norm(bias) <= errors.get(bias, 0.0) for bias in "wc")
+    if type(model) is SingleHead and unseen:
+        arrays = {name: array for name, array in model.arrays().items() if name not in "wc"}
+        return SingleHead.from_arrays(arrays)
     return model
 
 
@@ -173,15 +161,14 @@ class DefenceRange:
     """Most queries of an attack."""
     seed: int
 
-    def trial(self, defence: Defence) -> DefenceTrial:
+    def tried(self, measures: Measures, trial: DefenceTrial) -> DefenceTrial:
         """Try a defence: measure its loss, and run every attack on it."""
-        use, measures, seed = self.use, defence.measures, self.seed
-        loss = use.loss(measures, measures.around(self.model, seed))
+        use, seed = self.use, self.seed
+        loss, refused = use.loss(measures, measures.around(self.model, seed))
         most = self.queries if measures.queries is None else min(self.queries, measures.queries)
         attacker = Attacker(self.structure, measures, use.spread, use.longest, most, seed)
-        attacks = attacked_class(self.model).attacks(attacker)
-        outcomes = tuple(self._outcome(attack, attacker) for attack in attacks)
-        return DefenceTrial(*defence[:4], str(measures), measures.brief, *loss, outcomes)
+        attacks = tuple(self._outcome(attack, attacker) for attack in attacks_on(attacker))
+        return replace(trial, loss=loss, refused=refused, attacks=attacks)
 
     def _outcome(self, attack: Attack, attacker: Attacker) -> AttackOutcome:
         """Run one attack against a service of its own, and see how far it came."""
@@ -270,7 +257,7 @@ class DefenceQuestion:
         trials = DefenceRange(model, structure, use, fresh, most, seed)
         defences, done = list(ladder(use, structure.queries, tuning)), list[DefenceTrial]()
         for number, defence in enumerate(defences, 1):
-            done.append(trials.trial(defence))
+            done.append(trials.tried(*defence))
             if watch is not None:
                 watch(number, len(defences), done[-1])
         return DefenceComparison(

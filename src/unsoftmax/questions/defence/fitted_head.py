@@ -47,18 +47,14 @@ class HeadFit:
         return SingleHead(W, v, w, float(c[0])) if self.biases else SingleHead(W, v)
 
     def parameters(self, head: SingleHead) -> Array:
-        """Undo `head`."""
-        return np.concatenate([np.ravel(getattr(head, name)) for name in self._names])
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return ("v", "c", "w", "W") if self.biases else ("v", "W")
+        """Undo `head`, with biases."""
+        return np.concatenate([head.v, [head.c], head.w, np.ravel(head.W)])
 
     def derivatives(self, theta: Array, X: Array) -> tuple[Array, Array]:
         """Return derivatives of the answers to X by all parameters, and the answers."""
         at = self.head(theta).linearise(X)
-        by = at.vjp(np.ones((1, len(X)))).by
-        columns = [by[name][0].whole.reshape(len(X), -1) for name in self._names]
+        by, names = at.vjp(np.ones((1, len(X)))).by, "vcwW" if self.biases else "vW"
+        columns = [by[name][0].whole.reshape(len(X), -1) for name in names]
         return np.hstack(columns), at.value
 
     def misfit(self, theta: Array) -> float:
