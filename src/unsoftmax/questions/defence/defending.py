@@ -33,7 +33,6 @@ from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.questions.defence.attacks import (
     Attack,
     Attacker,
-    Structure,
     attacked_class,
     attacks_on,
     check_learner,
@@ -147,56 +146,32 @@ def undefended(recovery: Recovery[Any], certified: float) -> Any:
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class DefenceRange:
-    """A model, its legitimate use, and attackers: defences are tried one after the other."""
+def outcome(attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse) -> AttackOutcome:
+    """Run one attack against a defended model of its own, and see on fresh use how far it came."""
+    asked, defended = 0, by.measures.around(model, by.seed + 1)
 
-    model: Any
-    structure: Structure
-    use: LegitimateUse
-    """What losses are measured on."""
-    fresh: LegitimateUse
-    """What the function's error is measured on."""
-    queries: int
-    """Most queries of an attack."""
-    seed: int
+    def service(X: Array) -> Any:
+        nonlocal asked
+        asked += len(X)
+        return defended(X)
 
-    def tried(self, measures: Measures, trial: DefenceTrial) -> DefenceTrial:
-        """Try a defence: measure its loss, and run every attack on it."""
-        use, seed = self.use, self.seed
-        loss, refused = use.loss(measures, measures.around(self.model, seed))
-        most = self.queries if measures.queries is None else min(self.queries, measures.queries)
-        attacker = Attacker(self.structure, measures, use.spread, use.longest, most, seed)
-        attacks = tuple(self._outcome(attack, attacker) for attack in attacks_on(attacker))
-        return replace(trial, loss=loss, refused=refused, attacks=attacks)
-
-    def _outcome(self, attack: Attack, attacker: Attacker) -> AttackOutcome:
-        """Run one attack against a service of its own, and see how far it came."""
-        asked, defended = 0, attacker.measures.around(self.model, self.seed + 1)
-
-        def service(X: Array) -> Any:
-            nonlocal asked
-            asked += len(X)
-            return defended(X)
-
-        refusal, determined, error = None, dict[str, Any](), np.inf
-        budget, d = Budget(queries=attacker.queries), self.structure.dim
-        try:
-            recovery = learn(service, attack.learner, budget, holdout=attack.holdout, retries=1)
-        except UnsoftmaxError as refused:
-            refusal = f"{type(refused).__name__}: {refused}"
-            determined, found = getattr(refused, "determined", {}), None
-            if "v" in determined:  # an attacker who knows v alone goes on with W = 0
-                W, c = determined.get("W", np.zeros((d, d))), float(determined.get("c", 0.0))
-                found = SingleHead(W, determined["v"], None, c)
-        else:
-            found = recovery.model
-            if type(found) is SingleHead and self.structure.rank < d:  # errors of full rank leave
-                W = truncated(found.W, self.structure.rank)
-                found = SingleHead(W, found.v, found.w, found.c)
-            error = parameters_error(self.model, found)
-        missed = np.inf if found is None else self.fresh.error_of(found, attack.up_to_scale)
-        return AttackOutcome(attack.name, asked, error, missed, refusal, tuple(determined))
+    refusal, determined, error = None, dict[str, Any](), np.inf
+    budget, d, rank = Budget(queries=by.queries), by.structure.dim, by.structure.rank
+    try:
+        recovery = learn(service, attack.learner, budget, holdout=attack.holdout, retries=1)
+    except UnsoftmaxError as refused:
+        refusal = f"{type(refused).__name__}: {refused}"
+        determined, found = getattr(refused, "determined", {}), None
+        if "v" in determined:  # an attacker who knows v alone goes on with W = 0
+            W, c = determined.get("W", np.zeros((d, d))), float(determined.get("c", 0.0))
+            found = SingleHead(W, determined["v"], None, c)
+    else:
+        found = recovery.model
+        if type(found) is SingleHead and rank < d:  # errors of full rank leave
+            found = SingleHead(truncated(found.W, rank), found.v, found.w, found.c)
+        error = parameters_error(model, found)
+    missed = np.inf if found is None else fresh.error_of(found, attack.up_to_scale)
+    return AttackOutcome(attack.name, asked, error, missed, refusal, tuple(determined))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +229,13 @@ class DefenceQuestion:
         # bits off noise; not every attack uses that a rank is low
         pairs = structure.dim * (structure.dim + 1)
         most = self.attack_queries or max(64 * structure.queries, 16 * pairs, 4096)
-        trials = DefenceRange(model, structure, use, fresh, most, seed)
         defences, done = list(ladder(use, structure.queries, tuning)), list[DefenceTrial]()
-        for number, defence in enumerate(defences, 1):
-            done.append(trials.tried(*defence))
+        for number, (measures, trial) in enumerate(defences, 1):
+            loss, refused = use.loss(measures, measures.around(model, seed))
+            queries = most if measures.queries is None else min(most, measures.queries)
+            by = Attacker(structure, measures, use.spread, use.longest, queries, seed)
+            attacks = tuple(outcome(attack, by, model, fresh) for attack in attacks_on(by))
+            done.append(replace(trial, loss=loss, refused=refused, attacks=attacks))
             if watch is not None:
                 watch(number, len(defences), done[-1])
         return DefenceComparison(

@@ -108,6 +108,12 @@ class LegitimateUse:
     """(n,), or (n, m) of vectors."""
     needs: int | None
     """How many queries a legitimate client asks."""
+    mean: float
+    """Mean undefended answer."""
+    spread: float
+    """Standard deviation of undefended answers."""
+    longest: float
+    """Norm of the longest token."""
 
     @classmethod
     def drawn(
@@ -122,30 +128,17 @@ class LegitimateUse:
         """
         rng = np.random.default_rng([seed, 83])  # a stream of its own
         sampling = Sampling(sampler, eps=0.5, delta=0.5)
-        drawn = tuple(sampling.drawn(int(model.dim), rng) for _ in range(sequences))
-        use = cls(drawn, _answers(model, drawn), needs)
-        if not use.spread > np.finfo(np.float64).eps * float(np.max(np.abs(use.answers))):
+        drawn = tuple(sampling.drawn(model.dim, rng) for _ in range(sequences))
+        answers = _answers(model, drawn)
+        spread = float(np.sqrt(np.mean(np.var(answers, axis=0))))
+        if not spread > np.finfo(np.float64).eps * float(np.max(np.abs(answers))):
             raise NotIdentifiable(
                 "All legitimate sequences get the same answer: there is nothing to defend, and "
                 "no loss can be measured. A sampler may draw others.",
                 determined={},
             )
-        return use
-
-    @property
-    def mean(self) -> float:
-        """Mean undefended answer."""
-        return float(np.mean(self.answers))
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of undefended answers."""
-        return float(np.sqrt(np.mean(np.var(self.answers, axis=0))))
-
-    @property
-    def longest(self) -> float:
-        """Norm of the longest token."""
-        return max(float(np.linalg.norm(X, axis=1).max()) for X in self.sequences)
+        longest = max(float(np.linalg.norm(X, axis=1).max()) for X in drawn)
+        return cls(drawn, answers, needs, float(np.mean(answers)), spread, longest)
 
     def loss(self, measures: Measures, oracle: Oracle) -> Loss:
         """Measure what a defence costs; ``oracle`` is the defended one."""
