@@ -18,11 +18,10 @@ from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
 from unsoftmax.questions.defence.attacks import (
-    ATTACKED,
     Attacker,
     AveragedAnswers,
     FirstColumns,
-    parameters_error,
+    structure_of,
 )
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
 from unsoftmax.questions.defence.defending import DefendTuning
@@ -42,6 +41,10 @@ def head(dim, seed=0, biases=False):
     rng = np.random.default_rng([dim, seed, 47])
     W, v = rng.standard_normal((dim, dim)) / np.sqrt(dim), rng.standard_normal(dim)
     return us.SingleHead(W, v, rng.standard_normal(dim) / 2, 0.7) if biases else us.SingleHead(W, v)
+
+
+def parameters_error(truth, found):
+    return structure_of(truth).error(truth, found)
 
 
 def of(result, kind):
@@ -708,7 +711,7 @@ def test_settings_beyond_what_is_attacked_are_refused_before_anything_is_paid():
 
 
 def test_attackers_of_clipped_answers_that_exclude_0_have_no_length():
-    structure = ATTACKED[us.SingleHead].structure(head(3))
+    structure = structure_of(head(3))
 
     def radii(**measures):
         return Attacker(structure, Measures(**measures), 1.0, 1.0, 100, 0).radii

@@ -13,11 +13,10 @@ import unsoftmax as us
 from tests import feed_forward
 from tests.attention_layers import layer
 from tests.normalised_layers import normalised
-from tests.questions.test_defend import of, tuned
+from tests.questions.test_defend import of, parameters_error, tuned
 from tests.truth import Counted
 from unsoftmax.cli.commands import app
 from unsoftmax.questions import DefenceComparison
-from unsoftmax.questions.defence.attacks import parameters_error
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 TARGETS: dict[str, Any] = {

@@ -44,30 +44,36 @@ class Attack(NamedTuple):
     learner: Learner[Any]
     holdout: int = 0
     """Fresh questions beside; an attacker that is content with any estimate asks none."""
-    up_to_scale: bool = False
-    """What is found is right up to a factor, which the answers do not tell."""
 
 
 class Structure(NamedTuple):
     """What is known of a target without asking: its class, and how many numbers it is made of."""
 
     dim: int
-    units: int
-    """Heads, or neurons."""
     rank: int
     biases: bool
     parameters: int
-    per_answer: int = 1
-    """Numbers that an answer has."""
+    parts: Callable[[Any], list[Array]]
+    """What is to be kept: arrays of parts, heads or neurons, whose order answers do not tell."""
+    caveats: tuple[str, ...] = ()
+    """What figures of its class leave open."""
     learner: Any = None
-    """What attacks a target of its class; None: `single_head_attacks` do."""
+    """What attacks it; None: `single_head_attacks` do."""
     typical: int | None = None
     """What that asks, typically; None: twice the parameters."""
+    per_answer: int = 1
+    """Numbers that an answer has."""
+    neurons: bool = False
+    """Whether parts are known up to sign, and legitimate sequences are single tokens, unless a
+    sampler says otherwise."""
 
-    @property
-    def queries(self) -> int:
-        """Return how many queries have as many answers as there are parameters."""
-        return -(-self.parameters // self.per_answer)
+    def error(self, truth: Any, found: Any) -> float:
+        """Return the relative error of what is to be kept; of several arrays the largest.
+
+        A single head's W is compared with the nearest W_h of several: none is worse than W = 0.
+        """
+        pairs = zip(self.parts(truth), self.parts(found), strict=True)
+        return max(matched_error(*pair, signed=not self.neurons) for pair in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ def single_head_attacks(by: Attacker) -> Iterator[Attack]:
         with_bits = (learners.LabelHead(d, n, seed=seed) for n in (50, 24, 12) if not biases)
         afforded = (labels for labels in with_bits if labels.plan().at_most <= by.queries)
         if labels := next(afforded, None):
-            yield Attack(f"LabelHead, {labels.bits} bits", labels, up_to_scale=True)
+            yield Attack(f"LabelHead, {labels.bits} bits", labels)
         return
     yield Attack("ExactHead", learners.ExactHead(d, biases, seed=seed), EXACT)
     radii, coarse = by.radii, bool(measures.step or measures.noise)
@@ -259,21 +265,6 @@ class FirstColumns(learners.ExactHead):
         return unproved(read.model)
 
 
-class AttackedClass(NamedTuple):
-    """What is known of a class of targets, and what counts as an error."""
-
-    structure: Callable[[Any], Structure]
-    parts: Callable[[Any], list[Array]]
-    """What is to be kept: arrays of parts, heads or neurons, whose order answers do not tell."""
-    learners: tuple[str, ...]
-    """What recovers a target of this class undefended, by its name."""
-    caveats: tuple[str, ...] = ()
-    """What its figures leave open."""
-    neurons: bool = False
-    """Whether parts are known up to sign, and legitimate sequences are single tokens, unless a
-    sampler says otherwise."""
-
-
 WEAKER = (
     "Attacks on this class are its learner of exact values, and means of repeated answers beside "
     "noise: that they fail says less than it does of a single head, against which there are more.",
@@ -301,34 +292,36 @@ POSITIONS = "No attacks are known on heads with rotary positions: defend takes h
 def _heads(model: models.SingleHead | models.MultiHead) -> Structure:
     d, [scores], w = model.dim, _scores(model), np.reshape(model.w, (-1, model.dim, 1))
     H, rank, biases = len(w), _rank(np.concatenate([scores, w], 2)), bool(np.any(w) or model.c)
-    learner = learners.MultiHeadLearner(d, H, biases) if model.w.ndim > 1 else None
-    parameters = counts.multi_head(d, H, rank, biases=biases)
-    return Structure(d, H, rank, biases, parameters, learner=learner)
+    known = Structure(d, rank, biases, counts.multi_head(d, H, rank, biases=biases), _scores)
+    if model.w.ndim == 1:
+        return known
+    return known._replace(caveats=WEAKER, learner=learners.MultiHeadLearner(d, H, biases))
 
 
 def _network(model: models.ReluNetwork) -> Structure:
     d, m = model.dim, len(model.b)
     learner = learners.ReluNetworkLearner(d, max_neurons=2 * m + 2)
-    return Structure(d, m, d, True, m * (d + 2) + 1, learner=learner)
+    return Structure(d, d, True, m * (d + 2) + 1, _jumps, WEAKER, learner, neurons=True)
 
 
 def _layer(layer: models.AttentionLayer) -> Structure:
     if layer.norm is not None and (layer.norm.before or not layer.norm.centred):
         raise ValueError(ATTENTION_WITH_NORM)
-    d, (scores, _) = layer.dim, _scores_and_values(layer)
+    d, m, (scores, _) = layer.dim, layer.outputs, _scores_and_values(layer)
     H, rank, parameters = len(scores), _rank(scores), layer_parameters(layer)
     learner = learners.AttentionLayerLearner(d, max_heads=H or None)
     typical = counts.attention_layer_queries(d, max(1, H), max(1, rank)) + d
-    return Structure(d, H, rank, True, parameters, layer.outputs, learner, typical)
+    kept = _scores_and_values
+    return Structure(d, rank, True, parameters, kept, VECTORS, learner, typical, m)
 
 
 def _feed_forward(layer: models.FeedForward) -> Structure:
     if layer.norm is not None:
         raise ValueError(FEED_FORWARD_WITH_NORM)
-    d, m, width = layer.dim, len(layer.b), layer.outputs
-    parameters, typical = counts.feed_forward(d, m, width), counts.feed_forward_queries(d, m, width)
+    d, width, sizes = layer.dim, layer.outputs, (layer.dim, len(layer.b), layer.outputs)
+    parameters, typical = counts.feed_forward(*sizes), counts.feed_forward_queries(*sizes) + d
     learner = learners.FeedForwardLearner(d)
-    return Structure(d, m, d, True, parameters, width, learner, typical + d)
+    return Structure(d, d, True, parameters, _jumps, VECTORS, learner, typical, width, True)
 
 
 def _rank(matrices: Array) -> int:
@@ -356,16 +349,6 @@ def _jumps(model: Any) -> list[Array]:
     return [neurons.B.T[:, :, None] * np.column_stack([neurons.A, neurons.a])[:, None]]
 
 
-def parameters_error(truth: Any, found: Any) -> float:
-    """Return the relative error of what is to be kept of a model; of several arrays the largest.
-
-    A single head's W is compared with the nearest W_h of several: none is worse than W = 0.
-    """
-    known = attacked_class(truth)
-    pairs = zip(known.parts(truth), known.parts(found), strict=True)
-    return max(matched_error(*pair, signed=not known.neurons) for pair in pairs)
-
-
 def matched_error(truth: ArrayLike, found: ArrayLike, *, signed: bool = True) -> float:
     """Return the relative error of the best matching of parts; what is missing counts whole.
 
@@ -384,28 +367,18 @@ def matched_error(truth: ArrayLike, found: ArrayLike, *, signed: bool = True) ->
     return math.sqrt(squares) / (float(np.linalg.norm(mine)) or 1.0)
 
 
-ATTACKED: Mapping[type[Any], AttackedClass] = {
-    models.SingleHead: AttackedClass(
-        _heads, _scores, ("LowRankHead", "ExactHead", "ApproximateHead", "SensingHead")
-    ),
-    models.MultiHead: AttackedClass(
-        _heads, _scores, ("MultiHeadLearner", "OrthogonalHeads"), WEAKER
-    ),
-    models.ReluNetwork: AttackedClass(
-        _network, _jumps, ("ReluNetworkLearner",), WEAKER, neurons=True
-    ),
-    models.AttentionLayer: AttackedClass(
-        _layer, _scores_and_values, ("AttentionLayerLearner",), VECTORS
-    ),
-    models.FeedForward: AttackedClass(
-        _feed_forward, _jumps, ("FeedForwardLearner",), VECTORS, neurons=True
-    ),
+ATTACKED: Mapping[type[Any], tuple[Callable[[Any], Structure], tuple[str, ...]]] = {
+    models.SingleHead: (_heads, ("LowRankHead", "ExactHead", "ApproximateHead", "SensingHead")),
+    models.MultiHead: (_heads, ("MultiHeadLearner", "OrthogonalHeads")),
+    models.ReluNetwork: (_network, ("ReluNetworkLearner",)),
+    models.AttentionLayer: (_layer, ("AttentionLayerLearner",)),
+    models.FeedForward: (_feed_forward, ("FeedForwardLearner",)),
 }
-"""How each class of targets is attacked."""
+"""What is known of every class, and what recovers a target of it undefended, by its name."""
 
 
-def attacked_class(model: Any) -> AttackedClass:
-    """Return how a model's class is attacked.
+def structure_of(model: Any) -> Structure:
+    """Return what an attacker knows of a model.
 
     Raises
     ------
@@ -415,7 +388,8 @@ def attacked_class(model: Any) -> AttackedClass:
     if type(model) not in ATTACKED:
         names = ", ".join(kind.__name__ for kind in ATTACKED)
         raise ValueError(f"No attacks are known on a {type(model).__name__}: defend takes {names}.")
-    return ATTACKED[type(model)]
+    known, _ = ATTACKED[type(model)]
+    return known(model)
 
 
 def check_learner(learner: Any, dim: int) -> None:
@@ -427,7 +401,7 @@ def check_learner(learner: Any, dim: int) -> None:
         It recovers another class, or what no attack is known on, or takes another dimension.
     """
     name, norm = type(learner).__name__, getattr(learner, "norm", None)
-    known = [own for each in ATTACKED.values() for own in each.learners]
+    known = [own for _, names in ATTACKED.values() for own in names]
     if name not in known:
         raise ValueError(
             f"What {name} recovers is not attacked here: defend recovers the target with one of "

@@ -33,10 +33,9 @@ from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.questions.defence.attacks import (
     Attack,
     Attacker,
-    attacked_class,
     attacks_on,
     check_learner,
-    parameters_error,
+    structure_of,
 )
 from unsoftmax.questions.defence.defence_comparison import (
     AttackOutcome,
@@ -169,8 +168,8 @@ def outcome(attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse) -> A
         found = recovery.model
         if type(found) is SingleHead and rank < d:  # errors of full rank leave
             found = SingleHead(truncated(found.W, rank), found.v, found.w, found.c)
-        error = parameters_error(model, found)
-    missed = np.inf if found is None else fresh.error_of(found, attack.up_to_scale)
+        error = by.structure.error(model, found)
+    missed = np.inf if found is None else fresh.error_of(found, by.measures.labels)
     return AttackOutcome(attack.name, asked, error, missed, refusal, tuple(determined))
 
 
@@ -217,9 +216,8 @@ class DefenceQuestion:
                 f"Defended and attacked was the model as recovered from {paid:,} queries, with "
                 "float64 answers; the target itself was asked nothing else.",
             )
-        known = attacked_class(model)
-        structure = known.structure(model)
-        tokens = (1, 1) if known.neurons else (2, 16)
+        structure = structure_of(model)
+        tokens = (1, 1) if structure.neurons else (2, 16)
         sampler = self.sampler or standard_normal(model.dim, *tokens)
         use, fresh = (
             LegitimateUse.drawn(model, sampler, self.needs, stream, tuning.sequences)
@@ -227,9 +225,12 @@ class DefenceQuestion:
         )
         # bisecting every parameter to 40 bits takes 45 queries, and means of 64 answers take three
         # bits off noise; not every attack uses that a rank is low
-        pairs = structure.dim * (structure.dim + 1)
-        most = self.attack_queries or max(64 * structure.queries, 16 * pairs, 4096)
-        defences, done = list(ladder(use, structure.queries, tuning)), list[DefenceTrial]()
+        pairs, enough = (
+            model.dim * (model.dim + 1),
+            -(-structure.parameters // structure.per_answer),
+        )
+        most = self.attack_queries or max(64 * enough, 16 * pairs, 4096)
+        defences, done = list(ladder(use, enough, tuning)), list[DefenceTrial]()
         for number, (measures, trial) in enumerate(defences, 1):
             loss, refused = use.loss(measures, measures.around(model, seed))
             queries = most if measures.queries is None else min(most, measures.queries)
@@ -250,7 +251,7 @@ class DefenceQuestion:
             most_loss=self.most_loss,
             trials=tuple(done),
             recommendation=recommendation(done, self.threshold, self.most_loss),
-            notes=(*notes, *left_out(done, self.threshold), *known.caveats),
+            notes=(*notes, *left_out(done, self.threshold), *structure.caveats),
         )
 
 

@@ -163,7 +163,10 @@ class LegitimateUse:
         return Loss(missed / self.spread, 1 - asked / len(self.answers))
 
     def error_of(self, model: Callable[[Array], Array], up_to_scale: bool) -> float:
-        """Return how far a model is from the answers, as the loss is measured."""
+        """Return how far a model is from the answers, as the loss is measured.
+
+        What labels tell is right ``up_to_scale``: by the factor that fits best.
+        """
         found = _answers(model, self.sequences)
         if up_to_scale and (size := float(found @ found)) > 0:
             found = found * float(found @ self.answers) / size
