@@ -250,9 +250,8 @@ class FirstColumns(learners.ExactHead):
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
         tokens, tuning = self.columns + self.biases, self.tuning
-        queries = self.dim * (1 + tokens) + self.biases
+        queries, rounds = self.dim * (1 + tokens) + self.biases, 3 + 2 * tuning.grid.rounds
         most = queries + tuning.again_per_token * tokens
-        rounds = 3 + tuning.grid.rounds * (1 + self.biases)
         return Plan(queries, most, 2 * queries, rounds, "d + d·columns")
 
     def steps(self, checks: int) -> Steps[models.SingleHead]:
@@ -290,9 +289,9 @@ POSITIONS = "No attacks are known on heads with rotary positions: defend takes h
 
 
 def _heads(model: models.SingleHead | models.MultiHead) -> Structure:
-    d, [scores], w = model.dim, _scores(model), np.reshape(model.w, (-1, model.dim, 1))
+    d, [scores], w = model.dim, _head_parts(model), np.reshape(model.w, (-1, model.dim, 1))
     H, rank, biases = len(w), _rank(np.concatenate([scores, w], 2)), bool(np.any(w) or model.c)
-    known = Structure(d, rank, biases, counts.multi_head(d, H, rank, biases=biases), _scores)
+    known = Structure(d, rank, biases, counts.multi_head(d, H, rank, biases=biases), _head_parts)
     if model.w.ndim == 1:
         return known
     return known._replace(caveats=WEAKER, learner=learners.MultiHeadLearner(d, H, biases))
@@ -301,18 +300,17 @@ def _heads(model: models.SingleHead | models.MultiHead) -> Structure:
 def _network(model: models.ReluNetwork) -> Structure:
     d, m = model.dim, len(model.b)
     learner = learners.ReluNetworkLearner(d, max_neurons=2 * m + 2)
-    return Structure(d, d, True, m * (d + 2) + 1, _jumps, WEAKER, learner, neurons=True)
+    return Structure(d, d, True, m * (d + 2) + 1, _neuron_parts, WEAKER, learner, neurons=True)
 
 
 def _layer(layer: models.AttentionLayer) -> Structure:
     if layer.norm is not None and (layer.norm.before or not layer.norm.centred):
         raise ValueError(ATTENTION_WITH_NORM)
-    d, m, (scores, _) = layer.dim, layer.outputs, _scores_and_values(layer)
+    d, m, (scores, _) = layer.dim, layer.outputs, _layer_parts(layer)
     H, rank, parameters = len(scores), _rank(scores), layer_parameters(layer)
     learner = learners.AttentionLayerLearner(d, max_heads=H or None)
     typical = counts.attention_layer_queries(d, max(1, H), max(1, rank)) + d
-    kept = _scores_and_values
-    return Structure(d, rank, True, parameters, kept, VECTORS, learner, typical, m)
+    return Structure(d, rank, True, parameters, _layer_parts, VECTORS, learner, typical, m)
 
 
 def _feed_forward(layer: models.FeedForward) -> Structure:
@@ -321,7 +319,7 @@ def _feed_forward(layer: models.FeedForward) -> Structure:
     d, width, sizes = layer.dim, layer.outputs, (layer.dim, len(layer.b), layer.outputs)
     parameters, typical = counts.feed_forward(*sizes), counts.feed_forward_queries(*sizes) + d
     learner = learners.FeedForwardLearner(d)
-    return Structure(d, d, True, parameters, _jumps, VECTORS, learner, typical, width, True)
+    return Structure(d, d, True, parameters, _neuron_parts, VECTORS, learner, typical, width, True)
 
 
 def _rank(matrices: Array) -> int:
@@ -332,18 +330,18 @@ def _rank(matrices: Array) -> int:
 # -- what counts as an error
 
 
-def _scores(model: Any) -> list[Array]:
+def _head_parts(model: Any) -> list[Array]:
     """Return all W_h of one head or several."""
     return [np.reshape(model.W, (-1, model.dim, model.dim))]
 
 
-def _scores_and_values(layer: models.AttentionLayer) -> list[Array]:
+def _layer_parts(layer: models.AttentionLayer) -> list[Array]:
     """Return all W_h, and all M_h."""
     heads = canonical(layer).heads
     return [np.array([head.W for head in heads]), np.array([head.M for head in heads])]
 
 
-def _jumps(model: Any) -> list[Array]:
+def _neuron_parts(model: Any) -> list[Array]:
     """Return what derivatives of the answers by tokens jump by, B_j (A_j, b_j)."""
     [neurons] = model.maps.leaves.values()
     return [neurons.B.T[:, :, None] * np.column_stack([neurons.A, neurons.a])[:, None]]

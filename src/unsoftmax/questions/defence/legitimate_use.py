@@ -147,8 +147,7 @@ class LegitimateUse:
                 return Loss(None, None)
             short = max(0.0, 1 - measures.queries / self.needs)
             return Loss(float(np.sqrt(short)), short)
-        defended, asked = np.empty_like(self.answers), 0
-        defended[:] = np.mean(self.answers, axis=0)
+        defended, asked = np.full_like(self.answers, np.mean(self.answers, axis=0)), 0
         for k, X in enumerate(self.sequences):
             try:
                 [defended[k]] = oracle(X[None])
