@@ -169,11 +169,12 @@ def _fitted(by: Attacker) -> Iterator[Attack]:
     """Yield fits to as many answers as can be worked with.
 
     A step multiplies answers times parameters squared, at most 2·10¹⁰ numbers: about two seconds.
-    Beyond about 50 dimensions that leaves too few answers per parameter.
+    Beyond about 50 dimensions that leaves too few answers per parameter. Derivatives of the answers
+    are in memory, at most 240 MB.
     """
     d, biases = by.structure.dim, by.structure.biases
     unknown = counts.single_head(d, biases=biases)
-    queries = min(by.queries, int(2e10 / unknown**2))
+    queries = min(by.queries, int(2e10 / unknown**2), int(3e7 / unknown))
     if queries < 1.25 * unknown:
         return
     # legitimate lengths, and the longest that serve
@@ -294,7 +295,7 @@ def _heads(model: models.SingleHead | models.MultiHead) -> Structure:
     known = Structure(d, rank, biases, counts.multi_head(d, H, rank, biases=biases), _head_parts)
     if model.w.ndim == 1:
         return known
-    return known._replace(caveats=WEAKER, learner=learners.MultiHeadLearner(d, H, biases))
+    return known._replace(caveats=WEAKER, learner=learners.MultiHeadLearner(d, max(1, H), biases))
 
 
 def _network(model: models.ReluNetwork) -> Structure:
