@@ -38,7 +38,8 @@ class SeveralPerQuery(Configured, Generic[M]):
     """What learns by another learner, asking so many times for every query of its."""
 
     of: Learner[M]
-    times: int
+
+    times: ClassVar[int]
 
     @property
     def dim(self) -> int:
@@ -94,8 +95,8 @@ class Antisymmetric(SeveralPerQuery[M]):
     """
 
     of: Learner[M]
-    times: ClassVar[int] = 2  # type: ignore[misc]
 
+    times: ClassVar[int] = 2
     revision: ClassVar[int] = 1
     parts: ClassVar[dict[str, tuple[type[Any], ...]]] = {"of": (ExactHead, LowRankHead)}
     """What ``of`` may be on the command line, the first by default."""

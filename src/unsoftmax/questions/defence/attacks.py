@@ -215,6 +215,8 @@ class AveragedAnswers(SeveralPerQuery[M]):
     Noise of deviation σ, fresh for every answer, becomes one of σ/√times; rounding stays.
     """
 
+    times: int  # type: ignore[misc]
+
     revision: ClassVar[int] = 1
 
     def steps(self, checks: int) -> Steps[M]:
