@@ -169,12 +169,11 @@ def _fitted(by: Attacker) -> Iterator[Attack]:
     """Yield fits to as many answers as can be worked with.
 
     A step multiplies answers times parameters squared, at most 2·10¹⁰ numbers: about two seconds.
-    Beyond about 50 dimensions that leaves too few answers per parameter. Derivatives of the answers
-    are in memory, at most 240 MB.
+    Beyond about 50 dimensions that leaves too few answers per parameter.
     """
     d, biases = by.structure.dim, by.structure.biases
     unknown = counts.single_head(d, biases=biases)
-    queries = min(by.queries, int(2e10 / unknown**2), int(3e7 / unknown))
+    queries = min(by.queries, int(2e10 / unknown**2))
     if queries < 1.25 * unknown:
         return
     # legitimate lengths, and the longest that serve

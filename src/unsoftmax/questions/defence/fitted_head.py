@@ -14,11 +14,10 @@ D-optimal design, by Titterington's weights).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.settings import Configured
@@ -27,15 +26,14 @@ from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
 from unsoftmax.theory import counts
 
-# Answers that a head explains to the last digit are fitted to it. Steps are solved for by LSMR: of
-# some thousand parameters a decomposition of the derivatives would take ten times as long.
-_HOW: dict[str, Any] = {"x_scale": "jac", "tr_solver": "lsmr"}
-_HOW |= {"ftol": 1e-10, "xtol": 1e-15, "gtol": 1e-15}
-
 
 @dataclass(frozen=True, slots=True)
 class HeadFit:
-    """Least squares for a head that answers sequences X with y."""
+    """Least squares for a head that answers X with y, by Levenberg's and Marquardt's steps.
+
+    A step solves the normal equations, as many as there are parameters, of which there may be some
+    thousand: a decomposition of the Jacobian, as SciPy's, would take ten times as long.
+    """
 
     biases: bool
     X: Array
@@ -52,32 +50,63 @@ class HeadFit:
         """Undo `head`, with biases."""
         return np.concatenate([head.v, [head.c], head.w, np.ravel(head.W)])
 
-    def misses(self, theta: Array) -> Array:
-        """Return what a head of these parameters misses the answers by."""
-        return np.asarray(self.head(theta)(self.X) - self.y)
+    def derivatives(self, theta: Array, X: Array) -> tuple[Array, Array]:
+        """Return derivatives of the answers to X by all parameters, and the answers."""
+        at = self.head(theta).linearise(X)
+        by, names = at.vjp(np.ones((1, len(X)))).by, "vcwW" if self.biases else "vW"
+        columns = [by[name][0].whole.reshape(len(X), -1) for name in names]
+        return np.hstack(columns), at.value
 
-    def derivatives(self, theta: Array) -> Array:
-        """Return J: derivatives of the answers by all parameters."""
-        by = self.head(theta).linearise(self.X).vjp(np.ones((1, len(self.X)))).by
-        names = "vcwW" if self.biases else "vW"
-        return np.hstack([by[name][0].whole.reshape(len(self.X), -1) for name in names])
+    def misfit(self, theta: Array) -> float:
+        """Return the sum of squares of what a head misses."""
+        return float(np.sum((self.y - self.head(theta)(self.X)) ** 2))
+
+    def information(self, theta: Array) -> tuple[Array, Array]:
+        """Return JᵀJ and Jᵀ(what is missed), block by block: few derivatives are in memory."""
+        normal, gradient = np.zeros((len(theta), len(theta))), np.zeros(len(theta))
+        for start in range(0, len(self.y), 4096):
+            part = slice(start, start + 4096)
+            J, f = self.derivatives(theta, self.X[part])
+            normal, gradient = normal + J.T @ J, gradient + J.T @ (self.y[part] - f)
+        return normal, gradient
+
+    def _equations(self, theta: Array) -> tuple[Array, Array, Array]:
+        """Return the same for parameters of unit effect, and their sizes."""
+        normal, gradient = self.information(theta)
+        effects = np.diag(normal)
+        # a parameter on which answers hardly depend stays
+        size = np.sqrt(effects + 1e-30 * np.max(effects))
+        return normal / np.outer(size, size), gradient / size, size
+
+    def deviations(self, theta: Array) -> SingleHead:
+        """Return how far parameters may be off, as far as the misfit is independent errors."""
+        normal, _, size = self._equations(theta)
+        variance = self.misfit(theta) / max(1, len(self.y) - len(theta))
+        inverse = np.linalg.inv(normal + 1e-12 * np.eye(len(normal)))
+        return self.head(np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance) / size)
 
     def fitted(self, theta: Array) -> Array:
         """Return the parameters that fit best, near some: to few of the answers, then to all."""
-        for some, most in ((slice(12 * len(theta)), 80), (slice(None), 6)):
-            fit = HeadFit(self.biases, self.X[some], self.y[some])
-            theta = least_squares(fit.misses, theta, fit.derivatives, max_nfev=most, **_HOW).x
-        return theta
+        few = 12 * len(theta)
+        theta = HeadFit(self.biases, self.X[:few], self.y[:few])._descend(theta, 40)
+        return self._descend(theta, 3)
 
-    def deviations(self, theta: Array) -> SingleHead:
-        """Return how far parameters may be off, as far as the misses are independent errors."""
-        J, misses = self.derivatives(theta), self.misses(theta)
-        # of unit effect; a parameter on which answers hardly depend has a little
-        size = np.linalg.norm(J, axis=0) + 1e-15 * np.linalg.norm(J)
-        J /= size
-        variance = float(misses @ misses) / max(1, len(J) - len(theta))
-        inverse = np.linalg.inv(J.T @ J + 1e-12 * np.eye(len(theta)))
-        return self.head(np.sqrt(np.diag(inverse) * variance) / size)
+    def _descend(self, theta: Array, steps: int) -> Array:
+        misfit, damping = self.misfit(theta), 1e-3
+        for _ in range(steps):
+            normal, gradient, size = self._equations(theta)
+            before = misfit
+            while damping <= 1e9:  # beyond it no step fits better
+                step = np.linalg.solve(normal + damping * np.eye(len(normal)), gradient) / size
+                missed = self.misfit(theta + step)
+                if missed < misfit:
+                    theta, misfit = theta + step, missed
+                    damping = max(damping / 10, 1e-12)
+                    break
+                damping *= 10
+            if before - misfit <= 1e-10 * before:
+                break
+        return theta
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +154,8 @@ class FittedHead(Configured):
             afford = int(min(1e10 / size**2, 2e7 / size))
             more = self._sequences(rng, max(count, min(8 * count, afford)), 1.0)
             if len(more) > count:
-                J = fit.derivatives(theta)
-                of_more = replace(fit, X=more).derivatives(theta)
-                more = more[most_telling(of_more, J.T @ J, count)]
+                (known, _), (J, _) = fit.information(theta), fit.derivatives(theta, more)
+                more = more[most_telling(J, known, count)]
             [y] = yield [Sequences(more, phase="most telling sequences", purpose="data")]
             # the first of all are fitted alone at first: these tell more
             fit = HeadFit(self.biases, np.concatenate([more, X]), np.append(y, fit.y))
@@ -147,7 +175,7 @@ class FittedHead(Configured):
         for k in range(1 if len(fit.y) * self._size**2 > 1e9 else 4):
             W = size * rng.standard_normal(d * d) * (k > 0)
             theta = fit.fitted(np.concatenate([straight, np.zeros(d * self.biases), W]))
-            found.append((float(np.sum(fit.misses(theta) ** 2)), k, theta))
+            found.append((fit.misfit(theta), k, theta))
             found.sort()
             if k and found[1][0] <= 1.01 * found[0][0]:  # two agree
                 break
@@ -233,7 +261,7 @@ class StretchedHead(FittedHead):
             new_zero = _zero(fitted, W_off / (fitted.parameter_norm("W") or 1.0))
             fit = HeadFit(True, every - new_zero, answers)
             theta = fit.parameters(_moved(fitted, new_zero))
-            missed = np.sqrt(np.mean(fit.misses(theta) ** 2))
+            missed = np.sqrt(fit.misfit(theta) / len(answers))
             if missed > 1.5 * misses:
                 length /= 4
                 continue
